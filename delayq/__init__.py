@@ -1,0 +1,56 @@
+"""Deliver messages later, exactly when due: delayed queues for asyncio on Redis or Valkey."""
+
+from delayq.client import Client, ClientStatistics, connect
+from delayq.codecs import JsonCodec, StringCodec
+from delayq.delayed_queue import DelayedQueue, Receipt
+from delayq.errors import (
+    BadDelay,
+    BadInput,
+    BadName,
+    Closed,
+    CodecError,
+    ConfigurationError,
+    DecodeError,
+    DelayqError,
+    EmbeddedServerError,
+    EncodeError,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    ServerError,
+    ServerRefused,
+    ServerUnavailable,
+    TimerError,
+    TimerFull,
+    TimerStopped,
+)
+from delayq.wheel import HashedWheelTimer, Timeout
+
+__all__ = [
+    "BadDelay",
+    "BadInput",
+    "BadName",
+    "Client",
+    "ClientStatistics",
+    "Closed",
+    "CodecError",
+    "ConfigurationError",
+    "DecodeError",
+    "DelayedQueue",
+    "DelayqError",
+    "EmbeddedServerError",
+    "EncodeError",
+    "HashedWheelTimer",
+    "JsonCodec",
+    "OutcomeUnknown",
+    "PayloadTooLarge",
+    "Receipt",
+    "ServerError",
+    "ServerRefused",
+    "ServerUnavailable",
+    "StringCodec",
+    "Timeout",
+    "TimerError",
+    "TimerFull",
+    "TimerStopped",
+    "connect",
+]

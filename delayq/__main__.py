@@ -1,0 +1,30 @@
+"""The ``delayq`` command, also as ``python -m delayq``."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+# What the extra `cli` brings.
+_NEEDED = ("typer", "rich")
+
+
+def main() -> int:
+    """Run the command line.
+
+    Returns:
+        The exit status: 0 for success, 1 for a bad result, 2 if the command could not be carried out, 130 after Ctrl-C.
+    """
+    try:
+        if missing := [name for name in _NEEDED if find_spec(name) is None]:
+            print(f"delayq: {missing[0]} is missing: pip install 'delayq[cli,embedded]'", file=sys.stderr)  # noqa: T201
+            return 2
+        from delayq.cli.app import run  # noqa: PLC0415 - not before it is known that it can be imported
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""The tasks that a client owns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+_log = logging.getLogger("delayq")
+
+
+class Background:
+    """Starts tasks and ends them all together.
+
+    Not a task group: a client may be opened in one task and closed in another, as test fixtures and web servers do, and
+    one queue's trouble must not end the others.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Start ``work``. An exception that leaves it is logged."""
+        # A context of its own, or a connection opened during a web request would keep that request's variables alive.
+        task = asyncio.get_running_loop().create_task(work, name=f"delayq {name}", context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            _log.error("%s ended with an error", task.get_name(), exc_info=error)
+
+    async def aclose(self) -> None:
+        """Cancel what is still running, and wait until it has ended."""
+        while tasks := [task for task in self._tasks if task is not asyncio.current_task()]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)

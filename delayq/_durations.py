@@ -1,0 +1,72 @@
+"""Durations and moments as users write them, in microseconds."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from delayq.errors import BadDelay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Beyond 2^53 ms a sorted set's score is no longer exact.
+MAX_MS = 2**53
+MICROSECOND = timedelta(microseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Duration = float | timedelta
+"""Seconds, or a :class:`~datetime.timedelta`."""
+
+
+def microseconds(duration: Duration, what: str = "delay") -> int:
+    """``duration`` in whole microseconds, rounded up.
+
+    Raises:
+        BadDelay: It is negative, NaN, infinite, past 2**53 ms, or no duration at all.
+    """
+    if isinstance(duration, timedelta):
+        result = duration // MICROSECOND
+    elif isinstance(duration, int | float) and not isinstance(duration, bool):
+        if not math.isfinite(duration):
+            raise BadDelay(f"{what} must be finite, not {duration}")
+        # Rounded first: 0.3 s is 300,000 microseconds, and not one more because the float is a little above.
+        result = math.ceil(round(duration * 1_000_000, 3)) if isinstance(duration, float) else duration * 1_000_000
+    else:
+        raise BadDelay(f"{what} is seconds or a timedelta, not {type(duration).__name__}")
+    if result < 0:
+        raise BadDelay(f"{what} must not be negative, as {duration} is")
+    if result > MAX_MS * 1000:
+        raise BadDelay(f"{what} is past 2**53 ms")
+    return result
+
+
+def seconds(duration: Duration, what: str) -> float:
+    """``duration`` in seconds. Raises as :func:`microseconds` does."""
+    return microseconds(duration, what) / 1_000_000
+
+
+def delay_us(delay: Duration | None, at: datetime | None, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> int:
+    """The delay that ``delay=`` or ``at=`` asks for, in microseconds; 0 when neither is given or ``at`` has passed.
+
+    ``at`` and ``now`` are read from the same clock, so the distance between them is right even where that clock is wrong.
+
+    Raises:
+        BadDelay: As :func:`microseconds`; or both are given; or ``at`` has no timezone.
+    """
+    if at is None:
+        return 0 if delay is None else microseconds(delay)
+    if delay is not None:
+        raise BadDelay("give delay or at, not both")
+    if not isinstance(at, datetime) or at.utcoffset() is None:
+        raise BadDelay(f"at must be a datetime with a timezone, not {at!r}")
+    return max(0, (at - now()) // MICROSECOND)
+
+
+def moment(ms: int) -> datetime:
+    """The moment ``ms`` milliseconds after the epoch; the last one there is where that is past the year 9999."""
+    try:
+        return _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)

@@ -1,0 +1,276 @@
+"""Own one Valkey server for as long as somebody uses it. :mod:`delayq.embedded` runs this file as a script.
+
+::
+
+    user process ─┐  write ends                     child
+    user process ─┼──────────▶ server.fifo ──▶ watchdog ──▶ valkey-server
+    user process ─┘            (our stdin)
+
+Each user process holds a write end of ``server.fifo``, so the kernel tells us when the last one has gone, however it
+went: our read end sees end-of-file. Three rules keep that free of races:
+
+* Whoever joins, starts or ends a server holds ``server.lock`` meanwhile. We look once more for users under that lock:
+  one may have joined between the end-of-file and our turn.
+* A read end of the FIFO exists exactly as long as a watchdog does. So a user who can open the write end has joined.
+* The server holds a lock on ``server.pid`` until it is dead. No second server can write the same files, even if a
+  watchdog was killed and its server was not.
+
+A server that was killed comes back, on the same socket and files. One that gives up by itself at its first start has
+written why into its log, and the watchdog gives up as well: it removes the FIFO, by which the starter knows.
+
+This file is run with ``python -I -S`` to start quickly, so it imports nothing but a few standard modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+if sys.platform != "win32":
+    import fcntl
+
+LOCK, FIFO, SOCKET, PID, LOG = "server.lock", "server.fifo", "server.sock", "server.pid", "server.log"
+
+TEMPORARY = "temporary"
+"""As the third argument: the directory goes with the server."""
+STEADY = 10.0
+"""Seconds. A server that ran that long has started well."""
+STOP_TIMEOUT = 5.0
+"""Seconds that a server has to write its files before it is killed."""
+
+
+def pause_before_restart(code: int, starts: int, lasted: float) -> float | None:
+    """Decide what follows the death of the server.
+
+    Args:
+        code: Its exit code, negative if a signal ended it.
+        starts: How often it was started since it last ran steadily.
+        lasted: How many seconds it ran.
+
+    Returns:
+        Seconds to wait before the next start, or None to give up.
+    """
+    if lasted >= STEADY:
+        return 0.0
+    if starts == 1 and code > 0:
+        return None
+    # The first kill is mended at once, a series of them ever more slowly.
+    return min((starts - 1) * 0.1, 2.0)
+
+
+class Watchdog:
+    """One server, restarted when it is killed, ended when nobody uses it. The working directory is the server's."""
+
+    def __init__(self, directory: str, socket: str, temporary: bool, command: list[str]) -> None:
+        self._directory = directory
+        self._socket = socket
+        self._temporary = temporary
+        self._command = command
+        self._die_with_us = tie_to_parent()
+        self._server: int | None = None
+        self._starts = 0
+        self._started = 0.0
+        self._restart_at: float | None = None
+        # Signals arrive as bytes in a pipe: one place to wait, and none is lost between looking and waiting.
+        self._signals, self._signalled = os.pipe()
+        os.set_blocking(self._signals, False)
+        os.set_blocking(self._signalled, False)
+        signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    def run(self) -> None:
+        self._start()
+        while True:
+            ready, _, _ = select.select([0, self._signals], [], [], self._timeout())
+            if self._signals in ready and signal.SIGTERM in os.read(self._signals, 4096):
+                take_lock()
+                self._end()
+            if not has_users():
+                self._end_if_unused()
+            self._reap()
+            if self._restart_at is not None and time.monotonic() >= self._restart_at:
+                self._start()
+
+    def _timeout(self) -> float | None:
+        if self._restart_at is not None:
+            return max(0.0, self._restart_at - time.monotonic())
+        # Linux wakes a reader at end-of-file; elsewhere that is not to be relied on for a FIFO, so look now and then.
+        return None if sys.platform == "linux" else 0.5
+
+    def _start(self) -> None:
+        self._restart_at = None
+        self._starts += 1
+        self._started = time.monotonic()
+        watchdog = os.getpid()
+        self._server = os.fork()
+        if self._server == 0:
+            self._become_server(watchdog)
+
+    def _become_server(self, watchdog: int) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            self._die_with_us()
+            if os.getppid() != watchdog:  # it died before it could be tied to
+                os._exit(1)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # only the watchdog may hold the FIFO's read end
+            claim_directory()
+            os.execv(self._command[0], self._command)  # noqa: S606 - a path that the user chose, and no shell
+        except BaseException as error:  # noqa: BLE001 - this fork must not live on as a second watchdog
+            os.write(2, f"cannot run {self._command[0]}: {error}\n".encode(errors="replace"))
+        finally:
+            os._exit(127)
+
+    def _reap(self) -> None:
+        if self._server is None:
+            return
+        pid, status = os.waitpid(self._server, os.WNOHANG)
+        if pid == 0:
+            return
+        self._server = None
+        lasted = time.monotonic() - self._started
+        pause = pause_before_restart(os.waitstatus_to_exitcode(status), self._starts, lasted)
+        if pause is None:
+            self._give_up()
+        if lasted >= STEADY:
+            self._starts = 1
+        self._restart_at = time.monotonic() + (pause or 0.0)
+
+    def _give_up(self) -> NoReturn:
+        take_lock()
+        unlink(FIFO)
+        while self._temporary and has_users():  # the starter is reading the log
+            select.select([0], [], [], 0.1)
+        self._clean_up()
+
+    def _end_if_unused(self) -> None:
+        lock = take_lock()
+        if not has_users():
+            self._end()
+        # Somebody joined between the end-of-file and the lock.
+        if lock is not None:
+            os.close(lock)
+
+    def _end(self) -> NoReturn:
+        self._stop_server()
+        self._clean_up()
+
+    def _stop_server(self) -> None:
+        """End the server, by force if it takes too long, and wait until it is dead."""
+        if self._server is None:
+            return
+        # What is thrown away need not be written out first.
+        os.kill(self._server, signal.SIGKILL if self._temporary else signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT
+        while os.waitpid(self._server, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(self._server, signal.SIGKILL)
+            time.sleep(0.002)
+
+    def _clean_up(self) -> NoReturn:
+        # Only the exit gives the directory's lock back, after the last file is gone.
+        unlink(PID, self._socket)
+        place = os.path.dirname(self._socket)  # noqa: PTH120 - pathlib would slow down every start
+        if place != self._directory:
+            with contextlib.suppress(OSError):
+                os.rmdir(place)  # noqa: PTH106
+        unlink(FIFO)  # the last one: who waits for our end looks at it, and may then remove the directory
+        if self._temporary:
+            import shutil  # noqa: PLC0415 - as would this
+
+            shutil.rmtree(self._directory, ignore_errors=True)
+        os._exit(0)
+
+
+def has_users() -> bool:
+    """Tell whether somebody holds a write end of the FIFO."""
+    try:
+        return os.read(0, 4096) != b""
+    except BlockingIOError:
+        return True
+
+
+def take_lock() -> int | None:
+    """Wait for the directory's lock. None if the directory was removed under us: then nobody can join either."""
+    try:
+        lock = os.open(LOCK, os.O_RDWR)
+    except OSError:
+        return None
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def claim_directory() -> None:
+    """Lock ``server.pid`` in the name of this process, to be a server soon, and end the one that holds it still.
+
+    A record lock belongs to the process: it outlives ``exec`` and ends with it, and no child inherits it.
+
+    Raises:
+        OSError: The other one does not end.
+    """
+    pid = os.open(PID, os.O_RDWR | os.O_CREAT, 0o600)
+    os.set_inheritable(pid, True)  # closing it would give the lock back
+    deadline = time.monotonic() + STOP_TIMEOUT
+    while True:
+        try:
+            fcntl.lockf(pid, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        # An orphan: its watchdog was killed. Either it is about to die of that, or it did not notice and has to be
+        # told. As it holds the lock, the number in the file is its own.
+        time.sleep(0.01)
+        orphan = os.pread(pid, 32, 0).strip()
+        if orphan.isdigit():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(orphan), signal.SIGKILL)
+    os.ftruncate(pid, 0)
+    os.pwrite(pid, b"%d\n" % os.getpid(), 0)
+
+
+def unlink(*paths: str) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108
+
+
+def tie_to_parent() -> Callable[[], object]:
+    """Return a function that has the kernel kill the calling process when its parent dies. Only Linux can."""
+    if sys.platform != "linux":
+        return lambda: None
+    try:
+        import ctypes  # noqa: PLC0415
+
+        prctl = ctypes.CDLL(None).prctl
+        prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+    except (ImportError, OSError, AttributeError):
+        return lambda: None
+    set_parent_death_signal = 1
+    # SIGKILL, as the next watchdog may be about to start another: what was written is in the append-only file.
+    return lambda: prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
+
+
+def main(directory: str, socket: str, temporary: str, *command: str) -> None:
+    os.setsid()  # Ctrl-C in the users' terminal is for them: they may need the server to finish
+    os.closerange(3, 65536)
+    os.umask(0o077)
+    os.chdir(directory)
+    Watchdog(directory, socket, temporary == TEMPORARY, list(command)).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

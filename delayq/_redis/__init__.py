@@ -1,0 +1,1 @@
+"""Everything that speaks to the server. Nothing outside this package imports ``redis``."""

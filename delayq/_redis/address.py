@@ -1,0 +1,109 @@
+"""From what the user calls an address to what makes a connection. No I/O."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from redis.asyncio import Connection, Redis
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from delayq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection
+
+# Valkey's names for the same protocol.
+_SAME_AS = {"valkey": "redis", "valkeys": "rediss", "valkey+unix": "unix"}
+_SCHEMES = ("redis", "rediss", "unix", *_SAME_AS)
+
+# redis-py's defaults differ from class to class and change between major versions, so delayq sets all that it depends on.
+_OURS: dict[str, Any] = {
+    # Answers stay bytes.
+    "decode_responses": False,
+    # delayq bounds its calls itself: a call that takes messages must hear its answer, however late.
+    "socket_timeout": None,
+    "health_check_interval": 0,
+    # delayq repeats what is safe to repeat, and nothing else.
+    "retry": None,
+    "retry_on_timeout": False,
+    # Smaller handshake; and the maintenance notifications of RESP3 make redis-py 8.1 hand out dead connections.
+    "protocol": 2,
+}
+# Options of pools and clients, not of one connection, and those that belong to RESP3's maintenance notifications.
+_NOT_OURS = re.compile(
+    r"max_connections|timeout|queue_class|connection_pool_class|retry_on_error|legacy_responses|maint\w*|orig_\w+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What is needed to open a connection. ``repr`` shows no secret."""
+
+    label: str
+    connection_class: type[AbstractConnection] = field(repr=False)
+    options: dict[str, Any] = field(repr=False)
+
+    def connection(self) -> AbstractConnection:
+        """A new connection object, not connected yet."""
+        options = dict(self.options)
+        options["retry"] = Retry(NoBackoff(), 0)
+        return self.connection_class(**options)
+
+
+def from_url(url: str) -> Address:
+    """Read ``redis://``, ``rediss://``, ``unix://`` and their ``valkey`` names.
+
+    Raises:
+        ConfigurationError: The scheme is unknown, or an option cannot be read. The message shows no secret.
+    """
+    scheme, colon, rest = url.partition(":")
+    if scheme in ("redis+sentinel", "redis+cluster"):
+        raise ConfigurationError(f"{scheme}:// is not supported yet; name one server as redis://host:port/db")
+    if not colon or scheme not in _SCHEMES:
+        known = ", ".join(f"{name}://" for name in _SCHEMES)
+        raise ConfigurationError(f"{redacted(url)!r} is no address; known are {known} and embedded:")
+    try:
+        options: dict[str, Any] = dict(parse_url(f"{_SAME_AS.get(scheme, scheme)}:{rest}"))
+    except ValueError as error:
+        raise ConfigurationError(f"the address {redacted(url)!r} cannot be read: {error}") from None
+    if scheme.endswith("unix") and not options.get("path"):
+        raise ConfigurationError(f"{redacted(url)!r} names no socket: write unix:///path/to/socket")
+    return _address(redacted(url), options.pop("connection_class", Connection), options)
+
+
+def from_client(client: object) -> Address:
+    """Take the address out of a user's redis-py client. Its connections stay its own: delayq opens separate ones.
+
+    Raises:
+        ConfigurationError: It is not a client of ``redis.asyncio`` for one server.
+    """
+    if not isinstance(client, Redis):
+        kind = f"{type(client).__module__}.{type(client).__qualname__}"
+        raise ConfigurationError(f"expected a URL or a redis.asyncio.Redis client, got {kind}")
+    pool = client.connection_pool
+    return _address("the given client", pool.connection_class, dict(pool.connection_kwargs))
+
+
+def _address(label: str, connection_class: type[AbstractConnection], options: dict[str, Any]) -> Address:
+    kept = {name: value for name, value in options.items() if not _NOT_OURS.fullmatch(name)}
+    kept.setdefault("socket_connect_timeout", 5.0)
+    kept.setdefault("client_name", "delayq")
+    if kept["client_name"] is None:
+        kept["client_name"] = "delayq"
+    return Address(label, connection_class, kept | _OURS)
+
+
+def redacted(url: str) -> str:
+    """``url`` without user, password and options."""
+    try:
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+    except ValueError:
+        return "…"
+    secret = "***@" if "@" in parts.netloc else ""
+    return f"{parts.scheme}://{secret}{host}{parts.path}" if parts.scheme else "…"

@@ -1,0 +1,69 @@
+"""The names of every key and channel. No key string stands anywhere else; ``docs/redis-data-model.md`` shows the same table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayq.errors import BadName
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedKeys:
+    """The keys of one delayed queue. All but ``quarantine``, ``marker`` and ``taken`` are Redisson's."""
+
+    name: str
+    ready: str
+    """LIST of payloads that are due: the queue's own name."""
+    ordered: str
+    """LIST of records in offer order."""
+    timeout: str
+    """ZSET of the same records, scored by due time, ms."""
+    channel: str
+    """Channel on which the due time of a new head is announced, decimal ms."""
+    quarantine: str
+    """LIST of records and payloads that nobody can read."""
+
+    @classmethod
+    def of(cls, name: str) -> DelayedKeys:
+        """Derive the keys of queue ``name``.
+
+        Raises:
+            BadName: ``name`` is empty, is no text, or its keys would lie in different slots of a cluster.
+        """
+        if not isinstance(name, str) or not name:
+            raise BadName("a queue's name is a non-empty str")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise BadName(f"the name {name!r} cannot be written as UTF-8") from None
+        keys = cls(
+            name=name,
+            ready=name,
+            ordered=_prefixed("redisson_delay_queue", name),
+            timeout=_prefixed("redisson_delay_queue_timeout", name),
+            channel=_prefixed("redisson_delay_queue_channel", name),
+            quarantine=_prefixed("delayq_quarantine", name),
+        )
+        if hash_tag(keys.ready) != hash_tag(keys.ordered):
+            raise BadName(f"the keys of {name!r} would lie in different cluster slots: use no braces, or one {{tag}}")
+        return keys
+
+    def marker(self, token: str) -> str:
+        """STRING that makes giving back repeatable, for a moment."""
+        return _prefixed(f"delayq_given_back:{token}", self.name)
+
+    def taken(self, token: str) -> str:
+        """LIST of what one call handed out, until its answer has arrived."""
+        return _prefixed(f"delayq_taken:{token}", self.name)
+
+
+def _prefixed(prefix: str, name: str) -> str:
+    """Redisson's rule, byte for byte: a name with a brace anywhere is taken to carry its own hash tag."""
+    return f"{prefix}:{name}" if "{" in name else f"{prefix}:{{{name}}}"
+
+
+def hash_tag(key: str) -> str:
+    """The part of ``key`` that decides its cluster slot (Redis Cluster specification, "Hash tags")."""
+    start = key.find("{")
+    end = key.find("}", start + 1)
+    return key[start + 1 : end] if start >= 0 and end > start + 1 else key

@@ -1,0 +1,100 @@
+"""Watches one ready list for payloads that somebody else puts there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from delayq._redis.link import Link
+from delayq._redis.retry import retry_delay
+from delayq.errors import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delayq._background import Background
+    from delayq._redis.connections import Connections
+    from delayq._redis.keys import DelayedKeys
+    from delayq.wheel import HashedWheelTimer, Timeout
+
+_log = logging.getLogger("delayq")
+
+# How long a watch goes on after the last caller has left, seconds: the next one often comes at once.
+LINGER = 0.5
+
+
+class ReadyWatch:
+    """Says when a ready list has something, without taking it.
+
+    Java services push to the ready list without telling anybody, so somebody must block on it. A blocked pop would
+    lose what it popped when its caller is cancelled or its link breaks. Moving the head of the list onto the head of the
+    same list blocks just as well and changes nothing: the payload is taken afterwards, by the script that answers for it.
+    """
+
+    def __init__(
+        self,
+        keys: DelayedKeys,
+        connections: Connections,
+        timer: HashedWheelTimer,
+        background: Background,
+        found: Callable[[], None],
+        retry_most: float,
+    ) -> None:
+        """Args:
+        found: Called when the list has something. Whoever is still missing something after that calls :meth:`start`.
+        """
+        self._keys = keys
+        self._connections = connections
+        self._timer = timer
+        self._background = background
+        self._found = found
+        self._retry_most = retry_most
+        self._task: asyncio.Task[Any] | None = None
+        self._missing = asyncio.Event()
+        self._linger: Timeout | None = None
+        self._failures = 0
+
+    def start(self) -> None:
+        """Somebody waits, and the list is empty: watch it."""
+        self._stay()
+        self._missing.set()
+        if self._task is None:
+            self._task = self._background.spawn(self._run(), f"ready watch {self._keys.name}")
+
+    def idle(self) -> None:
+        """Nobody waits any more: stop in a while."""
+        if self._task is not None and self._linger is None:
+            self._linger = self._timer.new_timeout(lambda _: self.close(), LINGER)
+
+    def close(self) -> None:
+        """Stop now. The list stays as it is."""
+        self._stay()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def _stay(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with Link(self._connections) as link:
+                    await self._watch(link)
+            except ServerError as error:
+                self._failures += 1
+                if self._failures == 1:
+                    _log.warning("queue %r: watching its ready list: %s", self._keys.name, error)
+                await asyncio.sleep(retry_delay(self._failures, most=self._retry_most))
+
+    async def _watch(self, link: Link) -> None:
+        while True:
+            await self._missing.wait()
+            await link.send("BLMOVE", self._keys.ready, self._keys.ready, "LEFT", "LEFT", 0)
+            if await link.read() is not None:
+                self._failures = 0
+                self._missing.clear()
+                self._found()

@@ -1,0 +1,199 @@
+"""The transfer task: moves what is due of one queue, and knows when to do so next."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from delayq._redis.retry import retry_delay
+from delayq._redis.scripts import RECOVER, TRANSFER
+from delayq._scheduling.last_timeout import LastTimeout
+from delayq._scheduling.ready_watch import ReadyWatch
+from delayq._scheduling.taker import Taker
+from delayq.errors import DelayqError, OutcomeUnknown, ServerError
+
+if TYPE_CHECKING:
+    from delayq._background import Background
+    from delayq._redis.connections import Connections
+    from delayq._redis.keys import DelayedKeys
+    from delayq._redis.server import Server
+    from delayq._scheduling.server_clock import ServerClock
+    from delayq.wheel import HashedWheelTimer
+
+_log = logging.getLogger("delayq")
+
+# Messages moved or taken per script: a script blocks the whole server while it runs.
+BATCH = 100
+# What a call hands out is kept on the server until its answer has arrived, for so long at most; ms.
+KEEP_MS = 3_600_000
+# A call that was given up may still reach the server, through a slow network, for so long; ms.
+FENCE_MS = 60_000
+
+
+class TransferTask:
+    """Pushes one queue: asks the server to move what is due and to hand over what is wanted here, one call at a time.
+
+    A push is asked for by the queue's own timer, by a notification, by every (re)subscription, by the safety re-check,
+    and by callers who want messages. Its answer says when the next message is due, and that arms the timer again.
+    """
+
+    def __init__(
+        self,
+        keys: DelayedKeys,
+        server: Server,
+        connections: Connections,
+        timer: HashedWheelTimer,
+        clock: ServerClock,
+        background: Background,
+        retry_most: float,
+    ) -> None:
+        self.keys = keys
+        self._watch = ReadyWatch(keys, connections, timer, background, self.push, retry_most)
+        self.taker = Taker(keys, server, timer, background, push=self.push, idle=self._watch.idle)
+        self.last_timeout = LastTimeout(timer, asyncio.get_running_loop().time, self.push)
+        self._server = server
+        self._clock = clock
+        self._background = background
+        self._retry_most = retry_most
+        self._task: asyncio.Task[Any] | None = None
+        # Where the server keeps what the last call handed out, if its answer was lost.
+        self._unsure: str | None = None
+        # The push that is asked for: for a message due at this moment, ms; inf for whatever there is; None for none.
+        self._asked: float | None = None
+        # Everything due before this moment has been moved, ms.
+        self._moved_through = 0
+        self._failures = 0
+        self._closed = False
+        # Names this task's calls on the server.
+        self._token = secrets.token_hex(6)
+        self._calls = itertools.count()
+        self.quarantined = 0
+
+    def push(self, due_ms: float = math.inf) -> None:
+        """Move what is due, now, or right after the push that is on its way."""
+        if self._closed:
+            return
+        self._asked = due_ms if self._asked is None else max(self._asked, due_ms)
+        if self._task is None:
+            self._task = self._background.spawn(self._run(), f"transfer {self.keys.name}")
+
+    def announced(self, due_ms: int) -> None:
+        """Somebody says that a message is due at ``due_ms`` by the server's clock."""
+        # One that is due in the very millisecond of the last push may have been offered after it.
+        if due_ms < self._moved_through:
+            return
+        wait = self._clock.seconds_until(due_ms)
+        if wait > 0:
+            self.wake_in(wait)
+        else:
+            self.push(due_ms)
+
+    def wake_in(self, seconds: float) -> None:
+        """Push in ``seconds``, unless that is to happen earlier anyhow."""
+        if not self._closed:
+            self.last_timeout.arm(seconds)
+
+    def resynced(self, wait_us: int, ready: int) -> None:
+        """The safety re-check found the next message due in ``wait_us`` (-1: none) and ``ready`` payloads waiting."""
+        if wait_us == 0 or (ready and self.taker.waiting):
+            self.push()
+        elif wait_us > 0:
+            self.wake_in(wait_us / 1_000_000)
+
+    async def run_once(self) -> int:
+        """One push. Returns the microseconds until the next one is due: 0 when it is already, -1 when there is none.
+
+        Raises:
+            ServerError: As :meth:`Server.run_once`. Who can wait waits on, the others have the error.
+        """
+        keys = self.keys
+        taken_key = keys.taken(f"{self._token}-{next(self._calls)}")
+
+        def confirm(answer: Any) -> tuple[str, ...] | None:
+            return ("UNLINK", taken_key) if answer[4] else None
+
+        try:
+            await self._recover()
+            take = min(self.taker.begin(), BATCH)
+            now, wait, moved, poison, payloads = await self._server.run_once(
+                TRANSFER,
+                (keys.ready, keys.timeout, keys.ordered, keys.quarantine, taken_key),
+                (BATCH, take, KEEP_MS),
+                confirm,
+            )
+        except DelayqError as error:
+            if isinstance(error, OutcomeUnknown) and self._unsure is None:
+                self._unsure = taken_key
+            self.taker.fail(error)
+            raise
+        self._clock.observe(now)
+        if moved < BATCH:
+            self._moved_through = now // 1000
+        if poison:
+            self.quarantined += poison
+            _log.warning("queue %r: %d unreadable records moved to %r", keys.name, poison, keys.quarantine)
+        self.taker.end(payloads)
+        if take and len(payloads) == take and self.taker.waiting:
+            return 0  # there may be more
+        return int(wait)
+
+    async def _recover(self) -> None:
+        """Fetch what the last call handed out, if its answer was lost, so that it reaches somebody after all."""
+        if self._unsure is not None:
+            payloads = await self._server.run(RECOVER, (self._unsure,), (FENCE_MS,))
+            unsure, self._unsure = self._unsure, None
+            if payloads:
+                self.taker.receive(payloads)
+                await self._server.command("UNLINK", unsure)
+
+    async def aclose(self, grace: float) -> None:
+        """Stop, within ``grace`` seconds, and bring back what was taken for nobody."""
+        self._closed = True
+        self._asked = None
+        self.last_timeout.disarm()
+        self._watch.close()
+        self.taker.close()
+        if (task := self._task) is not None:
+            await asyncio.wait({task}, timeout=grace)
+            task.cancel()
+        with suppress(ServerError, TimeoutError):
+            async with asyncio.timeout(grace / 2):
+                await self._recover()
+        await self.taker.aclose(grace / 2)
+
+    async def _run(self) -> None:
+        try:
+            while self._asked is not None:
+                asked, self._asked = self._asked, None
+                if asked < self._moved_through:
+                    continue
+                self._act_on(await self._try_once())
+        finally:
+            self._task = None
+
+    async def _try_once(self) -> int | None:
+        try:
+            return await self.run_once()
+        except ServerError as error:
+            self._failures += 1
+            if self._failures == 1:
+                _log.warning("queue %r: a transfer failed: %s", self.keys.name, error)
+            return None
+
+    def _act_on(self, wait: int | None) -> None:
+        if wait is None:
+            self.wake_in(retry_delay(self._failures, most=self._retry_most))
+            return
+        self._failures = 0
+        if wait == 0:
+            self.push()
+        else:
+            if wait > 0:
+                self.wake_in(wait / 1_000_000)
+            if self.taker.waiting:
+                self._watch.start()

@@ -1,0 +1,44 @@
+"""What exists while a client is open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delayq._background import Background
+from delayq._redis.connections import Connections
+from delayq._redis.server import Server
+from delayq._scheduling.scheduler import Scheduler
+from delayq.wheel import HashedWheelTimer
+
+if TYPE_CHECKING:
+    from delayq._redis.address import Address
+
+# Finer than the event loop's own millisecond: the wheel then adds next to nothing to it, and an idle one costs nothing.
+_TICK = 0.00025
+# What is on its way when a client closes has so long, and closing takes so long in all, seconds.
+GRACE = 0.4
+_CLOSE_WITHIN = 0.9
+
+
+class Session:
+    """Connections, the one timer, the background tasks and the scheduler, which all queues of a client share."""
+
+    def __init__(self, address: Address, max_connections: int, resync_interval: float) -> None:
+        self.connections = Connections(address, max_connections)
+        self.server = Server(self.connections)
+        self.timer = HashedWheelTimer(tick_duration=_TICK)
+        self.background = Background()
+        self.scheduler = Scheduler(self.server, self.connections, self.timer, self.background, resync_interval)
+
+    async def aclose(self) -> None:
+        """Close every queue, then everything else."""
+        try:
+            with anyio.move_on_after(_CLOSE_WITHIN):
+                await asyncio.gather(*(self.scheduler.close(queue, GRACE) for queue in self.scheduler.queues))
+        finally:
+            self.timer.stop()
+            await self.background.aclose()
+            await self.connections.aclose()

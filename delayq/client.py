@@ -1,0 +1,196 @@
+"""connect() and the client: connections, the timer, the wake-up subscription, and the queues that share them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import anyio
+from anyio import to_thread
+
+from delayq import embedded
+from delayq._durations import Duration, seconds
+from delayq._redis.address import from_client, from_url
+from delayq._session import Session
+from delayq.codecs import JsonCodec
+from delayq.delayed_queue import MAX_PAYLOAD, DelayedQueue
+from delayq.errors import BadInput, Closed, ConfigurationError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from redis.asyncio import Redis
+
+    from delayq.codecs import Codec
+
+T = TypeVar("T")
+
+URL_VARIABLE = "DELAYQ_URL"
+
+# Calls that are on their way at the same time. Offers share calls, so few are needed.
+_CONNECTIONS = 16
+
+
+def connect(
+    address: str | Redis | None = None, *, resync_interval: Duration = 5.0, max_connections: int = _CONNECTIONS
+) -> Client:
+    """Make a client, to be opened with ``async with``.
+
+    Args:
+        address: ``redis://host:port/db``, ``rediss://``, ``unix:///path`` (or ``valkey://``, ``valkeys://``,
+            ``valkey+unix://``); ``embedded:`` for a private server that lives as long as the client, ``embedded:./data``
+            for one that keeps its data in that directory; or a ``redis.asyncio.Redis``, whose address is used and whose
+            connections stay the caller's. Without it, ``$DELAYQ_URL``; without that, ``embedded:`` if it is installed.
+        resync_interval: How long a lost notification may delay a message: seconds or a timedelta.
+        max_connections: Calls on their way at the same time. The subscription, and one blocked connection for each
+            queue on which somebody waits, come on top.
+
+    Raises:
+        ConfigurationError: There is no address, or it cannot be read.
+    """
+    if address is None:
+        address = os.environ.get(URL_VARIABLE) or None
+    if address is None:
+        if not embedded.available():
+            raise ConfigurationError(
+                f"no address: pass one to connect(), set ${URL_VARIABLE}, or pip install 'delayq[embedded]' for a private server"
+            )
+        address = "embedded:"
+    return Client(address, seconds(resync_interval, "resync_interval"), max_connections)
+
+
+@dataclass(frozen=True)
+class ClientStatistics:
+    """What a client holds and has done.
+
+    Attributes:
+        connections: Open connections to the server.
+        connections_opened: Connections opened so far.
+        timers: Wake-ups that are armed.
+        round_trips: Commands sent so far.
+        errors: Calls that failed so far.
+        queues: Open queues.
+        waiting: Queues on which somebody waits for a message.
+        quarantined: Unreadable records found so far.
+    """
+
+    connections: int
+    connections_opened: int
+    timers: int
+    round_trips: int
+    errors: int
+    queues: int
+    waiting: int
+    quarantined: int
+
+
+class Client:
+    """A connection to one server, and the queues on it. Made by :func:`connect`, opened with ``async with``.
+
+    It belongs to the event loop in which it was opened.
+    """
+
+    def __init__(self, address: str | Redis, resync_interval: float, max_connections: int) -> None:
+        if resync_interval <= 0:
+            raise BadInput("resync_interval must be more than 0")
+        if max_connections < 1:
+            raise BadInput("max_connections must be at least 1")
+        self._resync_interval = resync_interval
+        self._max_connections = max_connections
+        self._embedded: embedded.EmbeddedServer | None = None
+        if isinstance(address, str) and address.startswith("embedded:"):
+            self._embedded = embedded.EmbeddedServer(embedded.parse_embedded_url(address))
+        else:
+            self._address = from_url(address) if isinstance(address, str) else from_client(address)
+        self._session: Session | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        """Open the client: start the embedded server if it is to be one, and ask the server once.
+
+        Raises:
+            ServerUnavailable, ServerRefused: The server does not answer, or does not let us in.
+            EmbeddedServerError: The private server did not start.
+            Closed: The client was opened before.
+        """
+        if self._session is not None or self._closed:
+            raise Closed("a client is opened once; make another with connect()")
+        if self._embedded is not None:
+            await to_thread.run_sync(self._embedded.start)
+            self._address = from_url(self._embedded.url)
+        session = self._session = Session(self._address, self._max_connections, self._resync_interval)
+        try:
+            await session.server.command("PING")
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    @overload
+    def delayed_queue(self, name: str, *, max_payload: int = ...) -> DelayedQueue[Any]: ...
+    @overload
+    def delayed_queue(self, name: str, *, codec: Codec[T], max_payload: int = ...) -> DelayedQueue[T]: ...
+    def delayed_queue(self, name: str, *, codec: Codec[Any] | None = None, max_payload: int = MAX_PAYLOAD) -> DelayedQueue[Any]:
+        """Open a queue. It needs no declaration on the server, and is closed with the client or on its own.
+
+        While it is open, this process helps to move what comes due, also if it only offers.
+
+        Args:
+            name: Also the key of the list from which Java consumers take.
+            codec: How values become bytes; :class:`~delayq.JsonCodec` unless given. Every side must use the same.
+            max_payload: Bytes that an encoded value may have.
+
+        Raises:
+            BadName: Empty, or its keys would not share one cluster slot.
+            Closed: The client is not open.
+        """
+        return DelayedQueue(name, JsonCodec() if codec is None else codec, max_payload, self._open_session())
+
+    async def server_time(self) -> datetime:
+        """What the server's clock shows (UTC): the clock that decides when a message is due.
+
+        Raises:
+            ServerUnavailable, ServerRefused: The server does not answer, or not this.
+        """
+        whole, rest = await self._open_session().server.command("TIME")
+        return datetime.fromtimestamp(int(whole), UTC) + timedelta(microseconds=int(rest))
+
+    def statistics(self) -> ClientStatistics:
+        """What the client holds and has done."""
+        session = self._open_session()
+        transfers = [queue.transfer for queue in session.scheduler.queues]
+        return ClientStatistics(
+            connections=session.connections.open,
+            connections_opened=session.connections.opened,
+            timers=session.timer.pending_timeouts,
+            round_trips=session.server.round_trips + session.scheduler.subscriber.round_trips,
+            errors=session.server.errors,
+            queues=len(transfers),
+            waiting=sum(transfer.taker.waiting for transfer in transfers),
+            quarantined=sum(transfer.quarantined for transfer in transfers),
+        )
+
+    async def aclose(self) -> None:
+        """Close every queue and connection, within a second.
+
+        Waiting calls end with :class:`~delayq.errors.Closed`, loops over a queue just end, what was taken for nobody goes
+        back to the server. Closing twice does nothing.
+        """
+        session, self._session, self._closed = self._session, None, True
+        # Shielded: a cancelled caller still gets everything closed, or messages and sockets would be left behind.
+        with anyio.CancelScope(shield=True):
+            if session is not None:
+                await session.aclose()
+            if self._embedded is not None:
+                await to_thread.run_sync(self._embedded.stop)
+
+    def _open_session(self) -> Session:
+        if self._session is None:
+            raise Closed("the client is closed" if self._closed else "open the client first: async with connect(...) as client")
+        return self._session

@@ -1,0 +1,318 @@
+"""The delayed queue on Redisson's layout: offers, receipts, and taking what is due."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import anyio
+
+from delayq._durations import Duration, delay_us, microseconds, moment, seconds
+from delayq._redis.keys import DelayedKeys
+from delayq._redis.records import id_of
+from delayq._redis.scripts import CANCEL, RESCHEDULE
+from delayq._scheduling.prefetch import next_batch
+from delayq._session import GRACE
+from delayq.errors import Closed, DecodeError, EncodeError, OutcomeUnknown, PayloadTooLarge
+from delayq.pending import Pending
+from delayq.ready import Ready
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self
+
+    from delayq._scheduling.taker import Taken
+    from delayq._session import Session
+    from delayq.codecs import Codec
+
+T = TypeVar("T")
+
+_log = logging.getLogger("delayq")
+
+MAX_PAYLOAD = 512 * 1024
+"""The default of ``max_payload``, bytes."""
+
+
+class Receipt(Generic[T]):
+    """What :meth:`DelayedQueue.offer` returns: the message's handle, as long as it is pending.
+
+    Attributes:
+        id: The message's id, 16 hexadecimal digits. Ids sort by offer order.
+        due_at: When the message is due, by the server's clock (UTC). The last moment of the year 9999 stands for later ones.
+    """
+
+    __slots__ = ("_due_ms", "_queue", "_record")
+
+    def __init__(self, queue: DelayedQueue[T], record: bytes, due_ms: int) -> None:
+        self._queue = queue
+        # Whole, because it is what the server finds a message by.
+        self._record = record
+        self._due_ms = due_ms
+
+    @property
+    def id(self) -> str:
+        return id_of(self._record).hex()
+
+    @property
+    def due_at(self) -> datetime:
+        return moment(self._due_ms)
+
+    async def cancel(self) -> bool:
+        """Take the message out of the queue.
+
+        Returns:
+            True if it was still pending, and now will not be delivered; False if it is due or cancelled already.
+
+        Raises:
+            OutcomeUnknown: The answer was lost: it may have been cancelled. Any other error: it was not.
+        """
+        return await self._queue._cancel(self._record)  # noqa: SLF001
+
+    async def reschedule(self, delay: Duration | None = None, *, at: datetime | None = None) -> bool:
+        """Make the message due ``delay`` from now, or at ``at``, instead of when it was.
+
+        Args:
+            delay: Seconds or a timedelta from now on.
+            at: A moment with a timezone.
+
+        Returns:
+            True if it was still pending: :attr:`due_at` has changed. False if it is due or cancelled already.
+
+        Raises:
+            BadDelay: As in :meth:`DelayedQueue.offer`.
+            OutcomeUnknown: The answer was lost: it may have been rescheduled. Any other error: it was not.
+        """
+        due_ms = await self._queue._reschedule(self._record, delay, at)  # noqa: SLF001
+        if due_ms is None:
+            return False
+        self._due_ms = due_ms
+        return True
+
+    def __repr__(self) -> str:
+        return f"<Receipt {self.id} of {self._queue.name!r}, due {self.due_at.isoformat()}>"
+
+
+class DelayedQueue(Generic[T]):
+    """A queue that delivers each message after its own delay, in Redisson's format.
+
+    Made by :meth:`delayq.Client.delayed_queue`. What comes due moves to the *ready* list, from which Python and Java
+    consumers take it; what is taken is gone.
+
+    Attributes:
+        name: The queue's name, which is also the ready list's key.
+        ready: The messages that are due: :class:`~delayq.ready.Ready`.
+        pending: The messages that are not due yet: :class:`~delayq.pending.Pending`.
+    """
+
+    def __init__(self, name: str, codec: Codec[T], max_payload: int, session: Session) -> None:
+        self._keys = DelayedKeys.of(name)
+        self._codec = codec
+        self._max_payload = max_payload
+        self._session = session
+        self._server = session.server
+        self._open = session.scheduler.open(self._keys)
+        self._taker = self._open.transfer.taker
+        self.ready: Ready[T] = Ready(self._keys, self._server, codec)
+        self.pending: Pending[T] = Pending(self._keys, self._server, codec, self._encode)
+
+    @property
+    def name(self) -> str:
+        return self._keys.name
+
+    # Offering
+
+    async def offer(self, value: T, delay: Duration | None = None, *, at: datetime | None = None) -> Receipt[T]:
+        """Store a message that becomes due after a delay.
+
+        Args:
+            value: What the codec can encode.
+            delay: Seconds or a timedelta; without ``delay`` and ``at`` the message is due now.
+            at: Instead of ``delay``, the moment when it is due, with a timezone. It is read on this machine's clock, and
+                the distance from now is what counts: a clock that is wrong by an hour does no harm. The past is now.
+
+        Returns:
+            The receipt, with which the message can be cancelled or rescheduled while it is pending.
+
+        Raises:
+            BadDelay: Negative, NaN, infinite, past 2**53 ms; or ``at`` has no timezone. Nothing was written.
+            EncodeError, PayloadTooLarge: Nothing was written.
+            ServerUnavailable, ServerRefused: It is not stored. Offering it again is safe.
+            OutcomeUnknown: It may be stored. Offering it again may store it twice.
+            Closed: The queue or client is closed. It is not stored.
+        """
+        self._check_open()
+        payload = self._encode(value)
+        record, due_ms = await self._open.offers.submit(delay_us(delay, at), payload)
+        return Receipt(self, record, due_ms)
+
+    async def offer_many(self, messages: Iterable[tuple[T, Duration]]) -> list[Receipt[T]]:
+        """Store many messages, each a pair of value and delay, in few round trips.
+
+        Everything is checked before anything is written. Batches of 200 are stored one after the other.
+
+        Returns:
+            One receipt per message, in order.
+
+        Raises:
+            OutcomeUnknown: Some may be stored: its ``stored`` has the receipts of those that certainly are. Raised for every
+                error after the first batch was stored. Otherwise as :meth:`offer`.
+        """
+        self._check_open()
+        items = [(microseconds(delay), self._encode(value)) for value, delay in messages]
+        futures = [self._open.offers.submit(*item) for item in items]
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        receipts: list[Receipt[T]] = []
+        errors: list[BaseException] = []
+        for result in results:
+            if isinstance(result, BaseException):
+                errors.append(result)
+            else:
+                receipts.append(Receipt(self, *result))
+        if not errors:
+            return receipts
+        if receipts or isinstance(errors[0], OutcomeUnknown):
+            raise OutcomeUnknown(
+                f"{len(receipts)} of {len(items)} messages are stored, the others may be: {errors[0]}", tuple(receipts)
+            ) from errors[0]
+        raise errors[0]
+
+    # Taking
+
+    async def take(self) -> T:
+        """Take the next message that is due, waiting until there is one.
+
+        A server that is away is waited for. A cancelled call loses nothing: what was taken for it goes to the next
+        caller, or back to the head of the ready list.
+
+        Raises:
+            DecodeError: The codec cannot read the message. Its bytes are in the error and in the quarantine list.
+            ServerRefused: The server does not let us take.
+            Closed: The queue or client is closed, or closes meanwhile.
+        """
+        taken = await self._taker.get(1, None)
+        return self._decode(taken[0][1])
+
+    async def poll(self, timeout: Duration = 0.0) -> T | None:
+        """Take the next message that is due, waiting ``timeout`` for one; None if there was none.
+
+        Args:
+            timeout: Seconds or a timedelta. 0 does not wait for messages, only for the server's answer.
+
+        Raises:
+            ServerUnavailable, OutcomeUnknown: Only with ``timeout=0``: the server did not answer. A longer poll waits
+                for the server as it waits for messages. Otherwise as :meth:`take`.
+        """
+        taken = await self._taker.get(1, seconds(timeout, "timeout"))
+        return self._decode(taken[0][1]) if taken else None
+
+    async def drain(self, max_items: int | None = None) -> list[T]:
+        """Take every message that is due now, at most ``max_items``, without waiting for more.
+
+        A cancelled call puts back what it had taken. Raises as :meth:`poll` with ``timeout=0``.
+        """
+        taken: list[Taken] = []
+        try:
+            while max_items is None or len(taken) < max_items:
+                some = await self._taker.get(min(100, max_items - len(taken)) if max_items else 100, 0)
+                taken += some
+                if not some:
+                    break
+        except BaseException:
+            self._taker.give_back(taken)
+            raise
+        values = []
+        for at, (_, payload) in enumerate(taken):
+            try:
+                values.append(self._decode(payload))
+            except DecodeError:
+                self._taker.give_back([*taken[:at], *taken[at + 1 :]])
+                raise
+        return values
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        """Take messages as they come due, until the queue or client closes.
+
+        Some are fetched ahead: few where handling takes long, up to 100 where it is quick. What was fetched and not
+        handled when the loop is left, or the queue closed, goes back to the head of the ready list. A message that the
+        codec cannot read goes to the quarantine list with a log line.
+        """
+        taker = self._taker
+        loop = asyncio.get_running_loop()
+        ahead = taker.buffer()
+        batch = 1
+        try:
+            while True:
+                try:
+                    ahead.extend(await taker.get(batch, None))
+                except Closed:
+                    return
+                count, started = len(ahead), loop.time()
+                while ahead:
+                    try:
+                        value = self._decode(ahead.popleft()[1])
+                    except DecodeError as error:
+                        _log.warning("queue %r: a message went to quarantine: %s", self.name, error)
+                    else:
+                        yield value
+                batch = next_batch(batch, count, loop.time() - started)
+        finally:
+            taker.drop_buffer(ahead)
+
+    # Closing
+
+    async def aclose(self) -> None:
+        """Close the queue on this client, for every handle of that name. Its messages stay on the server.
+
+        Waiting calls end with :class:`~delayq.errors.Closed`, loops over the queue just end, and what was taken for
+        nobody goes back. Takes less than a second. Closing twice does nothing.
+        """
+        with anyio.CancelScope(shield=True):
+            await self._session.scheduler.close(self._open, GRACE)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<DelayedQueue {self.name!r}>"
+
+    # Inside
+
+    def _check_open(self) -> None:
+        if self._open.closed:
+            raise Closed("the queue is closed")
+
+    def _encode(self, value: T) -> bytes:
+        payload = self._codec.encode(value)
+        if not isinstance(payload, bytes):
+            raise EncodeError(f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes")
+        if len(payload) > self._max_payload:
+            raise PayloadTooLarge(len(payload), self._max_payload)
+        return payload
+
+    def _decode(self, payload: bytes) -> T:
+        try:
+            return self._codec.decode(payload)
+        except Exception as error:
+            self._session.background.spawn(self._server.command("RPUSH", self._keys.quarantine, payload), "quarantine")
+            if isinstance(error, DecodeError):
+                raise
+            raise DecodeError(type(self._codec).__name__, payload) from error
+
+    async def _cancel(self, record: bytes) -> bool:
+        self._check_open()
+        return bool(await self._server.run(CANCEL, (self._keys.timeout, self._keys.ordered), (record,)))
+
+    async def _reschedule(self, record: bytes, delay: Duration | None, at: datetime | None) -> int | None:
+        self._check_open()
+        keys = (self._keys.timeout, self._keys.channel)
+        due_ms = int(await self._server.run(RESCHEDULE, keys, (record, delay_us(delay, at))))
+        if due_ms < 0:
+            return None
+        self._open.transfer.announced(due_ms)
+        return due_ms

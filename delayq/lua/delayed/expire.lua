@@ -1,0 +1,9 @@
+-- expire: let all that is pending disappear after a while. The ready list stays.
+--
+-- KEYS[1]  timeout  ZSET  records, scored by due time, ms
+-- KEYS[2]  ordered  LIST  the same records in offer order
+-- ARGV[1]  ttl_ms   int   how long from now, ms
+--
+-- Returns 1 when there was something to expire.
+
+return math.max(redis.call('PEXPIRE', KEYS[1], ARGV[1]), redis.call('PEXPIRE', KEYS[2], ARGV[1]))

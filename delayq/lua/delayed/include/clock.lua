@@ -1,0 +1,23 @@
+-- clock: the server's time in microseconds, the only clock that decides when a message is due.
+local function now_us()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+-- The due time in ms of what is offered now. Rounded up, so that it is never early; no delay at all is due now.
+local function due_ms(now, delay_us)
+  if delay_us == 0 then return (now - now % 1000) / 1000 end
+  local due = now + delay_us
+  local rest = due % 1000
+  if rest > 0 then due = due - rest + 1000 end
+  return due / 1000
+end
+
+-- Microseconds until the head of the sorted set is due; 0 when it is, -1 when there is none.
+local function wait_us(timeout, now)
+  local head = redis.call('ZRANGE', timeout, 0, 0, 'WITHSCORES')
+  if not head[2] then return -1 end
+  -- A foreign writer may have left a fraction or an infinity.
+  local due = math.min(math.ceil(tonumber(head[2])), 9007199254740992)
+  return math.max(0, math.min(due * 1000 - now, 9007199254740992))
+end

@@ -1,0 +1,187 @@
+"""The pending side of a delayed queue: what is not due yet. Names and results are Redisson's, its defects are not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from delayq._durations import Duration, microseconds, moment
+from delayq._redis.keys import DelayedKeys
+from delayq._redis.records import payload_of
+from delayq._redis.scripts import CANCEL, EXPIRE, POLL_LAST, POLL_PENDING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable
+    from datetime import datetime
+
+    from delayq._redis.server import Server
+    from delayq.codecs import Codec
+
+T = TypeVar("T")
+
+_PAGE = 1000
+# Pages overlap by so much: as many messages may leave the middle of a list between two pages without one being missed.
+_OVERLAP = 100
+_BATCH = 100
+
+
+class Pending(Generic[T]):
+    """The messages that are not due yet.
+
+    Two values are equal when the codec encodes them to the same bytes, as in Redisson. What searches or reads everything
+    does so in pages of 1,000 messages, so that the server is not held up; it sees every message that is pending all the
+    while. Every method may raise the errors of :class:`~delayq.errors.ServerError`; those that decode,
+    :class:`~delayq.errors.DecodeError`; those that encode, what :meth:`DelayedQueue.offer` raises.
+    """
+
+    def __init__(self, keys: DelayedKeys, server: Server, codec: Codec[T], encode: Callable[[T], bytes]) -> None:
+        self._keys = keys
+        self._server = server
+        self._codec = codec
+        self._encode = encode
+
+    async def size(self) -> int:
+        """How many messages are pending."""
+        return int(await self._server.command("LLEN", self._keys.ordered))
+
+    async def peek(self) -> T | None:
+        """The message that was offered first, whenever it is due; None if there is none. It stays."""
+        record = await self._server.command("LINDEX", self._keys.ordered, 0)
+        payload = payload_of(record) if record is not None else None
+        return None if payload is None else self._codec.decode(payload)
+
+    async def poll(self) -> T | None:
+        """Take out the message that was offered first, due or not; None if there is none."""
+        values = await self.poll_many(1)
+        return values[0] if values else None
+
+    async def poll_many(self, n: int) -> list[T]:
+        """Take out up to ``n`` messages, due or not, in offer order.
+
+        Raises:
+            OutcomeUnknown: An answer was lost, and with it up to 100 messages.
+        """
+        payloads: list[bytes] = []
+        keys = (self._keys.timeout, self._keys.ordered, self._keys.quarantine)
+        while len(payloads) < n:
+            some = await self._server.run(POLL_PENDING, keys, (min(_BATCH, n - len(payloads)),))
+            if not some:
+                break
+            payloads += some
+        return [self._codec.decode(payload) for payload in payloads]
+
+    async def read_all(self) -> list[T]:
+        """Every pending message, in offer order. They stay."""
+        records: dict[bytes, None] = {}
+        async for page in self._pages():
+            records |= dict.fromkeys(page)
+        payloads = (payload_of(record) for record in reversed(records))
+        return [self._codec.decode(payload) for payload in payloads if payload is not None]
+
+    async def entries(self) -> list[tuple[T, datetime]]:
+        """Every pending message with its due time (UTC), in due order. They stay."""
+        scores: dict[bytes, float] = {}
+        start = 0
+        while True:
+            # From the far end: what comes due meanwhile leaves at the other one, and moves no page.
+            page = await self._server.command("ZREVRANGE", self._keys.timeout, start, start + _PAGE + _OVERLAP - 1, "WITHSCORES")
+            scores |= dict(zip(page[::2], map(float, page[1::2]), strict=True))
+            if len(page) // 2 < _PAGE + _OVERLAP:
+                break
+            start += _PAGE
+        found = [(score, record, payload_of(record)) for record, score in scores.items()]
+        due_order = sorted((score, record, payload) for score, record, payload in found if payload is not None)
+        return [(self._codec.decode(payload), moment(_whole_ms(score))) for score, _, payload in due_order]
+
+    async def contains(self, value: T) -> bool:
+        """Whether an equal message is pending."""
+        return await self.contains_all([value])
+
+    async def contains_all(self, values: Iterable[T]) -> bool:
+        """Whether for each of ``values`` an equal message is pending; True for none at all."""
+        missing = {self._encode(value) for value in values}
+        if missing:
+            async for page in self._pages():
+                missing.difference_update(map(payload_of, page))
+                if not missing:
+                    break
+        return not missing
+
+    async def remove(self, value: T) -> bool:
+        """Take out the first equal message in offer order, and say whether there was one.
+
+        Searches everything that is pending. With the receipt, :meth:`Receipt.cancel` needs no search.
+        """
+        wanted = self._encode(value)
+        while True:
+            first: bytes | None = None
+            async for page in self._pages():
+                # Pages come from the newest to the oldest: the last hit is the first in offer order.
+                first = next((record for record in reversed(page) if payload_of(record) == wanted), first)
+            if first is None:
+                return False
+            if await self._cancel([first]):
+                return True
+            # It came due while we searched. There may be another.
+
+    async def remove_all(self, values: Iterable[T]) -> bool:
+        """Take out every message that equals one of ``values``, and say whether there was any."""
+        unwanted = {self._encode(value) for value in values}
+        return bool(unwanted) and await self._remove_if(lambda payload: payload in unwanted)
+
+    async def retain_all(self, values: Collection[T]) -> bool:
+        """Take out every message that equals none of ``values``, and say whether there was any."""
+        wanted = {self._encode(value) for value in values}
+        return await self._remove_if(lambda payload: payload not in wanted)
+
+    async def poll_last_and_offer_first_to(self, name: str) -> T | None:
+        """Move the message that was offered last, undelayed, to the head of the ready list of queue ``name``.
+
+        Returns:
+            The message, or None if there is none.
+
+        Raises:
+            BadName: As for a queue's name.
+            OutcomeUnknown: It may have been moved.
+        """
+        keys = (self._keys.timeout, self._keys.ordered, DelayedKeys.of(name).ready)
+        payload = await self._server.run(POLL_LAST, keys)
+        return None if payload is None else self._codec.decode(payload)
+
+    async def clear(self) -> bool:
+        """Drop every pending message, and say whether there were any. What is ready stays."""
+        return bool(await self._server.command("UNLINK", self._keys.timeout, self._keys.ordered))
+
+    async def expire(self, duration: Duration) -> bool:
+        """Let everything that is pending disappear ``duration`` from now, and say whether there was anything."""
+        ttl_ms = -(-microseconds(duration, "duration") // 1000)
+        return bool(await self._server.run(EXPIRE, (self._keys.timeout, self._keys.ordered), (ttl_ms,)))
+
+    async def _pages(self) -> AsyncIterator[list[bytes]]:
+        """The records of the ordered list in pages, each from newest to oldest, the newest page first. Pages overlap."""
+        start = 0
+        while True:
+            # Counted from the tail: messages leave at the head as they come due, and that moves no page.
+            page = await self._server.command("LRANGE", self._keys.ordered, -(start + _PAGE + _OVERLAP), -(start + 1))
+            page.reverse()
+            yield page
+            if len(page) < _PAGE + _OVERLAP:
+                return
+            start += _PAGE
+
+    async def _remove_if(self, unwanted: Callable[[bytes | None], bool]) -> bool:
+        # Found first, removed afterwards: removing while reading would move the pages.
+        found: dict[bytes, None] = {}
+        async for page in self._pages():
+            found |= dict.fromkeys(record for record in page if unwanted(payload_of(record)))
+        records = list(found)
+        removed = 0
+        for at in range(0, len(records), _BATCH):
+            removed += await self._cancel(records[at : at + _BATCH])
+        return removed > 0
+
+    async def _cancel(self, records: list[bytes]) -> int:
+        return int(await self._server.run(CANCEL, (self._keys.timeout, self._keys.ordered), records))
+
+
+def _whole_ms(score: float) -> int:
+    return int(min(max(score, 0.0), 2.0**53))

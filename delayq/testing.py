@@ -1,0 +1,159 @@
+"""Time that stands still until a test moves it.
+
+::
+
+    loop = ManualLoop()
+    timer = HashedWheelTimer(clock=loop.time, loop=loop)
+    timer.new_timeout(callback, 3600)
+    loop.advance(3601)      # an hour goes by; the callback has run
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import contextvars
+    from collections.abc import Callable
+
+__all__ = ["ManualClock", "ManualHandle", "ManualLoop"]
+
+
+class ManualClock:
+    """A monotonic clock moved by hand. Call it for the time, as ``time.monotonic``.
+
+    Args:
+        now: The first reading, in seconds.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> float:
+        """Let time go by, and return the new reading.
+
+        Raises:
+            ValueError: ``seconds`` is negative or NaN. A monotonic clock does not go back.
+        """
+        if not seconds >= 0:
+            raise ValueError(f"a monotonic clock cannot advance by {seconds} s")
+        self.now += seconds
+        return self.now
+
+
+class ManualHandle:
+    """What :class:`ManualLoop` returns for a call to come."""
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context | None
+    ) -> None:
+        self.when = when
+        self._call: tuple[Callable[..., object], tuple[Any, ...], contextvars.Context | None] | None
+        self._call = (callback, args, context)
+
+    def cancel(self) -> None:
+        """Forget the call."""
+        self._call = None
+
+    def cancelled(self) -> bool:
+        """Whether it will not be called: cancelled, or called already."""
+        return self._call is None
+
+    def _run(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            callback, args, context = call
+            if context is None:
+                callback(*args)
+            else:
+                context.run(callback, *args)
+
+
+class ManualLoop:
+    """As much of an event loop as :class:`~delayq.wheel.HashedWheelTimer` needs, on a :class:`ManualClock`.
+
+    It runs callbacks inside :meth:`advance` and :meth:`stall` only. Exceptions come out of there, with the rest still
+    to be run by the next call.
+
+    Args:
+        clock: The clock to share. By default a new one, which starts at 0.
+    """
+
+    def __init__(self, clock: ManualClock | None = None) -> None:
+        self.clock = clock if clock is not None else ManualClock()
+        self.calls_made = 0
+        """How many callbacks were run: the wake-ups a real loop would have had for them."""
+        self._ready: deque[ManualHandle] = deque()
+        self._scheduled: list[tuple[float, int, ManualHandle]] = []
+        self._sequence = 0
+
+    def time(self) -> float:
+        """Return the clock's reading, in seconds."""
+        return self.clock.now
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
+    ) -> ManualHandle:
+        """Call in the next turn."""
+        handle = ManualHandle(self.clock.now, callback, args, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
+    ) -> ManualHandle:
+        """Call once the clock shows ``when``, in seconds."""
+        handle = ManualHandle(when, callback, args, context)
+        self._sequence += 1
+        heappush(self._scheduled, (when, self._sequence, handle))
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
+    ) -> ManualHandle:
+        """Call after ``delay`` seconds."""
+        return self.call_at(self.clock.now + delay, callback, *args, context=context)
+
+    @property
+    def scheduled(self) -> list[float]:
+        """The moments at which something will be called, in order; cancelled calls are left out."""
+        return sorted(when for when, _, handle in self._scheduled if not handle.cancelled())
+
+    def turn(self) -> int:
+        """Run what is ready now, but not what becomes ready by it. Return how many callbacks ran."""
+        while self._scheduled and self._scheduled[0][0] <= self.clock.now:
+            self._ready.append(heappop(self._scheduled)[2])
+        made = self.calls_made
+        for _ in range(len(self._ready)):
+            handle = self._ready.popleft()
+            if not handle.cancelled():
+                self.calls_made += 1
+                handle._run()  # noqa: SLF001 - the loop and its handles are one thing
+        return self.calls_made - made
+
+    def run_ready(self) -> None:
+        """Run turns until nothing is left to do at this moment."""
+        self.turn()
+        while self._ready or (self._scheduled and self._scheduled[0][0] <= self.clock.now):
+            self.turn()
+
+    def advance(self, seconds: float) -> None:
+        """Let time go by as an idle loop sees it: from call to call, each exactly at its moment."""
+        self.run_ready()
+        end = self.clock.now + seconds
+        while (when := self._scheduled[0][0] if self._scheduled else math.inf) <= end:
+            self.clock.advance(max(0.0, when - self.clock.now))
+            self.clock.now = max(self.clock.now, when)  # The sum above may round to a moment before it.
+            self.run_ready()
+        self.clock.advance(max(0.0, end - self.clock.now))
+
+    def stall(self, seconds: float) -> None:
+        """Let time go by as a blocked loop sees it: all at once; then run all that is overdue."""
+        self.clock.advance(seconds)
+        self.run_ready()

@@ -1,0 +1,602 @@
+"""A hashed wheel timer for asyncio: very many timers, most of which are cancelled.
+
+Two layers. :class:`Wheel` is pure: it takes ``now``, says what expired and when to look again, and never sees a
+clock or a loop. :class:`HashedWheelTimer` drives one wheel with one ``loop.call_at``.
+
+Time is cut into ticks, counted from the clock's zero. A timer fires when the tick of its deadline is over, hence it is
+never early and at most one tick late. Ticks are kept in buckets on three levels::
+
+    near        one bucket per tick                      the next 1 to 2 wheels (a wheel is ``ticks_per_wheel`` ticks)
+    far         one bucket per wheel                     the next 1 to 2 wheels of wheels
+    very far    one bucket per wheel of wheels           everything later
+
+A coarse bucket is spread over the finer level one bucket's length before its time, so spreading makes nobody late.
+Buckets sit in dicts under their absolute number, with a heap of those numbers per level: an empty stretch of time
+costs nothing, however short the ticks are. A bucket is a circular doubly linked list whose nodes are the handles
+themselves. That makes :meth:`Timeout.cancel` four stores, which leave nothing behind.
+
+Order: by tick, and within a tick by the order of adding. It survives spreading because a stretch of time is open on
+one level only: ``near_end`` and ``far_end`` move past a coarse bucket when it is empty, not before.
+"""
+# ruff: noqa: SLF001 - a bucket is a list of handles: the classes here are friends, and calls would cost half the speed.
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import math
+import sys
+import time
+from datetime import timedelta
+from heapq import heapify, heappop, heappush
+from math import floor  # Four times as fast as int().
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from delayq.errors import BadDelay, TimerFull, TimerStopped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["HashedWheelTimer", "Timeout", "TimerLoop", "TimerStatistics", "Wheel"]
+
+logger = logging.getLogger("delayq.wheel")
+
+_BUDGET = 1000  # Timers fired or moved per turn of the loop: a third of a millisecond, plus the callbacks.
+_LAST_TICK = 2**62  # Later deadlines count as this one. Years away even with ticks of a nanosecond.
+_NEVER = 2**70  # No wake-up is armed: any tick is earlier.
+_BUSY = -1  # Awake, or about to be: no tick is earlier, so nobody arms.
+_SWEEP_FLOOR = 256
+
+
+class Timeout:
+    """A handle on one pending callback. :meth:`HashedWheelTimer.new_timeout` makes them."""
+
+    # The handle is the list node. It is pending while it knows its wheel; afterwards both links hold a marker that says
+    # how it ended, and keep no neighbour alive. The tick is not stored: it follows from the deadline.
+    __slots__ = ("_callback", "_deadline", "_next", "_prev", "_wheel")
+    _callback: Callable[[Timeout], object]
+    _deadline: float
+    _next: Timeout
+    _prev: Timeout
+    _wheel: Wheel | None
+
+    def cancel(self) -> bool:
+        """Take it off the timer at once, with all that its callback refers to.
+
+        Returns:
+            True if it was pending. False if it was cancelled before, or has expired (and may be running).
+        """
+        wheel = self._wheel
+        if wheel is None:
+            return False
+        after, before = self._next, self._prev
+        before._next = after
+        after._prev = before
+        self._next = self._prev = _CANCELLED
+        self._wheel = None
+        self._callback = _spent
+        wheel.pending -= 1
+        return True
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled, by :meth:`cancel` or by stopping the timer."""
+        return self._next is _CANCELLED
+
+    @property
+    def expired(self) -> bool:
+        """Whether its time has come. True already while the callback runs."""
+        return self._next is _EXPIRED
+
+    @property
+    def deadline(self) -> float:
+        """The moment it was asked for, in seconds on the timer's clock."""
+        return self._deadline
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self.cancelled else "expired" if self.expired else "pending"
+        return f"<Timeout {state} deadline={self._deadline:.6f}>"
+
+
+def _spent(_timeout: Timeout) -> None:
+    """Stands in for a callback that is no longer needed, so that a kept handle keeps nothing else."""
+
+
+_CANCELLED = Timeout()
+_EXPIRED = Timeout()
+
+
+class _Level:
+    """The buckets of one length, and a heap of their numbers. Both may include empty ones, for a while."""
+
+    __slots__ = ("buckets", "keys", "lead", "scale", "shift", "sweep_at")
+
+    def __init__(self, per_tick: float, shift: int, lead: int) -> None:
+        self.shift = shift  # A bucket holds 2**shift ticks.
+        self.scale = per_tick / 2**shift  # Buckets per second. Exact, so that the levels agree on where a tick begins.
+        self.lead = lead  # A bucket is due this many lengths before it begins: -1 means, when it is over.
+        self.buckets: dict[int, Timeout] = {}
+        self.keys: list[int] = []
+        self.sweep_at = _SWEEP_FLOOR
+
+    def open(self, key: int) -> Timeout:
+        """Add an empty bucket, and return its sentinel."""
+        if len(self.keys) >= self.sweep_at:
+            self._sweep()
+        bucket = Timeout()
+        bucket._next = bucket._prev = bucket
+        self.buckets[key] = bucket
+        heappush(self.keys, key)
+        return bucket
+
+    def wake(self, key: int) -> int:
+        """Return the tick at which the bucket is due."""
+        return (key - self.lead) << self.shift
+
+    def drop_first(self) -> None:
+        del self.buckets[heappop(self.keys)]
+
+    def first(self) -> int | None:
+        """Return the number of the first bucket with something in it, and drop the empty ones before it."""
+        keys, buckets = self.keys, self.buckets
+        while keys:
+            bucket = buckets[keys[0]]
+            if bucket._next is not bucket:
+                return keys[0]
+            self.drop_first()
+        return None
+
+    def clear(self) -> None:
+        self.buckets.clear()
+        self.keys.clear()
+
+    def _sweep(self) -> None:
+        # Cancelling leaves empty buckets. After a sweep as many must be opened as were kept: constant on average.
+        for key in [key for key, bucket in self.buckets.items() if bucket._next is bucket]:
+            del self.buckets[key]
+        self.keys[:] = self.buckets
+        heapify(self.keys)
+        self.sweep_at = _SWEEP_FLOOR + 2 * len(self.keys)
+
+
+class Wheel:
+    """The timers, without a clock. The caller passes ``now``, in seconds, which must not go back.
+
+    Use: :meth:`add` timers, run what :meth:`expire` yields, come back at :meth:`next_tick` (:meth:`time_of` tells the
+    moment).
+
+    Args:
+        tick_duration: Length of a tick in seconds.
+        ticks_per_wheel: Ticks of the near level; rounded up to a power of two.
+        now: The present moment, in seconds.
+
+    Raises:
+        ValueError: A tick is shorter than a nanosecond, ``ticks_per_wheel`` is not in 1..2**30, or a wheel takes longer
+            than 292 years.
+    """
+
+    __slots__ = (
+        "_far",
+        "_near",
+        "_very_far",
+        "far_buckets",
+        "far_end",
+        "far_scale",
+        "latest",
+        "near_buckets",
+        "near_end",
+        "pending",
+        "per_tick",
+        "tick_duration",
+        "very_far_buckets",
+        "very_far_scale",
+    )
+
+    def __init__(self, tick_duration: float, ticks_per_wheel: int, now: float = 0.0) -> None:
+        if not 1e-9 <= tick_duration < math.inf:
+            raise ValueError(f"tick_duration must be a number of seconds, a nanosecond or more, not {tick_duration!r}")
+        if not isinstance(ticks_per_wheel, int) or not 1 <= ticks_per_wheel <= 2**30:
+            raise ValueError(f"ticks_per_wheel must be a whole number in 1..2**30, not {ticks_per_wheel!r}")
+        if tick_duration * ticks_per_wheel * 1e9 >= 2**63:
+            raise ValueError(f"a wheel of {ticks_per_wheel} ticks of {tick_duration} s takes longer than 292 years")
+        self.tick_duration = float(tick_duration)
+        self.per_tick = 1.0 / self.tick_duration
+        self.latest = _LAST_TICK * self.tick_duration
+        bits = (ticks_per_wheel - 1).bit_length()
+        self._near = _Level(self.per_tick, shift=0, lead=-1)
+        self._far = _Level(self.per_tick, shift=bits, lead=1)
+        self._very_far = _Level(self.per_tick, shift=2 * bits, lead=1)
+        self.pending = 0
+        # The first tick that does not belong on the near level, and on the far level. Floats, for they are compared with
+        # floats only.
+        self.near_end = self.far_end = 0.0
+        # For HashedWheelTimer.new_timeout, which is too hot to go through the levels.
+        self.near_buckets, self.far_buckets = self._near.buckets, self._far.buckets
+        self.very_far_buckets = self._very_far.buckets
+        self.far_scale, self.very_far_scale = self._far.scale, self._very_far.scale
+        self._slide(self.tick_of(now))
+
+    def tick_of(self, now: float) -> int:
+        """Return the number of the tick that ``now`` lies in. What belongs to earlier ticks is due."""
+        return floor(now * self.per_tick)
+
+    def time_of(self, tick: int) -> float:
+        """Return the first moment that lies in the tick, in seconds."""
+        when = tick * self.tick_duration
+        while self.tick_of(when) < tick:  # Rounding: waking now would find nothing due.
+            when = math.nextafter(when, math.inf)
+        return when
+
+    def add(self, callback: Callable[[Timeout], object], deadline: float, now: float) -> Timeout:
+        """Add a timer. One whose deadline has passed expires with the next tick.
+
+        Raises:
+            BadDelay: The deadline is NaN.
+        """
+        if not now <= deadline < self.latest:
+            deadline = self.clamp(deadline, now)
+        node = Timeout()
+        node._callback = callback
+        node._deadline = deadline
+        self.insert(node, now)
+        return node
+
+    def clamp(self, deadline: float, now: float) -> float:
+        """Bring a deadline into ``now <= deadline <= latest``, so that its tick can be computed.
+
+        Raises:
+            BadDelay: The deadline is NaN.
+        """
+        if math.isnan(deadline):
+            raise BadDelay("the delay is NaN")
+        return now if deadline < now else self.latest
+
+    def insert(self, node: Timeout, now: float) -> int:
+        """Append a node to the bucket of its deadline, and return the tick at which that bucket is due."""
+        tick = node._deadline * self.per_tick
+        if tick >= self.near_end:
+            self._slide(self.tick_of(now))  # Nobody moved the windows while the wheel slept.
+        level = self._near if tick < self.near_end else self._far if tick < self.far_end else self._very_far
+        key = floor(node._deadline * level.scale)
+        bucket = level.buckets.get(key)
+        if bucket is None:
+            bucket = level.open(key)
+        node._wheel = self
+        node._next = bucket
+        node._prev = last = bucket._prev
+        last._next = bucket._prev = node
+        self.pending += 1
+        return level.wake(key)
+
+    def expire(self, now: float, budget: int = _BUDGET) -> Iterator[Timeout]:
+        """Yield what is due, in order, each one already off the wheel. Then prepare what is due soon.
+
+        Between two steps the caller may add, cancel and clear, and may abandon the iterator.
+
+        Args:
+            now: The present moment, in seconds.
+            budget: Stop after so many timers fired or moved. :meth:`next_tick` is not after ``now`` then.
+        """
+        present = self.tick_of(now)
+        near, far, very_far = self._near, self._far, self._very_far
+        keys, buckets = near.keys, near.buckets
+        while budget > 0:
+            # Not past near_end, nor past far_end below: what comes out of a bucket that is spread only in part has to wait
+            # for the rest, or the order would suffer.
+            while keys and (key := keys[0]) < present and key < self.near_end and budget > 0:
+                bucket = buckets[key]
+                node = bucket._next
+                if node is bucket:
+                    near.drop_first()
+                    budget -= 1
+                    continue
+                # A callback may change everything, so only this list's head is believed after a yield.
+                while node is not bucket and budget > 0:
+                    budget -= 1
+                    bucket._next = after = node._next
+                    after._prev = bucket
+                    node._next = node._prev = _EXPIRED
+                    node._wheel = None
+                    self.pending -= 1
+                    yield node
+                    node = bucket._next
+            if far.keys and far.wake(far.keys[0]) <= present and far.keys[0] << far.shift < self.far_end:
+                budget = self._spread(far, near, budget)
+            elif very_far.keys and very_far.wake(very_far.keys[0]) <= present:
+                budget = self._spread(very_far, far, budget)
+            elif not self._slide(present):
+                return
+
+    def next_tick(self) -> int | None:
+        """Return the tick at which there is something to do, or None if nothing is pending."""
+        if not self.pending:
+            self.clear()
+            return None
+        levels = ((level, level.first()) for level in (self._near, self._far, self._very_far))
+        return min(level.wake(key) for level, key in levels if key is not None)
+
+    def clear(self) -> list[Timeout]:
+        """Cancel everything, and return what was pending, in the order in which it would have expired."""
+        nodes: list[Timeout] = []
+        if self.pending:
+            for level in (self._near, self._far, self._very_far):
+                for key in sorted(level.buckets):
+                    bucket = node = level.buckets[key]
+                    while (node := node._next) is not bucket:
+                        nodes.append(node)
+            nodes.sort(key=lambda node: self.tick_of(node._deadline))
+            for node in nodes:
+                node.cancel()  # One by one, for an expire() that is under way must find its bucket empty.
+        for level in (self._near, self._far, self._very_far):
+            level.clear()
+        return nodes
+
+    def _slide(self, present: int) -> bool:
+        """Move the windows up to the present, unless a bucket must be spread first. Return whether one moved."""
+        far, very_far = self._far, self._very_far
+        near_end = float(((present >> far.shift) + 2) << far.shift)
+        far_end = float(((present >> very_far.shift) + 2) << very_far.shift)
+        before = self.near_end, self.far_end
+        if far_end > self.far_end and not (very_far.keys and very_far.keys[0] << very_far.shift < far_end):
+            self.far_end = far_end
+        if self.near_end < near_end <= self.far_end and not (far.keys and far.keys[0] << far.shift < near_end):
+            self.near_end = near_end
+        return before != (self.near_end, self.far_end)
+
+    def _spread(self, source: _Level, target: _Level, budget: int) -> int:
+        """Move the first bucket to the finer level, as far as the budget goes. Return what is left of it."""
+        key = source.keys[0]
+        bucket = source.buckets[key]
+        node = bucket._next
+        while node is not bucket and budget > 0:
+            budget -= 1
+            after = node._next
+            slot = floor(node._deadline * target.scale)
+            home = target.buckets.get(slot)
+            if home is None:
+                home = target.open(slot)
+            node._next = home
+            node._prev = last = home._prev
+            last._next = home._prev = node
+            node = after
+        bucket._next = node
+        node._prev = bucket
+        if node is bucket:
+            source.drop_first()
+            end = float((key + 1) << source.shift)
+            if source is self._far:
+                self.near_end = max(self.near_end, end)
+            else:
+                self.far_end = max(self.far_end, end)
+            budget -= 1
+        return budget
+
+    def _check(self) -> None:
+        """Assert every invariant. For tests: it looks at every timer."""
+        near, far, very_far = self._near, self._far, self._very_far
+        assert self.near_end <= self.far_end
+        assert self.near_end % (1 << far.shift) == 0
+        assert self.far_end % (1 << very_far.shift) == 0
+        assert not far.keys or min(far.keys) << far.shift >= self.near_end
+        assert not very_far.keys or min(very_far.keys) << very_far.shift >= self.far_end
+        counted = 0
+        for level in (near, far, very_far):
+            assert sorted(level.keys) == sorted(level.buckets)
+            assert not level.keys or level.keys[0] == min(level.keys)
+            for key, bucket in level.buckets.items():
+                node = bucket
+                while (after := node._next) is not bucket:
+                    assert after._prev is node
+                    assert after._wheel is self
+                    assert self.tick_of(after._deadline) >> level.shift == key
+                    node = after
+                    counted += 1
+                assert bucket._prev is node
+        assert counted == self.pending
+
+
+class _Cancellable(Protocol):
+    def cancel(self) -> object: ...
+
+
+class TimerLoop(Protocol):
+    """What :class:`HashedWheelTimer` needs of an event loop."""
+
+    def time(self) -> float: ...
+    def call_soon(self, callback: Callable[[], object], *, context: contextvars.Context) -> _Cancellable: ...
+    def call_at(self, when: float, callback: Callable[[], object], *, context: contextvars.Context) -> _Cancellable: ...
+
+
+class TimerStatistics(NamedTuple):
+    """What :meth:`HashedWheelTimer.statistics` returns."""
+
+    pending: int
+    """Timeouts that are pending."""
+    wakeups: int
+    """How often the loop has called the timer."""
+    armed: bool
+    """Whether the loop will call it again."""
+
+
+class HashedWheelTimer:
+    """Run callbacks later, in the running event loop. Never early, and about one tick late at most.
+
+    It is meant for very many timeouts: adding and cancelling take constant time, and a cancelled one is gone at once.
+    The loop is woken only for work. Neither an empty timer nor one with far timeouts only ticks, so short ticks cost
+    nothing (cancelling does not disarm: one wake-up may find nothing to do).
+
+    A timer belongs to the event loop that is running at the first :meth:`new_timeout`, and is not thread-safe: from
+    another thread use ``loop.call_soon_threadsafe(timer.new_timeout, callback, delay)``.
+
+    Args:
+        tick_duration: Length of a tick, in seconds or as a timedelta.
+        ticks_per_wheel: Size of the finest level, rounded up to a power of two. The default suits nearly every use.
+        max_pending_timeouts: Refuse more than this. 0 or less: no limit.
+        clock: Monotonic seconds, on the scale of ``loop.time()``. For tests.
+        loop: Use this loop, running or not. For tests.
+
+    Raises:
+        ValueError: An argument cannot work.
+    """
+
+    def __init__(
+        self,
+        tick_duration: float | timedelta = 0.001,
+        ticks_per_wheel: int = 512,
+        max_pending_timeouts: int = 0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        loop: TimerLoop | None = None,
+    ) -> None:
+        if isinstance(tick_duration, timedelta):
+            tick_duration = tick_duration.total_seconds()
+        self._clock = clock
+        self._wheel = Wheel(tick_duration, ticks_per_wheel, clock())
+        self._max_pending = max_pending_timeouts
+        self._limit = max_pending_timeouts if max_pending_timeouts > 0 else sys.maxsize  # -1 once stopped.
+        self._loop: TimerLoop | asyncio.AbstractEventLoop | None = loop
+        # Not get_running_loop(): on Python 3.11 it asks the system for the process id, every time.
+        self._is_running: Callable[[], bool] = lambda: loop is not None
+        # One for all: otherwise callbacks would run in the context of whoever happened to arm the timer.
+        self._context = contextvars.copy_context()
+        self._handle: _Cancellable | None = None
+        self._armed = _NEVER  # The tick at which the loop will call us. No bucket is due before it.
+        self._wakeups = 0
+
+    def new_timeout(self, callback: Callable[[Timeout], object], delay: float | timedelta) -> Timeout:
+        """Call ``callback(timeout)`` once the delay is over, unless the returned timeout is cancelled before.
+
+        The callback must not block. If it raises, that is logged and harms nobody else.
+
+        Args:
+            callback: Takes the timeout. It may do anything: add, cancel, stop the timer.
+            delay: Seconds or a timedelta. Zero or less: with the next tick, not before this method returns. Infinite or
+                huge delays never come.
+
+        Raises:
+            BadDelay: The delay is NaN.
+            TimerFull: ``max_pending_timeouts`` are pending.
+            TimerStopped: The timer was stopped.
+            RuntimeError: No event loop is running, or the one of the first call is not.
+        """
+        wheel = self._wheel
+        if wheel.pending >= self._limit or callback is None or not self._is_running():
+            self._admit(callback)
+        now = self._clock()
+        try:
+            deadline: float = now + delay  # type: ignore[operator]
+        except (TypeError, OverflowError):
+            deadline = now + _seconds(delay)
+        if not now <= deadline < wheel.latest:
+            deadline = wheel.clamp(deadline, now)
+        # From here on as Wheel.add() and Wheel.insert(), but without their calls where the bucket exists.
+        node = Timeout()
+        node._callback = callback
+        node._deadline = deadline
+        tick = deadline * wheel.per_tick
+        if tick < wheel.near_end:
+            bucket = wheel.near_buckets.get(floor(tick))
+        elif tick < wheel.far_end:
+            bucket = wheel.far_buckets.get(floor(deadline * wheel.far_scale))
+        else:
+            bucket = wheel.very_far_buckets.get(floor(deadline * wheel.very_far_scale))
+        if bucket is None:
+            wake = wheel.insert(node, now)
+            if wake < self._armed:
+                self._arm(wake)
+        else:
+            node._wheel = wheel
+            node._next = bucket
+            node._prev = last = bucket._prev
+            last._next = bucket._prev = node
+            wheel.pending += 1
+        return node
+
+    @property
+    def pending_timeouts(self) -> int:
+        """How many timeouts are pending. Falls when one is cancelled, and before a callback is called."""
+        return self._wheel.pending
+
+    def stop(self) -> list[Timeout]:
+        """Stop for good. Safe in a callback, without a running loop, and again.
+
+        Returns:
+            What was pending, in the order in which it would have expired; each is cancelled now. Empty the second time.
+        """
+        self._limit = -1
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        self._armed = _NEVER
+        return self._wheel.clear()
+
+    def statistics(self) -> TimerStatistics:
+        """Return a few counts."""
+        return TimerStatistics(self._wheel.pending, self._wakeups, self._handle is not None)
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._limit < 0 else f"pending={self._wheel.pending}"
+        return f"<HashedWheelTimer {state} tick_duration={self._wheel.tick_duration}>"
+
+    def _admit(self, callback: Callable[[Timeout], object] | None) -> None:
+        """Find out why new_timeout() hesitates: refuse, or take the loop at the first call."""
+        if self._limit < 0:
+            raise TimerStopped("the timer was stopped")
+        if callback is None:
+            raise TypeError("callback is None")
+        if self._wheel.pending >= self._limit:
+            raise TimerFull(f"max_pending_timeouts={self._max_pending} timeouts are pending")
+        if self._loop is not None:
+            raise RuntimeError("this timer belongs to an event loop that does not run any more; make one per loop")
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError("new_timeout() needs a running event loop") from None
+        self._loop = loop
+        self._is_running = loop.is_running
+
+    def _arm(self, tick: int) -> None:
+        assert self._loop is not None
+        if self._handle is not None:
+            self._handle.cancel()
+        self._armed = tick
+        self._handle = self._loop.call_at(self._wheel.time_of(tick), self._wake, context=self._context)
+
+    def _wake(self) -> None:
+        self._handle = None
+        self._armed = _BUSY
+        self._wakeups += 1
+        now = self._clock()  # The loop may have woken us early: uvloop rounds to the nearest millisecond.
+        try:
+            for timeout in self._wheel.expire(now):
+                callback = timeout._callback
+                timeout._callback = _spent
+                try:
+                    callback(timeout)
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException:  # As asyncio does: CancelledError and the like are one callback's affair.
+                    logger.exception("callback %r of %r raised", callback, timeout)
+        finally:
+            self._arm_next(now)
+
+    def _arm_next(self, now: float) -> None:
+        tick = self._wheel.next_tick()
+        if tick is None:
+            self._armed = _NEVER
+        elif tick <= self._wheel.tick_of(now):
+            # The budget is spent. Let the others have a turn.
+            assert self._loop is not None
+            self._handle = self._loop.call_soon(self._wake, context=self._context)
+        else:
+            self._arm(tick)
+
+
+def _seconds(delay: object) -> float:
+    """Convert what could not be added to a float."""
+    if isinstance(delay, timedelta):
+        return delay.total_seconds()
+    if isinstance(delay, int):  # Beyond what a float can hold.
+        return math.inf if delay > 0 else -math.inf
+    raise TypeError(f"delay must be seconds or a timedelta, not {type(delay).__name__}")

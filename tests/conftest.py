@@ -1,0 +1,111 @@
+"""Fixtures for the whole suite, and a loud word at the end on which servers it ran against."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.servers import KINDS, PrivateServer, find_kinds
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+REQUIRED = "DELAYQ_REQUIRE_SERVERS"
+
+FOUND, MISSING = find_kinds()
+_USED: set[str] = set()
+_NONE = pytest.param("none", marks=pytest.mark.skip(reason="no server found on this machine"))
+
+
+def pytest_configure() -> None:
+    required = {name.strip() for name in os.environ.get(REQUIRED, "").split(",")} - {""}
+    if unknown := required - set(KINDS):
+        raise pytest.UsageError(f"{REQUIRED} names {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
+    if absent := required & set(MISSING):
+        reasons = "; ".join(f"{name}: {MISSING[name]}" for name in sorted(absent))
+        raise pytest.UsageError(f"{REQUIRED}: a server is missing: {reasons}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    def names(kinds: list[str]) -> str:
+        return ", ".join(f"{name} {FOUND[name].version}" for name in kinds) or "none"
+
+    parts = [f"servers: {names([name for name in FOUND if name in _USED])}"]
+    if unused := [name for name in FOUND if name not in _USED]:
+        parts.append(f"not needed: {names(unused)}")
+    if MISSING:
+        parts.append("NOT RUN: " + ", ".join(f"{name} ({reason})" for name, reason in MISSING.items()))
+    terminalreporter.write_line("; ".join(parts), bold=True, yellow=bool(MISSING), green=not MISSING)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def _session_server() -> Iterator[Callable[[str], PrivateServer]]:
+    """Start one server of each kind for the session, when the first test asks for it."""
+    servers: dict[str, PrivateServer] = {}
+
+    def get(name: str) -> PrivateServer:
+        _USED.add(name)
+        if name not in servers:
+            servers[name] = PrivateServer(FOUND[name])
+        return servers[name]
+
+    yield get
+    for server in servers.values():
+        server.close()
+
+
+@pytest.fixture(params=[*FOUND] if FOUND else [_NONE])
+def server(request: pytest.FixtureRequest, _session_server: Callable[[str], PrivateServer]) -> PrivateServer:
+    """A server without data. The test runs once on each kind found."""
+    server = _session_server(request.param)
+    if server.is_running():
+        server.resume()  # should the last test have failed to
+    server.start()
+    server.flush()
+    return server
+
+
+@pytest.fixture
+def own_server() -> Iterator[PrivateServer]:
+    """A server for this test alone, to pause and to kill: of the first kind found, with an append-only file."""
+    if not FOUND:
+        pytest.skip("no server found on this machine")
+    name = next(iter(FOUND))
+    _USED.add(name)
+    with PrivateServer(FOUND[name], appendonly="everysec") as server:
+        yield server
+
+
+def _tasks() -> set[asyncio.Task[object]]:
+    # anyio's runner drives each test and each fixture by a task of its own.
+    return {t for t in asyncio.all_tasks() if not getattr(t.get_coro(), "__qualname__", "").startswith("TestRunner.")}
+
+
+@pytest.fixture
+async def _tasks_end() -> AsyncIterator[None]:
+    before = _tasks()
+    yield
+    left = _tasks() - before
+    if left:
+        # One that was cancelled, or has only to return, may do so.
+        _, left = await asyncio.wait(left, timeout=1.0)
+    for task in left:
+        task.cancel()
+    if left:
+        pytest.fail("tasks left behind: " + ", ".join(f"{task.get_name()} {task.get_coro()}" for task in left))
+
+
+@pytest.fixture(autouse=True)
+def _no_task_is_left_behind(request: pytest.FixtureRequest) -> None:
+    """Fail an async test that leaves tasks behind. Set up first, so it looks after the other fixtures have ended."""
+    if inspect.iscoroutinefunction(getattr(request, "function", None)):
+        request.getfixturevalue("_tasks_end")

@@ -1,0 +1,234 @@
+"""A caller who goes away loses nothing and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+
+if TYPE_CHECKING:
+    from delayq import Client, DelayedQueue
+    from tests.servers import PrivateServer
+
+
+async def settled(queue: DelayedQueue[int]) -> list[int]:
+    """Everything that can still be taken, once nothing is on its way back any more."""
+    rest: list[int] = []
+    quiet = 0
+    while quiet < 5:
+        some = await queue.drain()
+        rest += some
+        quiet = 0 if some else quiet + 1
+        await asyncio.sleep(0.005)
+    return rest
+
+
+async def test_ten_thousand_cancelled_takes_lose_and_double_nothing(client: Client, queue: DelayedQueue[int]) -> None:
+    wanted = 10_000
+    chance = random.Random(1)
+    got: list[int] = []
+    cancelled = 0
+    offered = 0
+
+    async def take() -> None:
+        got.append(await queue.take())
+
+    while cancelled < wanted:
+        takers = [asyncio.create_task(take()) for _ in range(50)]
+        offers = [asyncio.create_task(queue.offer(offered + i, 0)) for i in range(10)]
+        offered += 10
+        for taker in takers:
+            if chance.random() < 0.3:
+                await asyncio.sleep(0)
+            taker.cancel()
+        await asyncio.gather(*offers)
+        results = await asyncio.gather(*takers, return_exceptions=True)
+        cancelled += sum(isinstance(result, asyncio.CancelledError) for result in results)
+
+    got += await settled(queue)
+    assert sorted(got) == list(range(offered))
+    assert client.statistics().waiting == 0
+
+
+async def test_ten_thousand_short_polls_that_race_with_offers_lose_and_double_nothing(queue: DelayedQueue[int]) -> None:
+    chance = random.Random(2)
+    got: list[int] = []
+    polls = 10_000
+    messages = 3_000
+
+    async def poll(count: int) -> None:
+        for _ in range(count):
+            value = await queue.poll(chance.choice((0, 0.0001, 0.0005, 0.001, 0.002)))
+            if value is not None:
+                got.append(value)
+
+    async def offer() -> None:
+        for at in range(0, messages, 10):
+            await queue.offer_many([(at + i, chance.random() * 0.002) for i in range(10)])
+            if chance.random() < 0.2:
+                await asyncio.sleep(0.001)
+
+    await asyncio.gather(offer(), *(poll(polls // 20) for _ in range(20)))
+    got += await settled(queue)
+    assert sorted(got) == list(range(messages))
+
+
+async def test_what_arrives_for_a_cancelled_take_goes_back_to_the_head(queue: DelayedQueue[int], client: Client) -> None:
+    await queue.offer_many([(1, 0), (2, 0)])
+    with anyio.CancelScope() as scope:
+        taker = asyncio.create_task(queue.take())
+        await asyncio.sleep(0)
+        scope.cancel()
+        with suppress(asyncio.CancelledError):
+            taker.cancel()
+    with suppress(asyncio.CancelledError):
+        await taker
+    assert sorted(await settled(queue)) == [1, 2]
+
+
+async def test_a_cancelled_take_leaves_no_blocked_connection(server: PrivateServer, client: Client) -> None:
+    queue = client.delayed_queue("empty")
+    taker = asyncio.create_task(queue.take())
+    async with Redis.from_url(server.url) as observer:
+        while not await blocked(observer):
+            await asyncio.sleep(0.005)
+        taker.cancel()
+        with suppress(asyncio.CancelledError):
+            await taker
+        while await blocked(observer):  # lingers half a second for the next caller
+            await asyncio.sleep(0.01)
+    await queue.offer(1)
+    assert await queue.take() == 1
+
+
+async def blocked(observer: Redis) -> int:
+    return sum(client["cmd"].startswith("blmove") for client in await observer.client_list())
+
+
+@pytest.mark.parametrize("wait", ["take", "poll", "loop"])
+async def test_closing_ends_every_waiting_call_within_a_second(server: PrivateServer, wait: str) -> None:
+    client = delayq.connect(server.url)
+    await client.__aenter__()
+    queue: DelayedQueue[int] = client.delayed_queue("empty")
+
+    async def loop() -> str:
+        async for _ in queue:
+            pass
+        return "ended"
+
+    calls = {"take": queue.take, "poll": lambda: queue.poll(60), "loop": loop}
+    waiting = [asyncio.create_task(calls[wait]()) for _ in range(10)]  # type: ignore[operator]
+    await asyncio.sleep(0.05)
+    start = asyncio.get_running_loop().time()
+    await client.aclose()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert asyncio.get_running_loop().time() - start < 1
+    assert all(result == "ended" or isinstance(result, delayq.Closed) for result in results)
+
+
+async def test_closing_is_quick_while_the_server_does_not_answer(own_server: PrivateServer) -> None:
+    client = delayq.connect(own_server.url)
+    await client.__aenter__()
+    queue: DelayedQueue[int] = client.delayed_queue("orders")
+    taker = asyncio.create_task(queue.take())
+    await asyncio.sleep(0.05)
+    own_server.pause()
+    offer = asyncio.create_task(queue.offer(1))
+    await asyncio.sleep(0.05)
+    start = asyncio.get_running_loop().time()
+    await client.aclose()
+    assert asyncio.get_running_loop().time() - start < 1.5
+    results = await asyncio.gather(taker, offer, return_exceptions=True)
+    own_server.resume()
+    assert isinstance(results[0], delayq.Closed)
+    assert isinstance(results[1], delayq.OutcomeUnknown)
+
+
+async def test_leaving_a_loop_hands_back_what_was_fetched_ahead_in_order(client: Client, queue: DelayedQueue[int]) -> None:
+    await queue.offer_many([(i, 0) for i in range(300)])
+    seen = []
+    async for value in queue:
+        seen.append(value)
+        if len(seen) == 40:
+            break
+    assert seen == list(range(40))
+    assert await settled(queue) == list(range(40, 300))
+
+
+async def test_closing_inside_a_loop_hands_back_what_was_fetched_ahead(server: PrivateServer) -> None:
+    seen = []
+    async with delayq.connect(server.url) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await queue.offer_many([(i, 0) for i in range(300)])
+        async for value in queue:
+            seen.append(value)
+            if len(seen) == 40:
+                await client.aclose()
+    assert seen == list(range(40))
+    async with delayq.connect(server.url) as client:
+        assert await settled(client.delayed_queue("orders")) == list(range(40, 300))
+
+
+async def test_a_cancelled_drain_puts_back_what_it_had(queue: DelayedQueue[int]) -> None:
+    await queue.offer_many([(i, 0) for i in range(1000)])
+    drain = asyncio.create_task(queue.drain())
+    while await queue.ready.size() + await queue.pending.size() == 1000:
+        await asyncio.sleep(0)
+    drain.cancel()
+    with suppress(asyncio.CancelledError):
+        await drain
+    assert sorted(await settled(queue)) == list(range(1000))
+
+
+async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(queue: DelayedQueue[int]) -> None:
+    chance = random.Random(3)
+    finished = set()
+
+    async def offer(value: int) -> None:
+        await queue.offer(value, 0)
+        finished.add(value)
+
+    for base in range(0, 2000, 20):
+        offers = [asyncio.create_task(offer(base + i)) for i in range(20)]
+        for task in offers:
+            if chance.random() < 0.5:
+                await asyncio.sleep(0)
+            if chance.random() < 0.5:
+                task.cancel()
+        await asyncio.gather(*offers, return_exceptions=True)
+    stored = await settled(queue)
+    assert len(stored) == len(set(stored))
+    assert finished <= set(stored)
+
+
+async def test_nothing_is_left_behind_by_a_client(server: PrivateServer) -> None:
+    tasks = len(asyncio.all_tasks())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        async with delayq.connect(server.url) as client:
+            queue: DelayedQueue[int] = client.delayed_queue("orders")
+            await queue.offer(1, 3600)
+            await queue.offer(2)
+            assert await queue.take() == 2
+            waiting = asyncio.create_task(queue.take())
+            await asyncio.sleep(0.05)
+        with suppress(delayq.Closed):
+            await waiting
+        await asyncio.sleep(0)
+        gc.collect()
+    assert len(asyncio.all_tasks()) == tasks
+    async with Redis.from_url(server.url) as observer:
+        assert {entry["name"] for entry in await observer.client_list()} == {""}
+        assert {key.decode() for key in await observer.keys()} == {
+            "redisson_delay_queue:{orders}",
+            "redisson_delay_queue_timeout:{orders}",
+        }

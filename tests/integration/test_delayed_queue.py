@@ -1,0 +1,440 @@
+"""What a delayed queue does, seen from its users."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from datetime import UTC, datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from delayq import Client, DelayedQueue
+    from tests.servers import PrivateServer
+
+ORDERED = "redisson_delay_queue:{orders}"
+TIMEOUT = "redisson_delay_queue_timeout:{orders}"
+CHANNEL = "redisson_delay_queue_channel:{orders}"
+
+
+@pytest.fixture
+async def raw(server: PrivateServer) -> AsyncIterator[Redis]:
+    async with Redis.from_url(server.url) as raw:
+        yield raw
+
+
+class TestOffering:
+    async def test_an_offer_writes_redissons_record_score_and_notification(self, queue: DelayedQueue[Any], raw: Redis) -> None:
+        async with raw.pubsub() as listener:
+            await listener.subscribe(CHANNEL)
+            assert (await listener.get_message(timeout=5))["type"] == "subscribe"
+            receipt = await queue.offer({"order": 42}, 60)
+            payload = b'{"order":42}'
+            record = b"\x08" + bytes.fromhex(receipt.id) + len(payload).to_bytes(8, "little") + payload
+            due_ms = receipt.due_at.timestamp() * 1000
+            assert await raw.lrange(ORDERED, 0, -1) == [record]
+            assert await raw.zrange(TIMEOUT, 0, -1, withscores=True) == [(record, due_ms)]
+            assert (await listener.get_message(timeout=5))["data"] == str(round(due_ms)).encode()
+
+    async def test_only_a_new_head_is_announced(self, queue: DelayedQueue[int], raw: Redis) -> None:
+        async with raw.pubsub() as listener:
+            await listener.subscribe(CHANNEL)
+            await listener.get_message(timeout=5)
+            first = await queue.offer(1, 60)
+            await queue.offer_many([(2, 120), (3, 90)])
+            third = await queue.offer(4, 30)
+            heard = [(await listener.get_message(timeout=5))["data"] for _ in range(2)]
+            assert heard == [str(round(r.due_at.timestamp() * 1000)).encode() for r in (first, third)]
+            assert await listener.get_message(timeout=0.05) is None
+
+    async def test_ids_sort_by_offer_order_also_within_a_batch_and_among_clients(self, server: PrivateServer) -> None:
+        ids = []
+        async with delayq.connect(server.url) as one, delayq.connect(server.url) as two:
+            for _ in range(20):
+                ids += [r.id for r in await one.delayed_queue("orders").offer_many([(0, 60)] * 30)]
+                ids.append((await two.delayed_queue("orders").offer(0, 60)).id)
+        assert ids == sorted(set(ids))
+
+    async def test_ids_go_on_after_the_newest_one_when_the_servers_clock_steps_back(
+        self, queue: DelayedQueue[int], raw: Redis
+    ) -> None:
+        first = await queue.offer(1, 60)
+        hour = 3600 * 1_000_000 * 4096
+        ahead = (int(first.id, 16) + hour).to_bytes(8, "big")
+        record = b"\x08" + ahead + (1).to_bytes(8, "little") + b"2"
+        await raw.zadd(TIMEOUT, {record: first.due_at.timestamp() * 1000})
+        await raw.rpush(ORDERED, record)
+        third = await queue.offer(3, 60)
+        assert int(third.id, 16) == int.from_bytes(ahead, "big") + 1
+        assert await queue.pending.read_all() == [1, 2, 3]
+
+    async def test_a_random_id_of_java_does_not_disturb_ours(self, queue: DelayedQueue[int], raw: Redis) -> None:
+        record = b"\x08" + b"\xff" * 8 + (1).to_bytes(8, "little") + b"1"
+        await raw.zadd(TIMEOUT, {record: (time.time() + 60) * 1000})
+        await raw.rpush(ORDERED, record)
+        receipt = await queue.offer(2, 60)
+        assert receipt.id < "ff"
+        assert await queue.pending.read_all() == [1, 2]
+
+    async def test_a_delay_counts_from_the_servers_clock(self, client: Client, queue: DelayedQueue[int]) -> None:
+        before = await client.server_time()
+        receipt = await queue.offer(1, timedelta(seconds=2.5))
+        after = await client.server_time()
+        assert before + timedelta(seconds=2.5) <= receipt.due_at <= after + timedelta(seconds=2.502)
+
+    @pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=-7))])
+    async def test_a_moment_is_taken_from_any_timezone(self, queue: DelayedQueue[int], zone: timezone) -> None:
+        at = datetime.now(zone) + timedelta(minutes=5)
+        receipt = await queue.offer(1, at=at)
+        assert at <= receipt.due_at < at + timedelta(seconds=2)
+
+    async def test_a_moment_in_the_past_is_now(self, queue: DelayedQueue[int]) -> None:
+        await queue.offer(1, at=datetime.now(UTC) - timedelta(days=1))
+        assert await queue.poll() == 1
+
+    async def test_no_delay_is_due_at_once(self, queue: DelayedQueue[int]) -> None:
+        for value in range(50):
+            await queue.offer(value)
+            assert await queue.poll() == value
+
+    async def test_a_delay_of_centuries_is_stored_exactly(self, queue: DelayedQueue[int], raw: Redis) -> None:
+        centuries = 2**53 / 1000 - 3_000_000_000
+        receipt = await queue.offer(1, centuries)
+        assert receipt.due_at.year == 9999
+        ((_, score),) = await raw.zrange(TIMEOUT, 0, -1, withscores=True)
+        assert abs(score - (centuries + time.time()) * 1000) < 60_000
+
+    @pytest.mark.parametrize(
+        "delay", [-1, -0.001, math.nan, math.inf, -math.inf, 2**53 / 1000 + 1, timedelta(seconds=-1), timedelta.max, True, "5", None]
+    )
+    async def test_a_bad_delay_is_refused_before_anything_is_written(
+        self, queue: DelayedQueue[int], raw: Redis, delay: Any
+    ) -> None:
+        with pytest.raises(delayq.BadDelay):
+            await queue.offer_many([(1, 1), (2, delay)])
+        if delay is not None:
+            with pytest.raises(ValueError):
+                await queue.offer(1, delay)
+        assert await raw.keys() == []
+
+    async def test_a_delay_that_ends_past_the_last_score_is_refused_by_the_server(
+        self, queue: DelayedQueue[int], raw: Redis
+    ) -> None:
+        with pytest.raises(delayq.DelayqError):
+            await queue.offer(1, 2**53 / 1000)
+        assert await raw.keys() == []
+
+    async def test_other_bad_input_is_refused_before_anything_is_written(self, client: Client, raw: Redis) -> None:
+        queue = client.delayed_queue("orders", max_payload=10)
+        with pytest.raises(ValueError, match="timezone"):
+            await queue.offer(1, at=datetime.now())  # noqa: DTZ005
+        with pytest.raises(delayq.BadDelay, match="not both"):
+            await queue.offer(1, 1, at=datetime.now(UTC))
+        with pytest.raises(delayq.EncodeError):
+            await queue.offer(object(), 1)
+        with pytest.raises(delayq.PayloadTooLarge, match="11 bytes"):
+            await queue.offer("x" * 9, 1)
+        with pytest.raises(delayq.EncodeError):
+            await queue.offer_many([(1, 1), (math.nan, 1)])
+        for name in ("", "a{b", "a}b", "{}x", "x{}{y}", "\ud800"):
+            with pytest.raises(delayq.BadName):
+                client.delayed_queue(name)
+        assert await raw.keys() == []
+
+    async def test_a_thousand_concurrent_offers_share_calls(self, client: Client, queue: DelayedQueue[int]) -> None:
+        await queue.offer(-1, 60)
+        before = client.statistics().round_trips
+        receipts = await asyncio.gather(*(queue.offer(i, 60) for i in range(1000)))
+        assert client.statistics().round_trips - before <= 10
+        assert [r.id for r in receipts] == sorted({r.id for r in receipts})
+        assert await queue.pending.read_all() == list(range(-1, 1000))
+
+    async def test_a_queue_of_a_foreign_type_gives_one_clear_error_and_keeps_everything(
+        self, queue: DelayedQueue[int], raw: Redis
+    ) -> None:
+        for key in (ORDERED, TIMEOUT):
+            await raw.flushall()
+            await raw.set(key, "mine")
+            with pytest.raises(delayq.ServerRefused, match="another type"):
+                await queue.offer(1, 60)
+            assert await raw.keys() == [key.encode()]
+
+
+class TestReceipts:
+    async def test_a_cancelled_message_is_gone(self, queue: DelayedQueue[int], raw: Redis) -> None:
+        receipt = await queue.offer(1, 60)
+        assert await receipt.cancel() is True
+        assert await receipt.cancel() is False
+        assert await receipt.reschedule(1) is False
+        assert await raw.keys() == []
+
+    async def test_a_delivered_message_cannot_be_cancelled(self, queue: DelayedQueue[int]) -> None:
+        receipt = await queue.offer(1)
+        assert await queue.take() == 1
+        assert await receipt.cancel() is False
+
+    async def test_cancelling_takes_exactly_one_of_equal_messages(self, queue: DelayedQueue[str]) -> None:
+        receipts = await queue.offer_many([("same", 60), ("same", 60), ("same", 60)])
+        assert await receipts[1].cancel()
+        assert await queue.pending.read_all() == ["same", "same"]
+        assert await receipts[0].cancel()
+        assert await receipts[2].cancel()
+
+    async def test_a_message_can_be_hastened(self, queue: DelayedQueue[int]) -> None:
+        receipt = await queue.offer(1, 3600)
+        taker = asyncio.create_task(queue.take())
+        await asyncio.sleep(0.02)
+        assert await receipt.reschedule(0.05) is True
+        assert receipt.due_at < datetime.now(UTC) + timedelta(seconds=10)
+        assert await asyncio.wait_for(taker, 5) == 1
+
+    async def test_a_message_can_be_put_off(self, queue: DelayedQueue[int]) -> None:
+        receipt = await queue.offer(1, 0.05)
+        assert await receipt.reschedule(at=datetime.now(UTC) + timedelta(hours=1)) is True
+        assert await queue.poll(0.1) is None
+        assert [due for _, due in await queue.pending.entries()] == [receipt.due_at]
+
+    async def test_a_bad_delay_leaves_the_message_as_it_was(self, queue: DelayedQueue[int]) -> None:
+        receipt = await queue.offer(1, 60)
+        due = receipt.due_at
+        with pytest.raises(delayq.BadDelay):
+            await receipt.reschedule(-1)
+        assert [due for _, due in await queue.pending.entries()] == [due]
+
+    async def test_a_receipt_says_what_it_is(self, queue: DelayedQueue[int]) -> None:
+        receipt = await queue.offer(1, 60)
+        assert receipt.id in repr(receipt)
+        assert "orders" in repr(receipt)
+
+
+class TestTaking:
+    async def test_poll_without_time_does_not_wait(self, queue: DelayedQueue[int]) -> None:
+        assert await queue.poll() is None
+        await queue.offer(1)
+        assert await queue.poll() == 1
+
+    async def test_poll_waits_as_long_as_it_is_told(self, queue: DelayedQueue[int]) -> None:
+        await queue.offer(1, 0.1)
+        assert await queue.poll(0.01) is None
+        assert await queue.poll(timedelta(seconds=20)) == 1
+
+    @pytest.mark.parametrize("timeout", [-1, math.nan, math.inf])
+    async def test_poll_refuses_a_bad_timeout(self, queue: DelayedQueue[int], timeout: float) -> None:
+        with pytest.raises(delayq.BadDelay):
+            await queue.poll(timeout)
+
+    async def test_drain_takes_what_is_due_and_no_more(self, queue: DelayedQueue[int]) -> None:
+        await queue.offer_many([(i, 0) for i in range(350)] + [(999, 60)])
+        assert await queue.drain(0) == []
+        assert await queue.drain(5) == [0, 1, 2, 3, 4]
+        assert await queue.drain(150) == list(range(5, 155))
+        assert await queue.drain() == list(range(155, 350))
+        assert await queue.drain() == []
+        assert await queue.pending.size() == 1
+
+    async def test_a_loop_ends_when_the_queue_closes(self, client: Client) -> None:
+        seen = []
+        async with client.delayed_queue("orders") as queue:
+            await queue.offer_many([(i, 0) for i in range(10)])
+            async for value in queue:
+                seen.append(value)
+                if value == 9:
+                    await queue.aclose()
+        assert seen == list(range(10))
+        with pytest.raises(delayq.Closed):
+            await queue.take()
+        with pytest.raises(delayq.Closed):
+            await queue.offer(1)
+        again = client.delayed_queue("orders")
+        await again.offer(11)
+        assert await again.take() == 11
+
+    async def test_every_waiting_caller_gets_its_share(self, queue: DelayedQueue[int]) -> None:
+        takers = [asyncio.create_task(queue.take()) for _ in range(20)]
+        await queue.offer_many([(i, 0.01) for i in range(20)])
+        assert sorted(await asyncio.gather(*takers)) == list(range(20))
+
+    async def test_a_slow_loop_leaves_messages_to_others(self, queue: DelayedQueue[int]) -> None:
+        await queue.offer_many([(i, 0) for i in range(20)])
+        async for _ in queue:
+            await asyncio.sleep(0.06)
+            break_after_a_few = await queue.ready.size() + await queue.pending.size()
+            assert break_after_a_few >= 18
+            break
+
+    async def test_an_unreadable_payload_goes_to_quarantine_whole(self, queue: DelayedQueue[int], raw: Redis) -> None:
+        await raw.rpush("orders", b"\xffnot json", "1", b"{", "2")
+        with pytest.raises(delayq.DecodeError, match="JsonCodec cannot decode 9 bytes that begin with ff 6e 6f") as caught:
+            await queue.take()
+        assert caught.value.payload == b"\xffnot json"
+        seen = []
+        async for value in queue:
+            seen.append(value)
+            if value == 2:
+                break
+        assert seen == [1, 2]
+        while await raw.llen("delayq_quarantine:{orders}") < 2:
+            await asyncio.sleep(0.01)
+        assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"\xffnot json", b"{"]
+
+    async def test_a_codec_of_ones_own(self, client: Client) -> None:
+        class Hex:
+            def encode(self, value: int, /) -> bytes:
+                return hex(value).encode()
+
+            def decode(self, payload: bytes, /) -> int:
+                return int(payload, 16)
+
+        queue = client.delayed_queue("orders", codec=Hex())
+        await queue.offer(255)
+        assert await client.delayed_queue("orders", codec=delayq.StringCodec()).take() == "0xff"
+        await queue.offer(16)
+        assert await queue.take() == 16
+
+
+class TestPoison:
+    async def test_an_unreadable_record_neither_blocks_nor_repeats_the_others(
+        self, client: Client, queue: DelayedQueue[int], raw: Redis
+    ) -> None:
+        """In Redisson, everything before such a record is delivered again every five seconds, and nothing after it."""
+        bad = b"\x01\x02\x03"
+        good = [b"\x08ABCDEFG%d" % i + (1).to_bytes(8, "little") + b"%d" % i for i in range(4)]
+        for score, record in enumerate([good[0], good[1], bad, good[2], good[3]]):
+            await raw.zadd(TIMEOUT, {record: score})
+            await raw.rpush(ORDERED, record)
+        assert await queue.drain() == [0, 1, 2, 3]
+        assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [bad]
+        assert await raw.exists(ORDERED, TIMEOUT) == 0
+        assert client.statistics().quarantined == 1
+
+    @pytest.mark.parametrize(
+        "record",
+        [
+            b"\x08ABCDEFGH" + (2).to_bytes(8, "little") + b"17",
+            b"\x08ABCDEFGH" + (2).to_bytes(4, "little") + b"17",
+            bytes.fromhex("2eb990cba71cd243") + (2).to_bytes(8, "little") + b"17",
+            bytes.fromhex("2eb990cba71cd243") + (2).to_bytes(4, "little") + b"17",
+        ],
+    )
+    async def test_every_form_of_record_is_delivered(self, queue: DelayedQueue[int], raw: Redis, record: bytes) -> None:
+        await raw.zadd(TIMEOUT, {record: 1})
+        await raw.rpush(ORDERED, record)
+        assert await queue.pending.peek() == 17
+        assert await queue.poll() == 17
+        assert await raw.keys() == []
+
+    @pytest.mark.parametrize("score", [-5, -math.inf, 1.5, 1e3])
+    async def test_foreign_scores_do_no_harm(self, queue: DelayedQueue[int], raw: Redis, score: float) -> None:
+        record = b"\x08ABCDEFGH" + (2).to_bytes(8, "little") + b"17"
+        await raw.zadd(TIMEOUT, {record: score})
+        assert await queue.poll() == 17
+
+    @pytest.mark.parametrize("score", [math.inf, 1e300, 1e17])
+    async def test_a_foreign_score_without_end_waits_quietly(
+        self, client: Client, queue: DelayedQueue[int], raw: Redis, score: float
+    ) -> None:
+        await raw.zadd(TIMEOUT, {b"\x08ABCDEFGH" + (2).to_bytes(8, "little") + b"17": score})
+        assert await queue.poll() is None
+        before = client.statistics().round_trips
+        await asyncio.sleep(0.2)
+        assert client.statistics().round_trips - before <= 3
+
+
+class TestViews:
+    async def test_pending_shows_what_is_not_due(self, queue: DelayedQueue[Any]) -> None:
+        pending = queue.pending
+        assert [await pending.size(), await pending.peek(), await pending.read_all(), await pending.entries()] == [0, None, [], []]
+        receipts = await queue.offer_many([("a", 90), ("b", 60), ("a", 120)])
+        assert await pending.size() == 3
+        assert await pending.peek() == "a"
+        assert await pending.read_all() == ["a", "b", "a"]
+        assert await pending.entries() == [(v, receipts[i].due_at) for v, i in (("b", 1), ("a", 0), ("a", 2))]
+        assert await pending.contains("b")
+        assert not await pending.contains("c")
+        assert await pending.contains_all(["a", "b", "a"])
+        assert await pending.contains_all([])
+        assert not await pending.contains_all(["a", "c"])
+
+    async def test_pending_messages_can_be_taken_out_in_offer_order(self, queue: DelayedQueue[Any], raw: Redis) -> None:
+        await queue.offer_many([(i, 60) for i in range(250)])
+        assert await queue.pending.poll() == 0
+        assert await queue.pending.poll_many(200) == list(range(1, 201))
+        assert await queue.pending.poll_many(200) == list(range(201, 250))
+        assert await queue.pending.poll() is None
+        assert await raw.keys() == []
+
+    async def test_pending_messages_can_be_removed_by_value(self, queue: DelayedQueue[Any], raw: Redis) -> None:
+        await queue.offer_many([(v, 60) for v in ("a", "b", "a", "c", "d")])
+        assert await queue.pending.remove("a") is True
+        assert await queue.pending.read_all() == ["b", "a", "c", "d"]
+        assert await queue.pending.remove("z") is False
+        assert await queue.pending.remove_all(["a", "z"]) is True
+        assert await queue.pending.remove_all([]) is False
+        assert await queue.pending.retain_all(["c", "d"]) is True
+        assert await queue.pending.retain_all(["c", "d"]) is False
+        # Redisson leaves what it did not retain in the sorted set, and delivers it.
+        assert [value for value, _ in await queue.pending.entries()] == await queue.pending.read_all() == ["c", "d"]
+        assert await queue.pending.retain_all([]) is True
+        assert await raw.keys() == []
+
+    async def test_the_last_message_can_be_moved_to_another_queue(self, client: Client, queue: DelayedQueue[Any]) -> None:
+        other = client.delayed_queue("other")
+        await queue.offer_many([(1, 60), (2, 60)])
+        await other.offer(3)
+        assert await queue.pending.poll_last_and_offer_first_to("other") == 2
+        assert sorted(await other.drain()) == [2, 3]
+        assert await queue.pending.poll_last_and_offer_first_to("other") == 1
+        assert await queue.pending.poll_last_and_offer_first_to("other") is None
+        assert await other.take() == 1
+
+    async def test_clearing_and_expiring_act_on_what_is_pending_only(self, queue: DelayedQueue[Any], raw: Redis) -> None:
+        await raw.rpush("orders", "1")
+        assert await queue.pending.expire(60) is False
+        await queue.offer(2, 60)
+        assert await queue.pending.expire(timedelta(minutes=1)) is True
+        assert await raw.pttl("orders") == -1
+        assert 0 < await raw.pttl(ORDERED) <= 60_000
+        assert 0 < await raw.pttl(TIMEOUT) <= 60_000
+        assert await queue.pending.clear() is True
+        assert await queue.pending.clear() is False
+        assert await queue.ready.read_all() == [1]
+
+    async def test_ready_shows_what_is_due_and_not_taken(self, queue: DelayedQueue[Any], raw: Redis) -> None:
+        assert await queue.ready.read_all() == []
+        await raw.rpush("orders", *range(2500))
+        assert await queue.ready.size() == 2500
+        assert await queue.ready.read_all() == list(range(2500))
+        assert await queue.ready.clear() is True
+        assert await queue.ready.clear() is False
+
+    async def test_long_queues_are_read_in_pages_that_join_up(self, queue: DelayedQueue[Any]) -> None:
+        await queue.offer_many([(i, 60 + (i * 7919) % 5000) for i in range(5000)])
+        assert await queue.pending.read_all() == list(range(5000))
+        by_due = sorted(range(5000), key=lambda i: (60 + (i * 7919) % 5000, i))
+        assert [value for value, _ in await queue.pending.entries()] == by_due
+        assert await queue.pending.contains(0)
+        assert await queue.pending.remove(0)
+        assert await queue.pending.retain_all(range(4000, 5000))
+        assert await queue.pending.size() == 1000
+
+    async def test_reading_pages_misses_nothing_while_the_head_comes_due(self, queue: DelayedQueue[Any]) -> None:
+        await queue.offer_many([(i, 60) for i in range(4000)])
+        keep = set(range(1000, 4000))
+
+        async def pollute() -> None:
+            for _ in range(10):
+                await queue.pending.poll_many(100)
+                await queue.offer(0, 60)
+
+        polluter = asyncio.create_task(pollute())
+        while not polluter.done():
+            assert keep <= set(await queue.pending.read_all())
+            assert keep <= {value for value, _ in await queue.pending.entries()}
+        await polluter

