@@ -11,6 +11,7 @@ from delayq._background import Background
 from delayq._redis.connections import Connections
 from delayq._redis.server import Server
 from delayq._scheduling.scheduler import Scheduler
+from delayq.errors import ConfigurationError
 from delayq.wheel import HashedWheelTimer
 
 if TYPE_CHECKING:
@@ -27,11 +28,23 @@ class Session:
     """Connections, the one timer, the background tasks and the scheduler, which all queues of a client share."""
 
     def __init__(self, address: Address, max_connections: int, resync_interval: float) -> None:
+        self._loop = asyncio.get_running_loop()
         self.connections = Connections(address, max_connections)
         self.server = Server(self.connections)
         self.timer = HashedWheelTimer(tick_duration=_TICK)
         self.background = Background()
         self.scheduler = Scheduler(self.server, self.connections, self.timer, self.background, resync_interval)
+
+    def check_loop(self) -> None:
+        """Raise a clear error where asyncio would hang or fail late.
+
+        Raises:
+            ConfigurationError: We are not in the event loop in which the client was opened.
+        """
+        if asyncio._get_running_loop() is not self._loop:  # noqa: SLF001 - documented for libraries; it does not raise
+            raise ConfigurationError(
+                "the client was opened in another event loop: open one client in each loop, and use it there"
+            )
 
     async def aclose(self) -> None:
         """Close every queue, then everything else."""

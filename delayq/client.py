@@ -149,8 +149,11 @@ class Client:
         Raises:
             BadName: Empty, or its keys would not share one cluster slot.
             Closed: The client is not open.
+            ConfigurationError: The client was opened in another event loop.
         """
-        return DelayedQueue(name, JsonCodec() if codec is None else codec, max_payload, self._open_session())
+        session = self._open_session()
+        session.check_loop()
+        return DelayedQueue(name, JsonCodec() if codec is None else codec, max_payload, session)
 
     async def server_time(self) -> datetime:
         """What the server's clock shows (UTC): the clock that decides when a message is due.

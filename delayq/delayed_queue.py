@@ -192,6 +192,7 @@ class DelayedQueue(Generic[T]):
             ServerRefused: The server does not let us take.
             Closed: The queue or client is closed, or closes meanwhile.
         """
+        self._check_open()
         taken = await self._taker.get(1, None)
         return self._decode(taken[0][1])
 
@@ -205,6 +206,7 @@ class DelayedQueue(Generic[T]):
             ServerUnavailable, OutcomeUnknown: Only with ``timeout=0``: the server did not answer. A longer poll waits
                 for the server as it waits for messages. Otherwise as :meth:`take`.
         """
+        self._check_open()
         taken = await self._taker.get(1, seconds(timeout, "timeout"))
         return self._decode(taken[0][1]) if taken else None
 
@@ -213,6 +215,7 @@ class DelayedQueue(Generic[T]):
 
         A cancelled call puts back what it had taken. Raises as :meth:`poll` with ``timeout=0``.
         """
+        self._check_open()
         taken: list[Taken] = []
         try:
             while max_items is None or len(taken) < max_items:
@@ -239,6 +242,7 @@ class DelayedQueue(Generic[T]):
         handled when the loop is left, or the queue closed, goes back to the head of the ready list. A message that the
         codec cannot read goes to the quarantine list with a log line.
         """
+        self._check_open()
         taker = self._taker
         loop = asyncio.get_running_loop()
         ahead = taker.buffer()
@@ -284,6 +288,7 @@ class DelayedQueue(Generic[T]):
     # Inside
 
     def _check_open(self) -> None:
+        self._session.check_loop()
         if self._open.closed:
             raise Closed("the queue is closed")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from redis.asyncio import Connection, Redis
 from redis.asyncio.connection import parse_url
@@ -100,10 +99,7 @@ def _address(label: str, connection_class: type[AbstractConnection], options: di
 
 def redacted(url: str) -> str:
     """``url`` without user, password and options."""
-    try:
-        parts = urlsplit(url)
-        host = parts.netloc.rpartition("@")[2]
-    except ValueError:
-        return "…"
-    secret = "***@" if "@" in parts.netloc else ""
-    return f"{parts.scheme}://{secret}{host}{parts.path}" if parts.scheme else "…"
+    head, at, rest = url.rpartition("@")
+    scheme, found, _ = head.partition("://")
+    shown = f"{scheme}://***@{rest}" if found else f"***@{rest}" if at else url
+    return shown.partition("?")[0]

@@ -135,7 +135,9 @@ class Connections:
 
 
 def _why_not_connected(error: BaseException, address: Address) -> DelayqError | None:
-    if isinstance(error, AuthenticationError | AuthorizationError):
+    # redis-py wraps what the handshake raises in a plain connection error.
+    reasons = [error, error.__cause__, *error.args]
+    if any(isinstance(reason, AuthenticationError | AuthorizationError) for reason in reasons):
         return ServerRefused(f"{address.label} does not let us in: {error}")
     if isinstance(error, ResponseError) and not isinstance(error, BusyLoadingError):
         return ServerRefused(f"{address.label} refuses the connection: {error}")

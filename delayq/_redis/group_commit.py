@@ -61,9 +61,9 @@ class GroupCommit(Generic[Item, Result]):
     async def aclose(self, grace: float) -> None:
         """Take nothing more, give what is waiting ``grace`` seconds, then fail it: unsent or unknown."""
         self._closed = True
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=grace)
-            self._task.cancel()
+        if (task := self._task) is not None:
+            await asyncio.wait({task}, timeout=grace)
+            task.cancel()
         for _, _, future in self._waiting:
             if not future.done():
                 future.set_exception(Closed("the queue closed before the message was sent"))

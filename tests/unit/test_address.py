@@ -1,0 +1,83 @@
+"""From what the user calls an address to what makes a connection."""
+
+from __future__ import annotations
+
+import pytest
+from redis.asyncio import Connection, Redis, SSLConnection, UnixDomainSocketConnection
+
+import delayq
+from delayq._redis.address import from_client, from_url, redacted
+
+
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+def test_a_url_names_host_port_database_and_user(scheme: str) -> None:
+    address = from_url(f"{scheme}://me:secret@example.test:7000/3?socket_connect_timeout=2")
+    assert address.connection_class is Connection
+    wanted = {"host": "example.test", "port": 7000, "db": 3, "username": "me", "password": "secret", "socket_connect_timeout": 2}
+    assert wanted.items() <= address.options.items()
+
+
+def test_tls_and_unix_sockets_have_their_own_schemes() -> None:
+    assert from_url("rediss://h").connection_class is SSLConnection
+    assert from_url("valkeys://h").connection_class is SSLConnection
+    assert from_url("unix:///tmp/s").connection_class is UnixDomainSocketConnection
+    assert from_url("valkey+unix:///tmp/a%20b").options["path"] == "/tmp/a b"
+
+
+def test_no_secret_is_shown() -> None:
+    url = "redis://me:secret@example.test/0"
+    assert "secret" not in repr(from_url(url))
+    assert redacted(url) == "redis://***@example.test/0"
+    with pytest.raises(delayq.ConfigurationError) as caught:
+        from_url("postgres://me:secret@example.test/0")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(delayq.ConfigurationError) as caught:
+        from_url("redis://me:secret@example.test/0?db=x")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost", "localhost:6379", "http://h", "unix://", "redis://[::1", "redis://h/0?protocol=x"]
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(delayq.ConfigurationError):
+        from_url(url)
+
+
+@pytest.mark.parametrize("scheme", ["redis+sentinel", "redis+cluster"])
+def test_what_is_not_supported_yet_is_said(scheme: str) -> None:
+    with pytest.raises(delayq.ConfigurationError, match="not supported yet"):
+        from_url(f"{scheme}://h")
+
+
+def test_delayqs_own_settings_win_over_those_of_a_given_client() -> None:
+    client = Redis(host="example.test", port=7000, decode_responses=True, socket_timeout=1, health_check_interval=5, protocol=3)
+    address = from_client(client)
+    assert {"host": "example.test", "port": 7000}.items() <= address.options.items()
+    connection = address.connection()
+    assert isinstance(connection, Connection)
+    assert connection.socket_timeout is None
+    assert connection.health_check_interval == 0
+    assert not connection.encoder.decode_responses
+    assert connection.retry.get_retries() == 0
+
+
+def test_only_clients_for_one_server_are_taken() -> None:
+    with pytest.raises(delayq.ConfigurationError, match=r"got builtins\.int"):
+        from_client(5)
+
+
+def test_without_an_address_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYQ_URL", "nonsense")
+    with pytest.raises(delayq.ConfigurationError, match="nonsense"):
+        delayq.connect()
+    monkeypatch.delenv("DELAYQ_URL")
+    monkeypatch.setattr("delayq.embedded.available", lambda: False)
+    with pytest.raises(delayq.ConfigurationError, match=r"DELAYQ_URL.*delayq\[embedded\]"):
+        delayq.connect()
+
+
+@pytest.mark.parametrize(("option", "value"), [("resync_interval", 0), ("resync_interval", -1), ("max_connections", 0)])
+def test_bad_settings_are_refused(option: str, value: int) -> None:
+    with pytest.raises(delayq.BadInput):
+        delayq.connect("redis://h", **{option: value})  # type: ignore[arg-type]

@@ -1,0 +1,142 @@
+"""The plain functions that decide."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayq._redis.retry import retry_delay
+from delayq._scheduling.last_timeout import Armed, LastTimeout, gives_way
+from delayq._scheduling.prefetch import MOST, next_batch
+from delayq._scheduling.server_clock import ServerClock
+from delayq._scheduling.taker import shares
+from delayq.testing import ManualLoop
+from delayq.wheel import HashedWheelTimer
+
+
+class TestShares:
+    def test_all_get_alike_and_the_first_ones_the_rest(self) -> None:
+        assert shares(5, [10, 10, 10]) == [2, 2, 1]
+        assert shares(2, [1, 1, 1]) == [1, 1, 0]
+        assert shares(9, [1, 10]) == [1, 8]
+        assert shares(3, []) == []
+
+    @given(st.integers(0, 300), st.lists(st.integers(1, 100), max_size=20))
+    def test_nobody_gets_more_than_wanted_and_nothing_is_withheld(self, count: int, wants: list[int]) -> None:
+        result = shares(count, wants)
+        assert all(0 <= share <= want for share, want in zip(result, wants, strict=True))
+        assert sum(result) <= count
+        if wants and max(wants) == min(wants):
+            assert sum(result) == min(count, sum(wants))
+            assert max(result) - min(result) <= 1
+
+
+class TestNextBatch:
+    def test_quick_handling_fetches_more(self) -> None:
+        assert next_batch(1, 1, 0.0) == 2
+        assert next_batch(64, 64, 0.001) == MOST
+
+    def test_slow_handling_fetches_one(self) -> None:
+        assert next_batch(100, 100, 60.0) == 1
+        assert next_batch(1, 1, 1.0) == 1
+
+    def test_a_trickle_does_not_grow(self) -> None:
+        assert next_batch(4, 1, 0.0) == 4
+
+    @given(st.integers(1, MOST), st.integers(1, MOST), st.floats(0, 1e6))
+    def test_it_stays_in_bounds(self, batch: int, got: int, took: float) -> None:
+        assert 1 <= next_batch(batch, min(got, batch), took) <= MOST
+
+
+class TestRetryDelay:
+    @given(st.integers(1, 10_000))
+    def test_it_doubles_up_to_its_bound_with_jitter(self, attempt: int) -> None:
+        assert 0.01 <= retry_delay(attempt) <= 5.0
+        assert retry_delay(attempt, most=0.5) <= 0.5
+        assert retry_delay(1) <= 0.02
+        assert retry_delay(50) >= 2.5
+
+
+class TestLastTimeout:
+    """Redisson replaces an earlier wake-up by a later one when a stale answer arrives last. Here the earlier one stays."""
+
+    @pytest.fixture
+    def loop(self) -> ManualLoop:
+        return ManualLoop()
+
+    @pytest.fixture
+    def fired(self) -> list[float]:
+        return []
+
+    @pytest.fixture
+    def last(self, loop: ManualLoop, fired: list[float]) -> LastTimeout:
+        timer = HashedWheelTimer(0.001, clock=loop.time, loop=loop)
+        return LastTimeout(timer, loop.time, lambda: fired.append(loop.time()))
+
+    def test_only_an_earlier_one_replaces_what_is_armed(self) -> None:
+        assert gives_way(None, 5)
+        assert gives_way(Armed(5), 4)
+        assert not gives_way(Armed(5), 5)
+        assert not gives_way(Armed(5), 50)
+
+    def test_a_stale_answer_does_not_put_off_a_wake_up(self, loop: ManualLoop, last: LastTimeout, fired: list[float]) -> None:
+        last.arm(3)
+        last.arm(50)
+        loop.advance(3.01)
+        assert len(fired) == 1
+        loop.advance(100)
+        assert len(fired) == 1
+
+    def test_an_earlier_one_takes_over(self, loop: ManualLoop, last: LastTimeout, fired: list[float]) -> None:
+        last.arm(50)
+        last.arm(3)
+        loop.advance(100)
+        assert len(fired) == 1
+        assert fired[0] < 4
+
+    def test_after_firing_the_next_one_can_be_armed(self, loop: ManualLoop, last: LastTimeout, fired: list[float]) -> None:
+        last.arm(1)
+        loop.advance(2)
+        assert last.held is None
+        last.arm(1)
+        loop.advance(2)
+        assert len(fired) == 2
+
+    def test_a_fired_one_clears_the_holder_only_if_it_is_still_held(self, last: LastTimeout, fired: list[float]) -> None:
+        last.arm(5)
+        newer = Armed(1)
+        old = last.held
+        assert old is not None
+        assert last.compare_and_set(old, newer)
+        last._fired(old)
+        assert last.held is newer
+        assert len(fired) == 1
+
+    def test_a_lost_comparison_changes_nothing(self, last: LastTimeout) -> None:
+        last.arm(5)
+        held = last.held
+        assert not last.compare_and_set(Armed(9), Armed(1))
+        assert last.held is held
+
+    def test_disarming_forgets(self, loop: ManualLoop, last: LastTimeout, fired: list[float]) -> None:
+        last.arm(5)
+        last.disarm()
+        last.disarm()
+        loop.advance(10)
+        assert fired == []
+
+
+class TestServerClock:
+    def test_before_the_first_answer_everything_is_due(self) -> None:
+        assert ServerClock(lambda: 0.0).seconds_until(10**15) == 0
+
+    def test_it_counts_on_from_the_last_answer(self) -> None:
+        now = 100.0
+        clock = ServerClock(lambda: now)
+        clock.observe(5_000_000)
+        assert clock.seconds_until(7_000) == pytest.approx(2)
+        now = 101.5
+        assert clock.seconds_until(7_000) == pytest.approx(0.5)
+        now = 103.0
+        assert clock.seconds_until(7_000) == 0

