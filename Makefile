@@ -1,0 +1,61 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both set up .venv by themselves and need no Redis, root or container.
+
+# The first interpreter that is new enough. Override with: make test PYTHON=python3.13
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: help demo test lint types layers coverage clean
+
+help:
+	@echo "make demo      deliver delayed messages between two processes, and show it"
+	@echo "make test      run the tests (ARGS='-k name' to choose)"
+	@echo "make lint      style and formatting"
+	@echo "make types     mypy --strict, and pyright on the public interface"
+	@echo "make layers    who may import whom"
+	@echo "make coverage  the tests with branch coverage of the core"
+	@echo "make clean     remove the virtual environment and caches"
+
+demo: $(VENV)/run.stamp
+	@$(BIN)/python -m delayq demo $(ARGS)
+
+test: $(VENV)/dev.stamp
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev.stamp
+	$(BIN)/mypy
+	$(BIN)/pyright --verifytypes delayq --ignoreexternal --pythonpath $(BIN)/python
+
+layers: $(VENV)/dev.stamp
+	$(BIN)/lint-imports
+
+coverage: $(VENV)/dev.stamp
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage report --fail-under=95
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "delayq needs Python 3.11 or newer, and none was found on the PATH." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "setting up $(VENV) with $(PYTHON), once ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip || { \
+		echo "the package index cannot be reached; check the network or pip's configuration" >&2; rm -rf $(VENV); exit 1; }
+
+# The stamps are as new as what was installed: a changed pyproject.toml installs again.
+$(VENV)/run.stamp: pyproject.toml | $(VENV)/bin/python
+	@$(BIN)/python -m pip install --quiet --editable '.[embedded,cli]'
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml | $(VENV)/bin/python
+	@$(BIN)/python -m pip install --quiet --editable '.[embedded,cli]' --group dev
+	@touch $@ $(VENV)/run.stamp
