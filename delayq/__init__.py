@@ -23,7 +23,8 @@ from delayq.errors import (
     TimerFull,
     TimerStopped,
 )
-from delayq.wheel import HashedWheelTimer, Timeout
+from delayq.timer import HashedWheelTimer
+from delayq.wheel import Timeout
 
 __all__ = [
     "BadDelay",

@@ -12,7 +12,7 @@ from delayq._redis.connections import Connections
 from delayq._redis.server import Server
 from delayq._scheduling.scheduler import Scheduler
 from delayq.errors import ConfigurationError
-from delayq.wheel import HashedWheelTimer
+from delayq.timer import HashedWheelTimer
 
 if TYPE_CHECKING:
     from delayq._redis.address import Address

@@ -76,7 +76,7 @@ class ManualHandle:
 
 
 class ManualLoop:
-    """As much of an event loop as :class:`~delayq.wheel.HashedWheelTimer` needs, on a :class:`ManualClock`.
+    """As much of an event loop as :class:`~delayq.HashedWheelTimer` needs, on a :class:`ManualClock`.
 
     It runs callbacks inside :meth:`advance` and :meth:`stall` only. Exceptions come out of there, with the rest still
     to be run by the next call.

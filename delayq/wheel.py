@@ -1,7 +1,5 @@
-"""A hashed wheel timer for asyncio: very many timers, most of which are cancelled.
-
-Two layers. :class:`Wheel` is pure: it takes ``now``, says what expired and when to look again, and never sees a
-clock or a loop. :class:`HashedWheelTimer` drives one wheel with one ``loop.call_at``.
+"""A hashed timer wheel, for very many timers most of which are cancelled. Pure: it takes ``now``, and says what expired
+and when to look again. :class:`~delayq.timer.HashedWheelTimer` drives one from an event loop.
 
 Time is cut into ticks, counted from the clock's zero. A timer fires when the tick of its deadline is over, hence it is
 never early and at most one tick late. Ticks are kept in buckets on three levels::
@@ -22,35 +20,25 @@ one level only: ``near_end`` and ``far_end`` move past a coarse bucket when it i
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import logging
 import math
-import sys
-import time
-from datetime import timedelta
 from heapq import heapify, heappop, heappush
 from math import floor  # Four times as fast as int().
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
-from delayq.errors import BadDelay, TimerFull, TimerStopped
+from delayq.errors import BadDelay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["HashedWheelTimer", "Timeout", "TimerLoop", "TimerStatistics", "Wheel"]
-
-logger = logging.getLogger("delayq.wheel")
+__all__ = ["Timeout", "Wheel"]
 
 _BUDGET = 1000  # Timers fired or moved per turn of the loop: a third of a millisecond, plus the callbacks.
 _LAST_TICK = 2**62  # Later deadlines count as this one. Years away even with ticks of a nanosecond.
-_NEVER = 2**70  # No wake-up is armed: any tick is earlier.
-_BUSY = -1  # Awake, or about to be: no tick is earlier, so nobody arms.
 _SWEEP_FLOOR = 256
 
 
 class Timeout:
-    """A handle on one pending callback. :meth:`HashedWheelTimer.new_timeout` makes them."""
+    """A handle on one pending callback. :meth:`~delayq.HashedWheelTimer.new_timeout` makes them."""
 
     # The handle is the list node. It is pending while it knows its wheel; afterwards both links hold a marker that says
     # how it ended, and keep no neighbour alive. The tick is not stored: it follows from the deadline.
@@ -75,7 +63,7 @@ class Timeout:
         after._prev = before
         self._next = self._prev = _CANCELLED
         self._wheel = None
-        self._callback = _spent
+        self._callback = spent
         wheel.pending -= 1
         return True
 
@@ -99,7 +87,7 @@ class Timeout:
         return f"<Timeout {state} deadline={self._deadline:.6f}>"
 
 
-def _spent(_timeout: Timeout) -> None:
+def spent(_timeout: Timeout) -> None:
     """Stands in for a callback that is no longer needed, so that a kept handle keeps nothing else."""
 
 
@@ -394,209 +382,3 @@ class Wheel:
                     counted += 1
                 assert bucket._prev is node
         assert counted == self.pending
-
-
-class _Cancellable(Protocol):
-    def cancel(self) -> object: ...
-
-
-class TimerLoop(Protocol):
-    """What :class:`HashedWheelTimer` needs of an event loop."""
-
-    def time(self) -> float: ...
-    def call_soon(self, callback: Callable[[], object], *, context: contextvars.Context) -> _Cancellable: ...
-    def call_at(self, when: float, callback: Callable[[], object], *, context: contextvars.Context) -> _Cancellable: ...
-
-
-class TimerStatistics(NamedTuple):
-    """What :meth:`HashedWheelTimer.statistics` returns."""
-
-    pending: int
-    """Timeouts that are pending."""
-    wakeups: int
-    """How often the loop has called the timer."""
-    armed: bool
-    """Whether the loop will call it again."""
-
-
-class HashedWheelTimer:
-    """Run callbacks later, in the running event loop. Never early, and about one tick late at most.
-
-    It is meant for very many timeouts: adding and cancelling take constant time, and a cancelled one is gone at once.
-    The loop is woken only for work. Neither an empty timer nor one with far timeouts only ticks, so short ticks cost
-    nothing (cancelling does not disarm: one wake-up may find nothing to do).
-
-    A timer belongs to the event loop that is running at the first :meth:`new_timeout`, and is not thread-safe: from
-    another thread use ``loop.call_soon_threadsafe(timer.new_timeout, callback, delay)``.
-
-    Args:
-        tick_duration: Length of a tick, in seconds or as a timedelta.
-        ticks_per_wheel: Size of the finest level, rounded up to a power of two. The default suits nearly every use.
-        max_pending_timeouts: Refuse more than this. 0 or less: no limit.
-        clock: Monotonic seconds, on the scale of ``loop.time()``. For tests.
-        loop: Use this loop, running or not. For tests.
-
-    Raises:
-        ValueError: An argument cannot work.
-    """
-
-    def __init__(
-        self,
-        tick_duration: float | timedelta = 0.001,
-        ticks_per_wheel: int = 512,
-        max_pending_timeouts: int = 0,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        loop: TimerLoop | None = None,
-    ) -> None:
-        if isinstance(tick_duration, timedelta):
-            tick_duration = tick_duration.total_seconds()
-        self._clock = clock
-        self._wheel = Wheel(tick_duration, ticks_per_wheel, clock())
-        self._max_pending = max_pending_timeouts
-        self._limit = max_pending_timeouts if max_pending_timeouts > 0 else sys.maxsize  # -1 once stopped.
-        self._loop: TimerLoop | asyncio.AbstractEventLoop | None = loop
-        # Not get_running_loop(): on Python 3.11 it asks the system for the process id, every time.
-        self._is_running: Callable[[], bool] = lambda: loop is not None
-        # One for all: otherwise callbacks would run in the context of whoever happened to arm the timer.
-        self._context = contextvars.copy_context()
-        self._handle: _Cancellable | None = None
-        self._armed = _NEVER  # The tick at which the loop will call us. No bucket is due before it.
-        self._wakeups = 0
-
-    def new_timeout(self, callback: Callable[[Timeout], object], delay: float | timedelta) -> Timeout:
-        """Call ``callback(timeout)`` once the delay is over, unless the returned timeout is cancelled before.
-
-        The callback must not block. If it raises, that is logged and harms nobody else.
-
-        Args:
-            callback: Takes the timeout. It may do anything: add, cancel, stop the timer.
-            delay: Seconds or a timedelta. Zero or less: with the next tick, not before this method returns. Infinite or
-                huge delays never come.
-
-        Raises:
-            BadDelay: The delay is NaN.
-            TimerFull: ``max_pending_timeouts`` are pending.
-            TimerStopped: The timer was stopped.
-            RuntimeError: No event loop is running, or the one of the first call is not.
-        """
-        wheel = self._wheel
-        if wheel.pending >= self._limit or callback is None or not self._is_running():
-            self._admit(callback)
-        now = self._clock()
-        try:
-            deadline: float = now + delay  # type: ignore[operator]
-        except (TypeError, OverflowError):
-            deadline = now + _seconds(delay)
-        if not now <= deadline < wheel.latest:
-            deadline = wheel.clamp(deadline, now)
-        # From here on as Wheel.add() and Wheel.insert(), but without their calls where the bucket exists.
-        node = Timeout()
-        node._callback = callback
-        node._deadline = deadline
-        tick = deadline * wheel.per_tick
-        if tick < wheel.near_end:
-            bucket = wheel.near_buckets.get(floor(tick))
-        elif tick < wheel.far_end:
-            bucket = wheel.far_buckets.get(floor(deadline * wheel.far_scale))
-        else:
-            bucket = wheel.very_far_buckets.get(floor(deadline * wheel.very_far_scale))
-        if bucket is None:
-            wake = wheel.insert(node, now)
-            if wake < self._armed:
-                self._arm(wake)
-        else:
-            node._wheel = wheel
-            node._next = bucket
-            node._prev = last = bucket._prev
-            last._next = bucket._prev = node
-            wheel.pending += 1
-        return node
-
-    @property
-    def pending_timeouts(self) -> int:
-        """How many timeouts are pending. Falls when one is cancelled, and before a callback is called."""
-        return self._wheel.pending
-
-    def stop(self) -> list[Timeout]:
-        """Stop for good. Safe in a callback, without a running loop, and again.
-
-        Returns:
-            What was pending, in the order in which it would have expired; each is cancelled now. Empty the second time.
-        """
-        self._limit = -1
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-        self._armed = _NEVER
-        return self._wheel.clear()
-
-    def statistics(self) -> TimerStatistics:
-        """Return a few counts."""
-        return TimerStatistics(self._wheel.pending, self._wakeups, self._handle is not None)
-
-    def __repr__(self) -> str:
-        state = "stopped" if self._limit < 0 else f"pending={self._wheel.pending}"
-        return f"<HashedWheelTimer {state} tick_duration={self._wheel.tick_duration}>"
-
-    def _admit(self, callback: Callable[[Timeout], object] | None) -> None:
-        """Find out why new_timeout() hesitates: refuse, or take the loop at the first call."""
-        if self._limit < 0:
-            raise TimerStopped("the timer was stopped")
-        if callback is None:
-            raise TypeError("callback is None")
-        if self._wheel.pending >= self._limit:
-            raise TimerFull(f"max_pending_timeouts={self._max_pending} timeouts are pending")
-        if self._loop is not None:
-            raise RuntimeError("this timer belongs to an event loop that does not run any more; make one per loop")
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            raise RuntimeError("new_timeout() needs a running event loop") from None
-        self._loop = loop
-        self._is_running = loop.is_running
-
-    def _arm(self, tick: int) -> None:
-        assert self._loop is not None
-        if self._handle is not None:
-            self._handle.cancel()
-        self._armed = tick
-        self._handle = self._loop.call_at(self._wheel.time_of(tick), self._wake, context=self._context)
-
-    def _wake(self) -> None:
-        self._handle = None
-        self._armed = _BUSY
-        self._wakeups += 1
-        now = self._clock()  # The loop may have woken us early: uvloop rounds to the nearest millisecond.
-        try:
-            for timeout in self._wheel.expire(now):
-                callback = timeout._callback
-                timeout._callback = _spent
-                try:
-                    callback(timeout)
-                except (KeyboardInterrupt, SystemExit):
-                    raise
-                except BaseException:  # As asyncio does: CancelledError and the like are one callback's affair.
-                    logger.exception("callback %r of %r raised", callback, timeout)
-        finally:
-            self._arm_next(now)
-
-    def _arm_next(self, now: float) -> None:
-        tick = self._wheel.next_tick()
-        if tick is None:
-            self._armed = _NEVER
-        elif tick <= self._wheel.tick_of(now):
-            # The budget is spent. Let the others have a turn.
-            assert self._loop is not None
-            self._handle = self._loop.call_soon(self._wake, context=self._context)
-        else:
-            self._arm(tick)
-
-
-def _seconds(delay: object) -> float:
-    """Convert what could not be added to a float."""
-    if isinstance(delay, timedelta):
-        return delay.total_seconds()
-    if isinstance(delay, int):  # Beyond what a float can hold.
-        return math.inf if delay > 0 else -math.inf
-    raise TypeError(f"delay must be seconds or a timedelta, not {type(delay).__name__}")

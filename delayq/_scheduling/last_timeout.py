@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delayq.wheel import HashedWheelTimer, Timeout
+    from delayq.timer import HashedWheelTimer
+    from delayq.wheel import Timeout
 
 
 @dataclass(eq=False, slots=True)

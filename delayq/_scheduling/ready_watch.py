@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from delayq._background import Background
     from delayq._redis.connections import Connections
     from delayq._redis.keys import DelayedKeys
-    from delayq.wheel import HashedWheelTimer, Timeout
+    from delayq.timer import HashedWheelTimer
+    from delayq.wheel import Timeout
 
 _log = logging.getLogger("delayq")
 

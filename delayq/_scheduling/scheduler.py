@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from delayq._redis.connections import Connections
     from delayq._redis.keys import DelayedKeys
     from delayq._redis.server import Server
-    from delayq.wheel import HashedWheelTimer
+    from delayq.timer import HashedWheelTimer
 
 _log = logging.getLogger("delayq")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from delayq._background import Background
     from delayq._redis.keys import DelayedKeys
     from delayq._redis.server import Server
-    from delayq.wheel import HashedWheelTimer
+    from delayq.timer import HashedWheelTimer
 
 _log = logging.getLogger("delayq")
 

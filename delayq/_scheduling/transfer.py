@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from delayq._redis.keys import DelayedKeys
     from delayq._redis.server import Server
     from delayq._scheduling.server_clock import ServerClock
-    from delayq.wheel import HashedWheelTimer
+    from delayq.timer import HashedWheelTimer
 
 _log = logging.getLogger("delayq")
 

@@ -14,6 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from delayq import Client, DelayedQueue
@@ -99,19 +100,21 @@ async def test_a_cancelled_take_leaves_no_blocked_connection(server: PrivateServ
     queue = client.delayed_queue("empty")
     taker = asyncio.create_task(queue.take())
     async with Redis.from_url(server.url) as observer:
-        while not await blocked(observer):
-            await asyncio.sleep(0.005)
+        await until(lambda: blocked(observer))
         taker.cancel()
         with suppress(asyncio.CancelledError):
             await taker
-        while await blocked(observer):  # lingers half a second for the next caller
-            await asyncio.sleep(0.01)
+        await until(lambda: none_blocked(observer))  # lingers half a second for the next caller
     await queue.offer(1)
     assert await queue.take() == 1
 
 
 async def blocked(observer: Redis) -> int:
     return sum(client["cmd"].startswith("blmove") for client in await observer.client_list())
+
+
+async def none_blocked(observer: Redis) -> bool:
+    return not await blocked(observer)
 
 
 @pytest.mark.parametrize("wait", ["take", "poll", "loop"])
@@ -126,7 +129,7 @@ async def test_closing_ends_every_waiting_call_within_a_second(server: PrivateSe
         return "ended"
 
     calls = {"take": queue.take, "poll": lambda: queue.poll(60), "loop": loop}
-    waiting = [asyncio.create_task(calls[wait]()) for _ in range(10)]  # type: ignore[operator]
+    waiting = [asyncio.create_task(calls[wait]()) for _ in range(10)]
     await asyncio.sleep(0.05)
     start = asyncio.get_running_loop().time()
     await client.aclose()
@@ -181,8 +184,7 @@ async def test_closing_inside_a_loop_hands_back_what_was_fetched_ahead(server: P
 async def test_a_cancelled_drain_puts_back_what_it_had(queue: DelayedQueue[int]) -> None:
     await queue.offer_many([(i, 0) for i in range(1000)])
     drain = asyncio.create_task(queue.drain())
-    while await queue.ready.size() + await queue.pending.size() == 1000:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0.002)
     drain.cancel()
     with suppress(asyncio.CancelledError):
         await drain
@@ -228,7 +230,7 @@ async def test_nothing_is_left_behind_by_a_client(server: PrivateServer) -> None
     assert len(asyncio.all_tasks()) == tasks
     async with Redis.from_url(server.url) as observer:
         assert {entry["name"] for entry in await observer.client_list()} == {""}
-        assert {key.decode() for key in await observer.keys()} == {
-            "redisson_delay_queue:{orders}",
-            "redisson_delay_queue_timeout:{orders}",
+        assert set(await observer.keys()) == {
+            b"redisson_delay_queue:{orders}",
+            b"redisson_delay_queue_timeout:{orders}",
         }

@@ -12,6 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,7 +32,7 @@ async def raw(server: PrivateServer) -> AsyncIterator[Redis]:
 
 
 class TestOffering:
-    async def test_an_offer_writes_redissons_record_score_and_notification(self, queue: DelayedQueue[Any], raw: Redis) -> None:
+    async def test_an_offer_writes_redissons_record_score_and_notification(self, queue: DelayedQueue[Any], raw: Any) -> None:
         async with raw.pubsub() as listener:
             await listener.subscribe(CHANNEL)
             assert (await listener.get_message(timeout=5))["type"] == "subscribe"
@@ -43,7 +44,7 @@ class TestOffering:
             assert await raw.zrange(TIMEOUT, 0, -1, withscores=True) == [(record, due_ms)]
             assert (await listener.get_message(timeout=5))["data"] == str(round(due_ms)).encode()
 
-    async def test_only_a_new_head_is_announced(self, queue: DelayedQueue[int], raw: Redis) -> None:
+    async def test_only_a_new_head_is_announced(self, queue: DelayedQueue[int], raw: Any) -> None:
         async with raw.pubsub() as listener:
             await listener.subscribe(CHANNEL)
             await listener.get_message(timeout=5)
@@ -63,7 +64,7 @@ class TestOffering:
         assert ids == sorted(set(ids))
 
     async def test_ids_go_on_after_the_newest_one_when_the_servers_clock_steps_back(
-        self, queue: DelayedQueue[int], raw: Redis
+        self, queue: DelayedQueue[int], raw: Any
     ) -> None:
         first = await queue.offer(1, 60)
         hour = 3600 * 1_000_000 * 4096
@@ -75,7 +76,7 @@ class TestOffering:
         assert int(third.id, 16) == int.from_bytes(ahead, "big") + 1
         assert await queue.pending.read_all() == [1, 2, 3]
 
-    async def test_a_random_id_of_java_does_not_disturb_ours(self, queue: DelayedQueue[int], raw: Redis) -> None:
+    async def test_a_random_id_of_java_does_not_disturb_ours(self, queue: DelayedQueue[int], raw: Any) -> None:
         record = b"\x08" + b"\xff" * 8 + (1).to_bytes(8, "little") + b"1"
         await raw.zadd(TIMEOUT, {record: (time.time() + 60) * 1000})
         await raw.rpush(ORDERED, record)
@@ -104,7 +105,7 @@ class TestOffering:
             await queue.offer(value)
             assert await queue.poll() == value
 
-    async def test_a_delay_of_centuries_is_stored_exactly(self, queue: DelayedQueue[int], raw: Redis) -> None:
+    async def test_a_delay_of_centuries_is_stored_exactly(self, queue: DelayedQueue[int], raw: Any) -> None:
         centuries = 2**53 / 1000 - 3_000_000_000
         receipt = await queue.offer(1, centuries)
         assert receipt.due_at.year == 9999
@@ -116,7 +117,7 @@ class TestOffering:
         [-1, -0.001, math.nan, math.inf, -math.inf, 2**53 / 1000 + 1, timedelta(seconds=-1), timedelta.max, True, "5", None],
     )
     async def test_a_bad_delay_is_refused_before_anything_is_written(
-        self, queue: DelayedQueue[int], raw: Redis, delay: Any
+        self, queue: DelayedQueue[int], raw: Any, delay: Any
     ) -> None:
         with pytest.raises(delayq.BadDelay):
             await queue.offer_many([(1, 1), (2, delay)])
@@ -126,13 +127,13 @@ class TestOffering:
         assert await raw.keys() == []
 
     async def test_a_delay_that_ends_past_the_last_score_is_refused_by_the_server(
-        self, queue: DelayedQueue[int], raw: Redis
+        self, queue: DelayedQueue[int], raw: Any
     ) -> None:
         with pytest.raises(delayq.DelayqError):
             await queue.offer(1, 2**53 / 1000)
         assert await raw.keys() == []
 
-    async def test_other_bad_input_is_refused_before_anything_is_written(self, client: Client, raw: Redis) -> None:
+    async def test_other_bad_input_is_refused_before_anything_is_written(self, client: Client, raw: Any) -> None:
         queue = client.delayed_queue("orders", max_payload=10)
         with pytest.raises(ValueError, match="timezone"):
             await queue.offer(1, at=datetime.now())  # noqa: DTZ005
@@ -158,7 +159,7 @@ class TestOffering:
         assert await queue.pending.read_all() == list(range(-1, 1000))
 
     async def test_a_queue_of_a_foreign_type_gives_one_clear_error_and_keeps_everything(
-        self, queue: DelayedQueue[int], raw: Redis
+        self, queue: DelayedQueue[int], raw: Any
     ) -> None:
         for key in (ORDERED, TIMEOUT):
             await raw.flushall()
@@ -169,7 +170,7 @@ class TestOffering:
 
 
 class TestReceipts:
-    async def test_a_cancelled_message_is_gone(self, queue: DelayedQueue[int], raw: Redis) -> None:
+    async def test_a_cancelled_message_is_gone(self, queue: DelayedQueue[int], raw: Any) -> None:
         receipt = await queue.offer(1, 60)
         assert await receipt.cancel() is True
         assert await receipt.cancel() is False
@@ -270,7 +271,7 @@ class TestTaking:
             assert break_after_a_few >= 18
             break
 
-    async def test_an_unreadable_payload_goes_to_quarantine_whole(self, queue: DelayedQueue[int], raw: Redis) -> None:
+    async def test_an_unreadable_payload_goes_to_quarantine_whole(self, queue: DelayedQueue[int], raw: Any) -> None:
         await raw.rpush("orders", b"\xffnot json", "1", b"{", "2")
         with pytest.raises(delayq.DecodeError, match="JsonCodec cannot decode 9 bytes that begin with ff 6e 6f") as caught:
             await queue.take()
@@ -281,8 +282,7 @@ class TestTaking:
             if value == 2:
                 break
         assert seen == [1, 2]
-        while await raw.llen("delayq_quarantine:{orders}") < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: raw.lindex("delayq_quarantine:{orders}", 1))
         assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"\xffnot json", b"{"]
 
     async def test_a_codec_of_ones_own(self, client: Client) -> None:
@@ -302,7 +302,7 @@ class TestTaking:
 
 class TestPoison:
     async def test_an_unreadable_record_neither_blocks_nor_repeats_the_others(
-        self, client: Client, queue: DelayedQueue[int], raw: Redis
+        self, client: Client, queue: DelayedQueue[int], raw: Any
     ) -> None:
         """In Redisson, everything before such a record is delivered again every five seconds, and nothing after it."""
         bad = b"\x01\x02\x03"
@@ -324,7 +324,7 @@ class TestPoison:
             bytes.fromhex("2eb990cba71cd243") + (2).to_bytes(4, "little") + b"17",
         ],
     )
-    async def test_every_form_of_record_is_delivered(self, queue: DelayedQueue[int], raw: Redis, record: bytes) -> None:
+    async def test_every_form_of_record_is_delivered(self, queue: DelayedQueue[int], raw: Any, record: bytes) -> None:
         await raw.zadd(TIMEOUT, {record: 1})
         await raw.rpush(ORDERED, record)
         assert await queue.pending.peek() == 17
@@ -332,14 +332,14 @@ class TestPoison:
         assert await raw.keys() == []
 
     @pytest.mark.parametrize("score", [-5, -math.inf, 1.5, 1e3])
-    async def test_foreign_scores_do_no_harm(self, queue: DelayedQueue[int], raw: Redis, score: float) -> None:
+    async def test_foreign_scores_do_no_harm(self, queue: DelayedQueue[int], raw: Any, score: float) -> None:
         record = b"\x08ABCDEFGH" + (2).to_bytes(8, "little") + b"17"
         await raw.zadd(TIMEOUT, {record: score})
         assert await queue.poll() == 17
 
     @pytest.mark.parametrize("score", [math.inf, 1e300, 1e17])
     async def test_a_foreign_score_without_end_waits_quietly(
-        self, client: Client, queue: DelayedQueue[int], raw: Redis, score: float
+        self, client: Client, queue: DelayedQueue[int], raw: Any, score: float
     ) -> None:
         await raw.zadd(TIMEOUT, {b"\x08ABCDEFGH" + (2).to_bytes(8, "little") + b"17": score})
         assert await queue.poll() is None
@@ -364,7 +364,7 @@ class TestViews:
         assert await pending.contains_all([])
         assert not await pending.contains_all(["a", "c"])
 
-    async def test_pending_messages_can_be_taken_out_in_offer_order(self, queue: DelayedQueue[Any], raw: Redis) -> None:
+    async def test_pending_messages_can_be_taken_out_in_offer_order(self, queue: DelayedQueue[Any], raw: Any) -> None:
         await queue.offer_many([(i, 60) for i in range(250)])
         assert await queue.pending.poll() == 0
         assert await queue.pending.poll_many(200) == list(range(1, 201))
@@ -372,7 +372,7 @@ class TestViews:
         assert await queue.pending.poll() is None
         assert await raw.keys() == []
 
-    async def test_pending_messages_can_be_removed_by_value(self, queue: DelayedQueue[Any], raw: Redis) -> None:
+    async def test_pending_messages_can_be_removed_by_value(self, queue: DelayedQueue[Any], raw: Any) -> None:
         await queue.offer_many([(v, 60) for v in ("a", "b", "a", "c", "d")])
         assert await queue.pending.remove("a") is True
         assert await queue.pending.read_all() == ["b", "a", "c", "d"]
@@ -396,7 +396,7 @@ class TestViews:
         assert await queue.pending.poll_last_and_offer_first_to("other") is None
         assert await other.take() == 1
 
-    async def test_clearing_and_expiring_act_on_what_is_pending_only(self, queue: DelayedQueue[Any], raw: Redis) -> None:
+    async def test_clearing_and_expiring_act_on_what_is_pending_only(self, queue: DelayedQueue[Any], raw: Any) -> None:
         await raw.rpush("orders", "1")
         assert await queue.pending.expire(60) is False
         await queue.offer(2, 60)
@@ -408,7 +408,7 @@ class TestViews:
         assert await queue.pending.clear() is False
         assert await queue.ready.read_all() == [1]
 
-    async def test_ready_shows_what_is_due_and_not_taken(self, queue: DelayedQueue[Any], raw: Redis) -> None:
+    async def test_ready_shows_what_is_due_and_not_taken(self, queue: DelayedQueue[Any], raw: Any) -> None:
         assert await queue.ready.read_all() == []
         await raw.rpush("orders", *range(2500))
         assert await queue.ready.size() == 2500

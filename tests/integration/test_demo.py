@@ -191,6 +191,16 @@ def test_a_server_of_ones_own_may_be_embedded_too(tmp_path: Path) -> None:
     assert (tmp_path / "data").is_dir()
 
 
+def test_modules_in_the_working_directory_are_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "delayq"
+    script.write_text("import sys; from delayq.__main__ import main; sys.exit(main())")  # as pip writes it
+    (tmp_path / "redis.py").write_text("raise SystemExit('the wrong redis')")
+    command = [sys.executable, str(script), "demo", "--messages", "5", "--max-delay", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=ENVIRONMENT, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -253,7 +263,8 @@ async def test_a_message_that_is_there_twice_is_a_duplicate(own_server: PrivateS
         raw.rpush(name, b'{"number":1}')
 
     result = await run(Plan(20, 2.0, own_server.url, "test"), Mischief(20, copy))
-    assert (result.delivered, result.lost, result.early, result.duplicates) == (20, 0, 0, 1)
+    # If number 1 was not due yet, its copy came early too.
+    assert (result.delivered, result.lost, result.duplicates) == (20, 0, 1)
     assert result.exit_status == 1
 
 
@@ -327,7 +338,7 @@ def test_a_signal_ends_everything_in_order(own_server: PrivateServer, number: si
 
 @linux_only
 def test_ctrl_c_leaves_no_process_behind() -> None:
-    with running("--max-delay", "30", "--messages", "3000") as process:
+    with running("--max-delay", "30", "--messages", "20000") as process:
         others = descendants(process.pid)
         for word in ("demo.producer", "demo.consumer", "watchdog", "valkey-server unixsocket:"):
             assert process_of(others, word)
@@ -339,7 +350,7 @@ def test_ctrl_c_leaves_no_process_behind() -> None:
 
 @linux_only
 def test_the_others_end_when_it_is_killed() -> None:
-    with running("--max-delay", "30", "--messages", "3000") as process:
+    with running("--max-delay", "30", "--messages", "20000") as process:
         others = descendants(process.pid)
         process.kill()
         process.wait(timeout=PATIENCE)
@@ -348,7 +359,7 @@ def test_the_others_end_when_it_is_killed() -> None:
 
 @linux_only
 def test_what_a_dead_consumer_leaves_is_lost() -> None:
-    with running("--max-delay", "3") as process:
+    with running("--max-delay", "30") as process:
         os.kill(process_of(descendants(process.pid), "demo.consumer"), signal.SIGKILL)
         output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
@@ -358,7 +369,7 @@ def test_what_a_dead_consumer_leaves_is_lost() -> None:
 
 @linux_only
 def test_a_dead_producer_is_an_error() -> None:
-    with running("--max-delay", "3", "--messages", "3000") as process:
+    with running("--max-delay", "30", "--messages", "20000") as process:
         os.kill(process_of(descendants(process.pid), "demo.producer"), signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2

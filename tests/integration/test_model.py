@@ -202,6 +202,4 @@ def queue_machine(server: PrivateServer) -> type[RuleBasedStateMachine]:
 
 
 def test_a_queue_behaves_like_its_model(server: PrivateServer) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        queue_machine(server), settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
-    )
+    run_state_machine_as_test(queue_machine(server), settings=settings(max_examples=60, stateful_step_count=25, deadline=None))

@@ -10,13 +10,14 @@ import time
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 import delayq
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,9 +51,7 @@ class Log:
 
     async def complete(self, within: float = 30.0) -> None:
         """Wait until all that was offered has arrived."""
-        async with asyncio.timeout(within):
-            while self.due.keys() - self.arrived.keys():
-                await asyncio.sleep(0.01)
+        await until(lambda: not self.due.keys() - self.arrived.keys(), within)
 
     def check(self, lateness: float | None = None) -> None:
         assert self.arrived.keys() >= self.due.keys()
@@ -131,7 +130,7 @@ async def test_a_waiting_take_does_not_hold_up_a_java_consumer(server: PrivateSe
     async with delayq.connect(server.url) as client, Redis.from_url(server.url, socket_timeout=None) as java:
         taker = asyncio.create_task(client.delayed_queue("orders").take())
         await asyncio.sleep(0.05)
-        popped = asyncio.create_task(java.blpop(["orders"]))
+        popped: asyncio.Future[Any] = asyncio.ensure_future(java.blpop(["orders"]))
         await asyncio.sleep(0.05)
         await java.rpush("orders", "1", "2")
         assert sorted([await asyncio.wait_for(taker, 5), int((await asyncio.wait_for(popped, 5))[1])]) == [1, 2]
@@ -157,6 +156,7 @@ async def test_a_storm_on_the_server_delays_little_and_loses_nothing(server: Pri
     raging = True
 
     async def rage() -> None:
+        admin: Any
         async with Redis.from_url(server.url) as admin:
             while raging:
                 with suppress(RedisError, OSError):
@@ -231,8 +231,7 @@ async def test_two_hundred_queues_and_twenty_waiting_takes_are_nearly_idle(serve
     async with delayq.connect(server.url) as client, Redis.from_url(server.url) as observer:
         queues = [client.delayed_queue(f"queue-{i}") for i in range(200)]
         takers = [asyncio.create_task(queue.take()) for queue in queues[:20]]
-        while client.statistics().connections < 21:
-            await asyncio.sleep(0.01)
+        await until(lambda: client.statistics().connections >= 21)
         await asyncio.sleep(0.5)
 
         async def commands() -> int:

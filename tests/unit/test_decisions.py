@@ -12,7 +12,7 @@ from delayq._scheduling.prefetch import MOST, next_batch
 from delayq._scheduling.server_clock import ServerClock
 from delayq._scheduling.taker import shares
 from delayq.testing import ManualLoop
-from delayq.wheel import HashedWheelTimer
+from delayq.timer import HashedWheelTimer
 
 
 class TestShares:

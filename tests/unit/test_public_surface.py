@@ -48,5 +48,5 @@ def test_importing_delayq_loads_no_extra() -> None:
 
 
 def test_a_queue_can_be_typed() -> None:
-    assert delayq.DelayedQueue[int]
-    assert delayq.Receipt[int]
+    assert repr(delayq.DelayedQueue[int]) == "delayq.delayed_queue.DelayedQueue[int]"
+    assert repr(delayq.Receipt[int]) == "delayq.delayed_queue.Receipt[int]"

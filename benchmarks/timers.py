@@ -1,0 +1,187 @@
+"""Measure the timer wheel against ``loop.call_later``: ``python -m benchmarks.timers [--json] [--pending 100000]``.
+
+Every sample runs in a process of its own, the designs by turns; medians over the runs, garbage collection on. Delays are
+60 s to 3600 s, but for "expire" (N within half a second) and "hold" (N at the same moment). "hold" is the longest time
+for which the loop did nothing else. "kept" is what is left of each timer after cancelling all and one turn of the loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+import tracemalloc
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from delayq.timer import HashedWheelTimer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+PAIRS = 100_000
+UNITS = {"pair": "ns", "add": "ns", "cancel": "ns", "expire": "ns", "hold": "ms", "memory": "B", "kept": "B"}
+
+
+def nothing(_timeout: object = None) -> None:
+    pass
+
+
+def adder(design: str) -> Callable[..., Any]:
+    """Return what adds a timer; see :func:`arguments`."""
+    return HashedWheelTimer().new_timeout if design == "wheel" else asyncio.get_running_loop().call_later
+
+
+def arguments(design: str, callback: Callable[..., None], delays: list[float]) -> list[tuple[Any, Any]]:
+    """Return the arguments in the design's order, ready-made: neither design pays for an adapter."""
+    return [(callback, delay) if design == "wheel" else (delay, callback) for delay in delays]
+
+
+def far(count: int) -> list[float]:
+    chance = random.Random(1)
+    return [chance.uniform(60, 3600) for _ in range(count)]
+
+
+async def speed(design: str, count: int) -> dict[str, float]:
+    add = adder(design)
+    calls, pairs = arguments(design, nothing, far(count)), arguments(design, nothing, far(PAIRS))
+    seconds = {}
+    start = time.perf_counter()
+    timers = [add(a, b) for a, b in calls]
+    seconds["add"] = (time.perf_counter() - start) / count
+    start = time.perf_counter()
+    for a, b in pairs:
+        add(a, b).cancel()
+    seconds["pair"] = (time.perf_counter() - start) / PAIRS
+    start = time.perf_counter()
+    for timer in timers:
+        timer.cancel()
+    seconds["cancel"] = (time.perf_counter() - start) / count
+    return {name: value * 1e9 for name, value in seconds.items()}
+
+
+async def run_dry(design: str, delays: list[float]) -> tuple[float, float]:
+    """Block the loop until all is due. Return the seconds until all has run, and the longest turn of the loop."""
+    left = len(delays)
+
+    def fired(_timeout: object = None) -> None:
+        nonlocal left
+        left -= 1
+
+    add = adder(design)
+    for a, b in arguments(design, fired, delays):
+        add(a, b)
+    gc.collect()
+    time.sleep(max(delays) + 0.1)  # noqa: ASYNC251 - the point is that the loop is late
+    start = last = time.perf_counter()
+    longest = 0.0
+    while left:
+        await asyncio.sleep(0)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    return last - start, longest
+
+
+async def expire(design: str, count: int) -> dict[str, float]:
+    seconds, _ = await run_dry(design, [0.5 * delay / 3600 for delay in far(count)])
+    return {"expire": seconds / count * 1e9}
+
+
+async def hold(design: str, count: int) -> dict[str, float]:
+    _, longest = await run_dry(design, [0.5] * count)
+    return {"hold": longest * 1e3}
+
+
+async def memory(design: str, count: int) -> dict[str, float]:
+    if design == "uvloop":
+        return {}  # It allocates where tracemalloc does not look.
+    add, calls = adder(design), arguments(design, nothing, far(count))
+    timers: list[Any] = [None] * count
+    gc.collect()
+    tracemalloc.start()
+    for index, (a, b) in enumerate(calls):
+        timers[index] = add(a, b)
+    gc.collect()
+    held = tracemalloc.get_traced_memory()[0]
+    for index, timer in enumerate(timers):
+        timer.cancel()
+        timers[index] = None
+    del timer
+    await asyncio.sleep(0)
+    gc.collect()
+    return {"memory": held / count, "kept": tracemalloc.get_traced_memory()[0] / count}
+
+
+SAMPLES: dict[str, Callable[[str, int], Coroutine[Any, Any, dict[str, float]]]] = {
+    "speed": speed,
+    "expire": expire,
+    "hold": hold,
+    "memory": memory,
+}
+
+
+def run_sample(design: str, sample: str, count: int) -> dict[str, float]:
+    factory = None
+    if design == "uvloop":
+        import uvloop  # type: ignore[import-not-found,unused-ignore]
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(SAMPLES[sample](design, count))
+
+
+def measure(count: int, runs: int) -> dict[str, dict[str, float]]:
+    """Return the medians: design -> figure -> value."""
+    designs = ["asyncio", "wheel"] + ["uvloop"] * (find_spec("uvloop") is not None)
+    values: dict[str, dict[str, list[float]]] = {design: {} for design in designs}
+    for _ in range(runs):
+        for sample in SAMPLES:
+            for design in designs:
+                command = [sys.executable, "-m", "benchmarks.timers", "--sample", design, sample]
+                done = subprocess.run([*command, "--pending", str(count)], check=True, capture_output=True)
+                for name, value in json.loads(done.stdout).items():
+                    values[design].setdefault(name, []).append(value)
+    return {d: {name: statistics.median(v) for name, v in figures.items()} for d, figures in values.items()}
+
+
+def print_table(medians: dict[str, dict[str, float]]) -> None:
+    others = [design for design in medians if design != "wheel"]
+    print(f"{'':12}{'wheel':>10}" + "".join(f"{design:>12}{'ratio':>9}" for design in others))
+    for name, unit in UNITS.items():
+        mine = medians["wheel"][name]
+        row = f"{name + ' ' + unit:12}{mine:10.2f}"
+        for design in others:
+            theirs = medians[design].get(name)
+            row += f"{'-':>12}{'-':>9}" if theirs is None else f"{theirs:12.2f}{theirs / mine:8.1f}x"
+        print(row)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The timer wheel against loop.call_later.")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--pending", type=int, default=100_000, help="timers outstanding")
+    parser.add_argument("--runs", type=int, default=5, help="interleaved runs; the median counts")
+    parser.add_argument("--sample", nargs=2, metavar=("DESIGN", "SAMPLE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sample:
+        design, sample = options.sample
+        print(json.dumps(run_sample(design, sample, options.pending)))
+        return
+    medians = measure(options.pending, options.runs)
+    machine = f"{platform.platform()}, {platform.machine()}, {platform.python_implementation()} {platform.python_version()}"
+    if options.json:
+        print(json.dumps({"machine": machine, "pending": options.pending, "runs": options.runs, "medians": medians}))
+        return
+    print(f"{machine}\n{options.pending} timers, medians of {options.runs} runs; ratio: times the wheel's figure\n")
+    print_table(medians)
+
+
+if __name__ == "__main__":
+    main()

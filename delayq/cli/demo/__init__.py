@@ -1,0 +1,11 @@
+"""``delayq demo``: watch delayed messages arrive, and count.
+
+::
+
+    producer process ── offers ──▶ server ── when due ──▶ consumer process
+        │ number, delay, due time                number, arrival │
+        └───────────▶ this process: matches, shows, sums up ◀────┘
+
+What it decides is in :mod:`~delayq.cli.demo.figures`, which is pure. The two processes talk to this one in JSON lines
+(:mod:`~delayq.cli.demo.pipes`), and end when it does.
+"""

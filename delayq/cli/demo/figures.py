@@ -1,0 +1,162 @@
+"""What the demo knows and what follows from it. Pure: no clock, no I/O.
+
+Moments are whole microseconds since the epoch. Messages are known by their numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def latest_offset(exchanges: Iterable[tuple[int, int]]) -> int:
+    """How far the server's clock can be ahead of the local one at most, microseconds (negative: it is behind).
+
+    Each exchange is a question to the server for its time: the local clock when it was sent, and the answer. The server
+    looked at its clock after the question was sent. Had it done so at that very moment, its clock would be
+    ahead by ``server - sent``: the truth is not more. A local moment plus this is therefore never before the true moment
+    on the server's clock, so that no message is called early through an error of the estimate. Lateness is overstated
+    by one way of the quickest exchange at most.
+    """
+    # Both clocks are read in whole microseconds, rounded down: the difference may be one more.
+    return min(server_us - sent_us for sent_us, server_us in exchanges) + 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One delivery. ``late_us`` is negative if it came early."""
+
+    number: int
+    delay_us: int
+    due_us: int
+    late_us: int
+
+
+class Ledger:
+    """Who was offered and who arrived, matched by number. The reports of the two processes may come in any order."""
+
+    def __init__(self) -> None:
+        self._offered: dict[int, tuple[int, int]] = {}
+        self._arrived: dict[int, int] = {}
+        self._offset_us: int | None = None
+        self.duplicates = 0
+
+    @property
+    def offered(self) -> int:
+        return len(self._offered)
+
+    @property
+    def delivered(self) -> int:
+        return len(self._arrived)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._offered.keys() - self._arrived.keys())
+
+    def offer(self, number: int, delay_us: int, due_us: int) -> None:
+        self._offered[number] = (delay_us, due_us)
+
+    def arrive(self, number: int, at_us: int) -> None:
+        """Note an arrival, by the consumer's clock. A second one of the same number is a duplicate."""
+        if number in self._arrived:
+            self.duplicates += 1
+        else:
+            self._arrived[number] = at_us
+
+    def left_over(self, number: int) -> None:
+        """Note a message that lies on the server at the end. One that has arrived nevertheless is there twice."""
+        self.duplicates += number in self._arrived
+
+    def set_offset(self, offset_us: int) -> None:
+        """Note by how much the server's clock is ahead of the consumer's.
+
+        The largest estimate counts: between two of them the clocks may have drifted, and nothing is to look early by that.
+        """
+        self._offset_us = offset_us if self._offset_us is None else max(self._offset_us, offset_us)
+
+    def recent(self, count: int) -> list[Row]:
+        """The last ``count`` deliveries, the newest last. What has not been reported as offered yet is left out."""
+        numbers = list(self._arrived)[-count:] if count > 0 else []
+        return [self._row(number) for number in numbers if number in self._offered]
+
+    def result(self, seconds: float, server: str) -> Result:
+        """Sum up, after ``seconds`` on ``server``. What has not arrived is lost."""
+        late = sorted(self._row(number).late_us for number in self._arrived if number in self._offered)
+        return Result(
+            offered=self.offered,
+            delivered=self.delivered,
+            early=sum(us < 0 for us in late),
+            lost=self.waiting,
+            duplicates=self.duplicates,
+            p50_us=percentile(late, 0.50),
+            p99_us=percentile(late, 0.99),
+            max_us=percentile(late, 1.0),
+            seconds=seconds,
+            server=server,
+        )
+
+    def _row(self, number: int) -> Row:
+        delay_us, due_us = self._offered[number]
+        return Row(number, delay_us, due_us, self._arrived[number] + (self._offset_us or 0) - due_us)
+
+
+def percentile(ordered: Sequence[int], share: float) -> int | None:
+    """The smallest value that at least ``share`` of all do not exceed; None if there are none."""
+    return ordered[max(0, math.ceil(len(ordered) * share) - 1)] if ordered else None
+
+
+@dataclass(frozen=True)
+class Result:
+    """The figures of one run. Lateness is in microseconds, None where nothing was delivered."""
+
+    offered: int
+    delivered: int
+    early: int
+    lost: int
+    duplicates: int
+    p50_us: int | None
+    p99_us: int | None
+    max_us: int | None
+    seconds: float
+    server: str
+
+    @property
+    def exit_status(self) -> int:
+        return 1 if self.early or self.lost or self.duplicates else 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "offered": self.offered,
+            "delivered": self.delivered,
+            "early": self.early,
+            "lost": self.lost,
+            "duplicates": self.duplicates,
+            "lateness_ms": {
+                "p50": _ms(self.p50_us),
+                "p99": _ms(self.p99_us),
+                "max": _ms(self.max_us),
+            },
+            "seconds": round(self.seconds, 3),
+            "server": self.server,
+        }
+
+    def fields(self) -> list[tuple[str, str, bool]]:
+        """The summary line by line: a name, what it shows, and whether that is as it should be."""
+        late = (("p50", self.p50_us), ("p99", self.p99_us), ("max", self.max_us))
+        lateness = ", ".join(f"{name} {us / 1000:.2f} ms" for name, us in late if us is not None)
+        return [
+            ("offered", str(self.offered), True),
+            ("delivered", str(self.delivered), self.lost == 0),
+            ("early", str(self.early), self.early == 0),
+            ("lost", str(self.lost), self.lost == 0),
+            ("duplicates", str(self.duplicates), self.duplicates == 0),
+            ("lateness", lateness or "nothing was delivered", True),
+        ]
+
+
+def _ms(us: int | None) -> float | None:
+    return None if us is None else us / 1000

@@ -1,0 +1,155 @@
+"""What the demo shows, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from rich.console import Console, RenderableType
+
+    from delayq.cli.demo.figures import Ledger, Result, Row
+    from delayq.cli.demo.run import Plan
+
+_ROWS = 12
+# The lines around the rows. At the end, the summary and the next prompt are among them: nothing is to be pushed off.
+_OTHER_LINES = 14
+_WIDTH = 78
+# The columns left of the bars.
+_TEXT_WIDTH = 54
+# The bar: so many cells, each of so many microseconds.
+_CELLS = 24
+_CELL_US = 250
+_SCALE = "0 ms    2 ms    4 ms"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class SilentView:
+    """Shows nothing: for programs."""
+
+    interval = 3600.0
+
+    def show(self, ledger: Ledger) -> None:
+        """Show nothing."""
+
+
+class PlainView:
+    """A line a second, as for a log file."""
+
+    interval = 1.0
+
+    def __init__(self, plan: Plan) -> None:
+        print(f"delayq demo: {headline(plan)}", flush=True)
+
+    def show(self, ledger: Ledger) -> None:
+        print(counts(ledger), flush=True)
+
+
+class LiveView:
+    """A table of the last deliveries that moves up, under the counts and a progress bar."""
+
+    # Each picture costs some milliseconds of a processor that the measured processes need too.
+    interval = 0.15
+
+    def __init__(self, console: Console, plan: Plan) -> None:
+        self._console = console
+        self._plan = plan
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, ledger: Ledger) -> None:
+        rows = max(3, min(_ROWS, self._console.height - _OTHER_LINES))
+        cells = max(0, min(_CELLS, self._console.width - _TEXT_WIDTH))
+        self._live.update(picture(ledger, self._plan, rows, cells), refresh=True)
+
+
+def headline(plan: Plan) -> str:
+    """What is run, in a few words."""
+    server = "an embedded server" if plan.server == "embedded" else plan.server
+    return f"{plan.messages} messages, delayed by 0 to {plan.max_delay:g} s, on {server}"
+
+
+def counts(ledger: Ledger) -> str:
+    """How far it is, in a line."""
+    return f"offered {ledger.offered}, delivered {ledger.delivered}, waiting {ledger.waiting}"
+
+
+def picture(ledger: Ledger, plan: Plan, rows: int, cells: int) -> RenderableType:
+    """The live view with its last ``rows`` deliveries, and bars of ``cells`` characters."""
+    title = Text.assemble(("delayq demo", "bold"), f"  {headline(plan)}", no_wrap=True, overflow="ellipsis")
+    numbers = Text("   ").join(
+        Text.assemble(f"{name} ", (f"{count:>{len(str(plan.messages))}}", f"bold {colour}"))
+        for name, count, colour in (
+            ("offered", ledger.offered, "blue"),
+            ("delivered", ledger.delivered, "green"),
+            ("waiting", ledger.waiting, "magenta"),
+        )
+    )
+    bar = ProgressBar(
+        total=plan.messages,
+        completed=ledger.delivered,
+        width=_WIDTH,
+        style="bright_black",
+        complete_style="green",
+        finished_style="green",
+    )
+    return Group(title, Text(), numbers, Padding(bar, (0, 0, 1, 0)), _table(ledger.recent(rows), rows, cells))
+
+
+def _table(deliveries: list[Row], rows: int, cells: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("message", justify="right", width=7)
+    table.add_column("delay s", justify="right", width=8)
+    table.add_column("due", justify="right", width=12)
+    table.add_column("late ms", justify="right", width=8)
+    table.add_column(_SCALE[:cells], width=cells, no_wrap=True)
+    for row in deliveries:
+        due = (_EPOCH + timedelta(microseconds=row.due_us)).astimezone()
+        colour = colour_of(row.late_us)
+        table.add_row(
+            str(row.number),
+            f"{row.delay_us / 1e6:.3f}",
+            f"{due:%H:%M:%S}.{due.microsecond // 1000:03}",
+            Text(f"{row.late_us / 1000:.2f}", style=colour),
+            Text(bar_of(row.late_us, cells), style=colour),
+        )
+    # The picture keeps its height: what stands below it does not jump.
+    for _ in range(rows - len(deliveries)):
+        table.add_row()
+    return table
+
+
+def colour_of(late_us: int) -> str:
+    """Green up to 2 ms, yellow up to 10 ms, red beyond; and red for what came early."""
+    if late_us < 0:
+        return "bold red"
+    return "green" if late_us <= 2000 else "yellow" if late_us <= 10_000 else "red"
+
+
+def bar_of(late_us: int, cells: int) -> str:
+    """A bar as long as the message was late, of ``cells`` characters at most."""
+    halves = min(max(0, late_us) * 2 // _CELL_US, 2 * cells)
+    return "━" * (halves // 2) + "╸" * (halves % 2)
+
+
+def print_summary(console: Console, result: Result) -> None:
+    """Print the figures, one to a line."""
+    console.print()
+    for name, value, good in result.fields():
+        # Styled as a whole: a program that reads a terminal finds the words in one piece.
+        console.print(Text(f"{name}: {value}", style="" if good else "bold red"), soft_wrap=True)

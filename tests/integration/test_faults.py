@@ -1,0 +1,327 @@
+"""Each network call, failed: what is left on the server, and who completes it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq._redis.scripts import GIVE_BACK, OFFER, RECOVER, TRANSFER, Script
+from delayq._redis.server import Server
+from delayq.errors import OutcomeUnknown, ServerUnavailable
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delayq import Client, DelayedQueue
+    from tests.servers import PrivateServer
+
+
+class Faults:
+    """Makes calls fail: before they are sent, or after they were carried out."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.plan: Callable[[str, int], str | None] = lambda _name, _n: None
+        attempt = Server._attempt
+
+        async def faulty(server: Server, command: Any, script: Script | None, confirm: Any = None) -> Any:
+            name = script.name if script else command[0]
+            self.calls.append(name)
+            fault = self.plan(name, self.calls.count(name))
+            if fault == "unsent":
+                raise ServerUnavailable("planned")
+            # An answer that is lost is never confirmed.
+            reply = await attempt(server, command, script, None if fault == "lost" else confirm)
+            if fault == "lost":
+                raise OutcomeUnknown("planned")
+            return reply
+
+        monkeypatch.setattr(Server, "_attempt", faulty)
+
+
+async def len_is(raw: Redis, length: int) -> bool:
+    return await raw.llen("orders") == length
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(monkeypatch)
+
+
+def first(script: Script, fault: str, times: int = 1) -> Callable[[str, int], str | None]:
+    return lambda name, n: fault if name == script.name and n <= times else None
+
+
+@pytest.mark.parametrize("fault", ["unsent", "lost"])
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_transfer_that_fails_loses_and_doubles_nothing(
+    queue: DelayedQueue[int], faults: Faults, fault: str, times: int
+) -> None:
+    await queue.offer_many([(i, 0) for i in range(20)])
+    done = faults.calls.count("transfer")
+    faults.plan = lambda name, n: fault if name == "transfer" and n <= done + times else None
+    assert [await asyncio.wait_for(queue.take(), 10) for _ in range(20)] == list(range(20))
+    await asyncio.sleep(0.02)
+    assert await queue.poll() is None
+
+
+async def test_a_lost_answer_is_fetched_even_if_fetching_fails_first(queue: DelayedQueue[int], faults: Faults) -> None:
+    await queue.offer(1, 60)
+    await queue.pending.poll_last_and_offer_first_to("orders")
+    done = faults.calls.count("transfer")
+    faults.plan = lambda name, n: "lost" if (name == "transfer" and n == done + 1) or (name == "recover" and n <= 2) else None
+    assert await asyncio.wait_for(queue.take(), 10) == 1
+    assert faults.calls.count("recover") == 3
+
+
+async def test_a_call_that_was_given_up_hands_nothing_out_when_it_arrives_late(
+    client: Client, queue: DelayedQueue[int], server: PrivateServer
+) -> None:
+    keys = queue._keys
+    internal = queue._server
+    taken = keys.taken("late")
+    arguments = ((keys.ready, keys.timeout, keys.ordered, keys.quarantine, taken), (100, 5, 60_000))
+    async with Redis.from_url(server.url) as raw:
+        await raw.rpush("orders", 1, 2)
+        assert await internal.run(RECOVER, (taken,), (60_000,)) == []
+        assert (await internal.run(TRANSFER, *arguments))[4] == []
+        assert await queue.drain() == [1, 2]
+        assert await internal.run(RECOVER, (taken,), (60_000,)) == []
+
+
+@pytest.mark.parametrize("fault", ["unsent", "lost"])
+async def test_giving_back_is_repeated_and_never_doubles(
+    client: Client, queue: DelayedQueue[int], faults: Faults, fault: str, server: PrivateServer
+) -> None:
+    await queue.offer_many([(i, 0) for i in range(10)])
+    faults.plan = first(GIVE_BACK, fault, times=2)
+    async for value in queue:
+        if value == 4:
+            break
+    async with Redis.from_url(server.url) as raw:
+        await until(lambda: faults.calls.count("give_back") >= 3 and "UNLINK" in faults.calls[-1:])
+        await until(lambda: len_is(raw, 5))
+        assert await raw.lrange("orders", 0, -1) == [b"5", b"6", b"7", b"8", b"9"]
+        assert await raw.keys() == [b"orders"]
+
+
+async def test_closing_fetches_what_a_lost_answer_had_handed_out(server: PrivateServer, faults: Faults) -> None:
+    async with delayq.connect(server.url) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await queue.offer(1, 0.05)
+        faults.plan = lambda name, _n: "lost" if name == "transfer" else None
+        with suppress(delayq.OutcomeUnknown):
+            while True:
+                await queue.poll()
+    faults.plan = lambda _name, _n: None
+    async with delayq.connect(server.url) as client:
+        assert await asyncio.wait_for(client.delayed_queue("orders").take(), 5) == 1
+
+
+async def test_closing_says_what_it_could_not_give_back(
+    server: PrivateServer, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with delayq.connect(server.url) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await queue.offer_many([(i, 0) for i in range(10)])
+        faults.plan = lambda name, _n: "unsent" if name == "give_back" else None
+        async for value in queue:
+            if value == 4:
+                break
+    assert "2 messages of queue 'orders' were taken and could not be given back" in caplog.text
+
+
+async def test_an_offer_that_was_not_sent_is_tried_again(queue: DelayedQueue[int], faults: Faults) -> None:
+    faults.plan = first(OFFER, "unsent", times=3)
+    await queue.offer(1)
+    assert await queue.take() == 1
+
+
+async def test_an_offer_whose_answer_is_lost_is_unknown_and_stored_once(queue: DelayedQueue[int], faults: Faults) -> None:
+    faults.plan = first(OFFER, "lost")
+    with pytest.raises(delayq.OutcomeUnknown):
+        await queue.offer(1, 60)
+    assert await queue.pending.read_all() == [1]
+    assert faults.calls.count("offer") == 1
+
+
+async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(queue: DelayedQueue[int], faults: Faults) -> None:
+    faults.plan = lambda name, n: "lost" if name == "offer" and n == 2 else None
+    with pytest.raises(delayq.OutcomeUnknown, match="400 of 600 messages are stored") as caught:
+        await queue.offer_many([(i, 60) for i in range(600)])
+    assert len(caught.value.stored) == 400
+    assert all([await receipt.cancel() for receipt in caught.value.stored])
+    assert await queue.pending.read_all() == list(range(200, 400))
+
+
+async def test_offer_many_that_stored_nothing_says_so(
+    queue: DelayedQueue[int], faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.05)
+    faults.plan = lambda name, _n: "unsent" if name == "offer" else None
+    with pytest.raises(delayq.ServerUnavailable):
+        await queue.offer_many([(i, 60) for i in range(600)])
+    with pytest.raises(delayq.ServerUnavailable):
+        await queue.offer(1)
+
+
+async def test_a_poll_that_does_not_wait_tells_of_a_server_that_is_away(queue: DelayedQueue[int], faults: Faults) -> None:
+    faults.plan = lambda name, _n: "unsent" if name == "transfer" else None
+    with pytest.raises(delayq.ServerUnavailable):
+        await queue.poll()
+    with pytest.raises(delayq.ServerUnavailable):
+        await queue.drain()
+    assert await queue.poll(0.05) is None
+
+
+async def test_a_poll_that_does_not_wait_gives_up_on_a_silent_server(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._scheduling.taker.ANSWER_WITHIN", 0.1)
+    async with delayq.connect(own_server.url) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await queue.offer(1)
+        with own_server.paused(), pytest.raises(delayq.ServerUnavailable, match=r"within 0\.1 s"):
+            await queue.poll()
+        assert await queue.take() == 1
+
+
+async def test_a_drain_that_fails_half_way_puts_back_what_it_had(queue: DelayedQueue[int], faults: Faults) -> None:
+    await queue.offer_many([(i, 60) for i in range(300)])
+    for _ in range(300):
+        await queue.pending.poll_last_and_offer_first_to("orders")
+    done = faults.calls.count("transfer")
+    faults.plan = lambda name, n: "unsent" if name == "transfer" and n == done + 2 else None
+    with pytest.raises(delayq.ServerUnavailable):
+        await queue.drain()
+    rest: list[int] = []
+    while len(rest) < 300:
+        rest += await queue.drain()
+    assert rest == list(range(300))
+
+
+async def test_what_a_drain_cannot_read_goes_to_quarantine_and_the_rest_back(
+    queue: DelayedQueue[int], server: PrivateServer
+) -> None:
+    async with Redis.from_url(server.url) as raw:
+        await raw.rpush("orders", "1", "{", "2")
+        with pytest.raises(delayq.DecodeError):
+            await queue.drain()
+        assert [await queue.take(), await queue.take()] == [1, 2]
+        await until(lambda: raw.exists("delayq_quarantine:{orders}"))
+        assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
+
+
+async def test_a_foreign_key_gives_every_waiting_caller_one_clear_error(
+    client: Client, queue: DelayedQueue[int], server: PrivateServer
+) -> None:
+    async with Redis.from_url(server.url) as raw:
+        await raw.set("orders", "mine")
+        results = await asyncio.gather(*(queue.take() for _ in range(3)), queue.poll(), return_exceptions=True)
+        assert all(isinstance(result, delayq.ServerRefused) and "another type" in str(result) for result in results)
+        await raw.delete("orders")
+        await queue.offer(1)
+        assert await asyncio.wait_for(queue.take(), 10) == 1
+
+
+async def test_a_foreign_key_in_one_queue_does_not_hide_the_others(server: PrivateServer) -> None:
+    async with delayq.connect(server.url, resync_interval=0.1) as client, Redis.from_url(server.url) as raw:
+        await raw.set("redisson_delay_queue_timeout:{bad}", "mine")
+        await raw.hset("bad", "mine", "1")
+        client.delayed_queue("bad")
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        taker = asyncio.create_task(queue.take())
+        await asyncio.sleep(0.05)
+        await raw.zadd("redisson_delay_queue_timeout:{orders}", {b"\x08ABCDEFGH" + (1).to_bytes(8, "little") + b"1": 1})
+        assert await asyncio.wait_for(taker, 5) == 1
+
+
+async def test_a_link_that_is_half_open_is_noticed_and_replaced(
+    server: PrivateServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is received and nothing is said: only a ping without an answer tells."""
+    async with delayq.connect(server.url, resync_interval=0.1) as client:
+        subscriber = client._open_session().scheduler.subscriber
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await queue.offer(1)
+        assert await queue.take() == 1
+        with monkeypatch.context() as silence:
+            silence.setattr(subscriber, "_handle", lambda _answer: None)
+            await until(lambda: "the connection does not answer" in caplog.text)
+        await queue.offer(2, 0.05)
+        assert await asyncio.wait_for(queue.take(), 5) == 2
+
+
+async def test_a_notification_that_is_no_number_does_no_harm(server: PrivateServer, caplog: pytest.LogCaptureFixture) -> None:
+    async with delayq.connect(server.url) as client, Redis.from_url(server.url) as raw:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await until(lambda: raw.publish("redisson_delay_queue_channel:{orders}", "nonsense"))
+        await until(lambda: "a notification is no number" in caplog.text)
+        await queue.offer(1, 0.01)
+        assert await asyncio.wait_for(queue.take(), 5) == 1
+
+
+async def test_every_connection_may_be_busy(server: PrivateServer) -> None:
+    async with delayq.connect(server.url, max_connections=1) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        takers = [asyncio.create_task(queue.take()) for _ in range(50)]
+        await asyncio.gather(*(queue.offer(i, 0.01) for i in range(50)), *(queue.pending.size() for _ in range(50)))
+        assert sorted(await asyncio.gather(*takers)) == list(range(50))
+        assert client.statistics().connections <= 3
+
+
+async def test_while_the_server_is_away_calls_wait_and_then_say_so(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.3)
+    async with delayq.connect(own_server.url, resync_interval=0.2) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        taker = asyncio.create_task(queue.take())
+        await asyncio.sleep(0.05)
+        own_server.kill()
+        # From now on the event loop knows; an offer in this very moment could not tell whether it was sent.
+        await until(lambda: "notifications are interrupted" in caplog.text)
+        with pytest.raises(delayq.ServerUnavailable) as caught:
+            await queue.offer(1)
+        assert caught.value.__cause__ is not None
+        with pytest.raises(delayq.ServerUnavailable):
+            await queue.pending.size()
+        await until(lambda: "the re-check of 1 queues failed" in caplog.text)
+        await asyncio.to_thread(own_server.start)
+        await queue.offer(2)
+        assert await asyncio.wait_for(taker, 5) == 2
+
+
+async def test_random_faults_everywhere_lose_and_double_nothing(server: PrivateServer, faults: Faults) -> None:
+    chance = random.Random(7)
+    shaky = ("transfer", "recover", "give_back", "resync")
+
+    def fault(name: str, _n: int) -> str | None:
+        return chance.choice(["lost", "unsent"]) if name in shaky and chance.random() < 0.3 else None
+
+    faults.plan = fault
+    got: list[int] = []
+    async with delayq.connect(server.url, resync_interval=0.2) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+
+        async def consume() -> None:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(chance.random() * 0.02):
+                        got.append(await queue.take())
+
+        consumers = [asyncio.create_task(consume()) for _ in range(5)]
+        for base in range(0, 600, 20):
+            await queue.offer_many([(base + i, chance.random() * 0.05) for i in range(20)])
+        await until(lambda: len(got) >= 600)
+        for consumer in consumers:
+            consumer.cancel()
+        await asyncio.gather(*consumers, return_exceptions=True)
+    assert sorted(got) == list(range(600))

@@ -1,0 +1,20 @@
+"""Waiting for events instead of durations."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+async def until(condition: Callable[[], Any], within: float = 20.0) -> None:
+    """Wait until ``condition``, plain or async, is true; fail after ``within`` seconds, which is far more than it takes."""
+    async with asyncio.timeout(within):
+        while True:
+            result = condition()
+            if await result if inspect.isawaitable(result) else result:
+                return
+            await asyncio.sleep(0.005)
