@@ -30,7 +30,9 @@ lint: $(VENV)/dev.stamp
 
 types: $(VENV)/dev.stamp
 	$(BIN)/mypy
-	$(BIN)/pyright --verifytypes delayq --ignoreexternal --pythonpath $(BIN)/python
+	@# What users get: the built package, not this directory.
+	@rm -rf $(VENV)/built && $(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/built .
+	PYTHONPATH=$(VENV)/built $(BIN)/pyright --verifytypes delayq --ignoreexternal --pythonpath $(BIN)/python
 
 layers: $(VENV)/dev.stamp
 	$(BIN)/lint-imports

@@ -29,11 +29,11 @@ class Session:
 
     def __init__(self, address: Address, max_connections: int, resync_interval: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self.connections = Connections(address, max_connections)
-        self.server = Server(self.connections)
-        self.timer = HashedWheelTimer(tick_duration=_TICK)
-        self.background = Background()
-        self.scheduler = Scheduler(self.server, self.connections, self.timer, self.background, resync_interval)
+        self.connections: Connections = Connections(address, max_connections)
+        self.server: Server = Server(self.connections)
+        self.timer: HashedWheelTimer = HashedWheelTimer(tick_duration=_TICK)
+        self.background: Background = Background()
+        self.scheduler: Scheduler = Scheduler(self.server, self.connections, self.timer, self.background, resync_interval)
 
     def check_loop(self) -> None:
         """Raise a clear error where asyncio would hang or fail late.

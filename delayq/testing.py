@@ -30,7 +30,7 @@ class ManualClock:
     """
 
     def __init__(self, now: float = 0.0) -> None:
-        self.now = now
+        self.now: float = now
 
     def __call__(self) -> float:
         return self.now
@@ -86,8 +86,8 @@ class ManualLoop:
     """
 
     def __init__(self, clock: ManualClock | None = None) -> None:
-        self.clock = clock if clock is not None else ManualClock()
-        self.calls_made = 0
+        self.clock: ManualClock = clock if clock is not None else ManualClock()
+        self.calls_made: int = 0
         """How many callbacks were run: the wake-ups a real loop would have had for them."""
         self._ready: deque[ManualHandle] = deque()
         self._scheduled: list[tuple[float, int, ManualHandle]] = []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HashedWheelTimer", "TimerLoop", "TimerStatistics"]
 
-logger = logging.getLogger("delayq.timer")
+_log = logging.getLogger("delayq.timer")
 
 _NEVER = 2**70  # No wake-up is armed: any tick is earlier.
 _BUSY = -1  # Awake, or about to be: no tick is earlier, so nobody arms.
@@ -207,8 +207,8 @@ class HashedWheelTimer:
                     callback(timeout)
                 except (KeyboardInterrupt, SystemExit):
                     raise
-                except BaseException:  # As asyncio does: CancelledError and the like are one callback's affair.
-                    logger.exception("callback %r of %r raised", callback, timeout)
+                except BaseException:  # noqa: BLE001 - as asyncio does: CancelledError and the like are one callback's affair
+                    _log.exception("callback %r of %r raised", callback, timeout)
         finally:
             self._arm_next(now)
 

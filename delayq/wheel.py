@@ -188,21 +188,24 @@ class Wheel:
             raise ValueError(f"ticks_per_wheel must be a whole number in 1..2**30, not {ticks_per_wheel!r}")
         if tick_duration * ticks_per_wheel * 1e9 >= 2**63:
             raise ValueError(f"a wheel of {ticks_per_wheel} ticks of {tick_duration} s takes longer than 292 years")
-        self.tick_duration = float(tick_duration)
-        self.per_tick = 1.0 / self.tick_duration
-        self.latest = _LAST_TICK * self.tick_duration
+        self.tick_duration: float = float(tick_duration)
+        self.per_tick: float = 1.0 / self.tick_duration
+        self.latest: float = _LAST_TICK * self.tick_duration
         bits = (ticks_per_wheel - 1).bit_length()
         self._near = _Level(self.per_tick, shift=0, lead=-1)
         self._far = _Level(self.per_tick, shift=bits, lead=1)
         self._very_far = _Level(self.per_tick, shift=2 * bits, lead=1)
-        self.pending = 0
+        self.pending: int = 0
         # The first tick that does not belong on the near level, and on the far level. Floats, for they are compared with
         # floats only.
-        self.near_end = self.far_end = 0.0
+        self.near_end: float = 0.0
+        self.far_end: float = 0.0
         # For HashedWheelTimer.new_timeout, which is too hot to go through the levels.
-        self.near_buckets, self.far_buckets = self._near.buckets, self._far.buckets
-        self.very_far_buckets = self._very_far.buckets
-        self.far_scale, self.very_far_scale = self._far.scale, self._very_far.scale
+        self.near_buckets: dict[int, Timeout] = self._near.buckets
+        self.far_buckets: dict[int, Timeout] = self._far.buckets
+        self.very_far_buckets: dict[int, Timeout] = self._very_far.buckets
+        self.far_scale: float = self._far.scale
+        self.very_far_scale: float = self._very_far.scale
         self._slide(self.tick_of(now))
 
     def tick_of(self, now: float) -> int:

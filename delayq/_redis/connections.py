@@ -46,7 +46,7 @@ class Connections:
         self._owed: dict[AbstractConnection, int] = {}
         self._slots = asyncio.Semaphore(limit)
         self._closed = False
-        self.opened = 0
+        self.opened: int = 0
 
     @property
     def open(self) -> int:

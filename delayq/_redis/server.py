@@ -45,8 +45,8 @@ class Server:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self.round_trips = 0
-        self.errors = 0
+        self.round_trips: int = 0
+        self.errors: int = 0
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
         """Run a script, again where that is safe, for :data:`RETRY_FOR` seconds.

@@ -63,7 +63,9 @@ class Scheduler:
         self._queues: dict[str, OpenQueue] = {}
         self._check_now = asyncio.Event()
         self._resync: asyncio.Task[Any] | None = None
-        self.subscriber = Subscriber(connections, background, self._heard, self._check_now.set, resync_interval, self._retry_most)
+        self.subscriber: Subscriber = Subscriber(
+            connections, background, self._heard, self._check_now.set, resync_interval, self._retry_most
+        )
 
     @property
     def queues(self) -> list[OpenQueue]:

@@ -57,7 +57,7 @@ class Subscriber:
         self._task: asyncio.Task[Any] | None = None
         self._answered = True
         self._failures = 0
-        self.round_trips = 0
+        self.round_trips: int = 0
 
     def add(self, channel: str) -> None:
         """Subscribe to ``channel``, soon."""

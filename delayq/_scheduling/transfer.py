@@ -52,10 +52,10 @@ class TransferTask:
         background: Background,
         retry_most: float,
     ) -> None:
-        self.keys = keys
+        self.keys: DelayedKeys = keys
         self._watch = ReadyWatch(keys, connections, timer, background, self.push, retry_most)
-        self.taker = Taker(keys, server, timer, background, push=self.push, idle=self._watch.idle)
-        self.last_timeout = LastTimeout(timer, asyncio.get_running_loop().time, self.push)
+        self.taker: Taker = Taker(keys, server, timer, background, push=self.push, idle=self._watch.idle)
+        self.last_timeout: LastTimeout = LastTimeout(timer, asyncio.get_running_loop().time, self.push)
         self._server = server
         self._clock = clock
         self._background = background
@@ -72,7 +72,7 @@ class TransferTask:
         # Names this task's calls on the server.
         self._token = secrets.token_hex(6)
         self._calls = itertools.count()
-        self.quarantined = 0
+        self.quarantined: int = 0
 
     def push(self, due_ms: float = math.inf) -> None:
         """Move what is due, now, or right after the push that is on its way."""

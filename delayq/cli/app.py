@@ -10,7 +10,7 @@ from delayq.cli.demo.command import demo
 from delayq.cli.errors import CommandFailed
 from delayq.errors import DelayqError
 
-app = typer.Typer(add_completion=False, invoke_without_command=True)
+app: typer.Typer = typer.Typer(add_completion=False, invoke_without_command=True)
 app.command()(demo)
 
 

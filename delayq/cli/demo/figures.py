@@ -43,7 +43,7 @@ class Ledger:
         self._offered: dict[int, tuple[int, int]] = {}
         self._arrived: dict[int, int] = {}
         self._offset_us: int | None = None
-        self.duplicates = 0
+        self.duplicates: int = 0
 
     @property
     def offered(self) -> int:

@@ -33,8 +33,8 @@ class Parent:
     """The parent process, as a child sees it."""
 
     def __init__(self) -> None:
-        self.begun = anyio.Event()
-        self.ended = anyio.Event()
+        self.begun: anyio.Event = anyio.Event()
+        self.ended: anyio.Event = anyio.Event()
 
     def tell(self, **fields: Any) -> None:
         """Write one line. Blocks only while the parent does not read."""

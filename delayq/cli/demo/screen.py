@@ -36,7 +36,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class SilentView:
     """Shows nothing: for programs."""
 
-    interval = 3600.0
+    interval: float = 3600.0
 
     def show(self, ledger: Ledger) -> None:
         """Show nothing."""
@@ -45,7 +45,7 @@ class SilentView:
 class PlainView:
     """A line a second, as for a log file."""
 
-    interval = 1.0
+    interval: float = 1.0
 
     def __init__(self, plan: Plan) -> None:
         print(f"delayq demo: {headline(plan)}", flush=True)
@@ -58,7 +58,7 @@ class LiveView:
     """A table of the last deliveries that moves up, under the counts and a progress bar."""
 
     # Each picture costs some milliseconds of a processor that the measured processes need too.
-    interval = 0.15
+    interval: float = 0.15
 
     def __init__(self, console: Console, plan: Plan) -> None:
         self._console = console
