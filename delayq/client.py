@@ -118,11 +118,11 @@ class Client:
         """
         if self._session is not None or self._closed:
             raise Closed("a client is opened once; make another with connect()")
-        if self._embedded is not None:
-            await to_thread.run_sync(self._embedded.start)
-            self._address = from_url(self._embedded.url)
-        session = self._session = Session(self._address, self._max_connections, self._resync_interval)
         try:
+            if self._embedded is not None:
+                await to_thread.run_sync(self._embedded.start)
+                self._address = from_url(self._embedded.url)
+            session = self._session = Session(self._address, self._max_connections, self._resync_interval)
             await session.server.command("PING")
         except BaseException:
             await self.aclose()

@@ -14,7 +14,7 @@ from delayq._redis.records import id_of
 from delayq._redis.scripts import CANCEL, RESCHEDULE
 from delayq._scheduling.prefetch import next_batch
 from delayq._session import GRACE
-from delayq.errors import Closed, DecodeError, EncodeError, OutcomeUnknown, PayloadTooLarge
+from delayq.errors import BadDelay, Closed, DecodeError, EncodeError, OutcomeUnknown, PayloadTooLarge
 from delayq.pending import Pending
 from delayq.ready import Ready
 
@@ -315,6 +315,8 @@ class DelayedQueue(Generic[T]):
 
     async def _reschedule(self, record: bytes, delay: Duration | None, at: datetime | None) -> int | None:
         self._check_open()
+        if delay is None and at is None:
+            raise BadDelay("give delay or at")
         keys = (self._keys.timeout, self._keys.channel)
         due_ms = int(await self._server.run(RESCHEDULE, keys, (record, delay_us(delay, at))))
         if due_ms < 0:

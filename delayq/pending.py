@@ -29,8 +29,9 @@ class Pending(Generic[T]):
 
     Two values are equal when the codec encodes them to the same bytes, as in Redisson. What searches or reads everything
     does so in pages of 1,000 messages, so that the server is not held up; it sees every message that is pending all the
-    while. Every method may raise the errors of :class:`~delayq.errors.ServerError`; those that decode,
-    :class:`~delayq.errors.DecodeError`; those that encode, what :meth:`DelayedQueue.offer` raises.
+    while. Records that nobody can read are passed over; they go to quarantine when they come due. Every method may raise
+    the errors of :class:`~delayq.errors.ServerError`; those that decode, :class:`~delayq.errors.DecodeError`; those that
+    encode, what :meth:`DelayedQueue.offer` raises.
     """
 
     def __init__(self, keys: DelayedKeys, server: Server, codec: Codec[T], encode: Callable[[T], bytes]) -> None:

@@ -110,7 +110,7 @@ class Scheduler:
                 queue.transfer.resynced(wait_us, ready)
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
+        failing = False
         while True:
             try:
                 async with asyncio.timeout(self._interval):
@@ -119,14 +119,17 @@ class Scheduler:
                 self._check_now.clear()
             except TimeoutError:
                 pass
-            started = loop.time()
             try:
                 await self.run_once()
             except ServerError as error:
-                _log.warning("the re-check of %d queues failed: %s", len(self._queues), error)
-                # It has tried for a while itself.
-                await asyncio.sleep(max(0.0, min(1.0, self._retry_most) - (loop.time() - started)))
+                if not failing:
+                    _log.warning("the re-check of %d queues failed: %s", len(self._queues), error)
+                failing = True
+                # A call that could not be sent has been tried for a while itself; one that was refused comes back at once.
+                await asyncio.sleep(min(1.0, self._retry_most))
                 self._check_now.set()
+            else:
+                failing = False
 
     def _heard(self, channel: str, content: bytes) -> None:
         queue = self._queues.get(channel)

@@ -117,6 +117,7 @@ class TransferTask:
         def confirm(answer: Any) -> tuple[str, ...] | None:
             return ("UNLINK", taken_key) if answer[4] else None
 
+        take = 0
         try:
             await self._recover()
             take = min(self.taker.begin(), BATCH)
@@ -127,7 +128,7 @@ class TransferTask:
                 confirm,
             )
         except DelayqError as error:
-            if isinstance(error, OutcomeUnknown) and self._unsure is None:
+            if take and isinstance(error, OutcomeUnknown):
                 self._unsure = taken_key
             self.taker.fail(error)
             raise

@@ -8,6 +8,7 @@ import time
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 from redis.asyncio import Redis
 
@@ -16,6 +17,7 @@ from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from delayq import Client, DelayedQueue
     from tests.servers import PrivateServer
@@ -208,6 +210,8 @@ class TestReceipts:
         due = receipt.due_at
         with pytest.raises(delayq.BadDelay):
             await receipt.reschedule(-1)
+        with pytest.raises(delayq.BadDelay):
+            await receipt.reschedule()
         assert [due for _, due in await queue.pending.entries()] == [due]
 
     async def test_a_receipt_says_what_it_is(self, queue: DelayedQueue[int]) -> None:
@@ -503,3 +507,28 @@ class TestClients:
             await admin.config_set("maxmemory", 0)
             await queue.offer(1)
             assert await queue.take() == 1
+
+    async def test_an_embedded_directory_keeps_what_is_pending(self, tmp_path: Path) -> None:
+        async with delayq.connect(f"embedded:{tmp_path / 'my data'}") as client:
+            await client.delayed_queue("orders").offer(1, 0.2)
+        async with delayq.connect(f"embedded:{tmp_path / 'my data'}") as client:
+            assert await client.delayed_queue("orders").take() == 1
+
+    async def test_without_an_address_there_is_a_private_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("DELAYQ_URL", raising=False)
+        async with delayq.connect() as client:
+            queue = client.delayed_queue("orders")
+            await queue.offer(1, 0.01)
+            assert await queue.take() == 1
+
+    async def test_the_environment_names_the_server(self, server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DELAYQ_URL", server.url)
+        async with delayq.connect() as client, Redis.from_url(server.url) as observer:
+            await client.delayed_queue("orders").offer(1, 60)
+            assert await observer.exists("redisson_delay_queue:{orders}")
+
+    async def test_an_opening_that_is_cancelled_leaves_no_server(self, tmp_path: Path) -> None:
+        with anyio.move_on_after(0.001):
+            async with delayq.connect(f"embedded:{tmp_path}"):
+                pass
+        assert not (tmp_path / "server.sock").exists()
