@@ -31,7 +31,7 @@ T = TypeVar("T")
 URL_VARIABLE = "DELAYQ_URL"
 
 # Calls that are on their way at the same time. Offers share calls, so few are needed.
-_CONNECTIONS = 16
+_CONNECTIONS = 4
 
 
 def connect(

@@ -44,6 +44,8 @@ class Connections:
         self._used: set[AbstractConnection] = set()
         # How many answers are still to come that nobody waits for.
         self._owed: dict[AbstractConnection, int] = {}
+        # How many free connections, from the start of the list, were not needed since the last look.
+        self._spare: int = 0
         self._slots = asyncio.Semaphore(limit)
         self._closed = False
         self.opened: int = 0
@@ -81,6 +83,14 @@ class Connections:
         self._slots.release()
         await self.close(connection)
 
+    async def prune(self) -> None:
+        """Close the connections that were not used since the last call: a burst leaves more than everyday work needs."""
+        idle, self._spare = self._free[: self._spare], len(self._free)
+        del self._free[: len(idle)]
+        self._spare -= len(idle)
+        for connection in idle:
+            await self.close(connection)
+
     async def open_own(self) -> AbstractConnection:
         """A connection that counts against no limit: for calls that block. To be closed by :meth:`close`."""
         return await self._connected()
@@ -104,6 +114,8 @@ class Connections:
             raise Closed("the client is closed")
         while self._free:
             connection = self._free.pop()
+            # The last one released is the first one taken: what lies below was not needed.
+            self._spare = min(self._spare, len(self._free))
             self._used.add(connection)
             if await self._is_clean(connection):
                 return connection

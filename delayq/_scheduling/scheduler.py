@@ -121,6 +121,7 @@ class Scheduler:
                 pass
             try:
                 await self.run_once()
+                await self._connections.prune()
             except ServerError as error:
                 if not failing:
                     _log.warning("the re-check of %d queues failed: %s", len(self._queues), error)

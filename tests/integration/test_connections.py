@@ -1,0 +1,98 @@
+"""The pool: how many connections are open, and which one is used."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+import delayq
+from delayq._redis.address import from_url
+from delayq._redis.connections import Connections
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.servers import PrivateServer
+
+
+@pytest.fixture
+async def connections(server: PrivateServer) -> AsyncIterator[Connections]:
+    connections = Connections(from_url(server.url), 4)
+    yield connections
+    await connections.aclose()
+
+
+async def burst(connections: Connections, size: int) -> None:
+    for connection in [await connections.acquire() for _ in range(size)]:
+        connections.release(connection)
+
+
+async def test_the_connection_that_was_used_last_is_used_next(connections: Connections) -> None:
+    await burst(connections, 3)
+    one = await connections.acquire()
+    connections.release(one)
+    assert await connections.acquire() is one
+    assert connections.opened == 3
+
+
+async def test_what_a_burst_opened_and_nobody_needed_since_is_closed(connections: Connections) -> None:
+    await burst(connections, 4)
+    await connections.prune()
+    assert connections.open == 4
+    await burst(connections, 1)
+    await burst(connections, 2)
+    await connections.prune()
+    assert connections.open == 2
+    await connections.prune()
+    await connections.prune()
+    assert connections.open == 0
+    await burst(connections, 1)
+    assert connections.open == 1
+
+
+async def test_a_connection_that_is_in_use_is_not_closed(connections: Connections) -> None:
+    await burst(connections, 2)
+    used = await connections.acquire()
+    for _ in range(3):
+        await connections.prune()
+    assert connections.open == 1
+    await used.send_command("PING")
+    assert await used.read_response() == b"PONG"
+    connections.release(used)
+
+
+async def test_whoever_comes_when_all_are_in_use_waits(connections: Connections) -> None:
+    used = [await connections.acquire() for _ in range(4)]
+    waiting = asyncio.create_task(connections.acquire())
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    connections.release(used[0])
+    assert await waiting is used[0]
+
+
+async def test_a_connection_that_the_server_has_closed_is_replaced(connections: Connections, server: PrivateServer) -> None:
+    await burst(connections, 1)
+    server.call("CLIENT", "KILL", "TYPE", "normal")
+    await asyncio.sleep(0.05)
+    connection = await connections.acquire()
+    await connection.send_command("PING")
+    assert await connection.read_response() == b"PONG"
+    assert connections.opened == 2
+    connections.release(connection)
+
+
+async def test_an_answer_that_nobody_waits_for_reaches_nobody(connections: Connections) -> None:
+    connection = await connections.acquire()
+    await connection.send_command("NONSENSE")
+    connections.release(connection, owed=1)
+    assert await connections.acquire() is connection
+    await connection.send_command("PING")
+    assert await connection.read_response() == b"PONG"
+
+
+async def test_a_closed_pool_opens_nothing(connections: Connections) -> None:
+    await connections.aclose()
+    with pytest.raises(delayq.Closed):
+        await connections.acquire()
