@@ -5,15 +5,14 @@
 -- ARGV[...]  record  each whole, as it was stored
 --
 -- Returns how many were still pending.
+-- include: clock
 -- include: record
 -- include: forget
 
 redis.call('LLEN', KEYS[2]) -- a key of a foreign type must fail before anything is removed
-local cancelled = 0
+local cancelled = {}
 for _, record in ipairs(ARGV) do
-  if redis.call('ZREM', KEYS[1], record) == 1 then
-    forget(KEYS[2], record)
-    cancelled = cancelled + 1
-  end
+  if redis.call('ZREM', KEYS[1], record) == 1 then cancelled[#cancelled + 1] = record end
 end
-return cancelled
+forget_all(KEYS[2], cancelled, now_us())
+return #cancelled

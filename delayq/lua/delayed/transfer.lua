@@ -34,8 +34,8 @@ if #due > 0 then
   for _, record in ipairs(due) do
     local payload = payload_of(record)
     if payload then payloads[#payloads + 1] = payload else poison[#poison + 1] = record end
-    forget(KEYS[3], record)
   end
+  forget_all(KEYS[3], due, now)
 end
 
 local taken = {}

@@ -1,26 +1,115 @@
--- forget: take one record out of the ordered list.
+-- forget: take records out of the ordered list, without walking through it for each.
 --
--- The list is in offer order and ids sort by time, so messages with one delay leave at the head, and an id says which end is nearer.
-local function forget(ordered, record)
-  local head = redis.call('LINDEX', ordered, 0)
-  if not head then return end
-  if head == record then
-    redis.call('LPOP', ordered)
-    return
+-- The list is in offer order, and our ids sort by offer order. So what is due often stands together at one end; and
+-- anything else is found by its id as a name in a telephone book: where its time should be, then nearer and nearer.
+-- Every record found is overwritten with a mark, and one pass removes the marks. Java's ids are random: they are passed
+-- over, and a record that cannot be found so is searched for by LREM, as Redisson does.
+local FOUR_YEARS, A_DAY = 134217728, 82397 -- in units of an id's upper half (2^20 microseconds)
+local LOOK_AROUND = 24
+local GONE = 'delayq:gone' -- no record: they have 12 bytes of header at least, the first of them an id's
+
+-- Remove the run of `gone` records at one end; return how many they were.
+local function forget_run(ordered, gone, most, at_head)
+  local records = redis.call('LRANGE', ordered, at_head and 0 or -most, at_head and most - 1 or -1)
+  local run = 0
+  while run < #records do
+    local record = records[at_head and run + 1 or #records - run]
+    if not gone[record] then break end
+    gone[record] = nil
+    run = run + 1
   end
-  local tail = redis.call('LINDEX', ordered, -1)
-  if tail == record then
-    redis.call('RPOP', ordered)
-    return
+  if run > 0 then
+    if at_head then redis.call('LPOP', ordered, run) else redis.call('RPOP', ordered, run) end
   end
-  local from = 1
-  local high, low = id_of(record)
-  local first_high, first_low = id_of(head)
-  local last_high, last_low = id_of(tail)
-  if high and first_high and last_high then
-    local to_head = (high - first_high) * 4294967296 + (low - first_low)
-    local to_tail = (last_high - high) * 4294967296 + (last_low - low)
-    if to_tail < to_head then from = -1 end
+  return run
+end
+
+-- The first entry of `window`, from its start or end, whose id lies between those of the bounds `from` and `to`: its
+-- index in the list, high, low. Other entries are foreign.
+local function bound(window, first, from, to, at_start)
+  for step = 1, #window do
+    local place = at_start and step or #window - step + 1
+    local high, low = id_of(window[place])
+    if high and (high > from[2] or (high == from[2] and low >= from[3]))
+      and (high < to[2] or (high == to[2] and low <= to[3])) then
+      return {first + place - 1, high, low}
+    end
   end
-  redis.call('LREM', ordered, from, record)
+  return nil
+end
+
+-- The index of a record, which lies between the bounds {index, high, low} `from` and `to`; nil if it is not found.
+local function find(ordered, record, high, low, from, to)
+  for round = 1, 40 do
+    local gap = to[1] - from[1] - 1
+    if gap < 1 then return nil end
+    local part = ((high - from[2]) * 4294967296 + (low - from[3])) / ((to[2] - from[2]) * 4294967296 + (to[3] - from[3]))
+    -- By time, and every third round by halves: offers may have come in bursts.
+    if round % 3 == 0 or not (part >= 0 and part <= 1) then part = 0.5 end
+    local guess = from[1] + 1 + math.floor(part * (gap - 1))
+    -- Going there is what costs, so look around as well.
+    local first = math.max(from[1] + 1, guess - LOOK_AROUND)
+    local window = redis.call('LRANGE', ordered, first, math.min(to[1] - 1, guess + LOOK_AROUND))
+    for place, found in ipairs(window) do
+      if found == record then return first + place - 1 end
+    end
+    local start, stop = bound(window, first, from, to, true), bound(window, first, from, to, false)
+    if not start then return nil end
+    if high < start[2] or (high == start[2] and low < start[3]) then
+      to = start
+    elseif high > stop[2] or (high == stop[2] and low > stop[3]) then
+      from = stop
+    else
+      return nil -- its place is here, and it is not
+    end
+  end
+  return nil
+end
+
+local function forget_all(ordered, records, now)
+  local length = redis.call('LLEN', ordered)
+  local gone = {}
+  for _, record in ipairs(records) do gone[record] = true end
+  local left = #records
+  if length == 0 or left == 0 then return end
+  local run = forget_run(ordered, gone, left, true)
+  left, length = left - run, length - run
+  if left == 0 or length == 0 then return end
+  run = forget_run(ordered, gone, left, false)
+  left, length = left - run, length - run
+  if left == 0 or length == 0 then return end
+
+  local searched = {}
+  for _, record in ipairs(records) do
+    if gone[record] then
+      local high, low = id_of(record)
+      searched[#searched + 1] = {high or -1, low or 0, record}
+    end
+  end
+  table.sort(searched, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2]) end)
+
+  -- Our ids are of the last years, and a clock that stepped back may have left some of tomorrow.
+  local present = math.floor(now / 1048576)
+  local from, last = {-1, present - FOUR_YEARS, 0}, {length, present + A_DAY, 0}
+  from = bound(redis.call('LRANGE', ordered, 0, LOOK_AROUND), 0, from, last, true) or from
+  local tail = redis.call('LRANGE', ordered, -LOOK_AROUND, -1)
+  last = bound(tail, length - #tail, from, last, false) or last
+  local marks, first_mark, last_mark = 0, length, -1
+  local unknown = {}
+  for _, wanted in ipairs(searched) do
+    local high, low, record = wanted[1], wanted[2], wanted[3]
+    local at = high >= 0 and find(ordered, record, high, low, from, last)
+    if at then
+      redis.call('LSET', ordered, at, GONE)
+      marks, first_mark, last_mark = marks + 1, math.min(first_mark, at), math.max(last_mark, at)
+      from = {at, high, low}
+    else
+      unknown[#unknown + 1] = record
+    end
+  end
+  if marks > 0 then
+    -- From the end that reaches all marks sooner.
+    redis.call('LREM', ordered, last_mark < length - first_mark and marks or -marks, GONE)
+  end
+  for _, record in ipairs(unknown) do redis.call('LREM', ordered, 1, record) end
 end

@@ -1,0 +1,100 @@
+"""Taking records out of the ordered list leaves exactly the others, in order, whoever wrote them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis import Redis
+
+from delayq._redis.keys import DelayedKeys
+from delayq._redis.records import pack
+from delayq._redis.scripts import CANCEL, TRANSFER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.servers import PrivateServer
+
+KEYS = DelayedKeys.of("orders")
+
+
+@st.composite
+def lists(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
+    """Records in offer order, ours and Java's, and the places of those that leave."""
+    size = draw(st.integers(1, 400))
+    seed = draw(st.randoms(use_true_random=False))
+    java = draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]))
+    # Evenly, in bursts, or with a gap of a year.
+    steps = draw(st.sampled_from([[1000], [1, 1, 1, 10**9], [1, 10**6], [1] * 50 + [365 * 86_400 * 10**6]]))
+    moment = int(time.time() * 1_000_000) - 40_000_000_000_000
+    records = []
+    for place in range(size):
+        moment += seed.choice(steps)
+        record_id = (moment * 4096 + seed.randrange(3)).to_bytes(8, "big") if seed.random() >= java else seed.randbytes(8)
+        if seed.random() < 0.02:
+            records.append(seed.randbytes(8) + (4).to_bytes(8, "little") + b"%4d" % place)  # before Redisson 3.21.1
+        else:
+            records.append(pack(record_id, b"%d" % place, 8))
+    share = draw(st.sampled_from([0.01, 0.1, 0.5, 1.0]))
+    leaving = [place for place in range(size) if seed.random() < share]
+    where = draw(st.sampled_from(["anywhere", "head", "tail"]))
+    if where != "anywhere":
+        leaving = list(range(len(leaving))) if where == "head" else list(range(size - len(leaving), size))
+    seed.shuffle(leaving)
+    return records, leaving[:100]
+
+
+def run(raw: Any, script: Any, *args: Any) -> Any:
+    return raw.eval(script.text, len(script.keys), *args)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lists())
+def test_cancelled_records_leave_the_list_and_no_other(server: PrivateServer, case: tuple[list[bytes], list[int]]) -> None:
+    records, leaving = case
+    with Redis.from_url(server.url) as raw:
+        raw.flushall()
+        raw.zadd(KEYS.timeout, dict.fromkeys(records, 4e12))
+        raw.rpush(KEYS.ordered, *records)
+        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, *(records[place] for place in leaving)) == len(leaving)
+        gone = set(leaving)
+        assert raw.lrange(KEYS.ordered, 0, -1) == [record for place, record in enumerate(records) if place not in gone]
+        assert raw.zcard(KEYS.timeout) == len(records) - len(leaving)
+
+
+@pytest.mark.parametrize("order", ["in offer order", "newest first", "scattered", "all at once"])
+def test_what_is_due_leaves_in_due_order_and_the_list_stays_in_step(server: PrivateServer, order: str) -> None:
+    size = 5000
+    start = int(time.time() * 1_000_000) - size * 1000
+    records = [pack(((start + place * 1000) * 4096).to_bytes(8, "big"), b"%d" % place, 8) for place in range(size)]
+    orders: dict[str, Callable[[int], int]] = {
+        "in offer order": lambda place: 1000 + place,
+        "newest first": lambda place: 1000 + size - place,
+        "scattered": lambda place: 1000 + place * 7919 % size,
+        "all at once": lambda _place: 1000,
+    }
+    due = orders[order]
+    with Redis.from_url(server.url) as raw:
+        raw.zadd(KEYS.timeout, {record: due(place) for place, record in enumerate(records)})
+        raw.rpush(KEYS.ordered, *records)
+        arguments = (KEYS.ready, KEYS.timeout, KEYS.ordered, KEYS.quarantine, "taken", 100, 0, 1000)
+        for step in range(1, 6):
+            assert run(raw, TRANSFER, *arguments)[2:4] == [100, 0]
+            assert raw.llen(KEYS.ordered) == raw.zcard(KEYS.timeout) == size - step * 100
+        expected = sorted(range(size), key=lambda place: (due(place), place))
+        assert [int(payload) for payload in raw.lrange(KEYS.ready, 0, -1)] == expected[:500]
+        gone = set(expected[:500])
+        assert raw.lrange(KEYS.ordered, 0, -1) == [record for place, record in enumerate(records) if place not in gone]
+
+
+def test_a_record_that_the_list_does_not_have_is_no_trouble(server: PrivateServer) -> None:
+    record = pack(b"ABCDEFGH", b"1", 8)
+    with Redis.from_url(server.url) as raw:
+        raw.zadd(KEYS.timeout, {record: 4e12})
+        raw.rpush(KEYS.ordered, pack(b"ABCDEFGI", b"2", 8), pack(b"ABCDEFGJ", b"3", 8))
+        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, record) == 1
+        assert raw.llen(KEYS.ordered) == 2
