@@ -91,9 +91,6 @@ def from_client(client: object) -> Address:
 def _address(label: str, connection_class: type[AbstractConnection], options: dict[str, Any]) -> Address:
     kept = {name: value for name, value in options.items() if not _NOT_OURS.fullmatch(name)}
     kept.setdefault("socket_connect_timeout", 5.0)
-    kept.setdefault("client_name", "delayq")
-    if kept["client_name"] is None:
-        kept["client_name"] = "delayq"
     return Address(label, connection_class, kept | _OURS)
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from delayq._redis.address import Address
 
+# Connecting may take so long, greetings included; seconds.
+OPEN_TIMEOUT = 5.0
 # What a broken link looks like, on any system and in any version of redis-py.
 LINK_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError, EOFError)
 
@@ -92,8 +94,16 @@ class Connections:
             await self.close(connection)
 
     async def open_own(self) -> AbstractConnection:
-        """A connection that counts against no limit: for calls that block. To be closed by :meth:`close`."""
-        return await self._connected()
+        """A connection that counts against no limit: for calls that block. To be closed by :meth:`close`.
+
+        Raises:
+            ServerUnavailable, ServerRefused: As :meth:`acquire`.
+        """
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT):
+                return await self._connected()
+        except TimeoutError as error:
+            raise ServerUnavailable(f"{self._address.label} does not answer within {OPEN_TIMEOUT:g} s") from error
 
     async def close(self, connection: AbstractConnection) -> None:
         """Close a connection of :meth:`open_own`."""
@@ -124,6 +134,8 @@ class Connections:
         self._used.add(connection)
         try:
             await connection.connect()  # type: ignore[no-untyped-call,unused-ignore]
+            if connection.client_name is None:
+                await _introduce(connection)
         except BaseException as error:
             await self.close(connection)
             reason = _why_not_connected(error, self._address)
@@ -144,6 +156,13 @@ class Connections:
             return connection.is_connected and not await can_read()
         except LINK_ERRORS:
             return False
+
+
+async def _introduce(connection: AbstractConnection) -> None:
+    """Give the connection a name in ``CLIENT LIST``. A user who may not do that works as well without."""
+    await connection.send_command("CLIENT", "SETNAME", "delayq")
+    with suppress(ResponseError):
+        await connection.read_response()
 
 
 def _why_not_connected(error: BaseException, address: Address) -> DelayqError | None:

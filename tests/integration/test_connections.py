@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from redis.asyncio import Redis
 
 import delayq
 from delayq._redis.address import from_url
@@ -13,6 +14,7 @@ from delayq._redis.connections import Connections
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from tests.servers import PrivateServer
 
@@ -96,3 +98,33 @@ async def test_a_closed_pool_opens_nothing(connections: Connections) -> None:
     await connections.aclose()
     with pytest.raises(delayq.Closed):
         await connections.acquire()
+
+
+async def test_connections_have_a_name_unless_the_user_may_not_give_one(server: PrivateServer) -> None:
+    async with Redis.from_url(server.url) as admin:
+        await admin.acl_setuser("plain", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", "-client"])
+        address = server.unix_url.replace("unix://", "unix://plain:any@")
+        async with delayq.connect(server.unix_url), delayq.connect(address) as client:
+            queue = client.delayed_queue("orders")
+            await queue.offer(1, 0.01)
+            assert await queue.take() == 1
+            names: list[Any] = [(entry["user"], entry["name"]) for entry in await admin.client_list()]
+        assert ("default", "delayq") in names
+        assert ("plain", "") in names
+        await admin.acl_deluser("plain")
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("delayq._redis.connections.OPEN_TIMEOUT", 0.05)
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until the other side hangs up
+        writer.close()
+
+    silent = await asyncio.start_unix_server(listen, tmp_path / "s")
+    connections = Connections(from_url(f"unix://{tmp_path / 's'}"), 4)
+    with pytest.raises(delayq.ServerUnavailable, match=r"within 0\.05 s"):
+        await connections.open_own()
+    assert connections.open == 0
+    silent.close()
+    await silent.wait_closed()
