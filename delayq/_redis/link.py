@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError, ResponseError
 
 from delayq._redis.connections import LINK_ERRORS
-from delayq.errors import ServerRefused, ServerUnavailable
+from delayq._redis.retry import retry_delay
+from delayq.errors import ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
     from typing import Self
 
@@ -19,11 +22,16 @@ if TYPE_CHECKING:
 
 
 class Link:
-    """Sends and reads separately, without deadlines. Closed when its ``async with`` block is left."""
+    """Sends and reads separately, without deadlines. Closed when its ``async with`` block is left.
+
+    Attributes:
+        answered: Whether anything was read.
+    """
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._connection: AbstractConnection | None = None
+        self.answered: bool = False
 
     async def __aenter__(self) -> Self:
         """Connect.
@@ -55,13 +63,42 @@ class Link:
         """
         assert self._connection is not None, "used outside of its block"
         try:
-            return await self._connection.read_response()
+            answer = await self._connection.read_response()
         except ResponseError as error:
             raise ServerRefused(str(error)) from error
         except (*LINK_ERRORS, RedisError) as error:
             raise ServerUnavailable(f"the connection broke: {error}") from error
+        self.answered = True
+        return answer
 
     async def cut(self) -> None:
         """Close the connection. A :meth:`read` that waits in another task ends with :class:`ServerUnavailable`."""
         if self._connection is not None:
             await self._connections.close(self._connection)
+
+
+async def keep_linked(
+    connections: Connections,
+    use: Callable[[Link], Awaitable[None]],
+    interrupted: Callable[[ServerError], None],
+    retry_most: float,
+) -> None:
+    """Run ``use`` with a link, and again with a new one whenever it breaks. Never returns.
+
+    Args:
+        connections: Where links come from.
+        use: What to do with a link.
+        interrupted: Called for the first of several failures in a row.
+        retry_most: Seconds between two tries at most.
+    """
+    failures = 0
+    while True:
+        link = Link(connections)
+        try:
+            async with link:
+                await use(link)
+        except ServerError as error:
+            failures = 1 if link.answered else failures + 1
+            if failures == 1:
+                interrupted(error)
+            await asyncio.sleep(retry_delay(failures, most=retry_most))

@@ -6,9 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from delayq._redis.link import Link
-from delayq._redis.retry import retry_delay
-from delayq.errors import ServerError
+from delayq._redis.link import Link, keep_linked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     from delayq._background import Background
     from delayq._redis.connections import Connections
     from delayq._redis.keys import DelayedKeys
+    from delayq.errors import ServerError
     from delayq.timer import HashedWheelTimer
     from delayq.wheel import Timeout
 
@@ -54,7 +53,6 @@ class ReadyWatch:
         self._task: asyncio.Task[Any] | None = None
         self._missing = asyncio.Event()
         self._linger: Timeout | None = None
-        self._failures = 0
 
     def start(self) -> None:
         """Somebody waits, and the list is empty: watch it."""
@@ -81,21 +79,15 @@ class ReadyWatch:
             self._linger = None
 
     async def _run(self) -> None:
-        while True:
-            try:
-                async with Link(self._connections) as link:
-                    await self._watch(link)
-            except ServerError as error:
-                self._failures += 1
-                if self._failures == 1:
-                    _log.warning("queue %r: watching its ready list: %s", self._keys.name, error)
-                await asyncio.sleep(retry_delay(self._failures, most=self._retry_most))
+        def interrupted(error: ServerError) -> None:
+            _log.warning("queue %r: watching its ready list: %s", self._keys.name, error)
+
+        await keep_linked(self._connections, self._watch, interrupted, self._retry_most)
 
     async def _watch(self, link: Link) -> None:
         while True:
             await self._missing.wait()
             await link.send("BLMOVE", self._keys.ready, self._keys.ready, "LEFT", "LEFT", 0)
             if await link.read() is not None:
-                self._failures = 0
                 self._missing.clear()
                 self._found()

@@ -6,8 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from delayq._redis.link import Link
-from delayq._redis.retry import retry_delay
+from delayq._redis.link import Link, keep_linked
 from delayq.errors import ServerError
 
 if TYPE_CHECKING:
@@ -56,7 +55,6 @@ class Subscriber:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
         self._answered = True
-        self._failures = 0
         self.round_trips: int = 0
 
     def add(self, channel: str) -> None:
@@ -72,15 +70,10 @@ class Subscriber:
         self._changed.set()
 
     async def _run(self) -> None:
-        while True:
-            try:
-                async with Link(self._connections) as link:
-                    await self._listen(link)
-            except ServerError as error:
-                self._failures += 1
-                if self._failures == 1:
-                    _log.warning("notifications are interrupted: %s", error)
-                await asyncio.sleep(retry_delay(self._failures, most=self._retry_most))
+        def interrupted(error: ServerError) -> None:
+            _log.warning("notifications are interrupted: %s", error)
+
+        await keep_linked(self._connections, self._listen, interrupted, self._retry_most)
 
     async def _listen(self, link: Link) -> None:
         self._asked.clear()
@@ -99,7 +92,6 @@ class Subscriber:
         if kind == b"message":
             self._heard(answer[1].decode(), answer[2])
         elif kind == b"subscribe":
-            self._failures = 0
             self._subscribed()
 
     async def _write(self, link: Link) -> None:
