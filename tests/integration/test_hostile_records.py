@@ -1,0 +1,104 @@
+"""Whatever stands in the keys: every well-formed message comes once, the rest goes to quarantine, and then it is quiet."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq._redis.keys import DelayedKeys
+from delayq._redis.records import pack, payload_of
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from tests.servers import PrivateServer
+
+KEYS = DelayedKeys.of("orders")
+
+
+def hostile(chance: random.Random, number: int) -> bytes:
+    """A record that somebody may have left: of any form, cut, lengthened, or noise."""
+    payload = b"%d" % number
+    record_id = chance.randbytes(8)
+    length = len(payload)
+    record = chance.choice(
+        [
+            pack(record_id, payload, 8),
+            pack(record_id, payload, 4),
+            record_id + length.to_bytes(8, "little") + payload,
+            record_id + length.to_bytes(4, "little") + payload,
+        ]
+    )
+    return chance.choice(
+        [
+            record,
+            record,
+            record[: chance.randrange(len(record))],
+            record + chance.randbytes(3),
+            chance.randbytes(chance.randrange(40)),
+            b"\x08" + record_id + b"\xff" * 8 + payload,
+            b"",
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_hostile_records_do_no_harm(server: PrivateServer, seed: int) -> None:
+    chance = random.Random(seed)
+    records = list(dict.fromkeys(hostile(chance, number) for number in range(600)))
+    scores = [-math.inf, -1e300, -5.0, 0.0, 0.5, 1.0, 1e3, 1e12, 1.7e12]
+    raw: Any
+    async with Redis.from_url(server.url) as raw, delayq.connect(server.url, resync_interval=0.2) as client:
+        codec = Opaque()
+        await raw.zadd(KEYS.timeout, {record: chance.choice(scores) for record in records})
+        # The list has some of them, in another order, some twice, and some that the sorted set does not have.
+        listed = [chance.choice(records) for _ in range(400)] + [b"stray"]
+        await raw.rpush(KEYS.ordered, *listed)
+        never = pack(b"ABCDEFGH", b"never", 8)
+        await raw.zadd(KEYS.timeout, {never: math.inf})
+
+        queue = client.delayed_queue("orders", codec=codec)
+        good = Counter(payload for record in records if (payload := payload_of(record)) is not None)
+        got: Counter[bytes] = Counter()
+
+        async def consume() -> None:
+            async for payload in queue:
+                got[payload] += 1
+
+        consumer = asyncio.create_task(consume())
+        await until(lambda: got.total() >= good.total())
+        await until(lambda: is_length(raw, KEYS.timeout, 1))
+        assert got == good
+        bad = [record for record in records if payload_of(record) is None]
+        assert Counter(await raw.lrange(KEYS.quarantine, 0, -1)) == Counter(bad)
+        assert client.statistics().quarantined == len(bad)
+        assert await raw.zrange(KEYS.timeout, 0, -1) == [never]
+
+        await asyncio.sleep(0.1)
+        before = client.statistics().round_trips
+        await asyncio.sleep(1)
+        # The re-check and the ping, five times a second each.
+        assert client.statistics().round_trips - before <= 15
+        assert got == good
+        consumer.cancel()
+        await asyncio.gather(consumer, return_exceptions=True)
+
+
+async def is_length(raw: Any, key: str, length: int) -> bool:
+    return bool(await raw.zcard(key) == length)
+
+
+class Opaque:
+    """Payloads as they are."""
+
+    def encode(self, value: bytes, /) -> bytes:
+        return value
+
+    def decode(self, payload: bytes, /) -> bytes:
+        return payload
