@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from delayq._redis.group_commit import own_copy
 from delayq._redis.retry import retry_delay
 from delayq._redis.scripts import GIVE_BACK
-from delayq.errors import Closed, DelayqError, ServerRefused, ServerUnavailable
+from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -181,10 +181,14 @@ class Taker:
             ahead.clear()
         self._buffers.clear()
 
+    async def returned(self, within: float) -> None:
+        """Wait until what was given back is on the server, ``within`` seconds at most."""
+        if self._returning is not None:
+            await asyncio.wait({self._returning}, timeout=within)
+
     async def aclose(self, grace: float) -> None:
         """Wait until everything is back, for ``grace`` seconds at most."""
-        if self._returning is not None:
-            await asyncio.wait({self._returning}, timeout=grace)
+        await self.returned(grace)
         if self._returned:
             _log.error(
                 "%d messages of queue %r were taken and could not be given back: the server does not answer",
@@ -222,23 +226,29 @@ class Taker:
             waiter.future.set_result([])
 
     async def _return(self) -> None:
+        failures = 0
+        batch: list[Taken] = []
+        marker = ""
         try:
             while self._returned:
-                batch = sorted(self._returned)
-                # The same token until it has worked: a try whose answer was lost is not carried out twice.
-                marker = self._keys.marker(secrets.token_hex(8))
-                attempt = 0
-                while True:
-                    try:
-                        await self._server.run(GIVE_BACK, (self._keys.ready, marker), [payload for _, payload in batch])
-                        break
-                    except DelayqError as error:
-                        attempt += 1
-                        if attempt == 1:
-                            _log.warning("giving %d messages of queue %r back: %s", len(batch), self._keys.name, error)
-                        await asyncio.sleep(retry_delay(attempt))
-                del self._returned[: len(batch)]
-                with suppress(DelayqError):
-                    await self._server.command("UNLINK", marker)
+                if not batch:
+                    batch, marker = sorted(self._returned), self._keys.marker(secrets.token_hex(8))
+                try:
+                    await self._server.run(GIVE_BACK, (self._keys.ready, marker), [payload for _, payload in batch])
+                except DelayqError as error:
+                    failures += 1
+                    if failures == 1:
+                        _log.warning("giving %d messages of queue %r back: %s", len(batch), self._keys.name, error)
+                    if not isinstance(error, OutcomeUnknown):
+                        # Nothing is back, so whoever has come meanwhile may have it. Otherwise the very same call must be
+                        # repeated, which the marker keeps from being carried out twice.
+                        self._returned = self._hand_out(sorted(self._returned))
+                        batch = []
+                    await asyncio.sleep(retry_delay(failures))
+                else:
+                    del self._returned[: len(batch)]
+                    batch, failures = [], 0
+                    with suppress(DelayqError):
+                        await self._server.command("UNLINK", marker)
         finally:
             self._returning = None

@@ -31,6 +31,8 @@ _log = logging.getLogger("delayq")
 BATCH = 100
 # What a call hands out is kept on the server until its answer has arrived, for so long at most; ms.
 KEEP_MS = 3_600_000
+# A hand-back may hold up the next transfer for so long; seconds.
+RETURN_WITHIN = 0.1
 # A call that was given up may still reach the server, through a slow network, for so long; ms.
 FENCE_MS = 60_000
 
@@ -120,6 +122,8 @@ class TransferTask:
         take = 0
         try:
             await self._recover()
+            # What is on its way back comes first.
+            await self.taker.returned(RETURN_WITHIN)
             take = min(self.taker.begin(), BATCH)
             now, wait, moved, poison, payloads = await self._server.run_once(
                 TRANSFER,

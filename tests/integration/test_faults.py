@@ -116,6 +116,15 @@ async def test_giving_back_is_repeated_and_never_doubles(
         assert await raw.keys() == [b"orders"]
 
 
+async def test_what_cannot_be_given_back_goes_to_the_next_caller(queue: DelayedQueue[int], faults: Faults) -> None:
+    await queue.offer_many([(i, 0) for i in range(10)])
+    faults.plan = lambda name, _n: "unsent" if name == "give_back" else None
+    async for value in queue:
+        if value == 4:
+            break
+    assert sorted([await asyncio.wait_for(queue.take(), 10) for _ in range(5)]) == [5, 6, 7, 8, 9]
+
+
 async def test_closing_fetches_what_a_lost_answer_had_handed_out(server: PrivateServer, faults: Faults) -> None:
     async with delayq.connect(server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
