@@ -69,12 +69,12 @@ def fill(server: Redis, pending: int, order: str) -> None:
 
 def block_ms(server: Any, script: str) -> float:
     """Run one transfer, and return how long it blocked the server."""
-    names = [KEYS.ready, KEYS.timeout, KEYS.ordered, KEYS.quarantine, "benchmark:taken"]
+    names = [KEYS.ready, KEYS.timeout, KEYS.ordered, KEYS.quarantine, "benchmark:taken", KEYS.leases, KEYS.leased]
     server.config_resetstat()
     if script == "redisson":
         server.eval(REDISSON, 3, *names[:3], int(time.time() * 1000), BATCH)
     else:
-        server.eval(TRANSFER.text, 5, *names, BATCH, 0, 1000)
+        server.eval(TRANSFER.text, 7, *names, BATCH, 0, 1000, 0, "call")
     return float(server.info("commandstats")["cmdstat_eval"]["usec"]) / 1000
 
 

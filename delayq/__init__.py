@@ -3,6 +3,7 @@
 from delayq.client import Client, ClientStatistics, connect
 from delayq.codecs import JsonCodec, StringCodec
 from delayq.delayed_queue import DelayedQueue, Receipt
+from delayq.deliveries import Delivery
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -14,6 +15,7 @@ from delayq.errors import (
     DelayqError,
     EmbeddedServerError,
     EncodeError,
+    LeaseLost,
     OutcomeUnknown,
     PayloadTooLarge,
     ServerError,
@@ -38,10 +40,12 @@ __all__ = [
     "DecodeError",
     "DelayedQueue",
     "DelayqError",
+    "Delivery",
     "EmbeddedServerError",
     "EncodeError",
     "HashedWheelTimer",
     "JsonCodec",
+    "LeaseLost",
     "OutcomeUnknown",
     "PayloadTooLarge",
     "Receipt",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
@@ -13,12 +14,14 @@ from anyio import to_thread
 from delayq import embedded
 from delayq._durations import Duration, seconds
 from delayq._redis.address import from_client, from_url
+from delayq._redis.keys import DelayedKeys
 from delayq._session import Session
 from delayq.codecs import JsonCodec
 from delayq.delayed_queue import MAX_PAYLOAD, DelayedQueue
 from delayq.errors import BadInput, Closed, ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
@@ -35,7 +38,11 @@ _CONNECTIONS = 4
 
 
 def connect(
-    address: str | Redis | None = None, *, resync_interval: Duration = 5.0, max_connections: int = _CONNECTIONS
+    address: str | Redis | None = None,
+    *,
+    resync_interval: Duration = 5.0,
+    max_connections: int = _CONNECTIONS,
+    name_mapper: Callable[[str], str] | None = None,
 ) -> Client:
     """Make a client, to be opened with ``async with``.
 
@@ -47,6 +54,8 @@ def connect(
         resync_interval: How long a lost notification may delay a message: seconds or a timedelta.
         max_connections: Calls on their way at the same time. The subscription, and one blocked connection for each
             queue on which somebody waits, come on top.
+        name_mapper: Turns a queue's name into its name on the server, as the ``NameMapper`` of a Redisson client does:
+            ``"prod:{}".format`` puts a prefix before each.
 
     Raises:
         ConfigurationError: There is no address, or it cannot be read.
@@ -59,7 +68,7 @@ def connect(
                 f"no address: pass one to connect(), set ${URL_VARIABLE}, or pip install 'delayq[embedded]' for a private server"
             )
         address = "embedded:"
-    return Client(address, seconds(resync_interval, "resync_interval"), max_connections)
+    return Client(address, seconds(resync_interval, "resync_interval"), max_connections, name_mapper)
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class ClientStatistics:
         queues: Open queues.
         waiting: Queues on which somebody waits for a message.
         quarantined: Unreadable records found so far.
+        returned: Messages found so far whose lease had ended: their consumer died, or was too slow.
     """
 
     connections: int
@@ -85,6 +95,7 @@ class ClientStatistics:
     queues: int
     waiting: int
     quarantined: int
+    returned: int
 
 
 class Client:
@@ -93,13 +104,20 @@ class Client:
     It belongs to the event loop in which it was opened.
     """
 
-    def __init__(self, address: str | Redis, resync_interval: float, max_connections: int) -> None:
+    def __init__(
+        self,
+        address: str | Redis,
+        resync_interval: float,
+        max_connections: int,
+        name_mapper: Callable[[str], str] | None,
+    ) -> None:
         if resync_interval <= 0:
             raise BadInput("resync_interval must be more than 0")
         if max_connections < 1:
             raise BadInput("max_connections must be at least 1")
         self._resync_interval = resync_interval
         self._max_connections = max_connections
+        self._name_mapper = name_mapper
         self._embedded: embedded.EmbeddedServer | None = None
         if isinstance(address, str) and address.startswith("embedded:"):
             self._embedded = embedded.EmbeddedServer(embedded.parse_embedded_url(address))
@@ -133,10 +151,14 @@ class Client:
         await self.aclose()
 
     @overload
-    def delayed_queue(self, name: str, *, max_payload: int = ...) -> DelayedQueue[Any]: ...
+    def delayed_queue(self, name: str, *, max_payload: int = ..., ordered_list: bool = ...) -> DelayedQueue[Any]: ...
     @overload
-    def delayed_queue(self, name: str, *, codec: Codec[T], max_payload: int = ...) -> DelayedQueue[T]: ...
-    def delayed_queue(self, name: str, *, codec: Codec[Any] | None = None, max_payload: int = MAX_PAYLOAD) -> DelayedQueue[Any]:
+    def delayed_queue(
+        self, name: str, *, codec: Codec[T], max_payload: int = ..., ordered_list: bool = ...
+    ) -> DelayedQueue[T]: ...
+    def delayed_queue(
+        self, name: str, *, codec: Codec[Any] | None = None, max_payload: int = MAX_PAYLOAD, ordered_list: bool = True
+    ) -> DelayedQueue[Any]:
         """Open a queue. It needs no declaration on the server, and is closed with the client or on its own.
 
         While it is open, this process helps to move what comes due, also if it only offers.
@@ -145,15 +167,26 @@ class Client:
             name: Also the key of the list from which Java consumers take.
             codec: How values become bytes; :class:`~delayq.JsonCodec` unless given. Every side must use the same.
             max_payload: Bytes that an encoded value may have.
+            ordered_list: False spares the second copy of each pending message, in offer order, which only the views of
+                ``RDelayedQueue`` need: choose it, in every process alike, for a queue that Java never lists, searches or
+                removes from. Java still delivers what it finds there.
 
         Raises:
             BadName: Empty, or its keys would not share one cluster slot.
             Closed: The client is not open.
-            ConfigurationError: The client was opened in another event loop.
+            ConfigurationError: The client was opened in another event loop, or the queue is open here with another
+                ``ordered_list``.
         """
         session = self._open_session()
         session.check_loop()
-        return DelayedQueue(name, JsonCodec() if codec is None else codec, max_payload, session)
+        return DelayedQueue(
+            name,
+            JsonCodec() if codec is None else codec,
+            max_payload,
+            session,
+            listed=ordered_list,
+            keys_of=partial(DelayedKeys.of, mapper=self._name_mapper),
+        )
 
     async def server_time(self) -> datetime:
         """What the server's clock shows (UTC): the clock that decides when a message is due.
@@ -175,8 +208,9 @@ class Client:
             round_trips=session.server.round_trips + session.scheduler.subscriber.round_trips,
             errors=session.server.errors,
             queues=len(transfers),
-            waiting=sum(transfer.taker.waiting for transfer in transfers),
+            waiting=sum(transfer.waiting for transfer in transfers),
             quarantined=sum(transfer.quarantined for transfer in transfers),
+            returned=sum(transfer.returned for transfer in transfers),
         )
 
     async def aclose(self) -> None:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
 from delayq._durations import Duration, delay_us, microseconds, moment, seconds
-from delayq._redis.keys import DelayedKeys
 from delayq._redis.records import id_of
 from delayq._redis.scripts import CANCEL, RESCHEDULE
-from delayq._scheduling.prefetch import next_batch
 from delayq._session import GRACE
-from delayq.errors import BadDelay, Closed, DecodeError, EncodeError, OutcomeUnknown, PayloadTooLarge
+from delayq.deliveries import Delivery
+from delayq.errors import BadDelay, BadInput, Closed, DecodeError, EncodeError, OutcomeUnknown, PayloadTooLarge
 from delayq.pending import Pending
 from delayq.ready import Ready
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
     from datetime import datetime
     from types import TracebackType
     from typing import Self
 
+    from delayq._redis.keys import DelayedKeys
+    from delayq._scheduling.leases import Lease
     from delayq._scheduling.taker import Taken
     from delayq._session import Session
     from delayq.codecs import Codec
@@ -102,21 +104,30 @@ class DelayedQueue(Generic[T]):
     consumers take it; what is taken is gone.
 
     Attributes:
-        name: The queue's name, which is also the ready list's key.
+        name: The queue's name. It is also the ready list's key, unless the client has a ``name_mapper``.
         ready: The messages that are due: :class:`~delayq.ready.Ready`.
         pending: The messages that are not due yet: :class:`~delayq.pending.Pending`.
     """
 
-    def __init__(self, name: str, codec: Codec[T], max_payload: int, session: Session) -> None:
-        self._keys = DelayedKeys.of(name)
+    def __init__(
+        self,
+        name: str,
+        codec: Codec[T],
+        max_payload: int,
+        session: Session,
+        *,
+        listed: bool,
+        keys_of: Callable[[str], DelayedKeys],
+    ) -> None:
+        self._keys = keys_of(name)
         self._codec = codec
         self._max_payload = max_payload
         self._session = session
         self._server = session.server
-        self._open = session.scheduler.open(self._keys)
+        self._open = session.scheduler.open(self._keys, listed=listed)
         self._taker = self._open.transfer.taker
         self.ready: Ready[T] = Ready(self._keys, self._server, codec)
-        self.pending: Pending[T] = Pending(self._keys, self._server, codec, self._encode)
+        self.pending: Pending[T] = Pending(self._keys, self._server, codec, self._encode, listed=listed, keys_of=keys_of)
 
     @property
     def name(self) -> str:
@@ -216,7 +227,7 @@ class DelayedQueue(Generic[T]):
         A cancelled call puts back what it had taken. Raises as :meth:`poll` with ``timeout=0``.
         """
         self._check_open()
-        taken: list[Taken] = []
+        taken: list[Taken[bytes]] = []
         try:
             while max_items is None or len(taken) < max_items:
                 some = await self._taker.get(min(100, max_items - len(taken)) if max_items else 100, 0)
@@ -243,27 +254,58 @@ class DelayedQueue(Generic[T]):
         codec cannot read goes to the quarantine list with a log line.
         """
         self._check_open()
-        taker = self._taker
-        loop = asyncio.get_running_loop()
-        ahead = taker.buffer()
-        batch = 1
-        try:
-            while True:
-                try:
-                    ahead.extend(await taker.get(batch, None))
-                except Closed:
-                    return
-                count, started = len(ahead), loop.time()
-                while ahead:
+        async with aclosing(self._taker.batches()) as batches:
+            async for batch in batches:
+                while batch:
                     try:
-                        value = self._decode(ahead.popleft()[1])
+                        value = self._decode(batch.popleft()[1])
                     except DecodeError as error:
-                        _log.warning("queue %r: a message went to quarantine: %s", self.name, error)
+                        self._report(error)
                     else:
                         yield value
-                batch = next_batch(batch, count, loop.time() - started)
-        finally:
-            taker.drop_buffer(ahead)
+
+    def deliveries(self, lease: Duration = 30.0, *, retry_delay: Duration = 5.0) -> AsyncIterator[Delivery[T]]:
+        """Take messages as they come due, each under a lease, until the queue or client closes: at least once.
+
+        A message stays on the server until :meth:`~delayq.Delivery.ack`. When its lease ends before that, because its
+        consumer died or was too slow, it goes back to the head of the ready list, at the latest when any process that has
+        the queue open makes its next re-check. Java's producers and transfers do not notice; Java's consumers
+        compete for what is ready, as ever.
+
+        Some are fetched ahead, as by ``async for value in queue``, and their leases run from then on. What was not handed
+        to you goes back when the loop is left. A message that the codec cannot read goes to the quarantine list.
+
+        Args:
+            lease: How long a message is yours: seconds or a timedelta. :meth:`~delayq.Delivery.extend` lengthens it.
+            retry_delay: When a message whose block raised is due again.
+
+        Raises:
+            BadDelay, BadInput: ``lease`` is no duration, or 0; or ``retry_delay`` is no duration.
+        """
+        self._check_open()
+        lease_us, retry_us = microseconds(lease, "lease"), microseconds(retry_delay, "retry_delay")
+        if not lease_us:
+            raise BadInput("lease must be more than 0")
+        return self._deliveries(lease_us, retry_us)
+
+    async def _deliveries(self, lease_us: int, retry_us: int) -> AsyncIterator[Delivery[T]]:
+        leases = self._open.transfer.leases
+        async with aclosing(self._open.transfer.lessee(lease_us).batches()) as batches:
+            async for batch in batches:
+                while batch:
+                    _, lease = batch.popleft()
+                    try:
+                        value = self._codec.decode(lease.payload)
+                    except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
+                        self._session.background.spawn(self._give_up(lease), "quarantine")
+                        self._report(error)
+                    else:
+                        yield Delivery(value, lease, leases, retry_us)
+
+    async def _give_up(self, lease: Lease) -> None:
+        # In this order: dying between the two doubles it, and loses nothing.
+        await self._server.command("RPUSH", self._keys.quarantine, lease.payload)
+        await self._open.transfer.leases.ack(lease)
 
     # Closing
 
@@ -308,6 +350,9 @@ class DelayedQueue(Generic[T]):
             if isinstance(error, DecodeError):
                 raise
             raise DecodeError(type(self._codec).__name__, payload) from error
+
+    def _report(self, error: Exception) -> None:
+        _log.warning("queue %r: a message went to quarantine: %s", self.name, error)
 
     async def _cancel(self, record: bytes) -> bool:
         self._check_open()

@@ -13,6 +13,7 @@
     ├── ConfigurationError               no address, an unknown scheme, a missing extra
     │   └── EmbeddedServerError          the private server did not start
     ├── Closed                           the client or queue is closed, or not open yet
+    ├── LeaseLost                        the lease has ended: another worker may have the message now
     ├── ServerError
     │   ├── ServerUnavailable            nobody answers; nothing was written
     │   ├── OutcomeUnknown               the call was sent and its answer lost: it may have been carried out
@@ -97,6 +98,10 @@ class EmbeddedServerError(ConfigurationError):
 
 class Closed(DelayqError):
     """The client or the queue is closed, or was not opened with ``async with``."""
+
+
+class LeaseLost(DelayqError):
+    """The message is not ours any more: its lease ended, or it was acknowledged already. Nothing was changed."""
 
 
 class ServerError(DelayqError):

@@ -5,22 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delayq._durations import Duration, microseconds, moment
-from delayq._redis.keys import DelayedKeys
+from delayq._redis.listing import DueOrder, OrderedList
 from delayq._redis.records import payload_of
 from delayq._redis.scripts import CANCEL, EXPIRE, POLL_LAST, POLL_PENDING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from datetime import datetime
 
+    from delayq._redis.keys import DelayedKeys
+    from delayq._redis.listing import Listing
     from delayq._redis.server import Server
     from delayq.codecs import Codec
 
 T = TypeVar("T")
 
-_PAGE = 1000
-# Pages overlap by so much: as many messages may leave the middle of a list between two pages without one being missed.
-_OVERLAP = 100
 _BATCH = 100
 
 
@@ -32,21 +31,36 @@ class Pending(Generic[T]):
     while. Records that nobody can read are passed over; they go to quarantine when they come due. Every method may raise
     the errors of :class:`~delayq.errors.ServerError`; those that decode, :class:`~delayq.errors.DecodeError`; those that
     encode, what :meth:`DelayedQueue.offer` raises.
+
+    Without an ordered list the sorted set of due times is read instead: then what a poll or peek calls first is what is due
+    first, and last is what is due last.
     """
 
-    def __init__(self, keys: DelayedKeys, server: Server, codec: Codec[T], encode: Callable[[T], bytes]) -> None:
+    def __init__(
+        self,
+        keys: DelayedKeys,
+        server: Server,
+        codec: Codec[T],
+        encode: Callable[[T], bytes],
+        *,
+        listed: bool,
+        keys_of: Callable[[str], DelayedKeys],
+    ) -> None:
         self._keys = keys
         self._server = server
         self._codec = codec
         self._encode = encode
+        self._listed = int(listed)
+        self._listing: Listing = OrderedList(keys, server) if listed else DueOrder(keys, server)
+        self._keys_of = keys_of
 
     async def size(self) -> int:
         """How many messages are pending."""
-        return int(await self._server.command("LLEN", self._keys.ordered))
+        return await self._listing.size()
 
     async def peek(self) -> T | None:
         """The message that was offered first, whenever it is due; None if there is none. It stays."""
-        record = await self._server.command("LINDEX", self._keys.ordered, 0)
+        record = await self._listing.first()
         payload = payload_of(record) if record is not None else None
         return None if payload is None else self._codec.decode(payload)
 
@@ -64,7 +78,7 @@ class Pending(Generic[T]):
         payloads: list[bytes] = []
         keys = (self._keys.timeout, self._keys.ordered, self._keys.quarantine)
         while len(payloads) < n:
-            some = await self._server.run(POLL_PENDING, keys, (min(_BATCH, n - len(payloads)),))
+            some = await self._server.run(POLL_PENDING, keys, (min(_BATCH, n - len(payloads)), self._listed))
             if not some:
                 break
             payloads += some
@@ -73,22 +87,16 @@ class Pending(Generic[T]):
     async def read_all(self) -> list[T]:
         """Every pending message, in offer order. They stay."""
         records: dict[bytes, None] = {}
-        async for page in self._pages():
+        async for page in self._listing.pages():
             records |= dict.fromkeys(page)
-        payloads = (payload_of(record) for record in reversed(records))
+        payloads = map(payload_of, self._listing.offer_order(records))
         return [self._codec.decode(payload) for payload in payloads if payload is not None]
 
     async def entries(self) -> list[tuple[T, datetime]]:
         """Every pending message with its due time (UTC), in due order. They stay."""
         scores: dict[bytes, float] = {}
-        start = 0
-        while True:
-            # From the far end: what comes due meanwhile leaves at the other one, and moves no page.
-            page = await self._server.command("ZREVRANGE", self._keys.timeout, start, start + _PAGE + _OVERLAP - 1, "WITHSCORES")
-            scores |= dict(zip(page[::2], map(float, page[1::2]), strict=True))
-            if len(page) // 2 < _PAGE + _OVERLAP:
-                break
-            start += _PAGE
+        async for page in DueOrder(self._keys, self._server).scored_pages():
+            scores |= page
         found = [(score, record, payload_of(record)) for record, score in scores.items()]
         due_order = sorted((score, record, payload) for score, record, payload in found if payload is not None)
         return [(self._codec.decode(payload), moment(_whole_ms(score))) for score, _, payload in due_order]
@@ -101,7 +109,7 @@ class Pending(Generic[T]):
         """Whether for each of ``values`` an equal message is pending; True for none at all."""
         missing = {self._encode(value) for value in values}
         if missing:
-            async for page in self._pages():
+            async for page in self._listing.pages():
                 missing.difference_update(map(payload_of, page))
                 if not missing:
                     break
@@ -113,16 +121,12 @@ class Pending(Generic[T]):
         Searches everything that is pending. With the receipt, :meth:`Receipt.cancel` needs no search.
         """
         wanted = self._encode(value)
-        while True:
-            first: bytes | None = None
-            async for page in self._pages():
-                # Pages come from the newest to the oldest: the last hit is the first in offer order.
-                first = next((record for record in reversed(page) if payload_of(record) == wanted), first)
-            if first is None:
-                return False
-            if await self._cancel([first]):
-                return True
-            # It came due while we searched. There may be another.
+        while found := await self._find(lambda payload: payload == wanted):
+            for record in found:
+                if await self._cancel([record]):
+                    return True
+            # All of them came due while we searched. There may be others.
+        return False
 
     async def remove_all(self, values: Iterable[T]) -> bool:
         """Take out every message that equals one of ``values``, and say whether there was any."""
@@ -144,8 +148,8 @@ class Pending(Generic[T]):
             BadName: As for a queue's name.
             OutcomeUnknown: It may have been moved.
         """
-        keys = (self._keys.timeout, self._keys.ordered, DelayedKeys.of(name).ready)
-        payload = await self._server.run(POLL_LAST, keys)
+        keys = (self._keys.timeout, self._keys.ordered, self._keys_of(name).ready)
+        payload = await self._server.run(POLL_LAST, keys, (self._listed,))
         return None if payload is None else self._codec.decode(payload)
 
     async def clear(self) -> bool:
@@ -157,24 +161,16 @@ class Pending(Generic[T]):
         ttl_ms = -(-microseconds(duration, "duration") // 1000)
         return bool(await self._server.run(EXPIRE, (self._keys.timeout, self._keys.ordered), (ttl_ms,)))
 
-    async def _pages(self) -> AsyncIterator[list[bytes]]:
-        """The records of the ordered list in pages, each from newest to oldest, the newest page first. Pages overlap."""
-        start = 0
-        while True:
-            # Counted from the tail: messages leave at the head as they come due, and that moves no page.
-            page = await self._server.command("LRANGE", self._keys.ordered, -(start + _PAGE + _OVERLAP), -(start + 1))
-            page.reverse()
-            yield page
-            if len(page) < _PAGE + _OVERLAP:
-                return
-            start += _PAGE
+    async def _find(self, condition: Callable[[bytes | None], bool]) -> list[bytes]:
+        """The records whose payloads fulfil it, in offer order."""
+        found: dict[bytes, None] = {}
+        async for page in self._listing.pages():
+            found |= dict.fromkeys(record for record in page if condition(payload_of(record)))
+        return self._listing.offer_order(found)
 
     async def _remove_if(self, unwanted: Callable[[bytes | None], bool]) -> bool:
         # Found first, removed afterwards: removing while reading would move the pages.
-        found: dict[bytes, None] = {}
-        async for page in self._pages():
-            found |= dict.fromkeys(record for record in page if unwanted(payload_of(record)))
-        records = list(found)
+        records = await self._find(unwanted)
         removed = 0
         for at in range(0, len(records), _BATCH):
             removed += await self._cancel(records[at : at + _BATCH])

@@ -26,6 +26,10 @@ class Ready(Generic[T]):
         """How many messages are ready."""
         return int(await self._server.command("LLEN", self._keys.ready))
 
+    async def leased(self) -> int:
+        """How many messages are out under a lease, of :meth:`DelayedQueue.deliveries`. They are not in :meth:`size`."""
+        return int(await self._server.command("ZCARD", self._keys.leases))
+
     async def read_all(self) -> list[T]:
         """Every ready message, first the one that is taken next. They stay.
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from delayq.errors import BadName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True)
 class DelayedKeys:
-    """The keys of one delayed queue. All but ``quarantine``, ``marker`` and ``taken`` are Redisson's."""
+    """The keys of one delayed queue. The first four are Redisson's."""
 
     name: str
+    """What the queue is called in this process."""
     ready: str
-    """LIST of payloads that are due: the queue's own name."""
+    """LIST of payloads that are due: the queue's name on the server."""
     ordered: str
     """LIST of records in offer order."""
     timeout: str
@@ -22,39 +27,54 @@ class DelayedKeys:
     """Channel on which the due time of a new head is announced, decimal ms."""
     quarantine: str
     """LIST of records and payloads that nobody can read."""
+    leases: str
+    """ZSET of the tokens of what is out under a lease, scored by its end, ms."""
+    leased: str
+    """HASH of those payloads by token."""
 
     @classmethod
-    def of(cls, name: str) -> DelayedKeys:
+    def of(cls, name: str, mapper: Callable[[str], str] | None = None) -> DelayedKeys:
         """Derive the keys of queue ``name``.
 
+        Args:
+            name: What the queue is called here.
+            mapper: Turns it into its name on the server, as Redisson's NameMapper does.
+
         Raises:
-            BadName: ``name`` is empty, is no text, or its keys would lie in different slots of a cluster.
+            BadName: A name is empty or no text, or the keys would lie in different slots of a cluster.
         """
-        if not isinstance(name, str) or not name:
-            raise BadName("a queue's name is a non-empty str")
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise BadName(f"the name {name!r} cannot be written as UTF-8") from None
+        mapped = _checked(_checked(name) if mapper is None else mapper(_checked(name)))
         keys = cls(
             name=name,
-            ready=name,
-            ordered=_prefixed("redisson_delay_queue", name),
-            timeout=_prefixed("redisson_delay_queue_timeout", name),
-            channel=_prefixed("redisson_delay_queue_channel", name),
-            quarantine=_prefixed("delayq_quarantine", name),
+            ready=mapped,
+            ordered=_prefixed("redisson_delay_queue", mapped),
+            timeout=_prefixed("redisson_delay_queue_timeout", mapped),
+            channel=_prefixed("redisson_delay_queue_channel", mapped),
+            quarantine=_prefixed("delayq_quarantine", mapped),
+            leases=_prefixed("delayq_leases", mapped),
+            leased=_prefixed("delayq_leased", mapped),
         )
         if hash_tag(keys.ready) != hash_tag(keys.ordered):
-            raise BadName(f"the keys of {name!r} would lie in different cluster slots: use no braces, or one {{tag}}")
+            raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: use no braces, or one {{tag}}")
         return keys
 
     def marker(self, token: str) -> str:
         """STRING that makes giving back repeatable, for a moment."""
-        return _prefixed(f"delayq_given_back:{token}", self.name)
+        return _prefixed(f"delayq_given_back:{token}", self.ready)
 
     def taken(self, token: str) -> str:
         """LIST of what one call handed out, until its answer has arrived."""
-        return _prefixed(f"delayq_taken:{token}", self.name)
+        return _prefixed(f"delayq_taken:{token}", self.ready)
+
+
+def _checked(name: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise BadName("a queue's name is a non-empty str")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise BadName(f"the name {name!r} cannot be written as UTF-8") from None
+    return name
 
 
 def _prefixed(prefix: str, name: str) -> str:

@@ -38,15 +38,38 @@ class Script:
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-OFFER = Script("offer", ("timeout", "ordered", "channel"), ("delay_us...", "payload..."))
-TRANSFER = Script("transfer", ("ready", "timeout", "ordered", "quarantine", "taken"), ("limit", "take", "keep_ms"))
+OFFER = Script("offer", ("timeout", "ordered", "channel"), ("listed", "delay_us...", "payload..."))
+TRANSFER = Script(
+    "transfer",
+    ("ready", "timeout", "ordered", "quarantine", "taken", "leases", "leased"),
+    ("limit", "take", "keep_ms", "lease_us", "call"),
+)
 RECOVER = Script("recover", ("taken",), ("fence_ms",), repeatable=True)
 GIVE_BACK = Script("give_back", ("ready", "marker"), ("payload...",), repeatable=True)
-RESYNC = Script("resync", ("timeout...", "ready..."), (), repeatable=True)
+RESYNC = Script("resync", ("timeout...", "leases...", "ready..."), (), repeatable=True)
 CANCEL = Script("cancel", ("timeout", "ordered"), ("record...",))
 RESCHEDULE = Script("reschedule", ("timeout", "channel"), ("record", "delay_us"))
-POLL_PENDING = Script("poll_pending", ("timeout", "ordered", "quarantine"), ("limit",))
-POLL_LAST = Script("poll_last", ("timeout", "ordered", "destination"), ())
+POLL_PENDING = Script("poll_pending", ("timeout", "ordered", "quarantine"), ("limit", "listed"))
+POLL_LAST = Script("poll_last", ("timeout", "ordered", "destination"), ("listed",))
 EXPIRE = Script("expire", ("timeout", "ordered"), ("ttl_ms",), repeatable=True)
+ACK = Script("ack", ("leases", "leased"), ("token...",))
+NACK = Script("nack", ("leases", "leased", "timeout", "ordered", "channel"), ("token", "delay_us", "listed"))
+EXTEND = Script("extend", ("leases",), ("token", "lease_us"), repeatable=True)
+RELEASE = Script("release", ("ready", "leases", "leased"), ("token...",), repeatable=True)
 
-ALL = (OFFER, TRANSFER, RECOVER, GIVE_BACK, RESYNC, CANCEL, RESCHEDULE, POLL_PENDING, POLL_LAST, EXPIRE)
+ALL = (
+    OFFER,
+    TRANSFER,
+    RECOVER,
+    GIVE_BACK,
+    RESYNC,
+    CANCEL,
+    RESCHEDULE,
+    POLL_PENDING,
+    POLL_LAST,
+    EXPIRE,
+    ACK,
+    NACK,
+    EXTEND,
+    RELEASE,
+)

@@ -29,11 +29,15 @@ Stored = tuple[bytes, int]
 class Offers:
     """The way in of one queue."""
 
-    def __init__(self, keys: DelayedKeys, server: Server, background: Background, announced: Callable[[int], None]) -> None:
+    def __init__(
+        self, keys: DelayedKeys, server: Server, background: Background, announced: Callable[[int], None], *, listed: bool
+    ) -> None:
         """Args:
         announced: Called with the earliest due time of what was stored, ms.
+        listed: Whether the ordered list is kept.
         """
         self._keys = keys
+        self._listed = int(listed)
         self._server = server
         self._announced = announced
         self._commits: GroupCommit[Offer, Stored] = GroupCommit(
@@ -50,7 +54,7 @@ class Offers:
 
     async def _commit(self, offers: Sequence[Offer]) -> list[Stored]:
         keys = self._keys
-        args = [part for offer in offers for part in offer]
+        args = [self._listed, *(part for offer in offers for part in offer)]
         length_bytes, *stored = await self._server.run(OFFER, (keys.timeout, keys.ordered, keys.channel), args)
         ids, dues = stored[::2], stored[1::2]
         # Our own subscription will hear of it too, unless it is interrupted just now.

@@ -12,7 +12,7 @@ from delayq._scheduling.offers import Offers
 from delayq._scheduling.server_clock import ServerClock
 from delayq._scheduling.subscriber import Subscriber
 from delayq._scheduling.transfer import TransferTask
-from delayq.errors import ServerError
+from delayq.errors import ConfigurationError, ServerError
 
 if TYPE_CHECKING:
     from delayq._background import Background
@@ -32,6 +32,7 @@ class OpenQueue:
     """A queue that is open on this client, for every handle of that name."""
 
     keys: DelayedKeys
+    listed: bool
     transfer: TransferTask
     offers: Offers
     closed: bool = False
@@ -72,18 +73,36 @@ class Scheduler:
         """The open queues."""
         return list(self._queues.values())
 
-    def open(self, keys: DelayedKeys) -> OpenQueue:
-        """Open a queue, or find it open."""
+    def open(self, keys: DelayedKeys, *, listed: bool) -> OpenQueue:
+        """Open a queue, or find it open.
+
+        Args:
+            keys: Its keys.
+            listed: Whether what is offered here goes into the ordered list.
+
+        Raises:
+            ConfigurationError: It is open with another ``listed``.
+        """
         queue = self._queues.get(keys.channel)
         if queue is None:
             transfer = TransferTask(
-                keys, self._server, self._connections, self._timer, self._clock, self._background, self._retry_most
+                keys,
+                self._server,
+                self._connections,
+                self._timer,
+                self._clock,
+                self._background,
+                self._retry_most,
+                listed=listed,
             )
-            queue = OpenQueue(keys, transfer, Offers(keys, self._server, self._background, transfer.announced))
+            offers = Offers(keys, self._server, self._background, transfer.announced, listed=listed)
+            queue = OpenQueue(keys, listed, transfer, offers)
             self._queues[keys.channel] = queue
             self.subscriber.add(keys.channel)
             if self._resync is None:
                 self._resync = self._background.spawn(self._run(), "resync")
+        elif queue.listed != listed:
+            raise ConfigurationError(f"queue {keys.name!r} is open on this client with ordered_list={queue.listed}")
         return queue
 
     async def close(self, queue: OpenQueue, grace: float) -> None:
@@ -103,7 +122,7 @@ class Scheduler:
         queues = self.queues
         for at in range(0, len(queues), _AT_A_TIME):
             some = queues[at : at + _AT_A_TIME]
-            keys = [key for queue in some for key in (queue.keys.timeout, queue.keys.ready)]
+            keys = [key for queue in some for key in (queue.keys.timeout, queue.keys.leases, queue.keys.ready)]
             now, *facts = await self._server.run(RESYNC, keys)
             self._clock.observe(now)
             for queue, wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):

@@ -1,4 +1,4 @@
-"""Hands payloads that left the server to the local callers who wait for them."""
+"""Hands what left the server to the local callers who wait for it."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from delayq._redis.group_commit import own_copy
 from delayq._redis.retry import retry_delay
-from delayq._redis.scripts import GIVE_BACK
+from delayq._scheduling.prefetch import next_batch
 from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
     from delayq._background import Background
-    from delayq._redis.keys import DelayedKeys
-    from delayq._redis.server import Server
     from delayq.timer import HashedWheelTimer
 
 _log = logging.getLogger("delayq")
 
-Taken = tuple[int, bytes]
-"""A payload with its place in the order of taking, so that what is given back keeps that order."""
+Item = TypeVar("Item")
+
+Taken = tuple[int, Item]
+"""An item with its place in the order of taking, so that what is given back keeps that order."""
 
 # How long a caller who does not want to wait for messages waits for the server, seconds.
 ANSWER_WITHIN = 5.0
 
 
 def shares(count: int, wants: Sequence[int]) -> list[int]:
-    """How many of ``count`` payloads each waiting caller gets: all alike, the first ones more where it does not divide."""
+    """How many of ``count`` items each waiting caller gets: all alike, the first ones more where it does not divide."""
     result = []
     for place, want in enumerate(wants):
         others = len(wants) - place
@@ -42,47 +41,49 @@ def shares(count: int, wants: Sequence[int]) -> list[int]:
     return result
 
 
-class _Waiter:
+class _Waiter(Generic[Item]):
     __slots__ = ("future", "joined", "once", "want")
 
-    def __init__(self, future: asyncio.Future[list[Taken]], want: int, *, once: bool, joined: int) -> None:
+    def __init__(self, future: asyncio.Future[list[Taken[Item]]], want: int, *, once: bool, joined: int) -> None:
         self.future = future
         self.want = want
         self.once = once
         self.joined = joined
 
 
-class Taker:
-    """The callers of one queue, in the order in which they came.
+class Taker(Generic[Item]):
+    """The callers of one queue, in the order in which they came, and what they take: payloads, or leases.
 
-    They never touch the connection themselves: a task of the client's takes payloads on their behalf. A caller who is
-    cancelled thus leaves no half-read answer behind, and what arrives for one who has gone goes to the next, or back.
+    They never touch the connection themselves: a task of the client's takes on their behalf. A caller who is cancelled
+    thus leaves no half-read answer behind, and what arrives for one who has gone goes to the next, or back.
     """
 
     def __init__(
         self,
-        keys: DelayedKeys,
-        server: Server,
+        queue: str,
         timer: HashedWheelTimer,
         background: Background,
         *,
         push: Callable[[], None],
         idle: Callable[[], None],
+        put_back: Callable[[Sequence[Item], str], Awaitable[None]],
     ) -> None:
         """Args:
+        queue: Its name, for the log.
         push: Asks for an attempt to take; it ends in :meth:`begin` and then :meth:`end` or :meth:`fail`.
         idle: Called when the last one who waited for messages to come has left.
+        put_back: Brings items back to the server. A repetition has the same token as the first try.
         """
-        self._keys = keys
-        self._server = server
+        self._queue = queue
         self._timer = timer
         self._background = background
         self._push = push
         self._idle = idle
+        self._put_back = put_back
         self._patient = 0
-        self._waiters: deque[_Waiter] = deque()
-        self._buffers: dict[int, deque[Taken]] = {}
-        self._returned: list[Taken] = []
+        self._waiters: deque[_Waiter[Item]] = deque()
+        self._buffers: dict[int, deque[Taken[Item]]] = {}
+        self._returned: list[Taken[Item]] = []
         self._returning: asyncio.Task[Any] | None = None
         self._attempts = 0
         self._taken = 0
@@ -93,8 +94,8 @@ class Taker:
         """Whether somebody waits for messages that are still to come."""
         return self._patient > 0
 
-    async def get(self, want: int, timeout: float | None) -> list[Taken]:
-        """Take one to ``want`` payloads, waiting ``timeout`` seconds at most (None: as long as it takes); [] if none came.
+    async def get(self, want: int, timeout: float | None) -> list[Taken[Item]]:
+        """Take one to ``want`` items, waiting ``timeout`` seconds at most (None: as long as it takes); [] if none came.
 
         Raises:
             Closed: The queue is closed, or closes meanwhile.
@@ -104,7 +105,7 @@ class Taker:
         if self._closed:
             raise Closed("the queue is closed")
         once = timeout is not None and timeout <= 0
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), want, once=once, joined=self._attempts)
+        waiter = _Waiter[Item](asyncio.get_running_loop().create_future(), want, once=once, joined=self._attempts)
         self._waiters.append(waiter)
         self._patient += not once
         self._push()
@@ -122,24 +123,29 @@ class Taker:
                 limit.cancel()
             self._leave(waiter)
 
-    def begin(self) -> int:
-        """An attempt starts: how many payloads to take."""
-        self._attempts += 1
+    @property
+    def wanted(self) -> int:
+        """How many items the callers would take now."""
         return sum(waiter.want for waiter in self._waiters if not waiter.future.done())
 
-    def end(self, payloads: Iterable[bytes]) -> None:
+    def begin(self) -> int:
+        """An attempt starts: how many items to take."""
+        self._attempts += 1
+        return self.wanted
+
+    def end(self, items: Iterable[Item]) -> None:
         """The attempt has ended with these."""
-        self.receive(payloads)
+        self.receive(items)
         for waiter in list(self._waiters):
             if waiter.once and waiter.joined < self._attempts:
                 self._resolve(waiter, [])
 
-    def receive(self, payloads: Iterable[bytes]) -> None:
-        """These payloads came from the server, in this order."""
+    def receive(self, items: Iterable[Item]) -> None:
+        """These came from the server, in this order."""
         taken = []
-        for payload in payloads:
+        for item in items:
             self._taken += 1
-            taken.append((self._taken, payload))
+            taken.append((self._taken, item))
         self.give_back(taken)
 
     def fail(self, error: DelayqError) -> None:
@@ -150,24 +156,35 @@ class Taker:
                 if not waiter.future.done():
                     waiter.future.set_exception(own_copy(error))
 
-    def give_back(self, taken: Iterable[Taken]) -> None:
-        """Hand payloads to whoever waits, and what nobody wants back to the server, in order."""
+    def give_back(self, taken: Iterable[Taken[Item]]) -> None:
+        """Hand items to whoever waits, and what nobody wants back to the server, in order."""
         rest = self._hand_out(sorted(taken))
         if rest:
             self._returned.extend(rest)
             if self._returning is None:
                 self._returning = self._background.spawn(self._return(), "give back")
 
-    def buffer(self) -> deque[Taken]:
-        """A place for payloads that were fetched ahead. What is still in it when the queue closes goes back."""
-        ahead: deque[Taken] = deque()
-        self._buffers[id(ahead)] = ahead
-        return ahead
+    async def batches(self) -> AsyncGenerator[deque[Taken[Item]], None]:
+        """Take without end: batches of one to 100, as many as the reader handles in a moment. Ends when the queue closes.
 
-    def drop_buffer(self, ahead: deque[Taken]) -> None:
-        """The buffer's owner is done with it. What is left in it goes back."""
-        if self._buffers.pop(id(ahead), None) is not None:
-            self.give_back(ahead)
+        The reader empties each batch. What it leaves in it when it goes, or when the queue closes, goes back.
+        """
+        loop = asyncio.get_running_loop()
+        ahead: deque[Taken[Item]] = deque()
+        self._buffers[id(ahead)] = ahead
+        batch = 1
+        try:
+            while True:
+                try:
+                    ahead.extend(await self.get(batch, None))
+                except Closed:
+                    return
+                count, started = len(ahead), loop.time()
+                yield ahead
+                batch = next_batch(batch, count, loop.time() - started)
+        finally:
+            if self._buffers.pop(id(ahead), None) is not None:
+                self.give_back(ahead)
 
     def close(self) -> None:
         """End every waiting call. What was taken and not handed to anybody goes back."""
@@ -193,10 +210,10 @@ class Taker:
             _log.error(
                 "%d messages of queue %r were taken and could not be given back: the server does not answer",
                 len(self._returned),
-                self._keys.name,
+                self._queue,
             )
 
-    def _hand_out(self, taken: list[Taken]) -> list[Taken]:
+    def _hand_out(self, taken: list[Taken[Item]]) -> list[Taken[Item]]:
         waiters = [waiter for waiter in self._waiters if not waiter.future.done()]
         at = 0
         for waiter, share in zip(waiters, shares(len(taken), [waiter.want for waiter in waiters]), strict=True):
@@ -205,19 +222,19 @@ class Taker:
                 at += share
         return taken[at:]
 
-    def _leave(self, waiter: _Waiter) -> None:
+    def _leave(self, waiter: _Waiter[Item]) -> None:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
             self._patient -= not waiter.once
             if not waiter.once and not self._patient:
                 self._idle()
 
-    def _resolve(self, waiter: _Waiter, taken: list[Taken]) -> None:
+    def _resolve(self, waiter: _Waiter[Item], taken: list[Taken[Item]]) -> None:
         self._leave(waiter)
         if not waiter.future.done():
             waiter.future.set_result(taken)
 
-    def _expired(self, waiter: _Waiter) -> None:
+    def _expired(self, waiter: _Waiter[Item]) -> None:
         if waiter.future.done():
             return
         if waiter.once:
@@ -227,28 +244,26 @@ class Taker:
 
     async def _return(self) -> None:
         failures = 0
-        batch: list[Taken] = []
-        marker = ""
+        batch: list[Taken[Item]] = []
+        token = ""
         try:
             while self._returned:
                 if not batch:
-                    batch, marker = sorted(self._returned), self._keys.marker(secrets.token_hex(8))
+                    batch, token = sorted(self._returned), secrets.token_hex(8)
                 try:
-                    await self._server.run(GIVE_BACK, (self._keys.ready, marker), [payload for _, payload in batch])
+                    await self._put_back([item for _, item in batch], token)
                 except DelayqError as error:
                     failures += 1
                     if failures == 1:
-                        _log.warning("giving %d messages of queue %r back: %s", len(batch), self._keys.name, error)
+                        _log.warning("giving %d messages of queue %r back: %s", len(batch), self._queue, error)
                     if not isinstance(error, OutcomeUnknown):
                         # Nothing is back, so whoever has come meanwhile may have it. Otherwise the very same call must be
-                        # repeated, which the marker keeps from being carried out twice.
+                        # repeated, which its token keeps from being carried out twice.
                         self._returned = self._hand_out(sorted(self._returned))
                         batch = []
                     await asyncio.sleep(retry_delay(failures))
                 else:
                     del self._returned[: len(batch)]
                     batch, failures = [], 0
-                    with suppress(DelayqError):
-                        await self._server.command("UNLINK", marker)
         finally:
             self._returning = None

@@ -91,11 +91,12 @@ async def test_a_call_that_was_given_up_hands_nothing_out_when_it_arrives_late(
     keys = queue._keys
     internal = queue._server
     taken = keys.taken("late")
-    arguments = ((keys.ready, keys.timeout, keys.ordered, keys.quarantine, taken), (100, 5, 60_000))
+    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, taken, keys.leases, keys.leased)
+    arguments = (names, (100, 5, 60_000, 0, "late"))
     async with Redis.from_url(server.url) as raw:
         await raw.rpush("orders", 1, 2)
         assert await internal.run(RECOVER, (taken,), (60_000,)) == []
-        assert (await internal.run(TRANSFER, *arguments))[4] == []
+        assert (await internal.run(TRANSFER, *arguments))[5] == []
         assert await queue.drain() == [1, 2]
         assert await internal.run(RECOVER, (taken,), (60_000,)) == []
 

@@ -80,4 +80,4 @@ def test_without_an_address_the_environment_decides(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("option", "value"), [("resync_interval", 0), ("resync_interval", -1), ("max_connections", 0)])
 def test_bad_settings_are_refused(option: str, value: int) -> None:
     with pytest.raises(delayq.BadInput):
-        delayq.connect("redis://h", **{option: value})
+        delayq.connect("redis://h", **{option: value})  # type: ignore[arg-type]

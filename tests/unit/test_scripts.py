@@ -53,7 +53,7 @@ def test_the_body_uses_every_key_and_argument_that_is_declared_and_no_other(scri
         if len(plain) == len(names):
             assert used == set(range(1, len(plain) + 1))
         else:
-            assert re.search(rf"\b{kind}\[i|#{kind}|ipairs\({kind}\)", body)
+            assert re.search(rf"\b{kind}\[i|#{kind}|ipairs\({kind}\)|\b{kind}\)", body)
 
 
 @by_name

@@ -1,32 +1,41 @@
--- transfer: move what is due to the ready list, and hand the first of it to the caller.
+-- transfer: move what is due to the ready list, and hand the first of it to the caller, for good or under a lease.
 --
 -- KEYS[1]  ready       LIST  payloads that are due
 -- KEYS[2]  timeout     ZSET  records, scored by due time, ms
 -- KEYS[3]  ordered     LIST  the same records in offer order
 -- KEYS[4]  quarantine  LIST  records that nobody can read
--- KEYS[5]  taken       LIST  what this call hands out, kept until the caller says that the answer has come
+-- KEYS[5]  taken       LIST  what this call hands out for good, kept until the caller says that the answer has come
+-- KEYS[6]  leases      ZSET  tokens of what is out under a lease, scored by its end, ms
+-- KEYS[7]  leased      HASH  token to payload
 -- ARGV[1]  limit       int   move at most this many: a script blocks the whole server while it runs
--- ARGV[2]  take        int   hand at most this many ready payloads to the caller, who then owns them
--- ARGV[3]  keep_ms     int   how long what is handed out is kept at most
+-- ARGV[2]  take        int   hand at most this many ready payloads to the caller
+-- ARGV[3]  keep_ms     int   how long what is handed out for good is kept at most
+-- ARGV[4]  lease_us    int   how long the caller has what is handed out; 0: for good
+-- ARGV[5]  call        text  the caller's name for this call: the tokens of its leases are call:1, call:2, ...
 --
--- Returns {now_us, wait_us, moved, quarantined, payloads}. wait_us is the time until the next one is due: 0 when
--- it is already, -1 when there is none.
+-- Returns {now_us, wait_us, moved, quarantined, returned, payloads}. wait_us is the time until the next one is due or
+-- the next lease ends: 0 when it is so already, -1 when there is none. returned: so many leases had ended.
 -- include: clock
 -- include: record
 -- include: forget
+-- include: lease
 
 local now = now_us()
-local limit, take = tonumber(ARGV[1]), tonumber(ARGV[2])
+local now_ms = string.format('%.0f', (now - now % 1000) / 1000)
+local limit, take, lease = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4])
 
 -- Reads first: a key of a foreign type must fail here, before anything is moved.
 local waiting = redis.call('LLEN', KEYS[1])
 redis.call('LLEN', KEYS[3])
 redis.call('LLEN', KEYS[4])
+redis.call('HLEN', KEYS[7])
 -- The caller has given this call up already: see recover.
-if take > 0 and redis.call('EXISTS', KEYS[5]) == 1 then take = 0 end
+if take > 0 and lease == 0 and redis.call('EXISTS', KEYS[5]) == 1 then take = 0 end
 
 -- From -inf, or a foreign negative score would stay the head for ever.
-local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', (now - now % 1000) / 1000), 'LIMIT', 0, limit)
+local ended = redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now_ms, 'LIMIT', 0, limit)
+local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now_ms, 'LIMIT', 0, limit)
+waiting = waiting + take_back(KEYS[1], KEYS[6], KEYS[7], ended)
 local payloads, poison = {}, {}
 if #due > 0 then
   -- The first write frees memory: then a server that is full lets the rest of the script through.
@@ -50,9 +59,16 @@ end
 if first <= #payloads then redis.call('RPUSH', KEYS[1], unpack(payloads, first)) end
 if #poison > 0 then redis.call('RPUSH', KEYS[4], unpack(poison)) end
 if take > 0 and waiting > 0 then taken = redis.call('LPOP', KEYS[1], take) end
-if #taken > 0 then
+if #taken > 0 and lease == 0 then
   redis.call('RPUSH', KEYS[5], unpack(taken))
   redis.call('PEXPIRE', KEYS[5], ARGV[3])
+elseif #taken > 0 then
+  local ends = string.format('%.0f', due_ms(now, lease))
+  for i, payload in ipairs(taken) do
+    local token = ARGV[5] .. ':' .. i
+    redis.call('ZADD', KEYS[6], ends, token)
+    redis.call('HSET', KEYS[7], token, payload)
+  end
 end
 
-return {now, wait_us(KEYS[2], now), #due, #poison, taken}
+return {now, sooner(wait_us(KEYS[2], now), wait_us(KEYS[6], now)), #due, #poison, #ended, taken}

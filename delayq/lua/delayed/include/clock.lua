@@ -21,3 +21,10 @@ local function wait_us(timeout, now)
   local due = math.min(math.ceil(tonumber(head[2])), 9007199254740992)
   return math.max(0, math.min(due * 1000 - now, 9007199254740992))
 end
+
+-- The sooner of two such waits.
+local function sooner(a, b)
+  if a < 0 then return b end
+  if b < 0 then return a end
+  return math.min(a, b)
+end

@@ -1,0 +1,126 @@
+"""What the holder of a lease can do with it: acknowledge, offer again, extend, give back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delayq._redis.group_commit import GroupCommit
+from delayq._redis.scripts import ACK, EXTEND, NACK, RELEASE
+from delayq.errors import LeaseLost, OutcomeUnknown, ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from delayq._background import Background
+    from delayq._redis.keys import DelayedKeys
+    from delayq._redis.server import Server
+    from delayq._scheduling.server_clock import ServerClock
+
+_ACKS_AT_A_TIME = 200
+# An ack whose answer was lost, and which then finds nothing, was carried out, if the lease could not have ended yet. So
+# much of it must be left for us to say so, seconds: our idea of the server's clock lags by the way of an answer.
+_SURELY = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A payload that is out with us until a moment of the server's clock.
+
+    Attributes:
+        token: What the server knows it by.
+        payload: The payload.
+        ends_ms: The end of the lease, ms.
+    """
+
+    token: str
+    payload: bytes
+    ends_ms: int
+
+
+def token(call: str, place: int) -> str:
+    """The token of the payload at ``place``, from 1, among those that one call handed out: as ``transfer.lua`` makes it."""
+    return f"{call}:{place}"
+
+
+class Leases:
+    """The leases of one queue. What is acknowledged by concurrent callers shares a call."""
+
+    def __init__(
+        self,
+        keys: DelayedKeys,
+        server: Server,
+        background: Background,
+        clock: ServerClock,
+        announced: Callable[[int], None],
+        *,
+        listed: bool,
+    ) -> None:
+        """Args:
+        announced: Called with the due time of what was offered again, ms.
+        listed: Whether the ordered list is kept.
+        """
+        self._keys = keys
+        self._server = server
+        self._clock = clock
+        self._announced = announced
+        self._listed = int(listed)
+        self._acks: GroupCommit[Lease, bool | OutcomeUnknown] = GroupCommit(
+            self._commit, background, max_items=_ACKS_AT_A_TIME, max_bytes=_ACKS_AT_A_TIME
+        )
+
+    async def ack(self, lease: Lease) -> None:
+        """Be done with it.
+
+        Raises:
+            LeaseLost: It had ended, and somebody else may have the message. Nothing was changed.
+            OutcomeUnknown: It may have been carried out.
+        """
+        done = await self._acks.submit(lease, 1)
+        if isinstance(done, OutcomeUnknown):
+            raise done
+        if not done:
+            raise LeaseLost(_LOST)
+
+    async def nack(self, lease: Lease, delay_us: int) -> None:
+        """Offer it again, due after a delay. Raises as :meth:`ack` does."""
+        keys = self._keys
+        due_ms = await self._server.run(
+            NACK, (keys.leases, keys.leased, keys.timeout, keys.ordered, keys.channel), (lease.token, delay_us, self._listed)
+        )
+        if due_ms < 0:
+            raise LeaseLost(_LOST)
+        self._announced(int(due_ms))
+
+    async def extend(self, lease: Lease, lease_us: int) -> None:
+        """Let it end so much from now. Raises :class:`LeaseLost` as :meth:`ack` does."""
+        ends_ms = await self._server.run(EXTEND, (self._keys.leases,), (lease.token, lease_us))
+        if ends_ms < 0:
+            raise LeaseLost(_LOST)
+        lease.ends_ms = int(ends_ms)
+
+    async def release(self, tokens: Sequence[str]) -> None:
+        """Give back, in order, to the head of the ready list, what of these is still out with us."""
+        await self._server.run(RELEASE, (self._keys.ready, self._keys.leases, self._keys.leased), tokens)
+
+    async def aclose(self, grace: float) -> None:
+        """Take nothing more. What is on its way has ``grace`` seconds."""
+        await self._acks.aclose(grace)
+
+    async def _commit(self, leases: Sequence[Lease]) -> list[bool | OutcomeUnknown]:
+        keys, tokens = (self._keys.leases, self._keys.leased), [lease.token for lease in leases]
+        try:
+            return [bool(done) for done in await self._server.run(ACK, keys, tokens)]
+        except OutcomeUnknown as lost:
+            try:
+                again = await self._server.run(ACK, keys, tokens)
+            except ServerError:
+                # Whatever became of the second try, the first one may have been carried out.
+                raise lost from lost.__cause__
+            return [
+                bool(done) or self._clock.seconds_until(lease.ends_ms) > _SURELY or lost
+                for done, lease in zip(again, leases, strict=True)
+            ]
+
+
+_LOST = "the lease has ended: the message went back to the queue, and another worker may have it"

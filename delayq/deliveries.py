@@ -1,0 +1,90 @@
+"""Messages that are out under a lease: nothing is lost when their handler dies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import anyio
+
+from delayq._durations import Duration, microseconds, moment
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self
+
+    from delayq._scheduling.leases import Lease, Leases
+
+T = TypeVar("T")
+
+
+class Delivery(Generic[T]):
+    """One message of :meth:`DelayedQueue.deliveries`, and the lease under which it is yours.
+
+    Until the lease ends, nobody else gets it. Then it goes back to the head of the ready list, for Python and Java alike.
+    As a context manager it settles itself: :meth:`ack` where the block ends, :meth:`nack` where it raises, and where it is
+    cancelled the message goes back at once. What the block raises goes on.
+
+    Attributes:
+        value: The message.
+    """
+
+    __slots__ = ("_lease", "_leases", "_retry_us", "_settled", "value")
+
+    def __init__(self, value: T, lease: Lease, leases: Leases, retry_us: int) -> None:
+        self.value: T = value
+        self._lease = lease
+        self._leases = leases
+        self._retry_us = retry_us
+        self._settled = False
+
+    @property
+    def lease_ends_at(self) -> datetime:
+        """When the lease ends, by the server's clock (UTC)."""
+        return moment(self._lease.ends_ms)
+
+    async def ack(self) -> None:
+        """Be done with the message: it is gone. Concurrent calls share a round trip.
+
+        Raises:
+            LeaseLost: The lease had ended, and another consumer may have the message. Nothing was changed.
+            OutcomeUnknown: The answer was lost. If it was not carried out, the message comes again.
+            ServerUnavailable, ServerRefused: It was not carried out: the message comes again when the lease ends.
+            Closed: The queue or client is closed; likewise.
+        """
+        await self._leases.ack(self._lease)
+        self._settled = True
+
+    async def nack(self, delay: Duration | None = None) -> None:
+        """Offer the message again, as any other, for Python and Java alike.
+
+        Args:
+            delay: Seconds or a timedelta until it is due. Without it, the ``retry_delay`` of the deliveries.
+
+        Raises:
+            BadDelay: As :meth:`DelayedQueue.offer`. Otherwise as :meth:`ack`.
+        """
+        await self._leases.nack(self._lease, self._retry_us if delay is None else microseconds(delay))
+        self._settled = True
+
+    async def extend(self, duration: Duration) -> None:
+        """Let the lease end ``duration`` (seconds or a timedelta) from now, instead of when it would. Raises as :meth:`nack`."""
+        await self._leases.extend(self._lease, microseconds(duration, "lease"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._settled:
+            return
+        # Shielded: a handler that is cancelled still hands its message back.
+        with anyio.CancelScope(shield=True):
+            if error is None:
+                await self.ack()
+            elif isinstance(error, Exception):
+                await self.nack()
+            else:
+                await self._leases.release([self._lease.token])
+
+    def __repr__(self) -> str:
+        return f"<Delivery, leased until {self.lease_ends_at.isoformat()}>"

@@ -1,0 +1,15 @@
+-- ack: what was leased is done with, and gone.
+--
+-- KEYS[1]  leases  ZSET  tokens of what is out, scored by the end of their lease, ms
+-- KEYS[2]  leased  HASH  token to payload
+-- ARGV[...]  token  each names one payload that was handed out
+--
+-- Returns 1 or 0 for each: 0 when it is not out under that token any more.
+
+redis.call('HLEN', KEYS[2])
+local reply = {}
+for i, token in ipairs(ARGV) do
+  reply[i] = redis.call('ZREM', KEYS[1], token)
+  if reply[i] == 1 then redis.call('HDEL', KEYS[2], token) end
+end
+return reply
