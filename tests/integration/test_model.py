@@ -6,8 +6,10 @@ Time stands still in the model: a message is due now, or in an hour. So nothing 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -24,7 +26,7 @@ HOUR = 3600
 VALUES = st.integers(0, 4)
 
 
-def queue_machine(server: PrivateServer) -> type[RuleBasedStateMachine]:
+def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedStateMachine]:
     class QueueMachine(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
@@ -37,10 +39,12 @@ def queue_machine(server: PrivateServer) -> type[RuleBasedStateMachine]:
             self.values: dict[str, int] = {}
             # Due messages in the order in which they come.
             self.due: list[int] = []
+            # Out under a lease.
+            self.held: list[delayq.Delivery[int]] = []
 
         async def open(self) -> delayq.DelayedQueue[int]:
             await self.client.__aenter__()
-            return self.client.delayed_queue("orders")
+            return self.client.delayed_queue("orders", ordered_list=listed)
 
         def run(self, work: Coroutine[Any, Any, Any]) -> Any:
             return self.runner.run(work)
@@ -51,6 +55,12 @@ def queue_machine(server: PrivateServer) -> type[RuleBasedStateMachine]:
 
         def pending_values(self) -> list[int]:
             return [self.values[receipt.id] for receipt in self.pending]
+
+        def by_due(self) -> list[delayq.Receipt[int]]:
+            return sorted(self.pending, key=lambda receipt: (receipt.due_at, receipt.id))
+
+        def in_poll_order(self) -> list[delayq.Receipt[int]]:
+            return list(self.pending) if listed else self.by_due()
 
         def forget(self, receipts: list[delayq.Receipt[int]]) -> None:
             for receipt in receipts:
@@ -134,17 +144,78 @@ def queue_machine(server: PrivateServer) -> type[RuleBasedStateMachine]:
             assert seen == self.due[: len(seen)]
             del self.due[: len(seen)]
 
+        @precondition(lambda self: self.due)
+        @rule(count=st.integers(1, 3))
+        def lease(self, count: int) -> None:
+            async def some() -> None:
+                taken = 0
+                async for delivery in self.queue.deliveries(HOUR):
+                    self.held.append(delivery)
+                    taken += 1
+                    if taken == count or taken == len(self.due):
+                        break
+                while await self.queue.ready.leased() != len(self.held):
+                    await asyncio.sleep(0.001)  # what was fetched ahead is on its way back
+
+            before = len(self.held)
+            self.run(some())
+            taken = [delivery.value for delivery in self.held[before:]]
+            assert taken == self.due[: len(taken)]
+            del self.due[: len(taken)]
+
+        @precondition(lambda self: self.held)
+        @rule(data=st.data(), how=st.sampled_from(["ack", "nack", "extend", "raise", "cancel"]))
+        def settle(self, data: st.DataObject, how: str) -> None:
+            delivery = data.draw(st.sampled_from(self.held))
+
+            async def settle() -> None:
+                if how == "ack":
+                    await delivery.ack()
+                elif how == "nack":
+                    await delivery.nack(0)
+                elif how == "extend":
+                    await delivery.extend(2 * HOUR)
+                else:
+                    with suppress(ZeroDivisionError, asyncio.CancelledError):
+                        async with delivery:
+                            raise ZeroDivisionError if how == "raise" else asyncio.CancelledError
+                while await self.queue.pending.size() > len(self.pending) + (how == "raise"):
+                    await asyncio.sleep(0)
+
+            self.run(settle())
+            if how == "extend":
+                return
+            self.held.remove(delivery)
+            if how == "nack":
+                self.due.append(delivery.value)
+            elif how == "cancel":
+                self.due.insert(0, delivery.value)
+            elif how == "raise":
+                # Offered again by the server: no receipt.
+                assert self.run(self.queue.pending.read_all())[-1] == delivery.value
+                assert self.run(self.remove_newest()) == delivery.value
+
+        async def remove_newest(self) -> int | None:
+            known = {receipt.id for receipt in self.pending}
+            redis = self.queue._server
+            for record in await redis.command("ZRANGE", "redisson_delay_queue_timeout:{orders}", 0, -1):
+                if record[1:9].hex() not in known:
+                    assert await self.queue._cancel(record)
+                    return int(record[17:])
+            return None
+
         @rule(n=st.integers(1, 3))
         def poll_pending(self, n: int) -> None:
-            expected = self.pending_values()[:n]
-            assert self.run(self.queue.pending.poll_many(n)) == expected
-            self.forget(self.pending[:n])
+            expected = self.in_poll_order()[:n]
+            assert self.run(self.queue.pending.poll_many(n)) == [self.values[receipt.id] for receipt in expected]
+            self.forget(expected)
 
         @rule()
         def poll_last(self) -> None:
-            expected = self.pending_values()[-1:]
+            last = self.in_poll_order()[-1:]
+            expected = [self.values[receipt.id] for receipt in last]
             assert self.run(self.queue.pending.poll_last_and_offer_first_to("orders")) == (expected[0] if expected else None)
-            self.forget(self.pending[-1:])
+            self.forget(last)
             self.due[:0] = expected
 
         @rule(value=VALUES)
@@ -185,21 +256,26 @@ def queue_machine(server: PrivateServer) -> type[RuleBasedStateMachine]:
                     await pending.peek(),
                     await ready.read_all(),
                     await ready.size(),
+                    await ready.leased(),
                 ]
 
             values = self.pending_values()
-            by_due = sorted(self.pending, key=lambda receipt: (receipt.due_at, receipt.id))
+            first = self.in_poll_order()[:1]
             assert self.run(look()) == [
                 len(values),
                 values,
-                [(self.values[receipt.id], receipt.due_at) for receipt in by_due],
-                values[0] if values else None,
+                [(self.values[receipt.id], receipt.due_at) for receipt in self.by_due()],
+                self.values[first[0].id] if first else None,
                 self.due,
                 len(self.due),
+                len(self.held),
             ]
 
     return QueueMachine
 
 
-def test_a_queue_behaves_like_its_model(server: PrivateServer) -> None:
-    run_state_machine_as_test(queue_machine(server), settings=settings(max_examples=60, stateful_step_count=25, deadline=None))
+@pytest.mark.parametrize("listed", [True, False], ids=["with ordered list", "without"])
+def test_a_queue_behaves_like_its_model(server: PrivateServer, listed: bool) -> None:
+    run_state_machine_as_test(
+        queue_machine(server, listed=listed), settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
+    )

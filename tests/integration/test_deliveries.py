@@ -1,0 +1,409 @@
+"""Deliveries: each message under a lease, at least once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq._redis.keys import DelayedKeys
+from delayq._redis.records import pack
+from delayq._redis.scripts import ACK, NACK, TRANSFER
+from tests.integration.test_faults import Faults
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from delayq import Client, DelayedQueue, Delivery
+    from tests.servers import PrivateServer
+
+LEASES, LEASED = "delayq_leases:{orders}", "delayq_leased:{orders}"
+# Short enough to wait for, and long enough that a busy machine settles a message before it ends.
+SHORT = 0.2
+
+
+@pytest.fixture
+async def raw(server: PrivateServer) -> AsyncIterator[Any]:
+    async with Redis.from_url(server.url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(monkeypatch)
+
+
+async def hold(queue: DelayedQueue[int], count: int = 1, lease: float = 30) -> list[Delivery[int]]:
+    """Take so many, and leave the loop."""
+    held: list[Delivery[int]] = []
+    async with aclosing(queue.deliveries(lease)) as deliveries:  # type: ignore[type-var]
+        async for delivery in deliveries:
+            held.append(delivery)
+            if len(held) == count:
+                break
+    return held
+
+
+async def ready_is(queue: DelayedQueue[int], values: list[int]) -> bool:
+    return await queue.ready.read_all() == values
+
+
+async def lease_ends(raw: Any) -> list[float]:
+    return [score for _, score in await raw.zrange(LEASES, 0, -1, withscores=True)]
+
+
+# The lease
+
+
+async def test_a_message_stays_on_the_server_until_it_is_acknowledged(queue: DelayedQueue[int], raw: Redis) -> None:
+    await queue.offer_many([(1, 0), (2, 0)])
+    first, second = await hold(queue, 2)
+    assert (first.value, second.value) == (1, 2)
+    assert sorted(await raw.hvals(LEASED)) == [b"1", b"2"]
+    assert await queue.ready.leased() == 2
+    assert await queue.ready.size() == 0
+    assert await queue.poll() is None
+    await first.ack()
+    assert await raw.hvals(LEASED) == [b"2"]
+    await second.ack()
+    assert await raw.keys() == []
+
+
+async def test_a_lease_ends_by_the_servers_clock(client: Client, queue: DelayedQueue[int], raw: Redis) -> None:
+    await queue.offer(1)
+    before = await client.server_time()
+    (delivery,) = await hold(queue, lease=30)
+    assert 30 <= (delivery.lease_ends_at - before).total_seconds() < 32
+    assert await lease_ends(raw) == [delivery.lease_ends_at.timestamp() * 1000]
+    await delivery.extend(60)
+    assert 60 <= (delivery.lease_ends_at - before).total_seconds() < 62
+    assert await lease_ends(raw) == [delivery.lease_ends_at.timestamp() * 1000]
+
+
+async def test_when_a_lease_ends_the_message_is_the_next_again(server: PrivateServer, raw: Redis) -> None:
+    # Nothing but the client's own timer wakes it.
+    async with delayq.connect(server.url, resync_interval=3600) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await queue.offer_many([(1, 0), (2, 0), (3, 0)])
+        slow, fine = await hold(queue, 2, lease=SHORT)
+        await fine.ack()
+        assert await asyncio.wait_for(queue.take(), 10) == 3
+        assert await asyncio.wait_for(queue.take(), 10) == 1
+        assert await client.server_time() >= slow.lease_ends_at
+        assert client.statistics().returned == 1
+        assert await raw.exists(LEASES, LEASED) == 0
+
+
+async def test_whoever_lost_the_lease_is_told_and_changes_nothing(queue: DelayedQueue[int]) -> None:
+    await queue.offer(1)
+    (late,) = await hold(queue, lease=SHORT)
+    (next_one,) = await asyncio.wait_for(hold(queue), 10)
+    for attempt in (late.ack(), late.nack(), late.extend(30)):
+        with pytest.raises(delayq.LeaseLost, match="another worker may have it"):
+            await attempt
+    assert await queue.ready.leased() == 1
+    assert await queue.pending.size() == 0
+    await next_one.ack()
+    with pytest.raises(delayq.LeaseLost):
+        await next_one.ack()
+
+
+async def test_messages_whose_leases_have_ended_come_back_in_order(server: PrivateServer) -> None:
+    async with delayq.connect(server.url) as dying:
+        queue: DelayedQueue[int] = dying.delayed_queue("orders")
+        await queue.offer_many([(n, 0) for n in range(80)])
+        held = await hold(queue, 60, lease=SHORT)
+    async with delayq.connect(server.url) as client:
+        while await client.server_time() < held[-1].lease_ends_at:
+            await asyncio.sleep(0.01)
+        queue = client.delayed_queue("orders")
+        await until(lambda: ready_is(queue, list(range(80))), 10)
+
+
+async def test_what_comes_back_is_taken_before_what_has_just_come_due(raw: Any) -> None:
+    keys = DelayedKeys.of("orders")
+    await raw.zadd(keys.leases, {"t:001": 1, "t:002": 2})
+    await raw.hset(keys.leased, mapping={"t:001": b"1", "t:002": b"2"})
+    await raw.zadd(keys.timeout, {pack(b"ABCDEFGH", b"3", 8): 3})
+    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, "taken", keys.leases, keys.leased)
+    reply = await raw.eval(TRANSFER.text, len(names), *names, 100, 2, 1000, 0, "call")
+    assert reply[2:] == [1, 0, 2, [b"1", b"2"]]
+    assert await raw.lrange("orders", 0, -1) == [b"3"]
+
+
+@pytest.mark.parametrize("lease", [0, -1, float("nan"), float("inf"), "30"])
+async def test_a_bad_lease_is_refused_at_once(queue: DelayedQueue[int], lease: Any) -> None:
+    with pytest.raises(delayq.BadInput):
+        queue.deliveries(lease)
+    with pytest.raises(delayq.BadInput):
+        queue.deliveries(retry_delay=lease or -1)
+
+
+# Settling
+
+
+async def test_a_nack_offers_the_message_again_in_redissons_form(queue: DelayedQueue[int], client: Client, raw: Redis) -> None:
+    await queue.offer(7)
+    (delivery,) = await hold(queue)
+    before = await client.server_time()
+    await delivery.nack(3600)
+    ((value, due_at),) = await queue.pending.entries()
+    assert value == 7
+    assert 3600 <= (due_at - before).total_seconds() < 3602
+    (record,) = await raw.lrange("redisson_delay_queue:{orders}", 0, -1)
+    assert await raw.zrange("redisson_delay_queue_timeout:{orders}", 0, -1) == [record]
+    assert (record[:1], record[9:]) == (b"\x08", b"\x01" + bytes(7) + b"7")
+    assert await raw.exists(LEASES, LEASED) == 0
+
+
+async def test_a_nack_wakes_whoever_waits(server: PrivateServer, queue: DelayedQueue[int]) -> None:
+    async with delayq.connect(server.url) as other:
+        waiting = asyncio.create_task(other.delayed_queue("orders").take())
+        await asyncio.sleep(0.02)
+        await queue.offer(7, 0.05)
+        assert await asyncio.wait_for(waiting, 10) == 7
+        await queue.offer(8)
+        (delivery,) = await hold(queue)
+        waiting = asyncio.create_task(other.delayed_queue("orders").take())
+        await delivery.nack(0.05)
+        assert await asyncio.wait_for(waiting, 10) == 8
+
+
+async def test_a_block_that_ends_acknowledges(queue: DelayedQueue[int], raw: Redis) -> None:
+    await queue.offer_many([(n, 0) for n in range(3)])
+    async for delivery in queue.deliveries():
+        async with delivery:
+            if delivery.value == 2:
+                break
+    assert await raw.keys() == []
+
+
+async def test_a_block_that_raises_offers_again_after_the_retry_delay(queue: DelayedQueue[int], client: Client) -> None:
+    await queue.offer(1)
+    before = await client.server_time()
+
+    async def work() -> None:
+        async for delivery in queue.deliveries(retry_delay=1000):
+            async with delivery:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await work()
+    ((value, due_at),) = await queue.pending.entries()
+    assert value == 1
+    assert 1000 <= (due_at - before).total_seconds() < 1002
+
+
+async def test_a_block_that_is_cancelled_hands_the_message_back_at_once(queue: DelayedQueue[int]) -> None:
+    await queue.offer_many([(1, 0), (2, 0)])
+    inside = asyncio.Event()
+
+    async def work() -> None:
+        async for delivery in queue.deliveries():
+            async with delivery:
+                inside.set()
+                await asyncio.sleep(3600)
+
+    worker = asyncio.create_task(work())
+    await inside.wait()
+    worker.cancel()
+    with suppress(asyncio.CancelledError):
+        await worker
+    await until(lambda: ready_is(queue, [1, 2]), 10)
+    assert await queue.ready.leased() == 0
+
+
+@pytest.mark.parametrize("how", ["ack", "nack"])
+async def test_what_was_settled_inside_the_block_is_left_alone_at_its_end(queue: DelayedQueue[int], how: str) -> None:
+    await queue.offer(1)
+    (delivery,) = await hold(queue)
+    with suppress(ZeroDivisionError):
+        async with delivery:
+            await getattr(delivery, how)()
+            raise ZeroDivisionError
+    assert await queue.pending.size() == (how == "nack")
+
+
+async def test_leaving_the_loop_hands_back_what_was_fetched_ahead(queue: DelayedQueue[int]) -> None:
+    await queue.offer_many([(n, 0) for n in range(50)])
+    seen = 0
+    async for delivery in queue.deliveries():
+        await delivery.ack()
+        seen += 1
+        if seen == 20:
+            break
+    await until(lambda: ready_is(queue, list(range(20, 50))), 10)
+    assert await queue.ready.leased() == 0
+
+
+async def test_acks_of_concurrent_handlers_share_a_call(queue: DelayedQueue[int], faults: Faults) -> None:
+    await queue.offer_many([(n, 0) for n in range(100)])
+    held = await hold(queue, 100)
+    faults.calls.clear()
+    await asyncio.gather(*(delivery.ack() for delivery in held))
+    assert faults.calls.count("ack") <= 2
+
+
+async def test_what_the_codec_cannot_read_goes_to_quarantine(
+    queue: DelayedQueue[int], raw: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    await raw.rpush("orders", b"1", b"\xff not json", b"2")
+    held = await hold(queue, 2)
+    assert [delivery.value for delivery in held] == [1, 2]
+    await asyncio.gather(*(delivery.ack() for delivery in held))
+
+    async def settled() -> bool:
+        return await raw.keys() == [b"delayq_quarantine:{orders}"]
+
+    await until(settled, 10)
+    assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"\xff not json"]
+    assert "JsonCodec cannot decode" in caplog.text
+
+
+async def test_takers_for_good_and_under_a_lease_share_a_queue(queue: DelayedQueue[int]) -> None:
+    taken: list[int] = []
+    leased: list[int] = []
+
+    async def take() -> None:
+        while True:
+            taken.append(await queue.take())
+
+    async def lease(seconds: float) -> None:
+        async for delivery in queue.deliveries(seconds):
+            async with delivery:
+                leased.append(delivery.value)
+
+    consumers = [asyncio.create_task(work) for work in (take(), lease(30), lease(60))]
+    for start in range(0, 600, 10):
+        await queue.offer_many([(n, 0.001) for n in range(start, start + 10)])
+    await until(lambda: len(taken) + len(leased) >= 600, 10)
+    for consumer in consumers:
+        consumer.cancel()
+    await asyncio.gather(*consumers, return_exceptions=True)
+    assert sorted(taken + leased) == list(range(600))
+    assert taken
+    assert leased
+
+
+async def test_the_loop_ends_when_the_queue_closes(queue: DelayedQueue[int]) -> None:
+    await queue.offer(1)
+    seen = []
+    async for delivery in queue.deliveries():
+        async with delivery:
+            seen.append(delivery.value)
+        await queue.aclose()
+    assert seen == [1]
+    with pytest.raises(delayq.Closed):
+        queue.deliveries()
+
+
+# Faults
+
+CONSUMER = """
+import asyncio, sys
+import delayq
+
+async def main():
+    async with delayq.connect(sys.argv[1]) as client:
+        async for delivery in client.delayed_queue("orders").deliveries(float(sys.argv[2])):
+            print(delivery.value, flush=True)
+            await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_process_held_comes_to_the_others_when_the_lease_ends(server: PrivateServer) -> None:
+    async with delayq.connect(server.url, resync_interval=0.2) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await queue.offer(1)
+        consumer = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CONSUMER, server.url, "1.5", stdout=asyncio.subprocess.PIPE
+        )
+        assert consumer.stdout
+        assert await asyncio.wait_for(consumer.stdout.readline(), 30) == b"1\n"
+        os.kill(consumer.pid, signal.SIGKILL)
+        await consumer.wait()
+        assert await queue.poll() is None
+        assert await asyncio.wait_for(queue.take(), 30) == 1
+        assert client.statistics().returned == 1
+
+
+async def test_a_process_that_only_offers_returns_what_a_dead_one_held(server: PrivateServer, raw: Redis) -> None:
+    """Java's consumers, which know nothing of leases, get it as soon as anybody of ours has the queue open."""
+    async with delayq.connect(server.url) as dying:
+        queue: DelayedQueue[int] = dying.delayed_queue("orders")
+        await queue.offer(1)
+        (delivery,) = await hold(queue, lease=SHORT)
+    assert await raw.lrange("orders", 0, -1) == []
+    async with delayq.connect(server.url, resync_interval=0.1) as producer:
+        producer.delayed_queue("orders")
+        assert await asyncio.wait_for(raw.blpop(["orders"], 30), 40) == (b"orders", b"1")
+        assert await producer.server_time() >= delivery.lease_ends_at
+
+
+async def test_a_lost_answer_costs_no_lease(queue: DelayedQueue[int], faults: Faults, raw: Redis) -> None:
+    """What a call handed out to nobody goes back at once, not when the lease ends."""
+    await queue.offer_many([(1, 3600), (2, 3600)])
+    await raw.rpush("orders", 1, 2)
+    faults.plan = lambda name, n: "lost" if name == TRANSFER.name and n <= faults.calls[:mark].count(name) + 2 else None
+    mark = len(faults.calls)
+    held = await asyncio.wait_for(hold(queue, 2, lease=3600), 10)
+    assert [delivery.value for delivery in held] == [1, 2]
+    assert await queue.ready.leased() == 2
+
+
+@pytest.mark.parametrize("fault", ["unsent", "lost"])
+async def test_an_ack_survives_a_broken_connection(queue: DelayedQueue[int], faults: Faults, fault: str, raw: Redis) -> None:
+    await queue.offer(1)
+    (delivery,) = await hold(queue)
+    faults.plan = lambda name, n: fault if name == ACK.name and n == 1 else None
+    await delivery.ack()
+    assert faults.calls.count("ack") == 2
+    assert await raw.keys() == []
+
+
+async def test_an_ack_that_may_have_come_too_late_says_so(queue: DelayedQueue[int], faults: Faults) -> None:
+    """It was carried out or the lease had ended: near the end of the lease nobody can tell."""
+    await queue.offer(1)
+    (delivery,) = await hold(queue, lease=0.5)
+    faults.plan = lambda name, n: "lost" if name == ACK.name and n == 1 else None
+    with pytest.raises(delayq.OutcomeUnknown):
+        await delivery.ack()
+
+
+async def test_an_ack_whose_answer_is_lost_twice_is_unknown(queue: DelayedQueue[int], faults: Faults) -> None:
+    await queue.offer(1)
+    (delivery,) = await hold(queue)
+    faults.plan = lambda name, n: {1: "lost", 2: "unsent"}.get(n, "unsent") if name == ACK.name else None
+    with pytest.raises(delayq.OutcomeUnknown):
+        await delivery.ack()
+
+
+async def test_a_nack_whose_answer_is_lost_is_unknown_and_the_message_there_once(
+    queue: DelayedQueue[int], faults: Faults
+) -> None:
+    await queue.offer(1)
+    (delivery,) = await hold(queue)
+    faults.plan = lambda name, _n: "lost" if name == NACK.name else None
+    with pytest.raises(delayq.OutcomeUnknown):
+        await delivery.nack(3600)
+    assert await queue.pending.read_all() == [1]
+    with pytest.raises(delayq.LeaseLost):
+        await delivery.ack()
+
+
+async def test_a_key_of_a_foreign_type_moves_nothing(queue: DelayedQueue[int], raw: Redis) -> None:
+    await raw.set(LEASED, "not a hash")
+    await queue.offer(1, 0.01)
+    with pytest.raises(delayq.ServerRefused, match="another type"):
+        await hold(queue)
+    assert await queue.pending.size() == 1

@@ -1,0 +1,51 @@
+"""Names that are mapped, as a Redisson client's NameMapper maps them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+
+if TYPE_CHECKING:
+    from delayq import DelayedQueue
+    from tests.servers import PrivateServer
+
+
+async def test_the_mapper_comes_before_the_rule_of_braces(server: PrivateServer) -> None:
+    async with delayq.connect(server.url, name_mapper="prod:{}".format) as client, Redis.from_url(server.url) as raw:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        assert queue.name == "orders"
+        await queue.offer(1, 60)
+        await queue.offer(2)
+        assert await asyncio.wait_for(queue.take(), 10) == 2
+        assert await queue.pending.poll_last_and_offer_first_to("other") == 1
+        assert await raw.lrange("prod:other", 0, -1) == [b"1"]
+        await queue.offer(3, 60)
+        assert sorted(await raw.keys("redisson*")) == [
+            b"redisson_delay_queue:{prod:orders}",
+            b"redisson_delay_queue_timeout:{prod:orders}",
+        ]
+        tagged: DelayedQueue[int] = client.delayed_queue("{t1}:orders")
+        await tagged.offer(4, 60)
+        assert await raw.exists("redisson_delay_queue:prod:{t1}:orders")
+
+
+async def test_clients_with_and_without_a_mapper_meet(server: PrivateServer) -> None:
+    async with (
+        delayq.connect(server.url, name_mapper=lambda name: name.upper()) as mapped,
+        delayq.connect(server.url) as plain,
+    ):
+        waiting = asyncio.create_task(plain.delayed_queue("ORDERS").take())
+        await mapped.delayed_queue("orders").offer("hello", 0.02)
+        assert await asyncio.wait_for(waiting, 10) == "hello"
+
+
+@pytest.mark.parametrize("mapped", ["", "a{b", None])
+async def test_a_mapped_name_must_be_a_good_one(server: PrivateServer, mapped: str) -> None:
+    async with delayq.connect(server.url, name_mapper=lambda _: mapped) as client:
+        with pytest.raises(delayq.BadName):
+            client.delayed_queue("orders")

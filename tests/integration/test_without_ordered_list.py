@@ -1,0 +1,103 @@
+"""Queues that keep no ordered list: half the memory and less work, and everything but Redisson's views as before."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from delayq import Client, DelayedQueue
+    from tests.servers import PrivateServer
+
+TIMEOUT, ORDERED = "redisson_delay_queue_timeout:{orders}", "redisson_delay_queue:{orders}"
+
+
+@pytest.fixture
+async def raw(server: PrivateServer) -> AsyncIterator[Any]:
+    async with Redis.from_url(server.url) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def queue(client: Client) -> DelayedQueue[int]:
+    return client.delayed_queue("orders", ordered_list=False)
+
+
+async def test_only_the_sorted_set_is_written(queue: DelayedQueue[int], raw: Redis) -> None:
+    first, *_ = await queue.offer_many([(1, 60), (2, 30)])
+    assert sorted(await raw.keys()) == [TIMEOUT.encode()]
+    assert await first.reschedule(10)
+    assert await first.cancel()
+    assert await queue.pending.read_all() == [2]
+
+
+async def test_messages_come_when_they_are_due_in_order(queue: DelayedQueue[int], raw: Redis) -> None:
+    await queue.offer_many([(n, 0.05) for n in range(300)])
+    got = [await asyncio.wait_for(queue.take(), 10) for _ in range(300)]
+    assert got == list(range(300))
+
+    async def all_gone() -> bool:
+        return not await raw.dbsize()
+
+    await until(all_gone, 10)
+
+
+async def test_first_and_last_mean_by_due_time(queue: DelayedQueue[int]) -> None:
+    await queue.offer_many([(1, 60), (2, 30), (3, 90), (4, 10)])
+    pending = queue.pending
+    assert await pending.read_all() == [1, 2, 3, 4]
+    assert await pending.peek() == 4
+    assert await pending.poll() == 4
+    assert await pending.poll_last_and_offer_first_to("orders") == 3
+    assert await pending.poll_many(5) == [2, 1]
+    assert await pending.peek() is None
+    assert await pending.poll_last_and_offer_first_to("orders") is None
+    assert await queue.drain() == [3]
+
+
+async def test_a_value_is_removed_where_it_was_offered_first(queue: DelayedQueue[int]) -> None:
+    await queue.offer_many([(1, 60), (2, 50), (1, 40)])
+    assert await queue.pending.remove(1)
+    assert [value for value, _ in await queue.pending.entries()] == [1, 2]
+    assert (await queue.pending.entries())[0][1] < (await queue.pending.entries())[1][1]
+
+
+async def test_what_others_listed_leaves_their_list_too(queue: DelayedQueue[int], server: PrivateServer, raw: Redis) -> None:
+    """A process that keeps the list, or Java, shares the queue: not advised, and nothing breaks."""
+    async with delayq.connect(server.url) as other:
+        listing: DelayedQueue[int] = other.delayed_queue("orders")
+        await listing.offer_many([(n, 60 + n) for n in range(5)])
+        await queue.offer(5, 1)
+        assert await queue.pending.size() == 6
+        assert await listing.pending.size() == 5
+        assert await queue.pending.poll_many(2) == [5, 0]
+        assert await queue.pending.poll_last_and_offer_first_to("elsewhere") == 4
+        assert await queue.pending.remove(2)
+        assert await listing.pending.read_all() == [1, 3]
+        assert await raw.zcard(TIMEOUT) == 2
+
+
+async def test_long_queues_are_read_in_pages_that_join_up(queue: DelayedQueue[int]) -> None:
+    await queue.offer_many([(n, 3600 - n) for n in range(3456)])
+    assert await queue.pending.size() == 3456
+    assert await queue.pending.read_all() == list(range(3456))
+    assert [value for value, _ in await queue.pending.entries()] == list(range(3456))[::-1]
+    assert await queue.pending.contains_all([0, 1700, 3455])
+    assert not await queue.pending.contains(3456)
+    assert await queue.pending.retain_all([7, 3000])
+    assert await queue.pending.read_all() == [7, 3000]
+
+
+async def test_a_client_opens_a_queue_with_a_list_or_without(client: Client, queue: DelayedQueue[int]) -> None:
+    with pytest.raises(delayq.ConfigurationError, match="ordered_list=False"):
+        client.delayed_queue("orders")
+    await queue.aclose()
+    client.delayed_queue("orders")
