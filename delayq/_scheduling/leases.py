@@ -39,8 +39,11 @@ class Lease:
 
 
 def token(call: str, place: int) -> str:
-    """The token of the payload at ``place``, from 1, among those that one call handed out: as ``transfer.lua`` makes it."""
-    return f"{call}:{place}"
+    """The token of the payload at ``place``, from 1, among those that one call handed out: as ``transfer.lua`` makes it.
+
+    Tokens sort by place, so that payloads whose leases end together come back in order.
+    """
+    return f"{call}:{place:03}"
 
 
 class Leases:

@@ -156,7 +156,7 @@ class TransferTask:
         return 0 if 0 in waits else waits[-1]
 
     async def _call(self, lease_us: int, taker: Taker[Any]) -> int:
-        keys, call = self.keys, f"{self._token}-{next(self._calls)}"
+        keys, call = self.keys, f"{self._token}-{next(self._calls):08}"
         taken_key = keys.taken(call)
 
         def confirm(answer: Any) -> tuple[str, ...] | None:

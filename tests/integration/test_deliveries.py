@@ -16,6 +16,7 @@ import delayq
 from delayq._redis.keys import DelayedKeys
 from delayq._redis.records import pack
 from delayq._redis.scripts import ACK, NACK, TRANSFER
+from delayq._scheduling.ready_watch import LINGER
 from tests.integration.test_faults import Faults
 from tests.waiting import until
 
@@ -291,6 +292,43 @@ async def test_takers_for_good_and_under_a_lease_share_a_queue(queue: DelayedQue
     assert sorted(taken + leased) == list(range(600))
     assert taken
     assert leased
+
+
+async def test_of_single_messages_both_kinds_of_takers_get_some(queue: DelayedQueue[int]) -> None:
+    got: asyncio.Queue[str] = asyncio.Queue()
+
+    async def take() -> None:
+        while True:
+            await queue.take()
+            got.put_nowait("for good")
+
+    async def lease() -> None:
+        async for delivery in queue.deliveries():
+            async with delivery:
+                got.put_nowait("leased")
+
+    consumers = [asyncio.create_task(work) for work in (take(), lease())]
+    kinds = []
+    for n in range(40):
+        await queue.offer(n)
+        kinds.append(await asyncio.wait_for(got.get(), 10))
+        await asyncio.sleep(0.001)  # until both wait again
+    for consumer in consumers:
+        consumer.cancel()
+    await asyncio.gather(*consumers, return_exceptions=True)
+    assert set(kinds) == {"for good", "leased"}
+
+
+async def test_what_java_pushes_comes_at_once_also_after_another_taker_has_left(server: PrivateServer, raw: Redis) -> None:
+    async with delayq.connect(server.url, resync_interval=3600) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        waiting = asyncio.create_task(hold(queue))
+        assert await queue.poll(0.05) is None
+        # Longer than the ready list is watched when nobody waits.
+        await asyncio.sleep(LINGER + 0.2)
+        await raw.rpush("orders", 1)
+        (delivery,) = await asyncio.wait_for(waiting, 10)
+        assert delivery.value == 1
 
 
 async def test_the_loop_ends_when_the_queue_closes(queue: DelayedQueue[int]) -> None:

@@ -11,7 +11,7 @@
 -- ARGV[2]  take        int   hand at most this many ready payloads to the caller
 -- ARGV[3]  keep_ms     int   how long what is handed out for good is kept at most
 -- ARGV[4]  lease_us    int   how long the caller has what is handed out; 0: for good
--- ARGV[5]  call        text  the caller's name for this call: the tokens of its leases are call:1, call:2, ...
+-- ARGV[5]  call        text  the caller's name for this call: the tokens of its leases are call:001, call:002, ...
 --
 -- Returns {now_us, wait_us, moved, quarantined, returned, payloads}. wait_us is the time until the next one is due or
 -- the next lease ends: 0 when it is so already, -1 when there is none. returned: so many leases had ended.
@@ -65,7 +65,7 @@ if #taken > 0 and lease == 0 then
 elseif #taken > 0 then
   local ends = string.format('%.0f', due_ms(now, lease))
   for i, payload in ipairs(taken) do
-    local token = ARGV[5] .. ':' .. i
+    local token = string.format('%s:%03d', ARGV[5], i)
     redis.call('ZADD', KEYS[6], ends, token)
     redis.call('HSET', KEYS[7], token, payload)
   end
