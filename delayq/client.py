@@ -15,6 +15,7 @@ from delayq import embedded
 from delayq._durations import Duration, seconds
 from delayq._redis.address import from_client, from_url
 from delayq._redis.keys import DelayedKeys
+from delayq._scheduling.open_delayed import OpenDelayedQueue
 from delayq._session import Session
 from delayq.codecs import JsonCodec
 from delayq.delayed_queue import MAX_PAYLOAD, DelayedQueue
@@ -200,14 +201,15 @@ class Client:
     def statistics(self) -> ClientStatistics:
         """What the client holds and has done."""
         session = self._open_session()
-        transfers = [queue.transfer for queue in session.scheduler.queues]
+        queues = session.scheduler.queues
+        transfers = [queue.transfer for queue in queues if isinstance(queue, OpenDelayedQueue)]
         return ClientStatistics(
             connections=session.connections.open,
             connections_opened=session.connections.opened,
             timers=session.timer.pending_timeouts,
             round_trips=session.server.round_trips + session.scheduler.subscriber.round_trips,
             errors=session.server.errors,
-            queues=len(transfers),
+            queues=len(queues),
             waiting=sum(transfer.waiting for transfer in transfers),
             quarantined=sum(transfer.quarantined for transfer in transfers),
             returned=sum(transfer.returned for transfer in transfers),

@@ -12,9 +12,19 @@ import anyio
 from delayq._durations import Duration, delay_us, microseconds, moment, seconds
 from delayq._redis.records import id_of
 from delayq._redis.scripts import CANCEL, RESCHEDULE
+from delayq._scheduling.open_delayed import OpenDelayedQueue
 from delayq._session import GRACE
 from delayq.deliveries import Delivery
-from delayq.errors import BadDelay, BadInput, Closed, DecodeError, EncodeError, OutcomeUnknown, PayloadTooLarge
+from delayq.errors import (
+    BadDelay,
+    BadInput,
+    Closed,
+    ConfigurationError,
+    DecodeError,
+    EncodeError,
+    OutcomeUnknown,
+    PayloadTooLarge,
+)
 from delayq.pending import Pending
 from delayq.ready import Ready
 
@@ -124,7 +134,11 @@ class DelayedQueue(Generic[T]):
         self._max_payload = max_payload
         self._session = session
         self._server = session.server
-        self._open = session.scheduler.open(self._keys, listed=listed)
+        self._open = session.scheduler.open(
+            self._keys.channel, lambda services: OpenDelayedQueue(self._keys, services, listed=listed)
+        )
+        if self._open.listed != listed:
+            raise ConfigurationError(f"queue {name!r} is open on this client with ordered_list={self._open.listed}")
         self._taker = self._open.transfer.taker
         self.ready: Ready[T] = Ready(self._keys, self._server, codec)
         self.pending: Pending[T] = Pending(self._keys, self._server, codec, self._encode, listed=listed, keys_of=keys_of)
@@ -356,7 +370,7 @@ class DelayedQueue(Generic[T]):
 
     async def _cancel(self, record: bytes) -> bool:
         self._check_open()
-        return bool(await self._server.run(CANCEL, (self._keys.timeout, self._keys.ordered), (record,)))
+        return bool(await self._server.run(CANCEL, (self._keys.timeout, self._keys.ordered), (0, record)))
 
     async def _reschedule(self, record: bytes, delay: Duration | None, at: datetime | None) -> int | None:
         self._check_open()

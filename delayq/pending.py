@@ -177,7 +177,8 @@ class Pending(Generic[T]):
         return removed > 0
 
     async def _cancel(self, records: list[bytes]) -> int:
-        return int(await self._server.run(CANCEL, (self._keys.timeout, self._keys.ordered), records))
+        # A record that stands only in the list, as a crash of something else may have left it, goes as well.
+        return int(await self._server.run(CANCEL, (self._keys.timeout, self._keys.ordered), (1, *records)))
 
 
 def _whole_ms(score: float) -> int:

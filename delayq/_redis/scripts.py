@@ -47,7 +47,7 @@ TRANSFER = Script(
 RECOVER = Script("recover", ("taken",), ("fence_ms",), repeatable=True)
 GIVE_BACK = Script("give_back", ("ready", "marker"), ("payload...",), repeatable=True)
 RESYNC = Script("resync", ("timeout...", "leases...", "ready..."), (), repeatable=True)
-CANCEL = Script("cancel", ("timeout", "ordered"), ("record...",))
+CANCEL = Script("cancel", ("timeout", "ordered"), ("stale", "record..."))
 RESCHEDULE = Script("reschedule", ("timeout", "channel"), ("record", "delay_us"))
 POLL_PENDING = Script("poll_pending", ("timeout", "ordered", "quarantine"), ("limit", "listed"))
 POLL_LAST = Script("poll_last", ("timeout", "ordered", "destination"), ("listed",))

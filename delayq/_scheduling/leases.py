@@ -12,10 +12,8 @@ from delayq.errors import LeaseLost, OutcomeUnknown, ServerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delayq._background import Background
     from delayq._redis.keys import DelayedKeys
-    from delayq._redis.server import Server
-    from delayq._scheduling.server_clock import ServerClock
+    from delayq._scheduling.services import Services
 
 _ACKS_AT_A_TIME = 200
 # An ack whose answer was lost, and which then finds nothing, was carried out, if the lease could not have ended yet. So
@@ -49,27 +47,18 @@ def token(call: str, place: int) -> str:
 class Leases:
     """The leases of one queue. What is acknowledged by concurrent callers shares a call."""
 
-    def __init__(
-        self,
-        keys: DelayedKeys,
-        server: Server,
-        background: Background,
-        clock: ServerClock,
-        announced: Callable[[int], None],
-        *,
-        listed: bool,
-    ) -> None:
+    def __init__(self, keys: DelayedKeys, services: Services, announced: Callable[[int], None], *, listed: bool) -> None:
         """Args:
         announced: Called with the due time of what was offered again, ms.
         listed: Whether the ordered list is kept.
         """
         self._keys = keys
-        self._server = server
-        self._clock = clock
+        self._server = services.server
+        self._clock = services.clock
         self._announced = announced
         self._listed = int(listed)
         self._acks: GroupCommit[Lease, bool | OutcomeUnknown] = GroupCommit(
-            self._commit, background, max_items=_ACKS_AT_A_TIME, max_bytes=_ACKS_AT_A_TIME
+            self._commit, services.background, max_items=_ACKS_AT_A_TIME, max_bytes=_ACKS_AT_A_TIME
         )
 
     async def ack(self, lease: Lease) -> None:
@@ -121,7 +110,7 @@ class Leases:
                 # Whatever became of the second try, the first one may have been carried out.
                 raise lost from lost.__cause__
             return [
-                bool(done) or self._clock.seconds_until(lease.ends_ms) > _SURELY or lost
+                bool(done) or self._clock.seconds_until(lease.ends_ms * 1000) > _SURELY or lost
                 for done, lease in zip(again, leases, strict=True)
             ]
 

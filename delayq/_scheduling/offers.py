@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from delayq._background import Background
     from delayq._redis.keys import DelayedKeys
-    from delayq._redis.server import Server
+    from delayq._scheduling.services import Services
 
 # What shares one script: a script blocks the whole server while it runs.
 MESSAGES_AT_A_TIME = 200
@@ -29,19 +28,17 @@ Stored = tuple[bytes, int]
 class Offers:
     """The way in of one queue."""
 
-    def __init__(
-        self, keys: DelayedKeys, server: Server, background: Background, announced: Callable[[int], None], *, listed: bool
-    ) -> None:
+    def __init__(self, keys: DelayedKeys, services: Services, announced: Callable[[int], None], *, listed: bool) -> None:
         """Args:
         announced: Called with the earliest due time of what was stored, ms.
         listed: Whether the ordered list is kept.
         """
         self._keys = keys
         self._listed = int(listed)
-        self._server = server
+        self._server = services.server
         self._announced = announced
         self._commits: GroupCommit[Offer, Stored] = GroupCommit(
-            self._commit, background, max_items=MESSAGES_AT_A_TIME, max_bytes=_BYTES_AT_A_TIME
+            self._commit, services.background, max_items=MESSAGES_AT_A_TIME, max_bytes=_BYTES_AT_A_TIME
         )
 
     def submit(self, delay_us: int, payload: bytes) -> asyncio.Future[Stored]:

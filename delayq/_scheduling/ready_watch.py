@@ -11,11 +11,9 @@ from delayq._redis.link import Link, keep_linked
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delayq._background import Background
-    from delayq._redis.connections import Connections
     from delayq._redis.keys import DelayedKeys
+    from delayq._scheduling.services import Services
     from delayq.errors import ServerError
-    from delayq.timer import HashedWheelTimer
     from delayq.wheel import Timeout
 
 _log = logging.getLogger("delayq")
@@ -32,24 +30,16 @@ class ReadyWatch:
     same list blocks just as well and changes nothing: the payload is taken afterwards, by the script that answers for it.
     """
 
-    def __init__(
-        self,
-        keys: DelayedKeys,
-        connections: Connections,
-        timer: HashedWheelTimer,
-        background: Background,
-        found: Callable[[], None],
-        retry_most: float,
-    ) -> None:
+    def __init__(self, keys: DelayedKeys, services: Services, found: Callable[[], None]) -> None:
         """Args:
         found: Called when the list has something. Whoever is still missing something after that calls :meth:`start`.
         """
         self._keys = keys
-        self._connections = connections
-        self._timer = timer
-        self._background = background
+        self._connections = services.connections
+        self._timer = services.timer
+        self._background = services.background
         self._found = found
-        self._retry_most = retry_most
+        self._retry_most = services.retry_most
         self._task: asyncio.Task[Any] | None = None
         self._missing = asyncio.Event()
         self._linger: Timeout | None = None

@@ -1,23 +1,22 @@
-"""All that decides when a client acts: one subscription, one safety re-check, one transfer task per queue."""
+"""All that decides when a client acts: one subscription, one safety re-check, and each open queue's own pushes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq._redis.scripts import RESYNC
-from delayq._scheduling.offers import Offers
 from delayq._scheduling.server_clock import ServerClock
+from delayq._scheduling.services import Services
 from delayq._scheduling.subscriber import Subscriber
-from delayq._scheduling.transfer import TransferTask
-from delayq.errors import ConfigurationError, ServerError
+from delayq.errors import ServerError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from delayq._background import Background
     from delayq._redis.connections import Connections
-    from delayq._redis.keys import DelayedKeys
     from delayq._redis.server import Server
     from delayq.timer import HashedWheelTimer
 
@@ -27,19 +26,47 @@ _log = logging.getLogger("delayq")
 _AT_A_TIME = 200
 
 
-@dataclass(eq=False, slots=True)
-class OpenQueue:
-    """A queue that is open on this client, for every handle of that name."""
+class OpenQueue(Protocol):
+    """A queue that is open on this client, for every handle of its name. What the scheduler asks of it."""
 
-    keys: DelayedKeys
-    listed: bool
-    transfer: TransferTask
-    offers: Offers
-    closed: bool = False
+    closed: bool
+
+    @property
+    def name(self) -> str:
+        """What it is called here."""
+        ...
+
+    @property
+    def channel(self) -> str:
+        """Where its notifications come."""
+        ...
+
+    def resync_keys(self) -> tuple[str, ...]:
+        """The keys at which the re-check looks, as ``resync.lua`` names them; none: nobody waits for what it would find."""
+        ...
+
+    def resynced(self, wait_us: int, ready: int) -> None:
+        """The re-check found the next one due in ``wait_us`` (-1: none), and ``ready`` payloads waiting."""
+        ...
+
+    def heard(self, moment: int) -> None:
+        """A notification came: a message is due at ``moment``."""
+        ...
+
+    def push(self) -> None:
+        """Look now."""
+        ...
+
+    async def aclose(self, grace: float) -> None:
+        """End, within ``grace`` seconds."""
+        ...
+
+
+Q = TypeVar("Q", bound=OpenQueue)
 
 
 class Scheduler:
-    """Runs the transfer tasks of one client's queues.
+    """Wakes the queues of one client.
 
     Wake-ups come from four sides: each queue's timer, the channel, every (re)subscription, and the re-check, which looks
     at all queues in one call every ``resync_interval`` seconds and so bounds what a lost notification can do.
@@ -53,19 +80,16 @@ class Scheduler:
         background: Background,
         resync_interval: float,
     ) -> None:
-        self._server = server
-        self._connections = connections
-        self._timer = timer
-        self._background = background
         self._interval = resync_interval
         # Nobody shall wait longer for a retry than for the re-check.
-        self._retry_most = min(5.0, resync_interval)
-        self._clock = ServerClock(asyncio.get_running_loop().time)
+        retry_most = min(5.0, resync_interval)
+        clock = ServerClock(asyncio.get_running_loop().time)
+        self.services: Services = Services(server, connections, timer, clock, background, retry_most)
         self._queues: dict[str, OpenQueue] = {}
         self._check_now = asyncio.Event()
         self._resync: asyncio.Task[Any] | None = None
         self.subscriber: Subscriber = Subscriber(
-            connections, background, self._heard, self._check_now.set, resync_interval, self._retry_most
+            connections, background, self._heard, self._check_now.set, resync_interval, retry_most
         )
 
     @property
@@ -73,45 +97,25 @@ class Scheduler:
         """The open queues."""
         return list(self._queues.values())
 
-    def open(self, keys: DelayedKeys, *, listed: bool) -> OpenQueue:
-        """Open a queue, or find it open.
-
-        Args:
-            keys: Its keys.
-            listed: Whether what is offered here goes into the ordered list.
-
-        Raises:
-            ConfigurationError: It is open with another ``listed``.
-        """
-        queue = self._queues.get(keys.channel)
-        if queue is None:
-            transfer = TransferTask(
-                keys,
-                self._server,
-                self._connections,
-                self._timer,
-                self._clock,
-                self._background,
-                self._retry_most,
-                listed=listed,
-            )
-            offers = Offers(keys, self._server, self._background, transfer.announced, listed=listed)
-            queue = OpenQueue(keys, listed, transfer, offers)
-            self._queues[keys.channel] = queue
-            self.subscriber.add(keys.channel)
-            if self._resync is None:
-                self._resync = self._background.spawn(self._run(), "resync")
-        elif queue.listed != listed:
-            raise ConfigurationError(f"queue {keys.name!r} is open on this client with ordered_list={queue.listed}")
-        return queue
+    def open(self, channel: str, make: Callable[[Services], Q]) -> Q:
+        """Open the queue whose notifications come on ``channel``, or find it open."""
+        queue = self._queues.get(channel)
+        if queue is not None:
+            return queue  # type: ignore[return-value]  # each kind of queue has channels of its own
+        made = make(self.services)
+        self._queues[channel] = made
+        self.subscriber.add(channel)
+        if self._resync is None:
+            self._resync = self.services.background.spawn(self._run(), "resync")
+        return made
 
     async def close(self, queue: OpenQueue, grace: float) -> None:
         """Close a queue: what is on its way has ``grace`` seconds. Closing twice does nothing."""
         if not queue.closed:
             queue.closed = True
-            del self._queues[queue.keys.channel]
-            self.subscriber.remove(queue.keys.channel)
-            await asyncio.gather(queue.offers.aclose(grace), queue.transfer.aclose(grace))
+            del self._queues[queue.channel]
+            self.subscriber.remove(queue.channel)
+            await queue.aclose(grace)
 
     async def run_once(self) -> None:
         """The re-check: look at every queue, and wake those that need it.
@@ -119,14 +123,13 @@ class Scheduler:
         Raises:
             ServerError: The server could not be asked.
         """
-        queues = self.queues
-        for at in range(0, len(queues), _AT_A_TIME):
-            some = queues[at : at + _AT_A_TIME]
-            keys = [key for queue in some for key in (queue.keys.timeout, queue.keys.leases, queue.keys.ready)]
-            now, *facts = await self._server.run(RESYNC, keys)
-            self._clock.observe(now)
-            for queue, wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
-                queue.transfer.resynced(wait_us, ready)
+        looked_at = [(queue, keys) for queue in self.queues if (keys := queue.resync_keys())]
+        for at in range(0, len(looked_at), _AT_A_TIME):
+            some = looked_at[at : at + _AT_A_TIME]
+            now, *facts = await self.services.server.run(RESYNC, [key for _, keys in some for key in keys])
+            self.services.clock.observe(now)
+            for (queue, _), wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
+                queue.resynced(wait_us, ready)
 
     async def _run(self) -> None:
         failing = False
@@ -140,13 +143,13 @@ class Scheduler:
                 pass
             try:
                 await self.run_once()
-                await self._connections.prune()
+                await self.services.connections.prune()
             except ServerError as error:
                 if not failing:
                     _log.warning("the re-check of %d queues failed: %s", len(self._queues), error)
                 failing = True
                 # A call that could not be sent has been tried for a while itself; one that was refused comes back at once.
-                await asyncio.sleep(min(1.0, self._retry_most))
+                await asyncio.sleep(min(1.0, self.services.retry_most))
                 self._check_now.set()
             else:
                 failing = False
@@ -156,9 +159,9 @@ class Scheduler:
         if queue is None:
             return
         try:
-            due_ms = int(content)
+            moment = int(content)
         except ValueError:
-            _log.warning("queue %r: a notification is no number", queue.keys.name)
-            queue.transfer.push()
+            _log.warning("queue %r: a notification is no number", queue.name)
+            queue.push()
         else:
-            queue.transfer.announced(due_ms)
+            queue.heard(moment)

@@ -25,9 +25,9 @@ class ServerClock:
         self._server_us = server_us
         self._seen_at = self._now()
 
-    def seconds_until(self, due_ms: int) -> float:
-        """How long until the server's clock shows ``due_ms``; 0 if that has passed, or if it never answered."""
+    def seconds_until(self, due_us: int) -> float:
+        """How long until the server's clock shows ``due_us``; 0 if that has passed, or if it never answered."""
         if self._server_us is None:
             return 0.0
         elapsed = self._now() - self._seen_at
-        return max(0.0, due_ms / 1000 - self._server_us / 1_000_000 - elapsed)
+        return max(0.0, (due_us - self._server_us) / 1_000_000 - elapsed)

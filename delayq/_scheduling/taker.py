@@ -16,8 +16,7 @@ from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerRefused, Se
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
-    from delayq._background import Background
-    from delayq.timer import HashedWheelTimer
+    from delayq._scheduling.services import Services
 
 _log = logging.getLogger("delayq")
 
@@ -61,8 +60,7 @@ class Taker(Generic[Item]):
     def __init__(
         self,
         queue: str,
-        timer: HashedWheelTimer,
-        background: Background,
+        services: Services,
         *,
         push: Callable[[], None],
         idle: Callable[[], None],
@@ -75,8 +73,8 @@ class Taker(Generic[Item]):
         put_back: Brings items back to the server. A repetition has the same token as the first try.
         """
         self._queue = queue
-        self._timer = timer
-        self._background = background
+        self._timer = services.timer
+        self._background = services.background
         self._push = push
         self._idle = idle
         self._put_back = put_back

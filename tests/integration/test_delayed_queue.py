@@ -390,6 +390,19 @@ class TestViews:
         assert await queue.pending.retain_all([]) is True
         assert await raw.keys() == []
 
+    @pytest.mark.parametrize("method", ["remove", "remove_all", "retain_all"])
+    async def test_what_stands_only_in_the_ordered_list_can_be_removed(
+        self, queue: DelayedQueue[int], raw: Any, method: str
+    ) -> None:
+        await queue.offer_many([(1, 60), (2, 60)])
+        first, _ = await raw.lrange("redisson_delay_queue:{orders}", 0, -1)
+        await raw.zrem("redisson_delay_queue_timeout:{orders}", first)
+        assert await queue.pending.contains(1)
+        argument: Any = {"remove": 1, "remove_all": [1], "retain_all": [2]}[method]
+        assert await getattr(queue.pending, method)(argument)
+        assert not await getattr(queue.pending, method)(argument)
+        assert await queue.pending.read_all() == [2]
+
     async def test_the_last_message_can_be_moved_to_another_queue(self, client: Client, queue: DelayedQueue[Any]) -> None:
         other = client.delayed_queue("other")
         await queue.offer_many([(1, 60), (2, 60)])

@@ -60,7 +60,7 @@ def test_cancelled_records_leave_the_list_and_no_other(server: PrivateServer, ca
         raw.flushall()
         raw.zadd(KEYS.timeout, dict.fromkeys(records, 4e12))
         raw.rpush(KEYS.ordered, *records)
-        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, *(records[place] for place in leaving)) == len(leaving)
+        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, 0, *(records[place] for place in leaving)) == len(leaving)
         gone = set(leaving)
         assert raw.lrange(KEYS.ordered, 0, -1) == [record for place, record in enumerate(records) if place not in gone]
         assert raw.zcard(KEYS.timeout) == len(records) - len(leaving)
@@ -97,5 +97,17 @@ def test_a_record_that_the_list_does_not_have_is_no_trouble(server: PrivateServe
     with Redis.from_url(server.url) as raw:
         raw.zadd(KEYS.timeout, {record: 4e12})
         raw.rpush(KEYS.ordered, pack(b"ABCDEFGI", b"2", 8), pack(b"ABCDEFGJ", b"3", 8))
-        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, record) == 1
+        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, 0, record) == 1
         assert raw.llen(KEYS.ordered) == 2
+
+
+def test_a_record_that_stands_only_in_the_list_goes_when_that_is_asked_for(server: PrivateServer) -> None:
+    stale, other = pack(b"ABCDEFGH", b"1", 8), pack(b"ABCDEFGI", b"2", 8)
+    with Redis.from_url(server.url) as raw:
+        raw.zadd(KEYS.timeout, {other: 4e12})
+        raw.rpush(KEYS.ordered, stale, other)
+        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, 0, stale) == 0
+        assert raw.llen(KEYS.ordered) == 2
+        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, 1, stale) == 1
+        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, 1, stale) == 0
+        assert raw.lrange(KEYS.ordered, 0, -1) == [other]

@@ -135,8 +135,8 @@ class TestServerClock:
         now = 100.0
         clock = ServerClock(lambda: now)
         clock.observe(5_000_000)
-        assert clock.seconds_until(7_000) == pytest.approx(2)
+        assert clock.seconds_until(7_000_000) == pytest.approx(2)
         now = 101.5
-        assert clock.seconds_until(7_000) == pytest.approx(0.5)
+        assert clock.seconds_until(7_000_000) == pytest.approx(0.5)
         now = 103.0
-        assert clock.seconds_until(7_000) == 0
+        assert clock.seconds_until(7_000_000) == 0

@@ -1,0 +1,114 @@
+"""When to call the server for one queue: now, at a moment, or not until somebody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+from delayq._redis.retry import retry_delay
+from delayq._scheduling.last_timeout import LastTimeout
+from delayq.errors import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from delayq._scheduling.services import Services
+
+_log = logging.getLogger("delayq")
+
+
+class Pushes:
+    """Makes one queue's calls, one at a time, and arms the timer for the next.
+
+    A push is asked for by the queue's own timer, by a notification, by every (re)subscription, by the safety re-check,
+    and by callers who want messages. Its answer says when the next one is due, and that arms the timer again.
+    """
+
+    def __init__(self, name: str, once: Callable[[], Awaitable[int]], services: Services) -> None:
+        """Args:
+        name: The queue, for the log.
+        once: One call. Returns the microseconds until the next one is due: 0 when it is already, -1 when there is none.
+        """
+        self._name = name
+        self._once = once
+        self._clock = services.clock
+        self._background = services.background
+        self._retry_most = services.retry_most
+        self._last_timeout = LastTimeout(services.timer, asyncio.get_running_loop().time, self.push)
+        self._task: asyncio.Task[Any] | None = None
+        # The push that is asked for: for what is due at this moment, us; inf for whatever there is; None for none.
+        self._asked: float | None = None
+        self._settled_through = 0
+        self._failures = 0
+        self._closed = False
+
+    def push(self, due_us: float = math.inf) -> None:
+        """Call, now, or right after the call that is on its way."""
+        if self._closed:
+            return
+        self._asked = due_us if self._asked is None else max(self._asked, due_us)
+        if self._task is None:
+            self._task = self._background.spawn(self._run(), f"push {self._name}")
+
+    def announced(self, due_us: int) -> None:
+        """Somebody says that a message is due at ``due_us`` by the server's clock."""
+        if due_us < self._settled_through:
+            return
+        wait = self._clock.seconds_until(due_us)
+        if wait > 0:
+            self.wake_in(wait)
+        else:
+            self.push(due_us)
+
+    def wake_in(self, seconds: float) -> None:
+        """Push in ``seconds``, unless that is to happen earlier anyhow."""
+        if not self._closed:
+            self._last_timeout.arm(seconds)
+
+    def settled(self, through_us: int) -> None:
+        """Nothing that is due before this moment is left: whoever still announces such a message is late."""
+        self._settled_through = through_us
+
+    async def aclose(self, grace: float) -> None:
+        """Stop, within ``grace`` seconds."""
+        self.close()
+        if (task := self._task) is not None:
+            await asyncio.wait({task}, timeout=grace)
+            task.cancel()
+
+    def close(self) -> None:
+        """Call no more after the call that is on its way."""
+        self._closed = True
+        self._asked = None
+        self._last_timeout.disarm()
+
+    async def _run(self) -> None:
+        try:
+            while self._asked is not None:
+                asked, self._asked = self._asked, None
+                if asked < self._settled_through:
+                    continue
+                self._act_on(await self._try_once())
+        finally:
+            self._task = None
+
+    async def _try_once(self) -> int | None:
+        try:
+            return await self._once()
+        except ServerError as error:
+            self._failures += 1
+            if self._failures == 1:
+                _log.warning("queue %r: a call for what is due failed: %s", self._name, error)
+            return None
+
+    def _act_on(self, wait_us: int | None) -> None:
+        if wait_us is None:
+            self.wake_in(retry_delay(self._failures, most=self._retry_most))
+            return
+        self._failures = 0
+        if wait_us == 0:
+            self.push()
+        elif wait_us > 0:
+            self.wake_in(wait_us / 1_000_000)

@@ -1,0 +1,34 @@
+"""What every queue of a client shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from delayq._background import Background
+    from delayq._redis.connections import Connections
+    from delayq._redis.server import Server
+    from delayq._scheduling.server_clock import ServerClock
+    from delayq.timer import HashedWheelTimer
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts from which queues are made.
+
+    Attributes:
+        server: Runs commands and scripts.
+        connections: Opens links of their own.
+        timer: The client's one wheel.
+        clock: What the server's clock shows.
+        background: Owns tasks that outlive a call.
+        retry_most: The longest wait before a failed call is tried again, seconds.
+    """
+
+    server: Server
+    connections: Connections
+    timer: HashedWheelTimer
+    clock: ServerClock
+    background: Background
+    retry_most: float
