@@ -1,7 +1,9 @@
 """Deliver messages later, exactly when due: delayed queues for asyncio on Redis or Valkey."""
 
+from delayq.backoff import Backoff
 from delayq.client import Client, ClientStatistics, connect
 from delayq.codecs import JsonCodec, StringCodec
+from delayq.dead_letters import DeadLetter, DeadLetters
 from delayq.delayed_queue import DelayedQueue, Receipt
 from delayq.deliveries import Delivery
 from delayq.errors import (
@@ -13,11 +15,13 @@ from delayq.errors import (
     ConfigurationError,
     DecodeError,
     DelayqError,
+    DuplicateMessage,
     EmbeddedServerError,
     EncodeError,
     LeaseLost,
     OutcomeUnknown,
     PayloadTooLarge,
+    QueueFull,
     ServerError,
     ServerRefused,
     ServerUnavailable,
@@ -25,10 +29,13 @@ from delayq.errors import (
     TimerFull,
     TimerStopped,
 )
+from delayq.message import Message, Reject, RetryAfter
+from delayq.reliable_queue import Offer, ReliableQueue, Stats
 from delayq.timer import HashedWheelTimer
 from delayq.wheel import Timeout
 
 __all__ = [
+    "Backoff",
     "BadDelay",
     "BadInput",
     "BadName",
@@ -37,21 +44,31 @@ __all__ = [
     "Closed",
     "CodecError",
     "ConfigurationError",
+    "DeadLetter",
+    "DeadLetters",
     "DecodeError",
     "DelayedQueue",
     "DelayqError",
     "Delivery",
+    "DuplicateMessage",
     "EmbeddedServerError",
     "EncodeError",
     "HashedWheelTimer",
     "JsonCodec",
     "LeaseLost",
+    "Message",
+    "Offer",
     "OutcomeUnknown",
     "PayloadTooLarge",
+    "QueueFull",
     "Receipt",
+    "Reject",
+    "ReliableQueue",
+    "RetryAfter",
     "ServerError",
     "ServerRefused",
     "ServerUnavailable",
+    "Stats",
     "StringCodec",
     "Timeout",
     "TimerError",

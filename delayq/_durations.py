@@ -70,3 +70,11 @@ def moment(ms: int) -> datetime:
         return _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
         return datetime.max.replace(tzinfo=UTC)
+
+
+def moment_us(us: float) -> datetime:
+    """The same for microseconds."""
+    try:
+        return _EPOCH + timedelta(microseconds=us)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)

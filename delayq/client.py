@@ -14,12 +14,14 @@ from anyio import to_thread
 from delayq import embedded
 from delayq._durations import Duration, seconds
 from delayq._redis.address import from_client, from_url
-from delayq._redis.keys import DelayedKeys
+from delayq._redis.keys import DelayedKeys, ReliableKeys
 from delayq._scheduling.open_delayed import OpenDelayedQueue
+from delayq._scheduling.open_reliable import OpenReliableQueue
 from delayq._session import Session
 from delayq.codecs import JsonCodec
 from delayq.delayed_queue import MAX_PAYLOAD, DelayedQueue
 from delayq.errors import BadInput, Closed, ConfigurationError
+from delayq.reliable_queue import RETRIES, ReliableQueue, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from delayq.backoff import Backoff
     from delayq.codecs import Codec
+    from delayq.reliable_queue import Expired, WhenFull
 
 T = TypeVar("T")
 
@@ -189,6 +193,77 @@ class Client:
             keys_of=partial(DelayedKeys.of, mapper=self._name_mapper),
         )
 
+    @overload
+    def reliable_queue(
+        self,
+        name: str,
+        *,
+        lease: Duration = ...,
+        max_attempts: int | None = ...,
+        backoff: Backoff = ...,
+        dedup_window: Duration = ...,
+        expired: Expired = ...,
+        max_size: int | None = ...,
+        when_full: WhenFull = ...,
+        max_payload: int = ...,
+    ) -> ReliableQueue[Any]: ...
+    @overload
+    def reliable_queue(
+        self,
+        name: str,
+        *,
+        codec: Codec[T],
+        lease: Duration = ...,
+        max_attempts: int | None = ...,
+        backoff: Backoff = ...,
+        dedup_window: Duration = ...,
+        expired: Expired = ...,
+        max_size: int | None = ...,
+        when_full: WhenFull = ...,
+        max_payload: int = ...,
+    ) -> ReliableQueue[T]: ...
+    def reliable_queue(
+        self,
+        name: str,
+        *,
+        codec: Codec[Any] | None = None,
+        lease: Duration = 30.0,
+        max_attempts: int | None = 10,
+        backoff: Backoff = RETRIES,
+        dedup_window: Duration = 0.0,
+        expired: Expired = "drop",
+        max_size: int | None = None,
+        when_full: WhenFull = "raise",
+        max_payload: int = MAX_PAYLOAD,
+    ) -> ReliableQueue[Any]:
+        """Open a queue. It needs no declaration on the server, and is closed with the client or on its own.
+
+        The settings are this client's: every client that uses the queue should have the same.
+
+        Args:
+            name: The queue.
+            codec: How values become bytes; :class:`~delayq.JsonCodec` unless given.
+            lease: How long a worker has a message: seconds or a timedelta. Renewed while ``async with message`` runs.
+            max_attempts: After so many a message becomes a dead letter; None: never.
+            backoff: How long a message that failed waits for its next attempt.
+            dedup_window: For how long after a message was handled its id still counts as taken.
+            expired: What happens to a message past its ``ttl``: ``"drop"``, or ``"dead"`` for a dead letter.
+            max_size: Live messages that the queue holds at most; None: as many as the server.
+            when_full: What an offer beyond ``max_size`` does: ``"raise"`` :class:`~delayq.QueueFull`, or ``"wait"`` for room.
+            max_payload: Bytes that an encoded value may have.
+
+        Raises:
+            BadName: Empty, or its keys would not share one cluster slot.
+            BadInput: A setting cannot work.
+            Closed: The client is not open.
+            ConfigurationError: The client was opened in another event loop, or the queue is open here with other settings.
+        """
+        session = self._open_session()
+        session.check_loop()
+        settings = Settings(lease, max_attempts, backoff, dedup_window, expired, max_size, when_full, max_payload)
+        keys = ReliableKeys.of(name, self._name_mapper)
+        return ReliableQueue(keys, JsonCodec() if codec is None else codec, settings, session)
+
     async def server_time(self) -> datetime:
         """What the server's clock shows (UTC): the clock that decides when a message is due.
 
@@ -203,6 +278,7 @@ class Client:
         session = self._open_session()
         queues = session.scheduler.queues
         transfers = [queue.transfer for queue in queues if isinstance(queue, OpenDelayedQueue)]
+        reliable = [queue for queue in queues if isinstance(queue, OpenReliableQueue)]
         return ClientStatistics(
             connections=session.connections.open,
             connections_opened=session.connections.opened,
@@ -210,7 +286,7 @@ class Client:
             round_trips=session.server.round_trips + session.scheduler.subscriber.round_trips,
             errors=session.server.errors,
             queues=len(queues),
-            waiting=sum(transfer.waiting for transfer in transfers),
+            waiting=sum(transfer.waiting for transfer in transfers) + sum(queue.claims.taker.waiting for queue in reliable),
             quarantined=sum(transfer.quarantined for transfer in transfers),
             returned=sum(transfer.returned for transfer in transfers),
         )

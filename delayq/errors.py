@@ -13,7 +13,9 @@
     ├── ConfigurationError               no address, an unknown scheme, a missing extra
     │   └── EmbeddedServerError          the private server did not start
     ├── Closed                           the client or queue is closed, or not open yet
+    ├── DuplicateMessage                 a live message has that id; nothing was written
     ├── LeaseLost                        the lease has ended: another worker may have the message now
+    ├── QueueFull                        the queue has max_size messages; nothing was written
     ├── ServerError
     │   ├── ServerUnavailable            nobody answers; nothing was written
     │   ├── OutcomeUnknown               the call was sent and its answer lost: it may have been carried out
@@ -98,6 +100,40 @@ class EmbeddedServerError(ConfigurationError):
 
 class Closed(DelayqError):
     """The client or the queue is closed, or was not opened with ``async with``."""
+
+
+class DuplicateMessage(DelayqError):
+    """A live message has that id already, or one that was handled within ``dedup_window``. Nothing was written.
+
+    Attributes:
+        ids: The ids that were refused.
+        stored: For :meth:`~delayq.ReliableQueue.offer_many`: the ids of the messages that were stored.
+    """
+
+    def __init__(self, ids: tuple[str, ...], stored: tuple[str, ...] = ()) -> None:
+        super().__init__(ids, stored)
+        self.ids = ids
+        self.stored = stored
+
+    def __str__(self) -> str:
+        return f"{len(self.ids)} messages have an id that is taken, the first {self.ids[0]!r}"
+
+
+class QueueFull(DelayqError):
+    """The queue has as many live messages as its ``max_size`` allows. Nothing was written for the ids named.
+
+    Attributes:
+        ids: The ids that were refused.
+        stored: For :meth:`~delayq.ReliableQueue.offer_many`: the ids of the messages that were stored.
+    """
+
+    def __init__(self, ids: tuple[str, ...], stored: tuple[str, ...] = ()) -> None:
+        super().__init__(ids, stored)
+        self.ids = ids
+        self.stored = stored
+
+    def __str__(self) -> str:
+        return f"the queue is full: {len(self.ids)} messages were not stored"
 
 
 class LeaseLost(DelayqError):

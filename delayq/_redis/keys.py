@@ -67,6 +67,69 @@ class DelayedKeys:
         return _prefixed(f"delayq_taken:{token}", self.ready)
 
 
+PRIORITIES = 10
+"""Priorities go from 0 to 9."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReliableKeys:
+    """The keys of one reliable queue. ``lua/reliable/include/queue.lua`` says what ``messages`` are."""
+
+    name: str
+    """What the queue is called in this process."""
+    messages: tuple[str, ...]
+    """Ten sorted sets of ids, one for each priority, and what is known of each message: in the order of all scripts."""
+    wake: str
+    """Channel on which the due time of a new head is announced, decimal microseconds."""
+    done: str
+    """ZSET of ids that were handled lately, scored by how long they are remembered, microseconds."""
+    dead: str
+    """ZSET of ids of dead letters, scored by when they died, microseconds."""
+    dead_messages: str
+    """HASH of dead letters by id."""
+    paused: str
+    """STRING that is there while the queue is paused."""
+
+    @classmethod
+    def of(cls, name: str, mapper: Callable[[str], str] | None = None) -> ReliableKeys:
+        """Derive the keys of queue ``name``. Arguments and errors as :meth:`DelayedKeys.of`."""
+        mapped = _checked(_checked(name) if mapper is None else mapper(_checked(name)))
+        # All have the same prefix, so the same hash tag: what stands before the first closing brace, if that is anything.
+        if mapped.startswith("}"):
+            raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: a name must not begin with a brace")
+        prefix = f"delayq:{{{mapped}}}:"
+        live = (f"{prefix}live", *(f"{prefix}live:{priority}" for priority in range(1, PRIORITIES)))
+        facts = ("bodies", "leases", "attempts", "expiries", "errors", "priorities")
+        return cls(
+            name=name,
+            messages=(*live, *(prefix + fact for fact in facts)),
+            wake=f"{prefix}wake",
+            done=f"{prefix}done",
+            dead=f"{prefix}dead",
+            dead_messages=f"{prefix}dead:messages",
+            paused=f"{prefix}paused",
+        )
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """The sorted sets of ids, one for each priority."""
+        return self.messages[:PRIORITIES]
+
+    @property
+    def leases(self) -> str:
+        """HASH of leases by id."""
+        return self.messages[11]
+
+    @property
+    def priorities(self) -> str:
+        """HASH of priorities by id, where they are not 0."""
+        return self.messages[15]
+
+    def call(self, session: str) -> str:
+        """STRING: what the last call of one client was, and its reply, so that it can be repeated."""
+        return self.wake.removesuffix("wake") + f"call:{session}"
+
+
 def _checked(name: str) -> str:
     if not isinstance(name, str) or not name:
         raise BadName("a queue's name is a non-empty str")

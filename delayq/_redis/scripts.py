@@ -1,4 +1,4 @@
-"""The Lua scripts: their declarations, which are the contract, and their texts, one file each."""
+"""The Lua scripts: their texts, one file each, and the declarations, which are the contract, of a delayed queue's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Script:
     """One script. ``keys`` and ``args`` name its KEYS and ARGV in order; a last name that ends in ``...`` repeats.
 
     Attributes:
-        name: The file in ``lua/delayed``.
+        name: The file in ``lua``, with its folder.
         repeatable: Running it twice does the same as running it once, so a lost answer is no reason to give up.
     """
 
@@ -27,10 +27,16 @@ class Script:
 
     @cached_property
     def text(self) -> str:
-        """The whole script, parts included."""
-        folder = files("delayq").joinpath("lua", "delayed")
-        body = folder.joinpath(f"{self.name}.lua").read_text("utf-8")
-        return _INCLUDE.sub(lambda part: folder.joinpath("include", f"{part[1]}.lua").read_text("utf-8"), body)
+        """The whole script, parts included. A part is looked for beside the script, then among those that all share."""
+        root = files("delayq").joinpath("lua")
+        folder = root.joinpath(*self.name.split("/")[:-1])
+
+        def part(name: str) -> str:
+            own = folder.joinpath("include", f"{name}.lua")
+            return (own if own.is_file() else root.joinpath("include", f"{name}.lua")).read_text("utf-8")
+
+        body = root.joinpath(*f"{self.name}.lua".split("/")).read_text("utf-8")
+        return _INCLUDE.sub(lambda match: part(match[1]), body)
 
     @cached_property
     def sha(self) -> str:
@@ -38,24 +44,25 @@ class Script:
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-OFFER = Script("offer", ("timeout", "ordered", "channel"), ("listed", "delay_us...", "payload..."))
+OFFER = Script("delayed/offer", ("timeout", "ordered", "channel"), ("listed", "delay_us...", "payload..."))
 TRANSFER = Script(
-    "transfer",
+    "delayed/transfer",
     ("ready", "timeout", "ordered", "quarantine", "taken", "leases", "leased"),
     ("limit", "take", "keep_ms", "lease_us", "call"),
 )
-RECOVER = Script("recover", ("taken",), ("fence_ms",), repeatable=True)
-GIVE_BACK = Script("give_back", ("ready", "marker"), ("payload...",), repeatable=True)
-RESYNC = Script("resync", ("timeout...", "leases...", "ready..."), (), repeatable=True)
-CANCEL = Script("cancel", ("timeout", "ordered"), ("stale", "record..."))
-RESCHEDULE = Script("reschedule", ("timeout", "channel"), ("record", "delay_us"))
-POLL_PENDING = Script("poll_pending", ("timeout", "ordered", "quarantine"), ("limit", "listed"))
-POLL_LAST = Script("poll_last", ("timeout", "ordered", "destination"), ("listed",))
-EXPIRE = Script("expire", ("timeout", "ordered"), ("ttl_ms",), repeatable=True)
-ACK = Script("ack", ("leases", "leased"), ("token...",))
-NACK = Script("nack", ("leases", "leased", "timeout", "ordered", "channel"), ("token", "delay_us", "listed"))
-EXTEND = Script("extend", ("leases",), ("token", "lease_us"), repeatable=True)
-RELEASE = Script("release", ("ready", "leases", "leased"), ("token...",), repeatable=True)
+RECOVER = Script("delayed/recover", ("taken",), ("fence_ms",), repeatable=True)
+GIVE_BACK = Script("delayed/give_back", ("ready", "marker"), ("payload...",), repeatable=True)
+RESYNC = Script("resync", ("due...",), ("kind...",), repeatable=True)
+CANCEL = Script("delayed/cancel", ("timeout", "ordered"), ("stale", "record..."))
+RESCHEDULE = Script("delayed/reschedule", ("timeout", "channel"), ("record", "delay_us"))
+POLL_PENDING = Script("delayed/poll_pending", ("timeout", "ordered", "quarantine"), ("limit", "listed"))
+POLL_LAST = Script("delayed/poll_last", ("timeout", "ordered", "destination"), ("listed",))
+EXPIRE = Script("delayed/expire", ("timeout", "ordered"), ("ttl_ms",), repeatable=True)
+ACK = Script("delayed/ack", ("leases", "leased"), ("token...",))
+NACK = Script("delayed/nack", ("leases", "leased", "timeout", "ordered", "channel"), ("token", "delay_us", "listed"))
+EXTEND = Script("delayed/extend", ("leases",), ("token", "lease_us"), repeatable=True)
+RELEASE = Script("delayed/release", ("ready", "leases", "leased"), ("token...",), repeatable=True)
+MIGRATE = Script("delayed/migrate", ("timeout", "ordered"), ("rewrite", "before", "limit", "record..."), repeatable=True)
 
 ALL = (
     OFFER,
@@ -72,4 +79,5 @@ ALL = (
     NACK,
     EXTEND,
     RELEASE,
+    MIGRATE,
 )

@@ -80,15 +80,18 @@ class Server:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + RETRY_FOR
         attempt = 0
+        unknown: OutcomeUnknown | None = None
         while True:
             try:
                 return await self._attempt(command, script)
-            except OutcomeUnknown:
+            except OutcomeUnknown as error:
                 if not repeatable or loop.time() >= give_up_at:
                     raise
-            except ServerUnavailable:
+                unknown = error
+            except ServerUnavailable as error:
                 if loop.time() >= give_up_at:
-                    raise
+                    # An earlier try may have been carried out.
+                    raise unknown or error from error.__cause__
             attempt += 1
             await asyncio.sleep(retry_delay(attempt, most=0.5))
 

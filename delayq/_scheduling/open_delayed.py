@@ -39,6 +39,10 @@ class OpenDelayedQueue:
     def channel(self) -> str:
         return self.keys.channel
 
+    @property
+    def kind(self) -> str:
+        return "delayed"
+
     def resync_keys(self) -> tuple[str, ...]:
         return (self.keys.timeout, self.keys.leases, self.keys.ready)
 

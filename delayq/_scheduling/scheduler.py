@@ -41,8 +41,13 @@ class OpenQueue(Protocol):
         """Where its notifications come."""
         ...
 
+    @property
+    def kind(self) -> str:
+        """What ``resync.lua`` calls its kind."""
+        ...
+
     def resync_keys(self) -> tuple[str, ...]:
-        """The keys at which the re-check looks, as ``resync.lua`` names them; none: nobody waits for what it would find."""
+        """The keys at which the re-check looks, as many as its kind has; none: nobody waits for what it would find."""
         ...
 
     def resynced(self, wait_us: int, ready: int) -> None:
@@ -126,7 +131,9 @@ class Scheduler:
         looked_at = [(queue, keys) for queue in self.queues if (keys := queue.resync_keys())]
         for at in range(0, len(looked_at), _AT_A_TIME):
             some = looked_at[at : at + _AT_A_TIME]
-            now, *facts = await self.services.server.run(RESYNC, [key for _, keys in some for key in keys])
+            now, *facts = await self.services.server.run(
+                RESYNC, [key for _, keys in some for key in keys], [queue.kind for queue, _ in some]
+            )
             self.services.clock.observe(now)
             for (queue, _), wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
                 queue.resynced(wait_us, ready)

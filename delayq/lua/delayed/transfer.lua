@@ -71,4 +71,4 @@ elseif #taken > 0 then
   end
 end
 
-return {now, sooner(wait_us(KEYS[2], now), wait_us(KEYS[6], now)), #due, #poison, #ended, taken}
+return {now, sooner(wait_us(KEYS[2], now, 1000), wait_us(KEYS[6], now, 1000)), #due, #poison, #ended, taken}

@@ -13,13 +13,14 @@ local function due_ms(now, delay_us)
   return due / 1000
 end
 
--- Microseconds until the head of the sorted set is due; 0 when it is, -1 when there is none.
-local function wait_us(timeout, now)
-  local head = redis.call('ZRANGE', timeout, 0, 0, 'WITHSCORES')
+-- Microseconds until the head of the sorted set is due; 0 when it is, -1 when there is none. `unit` is that of its scores,
+-- microseconds.
+local function wait_us(key, now, unit)
+  local head = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
   if not head[2] then return -1 end
   -- A foreign writer may have left a fraction or an infinity.
   local due = math.min(math.ceil(tonumber(head[2])), 9007199254740992)
-  return math.max(0, math.min(due * 1000 - now, 9007199254740992))
+  return math.max(0, math.min(due * unit - now, 9007199254740992))
 end
 
 -- The sooner of two such waits.

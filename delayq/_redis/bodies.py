@@ -1,0 +1,42 @@
+"""What a reliable queue stores of a message under its id. Pure.
+
+``enqueued_us headers``, a newline, the payload: the server's time of the offer in decimal, written by ``offer.lua``; the
+headers as JSON on one line, or nothing; the payload as the codec made it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def content(headers: Mapping[str, str] | None, payload: bytes) -> bytes:
+    """What a client sends of a body: all but the time."""
+    # ASCII, and without newlines: the first newline ends the headers.
+    line = json.dumps(dict(headers), separators=(",", ":")).encode() if headers else b""
+    return line + b"\n" + payload
+
+
+def parse(body: bytes) -> tuple[int, dict[str, str], bytes]:
+    """The server's time of the offer in microseconds, the headers, and the payload.
+
+    Raises:
+        ValueError: It is no body.
+    """
+    line, newline, payload = body.partition(b"\n")
+    enqueued, _, headers = line.partition(b" ")
+    if not newline:
+        raise ValueError("a body without a newline")
+    return int(enqueued), json.loads(headers) if headers else {}, payload
+
+
+def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes]:
+    """Why a dead letter died, and its body. Raises as :func:`parse`."""
+    why, newline, body = letter.partition(b"\n")
+    if not newline:
+        raise ValueError("a dead letter without a newline")
+    reasons: dict[str, Any] = json.loads(why)
+    return reasons, body

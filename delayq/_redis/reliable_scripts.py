@@ -1,0 +1,62 @@
+"""The scripts of a reliable queue."""
+
+from __future__ import annotations
+
+from delayq._redis.scripts import Script
+
+MESSAGES = (
+    *(f"live_{priority}" for priority in range(10)),
+    "bodies",
+    "leases",
+    "attempts",
+    "expiries",
+    "errors",
+    "priorities",
+)
+"""The first keys of every script that touches messages: ``lua/reliable/include/queue.lua`` says what they hold."""
+
+_SETTLED = ("id...", "token...", "priority...")
+
+# A call whose answer was lost is repeated under the same number, and then finds its reply.
+OFFER = Script(
+    "reliable/offer",
+    (*MESSAGES, "wake", "done", "call"),
+    ("number", "max_size", "id...", "priority...", "delay_us...", "ttl_us...", "on_duplicate...", "content..."),
+    repeatable=True,
+)
+CLAIM = Script(
+    "reliable/claim",
+    (*MESSAGES, "paused", "dead", "dead_messages"),
+    ("limit", "lease_us", "token", "max_attempts", "expired"),
+)
+ACK = Script("reliable/ack", (*MESSAGES, "done"), ("remember_us", *_SETTLED))
+NACK = Script("reliable/nack", (*MESSAGES, "wake"), (*_SETTLED, "delay_us...", "error..."))
+RELEASE = Script("reliable/release", (*MESSAGES, "wake"), _SETTLED)
+EXTEND = Script("reliable/extend", MESSAGES, ("lease_us", *_SETTLED), repeatable=True)
+BURY = Script("reliable/bury", (*MESSAGES, "dead", "dead_messages"), (*_SETTLED, "why..."))
+CANCEL = Script("reliable/cancel", MESSAGES, ("id...",))
+RESCHEDULE = Script("reliable/reschedule", (*MESSAGES, "wake"), ("id", "delay_us"), repeatable=True)
+GET = Script("reliable/get", MESSAGES, ("id...",), repeatable=True)
+LIST = Script("reliable/list", MESSAGES, ("state", "offset", "limit"), repeatable=True)
+STATS = Script("reliable/stats", (*MESSAGES, "dead", "paused"), (), repeatable=True)
+PURGE = Script("reliable/purge", MESSAGES, ("state", "limit"), repeatable=True)
+REDRIVE = Script("reliable/redrive", (*MESSAGES, "wake", "dead", "dead_messages"), ("id...",), repeatable=True)
+RESUME = Script("reliable/resume", ("paused", "wake"), (), repeatable=True)
+
+ALL = (
+    OFFER,
+    CLAIM,
+    ACK,
+    NACK,
+    RELEASE,
+    EXTEND,
+    BURY,
+    CANCEL,
+    RESCHEDULE,
+    GET,
+    LIST,
+    STATS,
+    PURGE,
+    REDRIVE,
+    RESUME,
+)

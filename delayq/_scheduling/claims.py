@@ -1,0 +1,195 @@
+"""Claims what is due of one reliable queue, and hands it to whoever waits here."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delayq._redis.reliable_scripts import CLAIM, RELEASE
+from delayq._scheduling.push import Pushes
+from delayq._scheduling.taker import Taker
+from delayq.errors import DelayqError, OutcomeUnknown, ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delayq._redis.keys import ReliableKeys
+    from delayq._scheduling.services import Services
+
+_log = logging.getLogger("delayq")
+
+# Messages claimed per script: a script blocks the whole server while it runs.
+BATCH = 100
+_RETURN_WITHIN = 0.1
+_SCAN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How one client treats a queue.
+
+    Attributes:
+        lease_us: How long a worker has a message, microseconds.
+        max_attempts: After so many a message dies; 0: never.
+        expired: What happens to a message past its time to live: ``drop`` or ``dead``.
+        remember_us: How long the id of a handled message counts as a duplicate, microseconds.
+        max_size: Offers beyond so many live messages are refused; 0: none.
+    """
+
+    lease_us: int
+    max_attempts: int
+    expired: str
+    remember_us: int
+    max_size: int
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """A message that is ours until its lease ends.
+
+    Attributes:
+        id: The message's id, as the server has it.
+        token: What the lease is known by.
+        priority: 0 to 9.
+        attempt: Which attempt this is, from 1.
+        due_us: When it was due, microseconds.
+        body: What is stored under its id.
+        ends_us: When the lease ends, microseconds.
+    """
+
+    id: bytes
+    token: str
+    priority: int
+    attempt: int
+    due_us: int
+    body: bytes
+    ends_us: int
+
+    @property
+    def name(self) -> tuple[bytes, str, int]:
+        """What every script that settles it asks for."""
+        return (self.id, self.token, self.priority)
+
+
+class Claims:
+    """Asks the server for what is due, while somebody here wants it.
+
+    Attributes:
+        pushes: When it does so.
+        taker: Those who wait.
+        expired: Messages found so far past their time to live.
+        died: Messages found so far that had used all their attempts when their lease ended.
+    """
+
+    def __init__(self, keys: ReliableKeys, policy: Policy, services: Services) -> None:
+        self.keys: ReliableKeys = keys
+        self._policy = policy
+        self._server = services.server
+        self._clock = services.clock
+        self.pushes: Pushes = Pushes(keys.name, self.run_once, services)
+        self.taker: Taker[Claim] = Taker(keys.name, services, push=self.pushes.push, idle=lambda: None, put_back=self._put_back)
+        # The token of the last call, if its answer was lost.
+        self._unsure: str | None = None
+        self._session = secrets.token_hex(6)
+        self._calls = itertools.count()
+        self.expired: int = 0
+        self.died: int = 0
+
+    def announced(self, due_us: int) -> None:
+        """Somebody says that a message is due at ``due_us`` by the server's clock."""
+        if self.taker.wanted:
+            self.pushes.announced(due_us)
+
+    def resynced(self, wait_us: int) -> None:
+        """The safety re-check found the next one due in ``wait_us`` (-1: none)."""
+        if wait_us == 0:
+            self.pushes.push()
+        elif wait_us > 0:
+            self.pushes.wake_in(wait_us / 1_000_000)
+
+    async def run_once(self) -> int:
+        """One call, if anybody wants something. Returns as :class:`Pushes` asks.
+
+        Raises:
+            ServerError: As :meth:`Server.run_once`. Who can wait waits on, the others have the error.
+        """
+        try:
+            await self._recover()
+            await self.taker.returned(_RETURN_WITHIN)
+            if not self.taker.wanted:
+                return -1
+            take = min(self.taker.begin(), BATCH)
+            return await self._call(take)
+        except DelayqError as error:
+            self.taker.fail(error)
+            raise
+
+    async def release(self, claims: Sequence[Claim]) -> None:
+        """Give back what was not touched: it is as it was before it was claimed."""
+        names = [part for claim in claims for part in claim.name]
+        await self._server.run(RELEASE, (*self.keys.messages, self.keys.wake), names)
+
+    async def aclose(self, grace: float) -> None:
+        """Stop, within ``grace`` seconds, and bring back what was claimed for nobody."""
+        self.pushes.close()
+        self.taker.close()
+        await self.pushes.aclose(grace)
+        with suppress(ServerError):
+            await self._recover()
+        await self.taker.aclose(grace / 2)
+
+    async def _call(self, take: int) -> int:
+        keys, policy, token = self.keys, self._policy, f"{self._session}-{next(self._calls)}"
+        try:
+            now, wait, expired, died, found = await self._server.run_once(
+                CLAIM,
+                (*keys.messages, keys.paused, keys.dead, keys.dead_messages),
+                (take, policy.lease_us, token, policy.max_attempts, policy.expired),
+                lambda _: None,
+            )
+        except OutcomeUnknown:
+            self._unsure = token
+            raise
+        self._clock.observe(now)
+        self.expired += expired
+        self.died += died
+        if died:
+            _log.warning("queue %r: %d messages died: their last lease ended", keys.name, died)
+        ends_us = now + policy.lease_us
+        parts = iter(found)
+        claims = [
+            Claim(message, token, priority, attempt, int(float(due)), body, ends_us)
+            for message, priority, attempt, due, body in zip(parts, parts, parts, parts, parts, strict=True)
+        ]
+        if len(claims) + expired + died < take:
+            # Nothing is left that was due by then.
+            self.pushes.settled(now)
+        self.taker.end(claims)
+        return 0 if len(claims) == take and self.taker.waiting else int(wait)
+
+    async def _put_back(self, claims: Sequence[Claim], _call: str) -> None:
+        await self.release(claims)
+
+    async def _recover(self) -> None:
+        """Give back what the last call claimed, if its answer was lost. Without this it would wait for its lease to end."""
+        if self._unsure is None:
+            return
+        keys, ours, cursor = self.keys, f":{self._unsure}".encode(), b"0"
+        while True:
+            cursor, found = await self._server.command("HSCAN", keys.leases, cursor, "COUNT", _SCAN)
+            ids = [message for message, lease in zip(found[::2], found[1::2], strict=True) if lease.endswith(ours)]
+            if ids:
+                priorities = await self._server.command("HMGET", keys.priorities, *ids)
+                names = [
+                    part
+                    for message, priority in zip(ids, priorities, strict=True)
+                    for part in (message, self._unsure, int(priority or 0))
+                ]
+                await self._server.run(RELEASE, (*keys.messages, keys.wake), names)
+            if cursor in (b"0", "0", 0):
+                break
+        self._unsure = None

@@ -1,0 +1,106 @@
+"""Renews the leases of messages whose handlers are at work."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from delayq.errors import ServerError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from delayq._scheduling.claims import Claim
+    from delayq._scheduling.services import Services
+    from delayq._scheduling.settling import Settling
+    from delayq.wheel import Timeout
+
+_log = logging.getLogger("delayq")
+
+# A lease is renewed so often while it runs: two calls may fail before it ends.
+_TIMES = 3
+# After a call that failed, the next one comes so much sooner.
+_HASTE = 4
+
+
+class LeaseKeeper:
+    """Keeps what is held, by one timer and one call for all of a queue's messages, and tells whoever lost one."""
+
+    def __init__(self, name: str, lease_us: int, settling: Settling, services: Services) -> None:
+        self._name = name
+        self._lease_us = lease_us
+        self._settling = settling
+        self._timer = services.timer
+        self._clock = services.clock
+        self._background = services.background
+        self._held: dict[Claim, Callable[[], None]] = {}
+        self._timeout: Timeout | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self.lost: int = 0
+
+    @property
+    def held(self) -> int:
+        """How many are held."""
+        return len(self._held)
+
+    def hold(self, claim: Claim, lost: Callable[[], None]) -> None:
+        """Keep a lease until :meth:`let_go`. ``lost`` is called once if it ended all the same."""
+        self._held[claim] = lost
+        if self._timeout is None and self._task is None:
+            self._arm(self._lease_us / _TIMES)
+
+    def let_go(self, claim: Claim) -> None:
+        """Keep it no longer."""
+        self._held.pop(claim, None)
+        if not self._held:
+            self._disarm()
+
+    def close(self) -> None:
+        """Keep nothing any longer."""
+        self._held.clear()
+        self._disarm()
+
+    async def renew(self) -> bool:
+        """Renew everything that is held, and say whether that went well."""
+        claims = list(self._held)
+        try:
+            ours = await self._settling.extend(claims, self._lease_us)
+        except ServerError as error:
+            _log.warning("queue %r: %d leases could not be renewed: %s", self._name, len(claims), error)
+            for claim in claims:
+                # As far as we can tell it has ended, so another worker may have the message.
+                if not self._clock.seconds_until(claim.ends_us):
+                    self._lose(claim)
+            return False
+        for claim, mine in zip(claims, ours, strict=True):
+            if not mine:
+                self._lose(claim)
+        return True
+
+    def _lose(self, claim: Claim) -> None:
+        lost = self._held.pop(claim, None)
+        if lost is not None:
+            self.lost += 1
+            lost()
+
+    def _arm(self, wait_us: float) -> None:
+        self._timeout = self._timer.new_timeout(lambda _: self._due(), wait_us / 1_000_000)
+
+    def _disarm(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+
+    def _due(self) -> None:
+        self._timeout = None
+        self._task = self._background.spawn(self._run(), f"leases of {self._name}")
+
+    async def _run(self) -> None:
+        well = False
+        try:
+            well = await self.renew()
+        finally:
+            self._task = None
+            if self._held:
+                self._arm(self._lease_us / _TIMES / (1 if well else _HASTE))

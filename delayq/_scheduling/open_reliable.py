@@ -1,0 +1,128 @@
+"""A reliable queue that is open on this client, for every handle of its name."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delayq._redis.group_commit import GroupCommit
+from delayq._redis.reliable_scripts import OFFER
+from delayq._scheduling.claims import Claims
+from delayq._scheduling.lease_keeper import LeaseKeeper
+from delayq._scheduling.settling import Settling
+from delayq.errors import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delayq._redis.keys import ReliableKeys
+    from delayq._scheduling.claims import Policy
+    from delayq._scheduling.services import Services
+
+# What shares one script: a script blocks the whole server while it runs.
+_AT_A_TIME = 200
+_BYTES_AT_A_TIME = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A message to be stored.
+
+    Attributes:
+        id: Its id.
+        priority: 0 to 9.
+        delay_us: How long until it is due, microseconds.
+        ttl_us: How long it may live, microseconds; 0: without end.
+        on_duplicate: What happens if its id is taken: ``raise``, ``ignore`` or ``replace``.
+        content: Headers and payload, as :func:`delayq._redis.bodies.content` makes them.
+    """
+
+    id: str
+    priority: int
+    delay_us: int
+    ttl_us: int
+    on_duplicate: str
+    content: bytes
+
+
+class OpenReliableQueue:
+    """Its way in, and its way out.
+
+    Attributes:
+        keys: Its keys.
+        policy: How this client treats it.
+        claims: Claims what is due, and hands it out.
+        settling: Settles what was handed out.
+        keeper: Renews the leases of what is being handled.
+        closed: Whether it was closed.
+    """
+
+    def __init__(self, keys: ReliableKeys, policy: Policy, services: Services) -> None:
+        self.keys: ReliableKeys = keys
+        self.policy: Policy = policy
+        self.claims: Claims = Claims(keys, policy, services)
+        self.settling: Settling = Settling(keys, policy, services)
+        self.keeper: LeaseKeeper = LeaseKeeper(keys.name, policy.lease_us, self.settling, services)
+        self.closed: bool = False
+        self._server = services.server
+        self._offers: GroupCommit[NewMessage, int] = GroupCommit(
+            self._commit, services.background, max_items=_AT_A_TIME, max_bytes=_BYTES_AT_A_TIME
+        )
+        # Names this client's calls: the server keeps the reply of the last one, for the case that it was lost.
+        self._call_key = keys.call(secrets.token_hex(6))
+        self._number = 0
+
+    @property
+    def name(self) -> str:
+        return self.keys.name
+
+    @property
+    def channel(self) -> str:
+        return self.keys.wake
+
+    def offer(self, message: NewMessage) -> asyncio.Future[int]:
+        """Store a message with the next call. Await or cancel what this returns: what ``offer.lua`` says of it."""
+        return self._offers.submit(message, len(message.content))
+
+    @property
+    def kind(self) -> str:
+        return "reliable"
+
+    def resync_keys(self) -> tuple[str, ...]:
+        return self.keys.live if self.claims.taker.waiting else ()
+
+    def resynced(self, wait_us: int, ready: int) -> None:
+        del ready
+        self.claims.resynced(wait_us)
+
+    def heard(self, moment: int) -> None:
+        self.claims.announced(moment)
+
+    def push(self) -> None:
+        self.claims.pushes.push()
+
+    async def aclose(self, grace: float) -> None:
+        self.keeper.close()
+        await asyncio.gather(self._offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace))
+        if self._number:
+            with suppress(ServerError, TimeoutError):
+                async with asyncio.timeout(grace / 2):
+                    await self._server.command("UNLINK", self._call_key)
+
+    async def _commit(self, messages: Sequence[NewMessage]) -> list[int]:
+        keys = self.keys
+        self._number += 1
+        args: list[str | bytes | int] = [self._number, self.policy.max_size]
+        for message in messages:
+            args += (
+                message.id,
+                message.priority,
+                message.delay_us,
+                message.ttl_us,
+                message.on_duplicate,
+                message.content,
+            )
+        return list(await self._server.run(OFFER, (*keys.messages, keys.wake, keys.done, self._call_key), args))

@@ -1,0 +1,25 @@
+-- bury: these messages become dead letters.
+--
+-- KEYS[1-16]  messages  see include/queue.lua
+-- KEYS[17]  dead           ZSET  ids of dead letters, scored by when they died, microseconds
+-- KEYS[18]  dead_messages  HASH  id to why, as JSON, newline, body
+-- ARGV[...]  id, token, priority, why  for each message; why is JSON on one line
+--
+-- Returns 1 or 0 for each: 0 when the lease is not ours any more, and nothing was changed.
+-- include: clock
+-- include: queue
+
+local now = now_us()
+local reply = {}
+for i = 1, #ARGV, 4 do
+  local id, token, priority, why = unpack(ARGV, i, i + 3)
+  local mine = holds(redis.call('HGET', KEYS[12], id), token)
+  reply[#reply + 1] = mine and 1 or 0
+  if mine then
+    redis.call('HSET', KEYS[18], id, why .. '\n' .. redis.call('HGET', KEYS[11], id))
+    redis.call('ZADD', KEYS[17], number(now), id)
+    redis.call('ZREM', KEYS[priority + 1], id)
+    forget({id})
+  end
+end
+return reply

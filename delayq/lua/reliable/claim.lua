@@ -1,0 +1,70 @@
+-- claim: hand messages that are due to a worker, under a lease.
+--
+-- KEYS[1-16]  messages  see include/queue.lua
+-- KEYS[17]  paused         STRING  there while nobody shall get anything
+-- KEYS[18]  dead           ZSET    ids of dead letters, scored by when they died, microseconds
+-- KEYS[19]  dead_messages  HASH    id to why, as JSON, newline, body
+-- ARGV[1]  limit         int   hand out at most so many
+-- ARGV[2]  lease_us      int   how long the worker has them
+-- ARGV[3]  token         text  names the lease: whoever settles a message must know it
+-- ARGV[4]  max_attempts  int   a message that has used so many dies instead; 0: no end
+-- ARGV[5]  expired       text  what happens to a message past its time to live: "drop" or "dead"
+--
+-- Returns {now_us, wait_us, expired, died, {id, priority, attempt, due, body, ...}}. wait_us is the time until the next one
+-- is due or the next lease ends: 0 when that is now, -1 when there is none or the queue is paused.
+-- include: clock
+-- include: queue
+
+local now = now_us()
+if redis.call('EXISTS', KEYS[17]) == 1 then return {now, -1, 0, 0, {}} end
+local limit, lease, max_attempts = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4])
+local ends = now + lease
+local reply = {}
+local expired, died = 0, 0
+
+local function die(id, priority, attempt, reason, body)
+  local why = {reason = reason, attempt = attempt, priority = priority, error = redis.call('HGET', KEYS[15], id) or nil}
+  redis.call('HSET', KEYS[19], id, cjson.encode(why) .. '\n' .. body)
+  redis.call('ZADD', KEYS[18], number(now), id)
+end
+
+for _, at in ipairs(live_sets()) do
+  local due = limit > 0 and redis.call('ZRANGEBYSCORE', KEYS[at], '-inf', number(now), 'WITHSCORES', 'LIMIT', 0, limit) or {}
+  if #due > 0 then
+    local ids = {}
+    for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
+    local bodies = redis.call('HMGET', KEYS[11], unpack(ids))
+    local leases = redis.call('HMGET', KEYS[12], unpack(ids))
+    local attempts = redis.call('HMGET', KEYS[13], unpack(ids))
+    local expiries = redis.call('HMGET', KEYS[14], unpack(ids))
+    local scores, values, gone = {}, {}, {}
+    for i, id in ipairs(ids) do
+      local used, was_due = tonumber(attempts[i] or 0), due[i * 2]
+      if leases[i] then used, was_due = lease_of(leases[i]) end
+      if not bodies[i] then
+        gone[#gone + 1] = id
+      elseif expiries[i] and tonumber(expiries[i]) < now then
+        if ARGV[5] == 'dead' then die(id, at - 1, used, 'expired', bodies[i]) end
+        gone[#gone + 1], expired = id, expired + 1
+      elseif max_attempts > 0 and used >= max_attempts then
+        die(id, at - 1, used, 'attempts', bodies[i])
+        gone[#gone + 1], died = id, died + 1
+      else
+        scores[#scores + 1], scores[#scores + 2] = number(ends + #values / 8), id
+        values[#values + 1], values[#values + 2] = id, (used + 1) .. ':' .. number(was_due) .. ':' .. ARGV[3]
+        for _, part in ipairs({id, at - 1, used + 1, number(was_due), bodies[i]}) do reply[#reply + 1] = part end
+      end
+    end
+    if #gone > 0 then
+      redis.call('ZREM', KEYS[at], unpack(gone))
+      forget(gone)
+    end
+    if #scores > 0 then
+      redis.call('ZADD', KEYS[at], unpack(scores))
+      redis.call('HSET', KEYS[12], unpack(values))
+      redis.call('HDEL', KEYS[13], unpack(ids))
+    end
+    limit = limit - #ids
+  end
+end
+return {now, wait_of_all(now), expired, died, reply}

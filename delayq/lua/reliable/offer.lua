@@ -1,0 +1,71 @@
+-- offer: store messages, each due after its own delay.
+--
+-- KEYS[1-16]  messages  see include/queue.lua
+-- KEYS[17]  wake  CHANNEL  where a new head is announced: its due time, microseconds
+-- KEYS[18]  done  ZSET     ids of messages that were handled lately, scored by how long they are remembered, microseconds
+-- KEYS[19]  call  STRING   what this client's last call to this queue was, and its reply
+-- ARGV[1]  number    int  of this call: the same as the last one's when its answer was lost
+-- ARGV[2]  max_size  int  refuse messages beyond so many live ones; 0: none
+-- ARGV[...]  id, priority, delay_us, ttl_us, on_duplicate, content  for each message; ttl_us 0: no end
+--
+-- Returns for each message: 1 stored, 2 put in the place of an earlier one, 0 ignored, -1 there is one already, -2 full.
+-- include: clock
+-- include: queue
+
+local last = redis.call('GET', KEYS[19])
+if last then
+  local known, reply = string.match(last, '^(%d+) (.*)$')
+  if known == ARGV[1] then return cjson.decode(reply) end
+end
+
+local now = now_us()
+local max_size = tonumber(ARGV[2])
+local count = (#ARGV - 2) / 6
+for i = 3, #ARGV, 6 do
+  local delay = tonumber(ARGV[i + 2])
+  if not delay or delay < 0 or delay > 9007199254740992000 then
+    return redis.error_reply('DELAYQ_DELAY delay out of range')
+  end
+end
+local remembers = redis.call('ZREMRANGEBYSCORE', KEYS[18], '-inf', number(now)) > 0 or redis.call('EXISTS', KEYS[18]) == 1
+local live = redis.call('HLEN', KEYS[11])
+local enqueued = string.format('%.0f ', now)
+local reply, earliest = {}, {}
+for i = 3, #ARGV, 6 do
+  local id, priority, delay, ttl, on_duplicate = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), ARGV[i + 4]
+  local body = enqueued .. ARGV[i + 5]
+  local status = 1
+  if redis.call('HEXISTS', KEYS[11], id) == 1 then
+    status = on_duplicate == 'ignore' and 0 or -1
+    if on_duplicate == 'replace' and not is_leased(id, priority_of(id), now) then
+      remove({id})
+      live = live - 1
+      status = 2
+    end
+  elseif remembers and on_duplicate ~= 'replace' and redis.call('ZSCORE', KEYS[18], id) then
+    status = on_duplicate == 'ignore' and 0 or -1
+  end
+  if status == 1 and max_size > 0 and live >= max_size then status = -2 end
+  if status > 0 then
+    -- Apart by quarters of a microsecond, so that they keep their order. Those without delay are put back in time for it.
+    local place_in_call = (i - 3) / 6
+    local due = delay > 0 and now + delay + place_in_call / 4 or now - (count - place_in_call) / 4
+    live = live + 1
+    redis.call('HSET', KEYS[11], id, body)
+    redis.call('ZADD', KEYS[priority + 1], number(due), id)
+    if priority > 0 then redis.call('HSET', KEYS[16], id, priority) end
+    if ttl > 0 then redis.call('HSET', KEYS[14], id, number(now + ttl)) end
+    local first = earliest[priority]
+    if not first or due < first[2] then earliest[priority] = {id, due} end
+  end
+  reply[#reply + 1] = status
+end
+
+-- Tell the others only if they would wake too late.
+for priority, first in pairs(earliest) do
+  if redis.call('ZRANGE', KEYS[priority + 1], 0, 0)[1] == first[1] then
+    redis.call('PUBLISH', KEYS[17], string.format('%.0f', math.ceil(first[2])))
+  end
+end
+redis.call('SET', KEYS[19], ARGV[1] .. ' ' .. cjson.encode(reply), 'PX', 120000)
+return reply

@@ -1,0 +1,11 @@
+-- resume: let a paused queue hand out messages again, and wake its workers.
+--
+-- KEYS[1]  paused  STRING   there while nobody shall get anything
+-- KEYS[2]  wake    CHANNEL  where workers listen
+--
+-- Returns 1 when it was paused.
+-- include: clock
+
+local was = redis.call('DEL', KEYS[1])
+redis.call('PUBLISH', KEYS[2], string.format('%.0f', now_us()))
+return was

@@ -1,0 +1,295 @@
+"""A message of a reliable queue, and what its holder can do with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import traceback
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+import anyio
+
+from delayq._durations import Duration, microseconds, moment_us
+from delayq._redis.bodies import parse
+from delayq.errors import DecodeError, LeaseLost
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self
+
+    from delayq._scheduling.claims import Claim
+    from delayq._scheduling.open_reliable import OpenReliableQueue
+    from delayq.backoff import Backoff
+    from delayq.codecs import Codec
+
+T = TypeVar("T")
+
+State = Literal["delayed", "ready", "leased"]
+"""Where a live message is: not due yet, due, or with a worker."""
+
+# What is kept of an error, characters: its end says most.
+_ERROR_MOST = 8000
+
+
+class RetryAfter(Exception):
+    """Raise it in a handler: the message is due again after ``delay``, whatever the queue's backoff says.
+
+    Args:
+        delay: Seconds or a timedelta.
+        reason: Kept with the message.
+    """
+
+    def __init__(self, delay: Duration, reason: str = "") -> None:
+        super().__init__(delay, reason)
+        self.delay: Duration = delay
+        self.reason: str = reason
+
+    def __str__(self) -> str:
+        return self.reason or f"again after {self.delay}"
+
+
+class Reject(Exception):
+    """Raise it in a handler: the message becomes a dead letter at once.
+
+    Args:
+        reason: Kept with the dead letter.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason: str = reason
+
+
+class Message(Generic[T]):
+    """A message, and the lease under which it is yours.
+
+    As a context manager it settles itself. While the block runs its lease is renewed. Where the block ends: :meth:`ack`.
+    Where it raises: :meth:`nack` with the queue's backoff, or a dead letter if that was the last attempt; what the block
+    raised goes on, but for :class:`RetryAfter` and :class:`Reject`, which are instructions and end here. Where it is
+    cancelled: the message waits again at once, and the attempt is not counted. Where the lease is lost all the same: the
+    block is cancelled, and :class:`~delayq.LeaseLost` raised.
+
+    Attributes:
+        id: Its id.
+        attempt: Which attempt this is, from 1; of a message that is not leased, how many it has used.
+        priority: 0 to 9.
+        state: Where it was when it was looked at.
+    """
+
+    __slots__ = (
+        "_body",
+        "_claim",
+        "_codec",
+        "_due_us",
+        "_error",
+        "_lost",
+        "_open",
+        "_parsed",
+        "_retries",
+        "_settled",
+        "_task",
+        "_value",
+        "attempt",
+        "id",
+        "priority",
+        "state",
+    )
+
+    def __init__(
+        self,
+        claim: Claim,
+        state: State,
+        codec: Codec[T],
+        queue: OpenReliableQueue,
+        retries: tuple[Backoff, int],
+        *,
+        mine: bool,
+        error: str | None = None,
+    ) -> None:
+        self.id: str = claim.id.decode(errors="replace")
+        self.attempt: int = claim.attempt
+        self.priority: int = claim.priority
+        self.state: State = state
+        self._claim = claim
+        self._codec = codec
+        self._open = queue
+        self._retries = retries
+        self._due_us = claim.due_us
+        self._body = claim.body
+        self._error = error
+        self._parsed: tuple[int, dict[str, str], bytes] | None = None
+        self._value: tuple[T] | None = None
+        self._settled = not mine
+        self._lost = False
+        self._task: asyncio.Task[object] | None = None
+
+    @property
+    def value(self) -> T:
+        """What was offered. Decoded when it is first asked for.
+
+        Raises:
+            DecodeError: The codec cannot read it.
+        """
+        if self._value is None:
+            payload = self._parts()[2]
+            try:
+                self._value = (self._codec.decode(payload),)
+            except DecodeError:
+                raise
+            except Exception as error:
+                raise DecodeError(type(self._codec).__name__, payload) from error
+        return self._value[0]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What was offered with it."""
+        return self._parts()[1]
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When it was offered, by the server's clock (UTC)."""
+        return moment_us(self._parts()[0])
+
+    @property
+    def due_at(self) -> datetime:
+        """When it was due, by the server's clock (UTC); of a message under somebody else's lease, when that ends."""
+        return moment_us(self._due_us)
+
+    @property
+    def lease_ends_at(self) -> datetime:
+        """When the lease ends, by the server's clock (UTC)."""
+        return moment_us(self._claim.ends_us)
+
+    @property
+    def last_error(self) -> str | None:
+        """With what the last attempt ended, for a message that was looked at and not claimed; a traceback, mostly."""
+        return self._error
+
+    async def ack(self) -> None:
+        """The message is handled, and gone. Concurrent calls share a round trip.
+
+        Raises:
+            LeaseLost: The lease had ended: another worker may have the message. Nothing was changed.
+            OutcomeUnknown: The answer was lost. If it was not carried out, the message comes again.
+            ServerUnavailable, ServerRefused, Closed: Not carried out: the message comes again when the lease ends.
+        """
+        self._demand_lease()
+        await self._open.settling.ack(self._claim)
+        self._done()
+
+    async def nack(self, delay: Duration | None = None, error: BaseException | str | None = None) -> None:
+        """The message was not handled: it is due again after a delay, or a dead letter if that was its last attempt.
+
+        Args:
+            delay: Seconds or a timedelta. Without it, what the queue's backoff says.
+            error: Kept with the message.
+
+        Raises:
+            BadDelay: As :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
+        """
+        self._demand_lease()
+        text = _text(error)
+        backoff, most = self._retries
+        if most and self.attempt >= most:
+            await self._die("attempts", text)
+            return
+        delay_us = microseconds(backoff.delay(self.attempt) if delay is None else delay)
+        await self._open.settling.nack(self._claim, delay_us, text)
+        self._done()
+
+    async def extend(self, duration: Duration) -> None:
+        """Let the lease end ``duration`` (seconds or a timedelta) from now, instead of when it would.
+
+        Raises:
+            BadDelay: As :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
+        """
+        self._demand_lease()
+        (mine,) = await self._open.settling.extend([self._claim], microseconds(duration, "lease"))
+        if not mine:
+            self._lose()
+            raise LeaseLost(_LOST)
+
+    async def bury(self, reason: str, error: BaseException | str | None = None) -> None:
+        """Make it a dead letter, whatever attempts are left. Raises as :meth:`ack`.
+
+        Args:
+            reason: Why.
+            error: Kept with it.
+        """
+        self._demand_lease()
+        await self._die(reason, _text(error))
+
+    async def release(self) -> None:
+        """Give it back untouched: it is due as before, and the attempt is not counted. Raises as :meth:`ack`."""
+        self._demand_lease()
+        await self._open.claims.release([self._claim])
+        self._done()
+
+    async def __aenter__(self) -> Self:
+        self._demand_lease()
+        self._task = asyncio.current_task()
+        self._open.keeper.hold(self._claim, self._lose)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        self._open.keeper.let_go(self._claim)
+        task, self._task = self._task, None
+        if self._lost and isinstance(error, asyncio.CancelledError) and task is not None and task.uncancel() == 0:
+            raise LeaseLost(_LOST) from None
+        if self._settled:
+            return isinstance(error, RetryAfter | Reject)
+        # Shielded: a handler that is cancelled still hands its message back.
+        with anyio.CancelScope(shield=True):
+            if error is None:
+                await self.ack()
+            elif isinstance(error, RetryAfter):
+                await self.nack(error.delay, error.reason)
+            elif isinstance(error, Reject):
+                await self._die(error.reason or "rejected", "")
+            elif isinstance(error, Exception):
+                await self.nack(error=error)
+            else:
+                await self.release()
+        return isinstance(error, RetryAfter | Reject)
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id!r}, {self.state}, attempt {self.attempt}>"
+
+    async def _die(self, reason: str, error: str) -> None:
+        why = {"reason": reason, "attempt": self.attempt, "priority": self.priority, "error": error}
+        await self._open.settling.bury(self._claim, json.dumps(why, separators=(",", ":")))
+        self._done()
+
+    def _parts(self) -> tuple[int, dict[str, str], bytes]:
+        if self._parsed is None:
+            try:
+                self._parsed = parse(self._body)
+            except ValueError as error:
+                raise DecodeError("ReliableQueue", self._body) from error
+        return self._parsed
+
+    def _demand_lease(self) -> None:
+        if self._lost:
+            raise LeaseLost(_LOST)
+        if self._settled:
+            raise LeaseLost("the message is not ours to settle: it was settled, or only looked at")
+
+    def _done(self) -> None:
+        self._settled = True
+        self._open.keeper.let_go(self._claim)
+
+    def _lose(self) -> None:
+        self._lost = self._settled = True
+        if self._task is not None:
+            self._task.cancel("the lease of the message was lost")
+
+
+_LOST = "the lease has ended: another worker may have the message"
+
+
+def _text(error: BaseException | str | None) -> str:
+    if error is None:
+        return ""
+    text = error if isinstance(error, str) else "".join(traceback.format_exception(error)).rstrip("\n")
+    return text[-_ERROR_MOST:].encode(errors="replace").decode()

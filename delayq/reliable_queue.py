@@ -1,0 +1,480 @@
+"""The reliable queue: at least once, with leases, retries and dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import anyio
+
+from delayq._durations import Duration, delay_us, microseconds, seconds
+from delayq._redis.bodies import content
+from delayq._redis.keys import PRIORITIES
+from delayq._redis.reliable_scripts import CANCEL, GET, LIST, PURGE, RESCHEDULE, RESUME, STATS
+from delayq._redis.retry import retry_delay
+from delayq._scheduling.claims import Claim, Policy
+from delayq._scheduling.open_reliable import NewMessage, OpenReliableQueue
+from delayq._session import GRACE
+from delayq.backoff import Backoff
+from delayq.dead_letters import DeadLetters
+from delayq.errors import (
+    BadDelay,
+    BadInput,
+    Closed,
+    ConfigurationError,
+    DuplicateMessage,
+    EncodeError,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    QueueFull,
+)
+from delayq.message import Message, State
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self
+
+    from delayq._redis.keys import ReliableKeys
+    from delayq._session import Session
+    from delayq.codecs import Codec
+
+T = TypeVar("T")
+
+_log = logging.getLogger("delayq")
+
+OnDuplicate = Literal["raise", "ignore", "replace"]
+Expired = Literal["drop", "dead"]
+WhenFull = Literal["raise", "wait"]
+
+RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
+"""The default of ``backoff``."""
+
+_STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL = 1, 2, 0, -1, -2
+# What is looked at or dropped per script.
+_AT_A_TIME = 200
+_LONGEST_ID = 512
+_LARGEST_HEADERS = 16 * 1024
+
+_session = secrets.token_hex(4)
+_count = itertools.count()
+
+
+def new_id() -> str:
+    """An id that nobody else makes. Ids of one process sort by when they were made."""
+    return f"{time.time_ns() // 1000:014x}{_session}{next(_count):06x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer(Generic[T]):
+    """One message for :meth:`ReliableQueue.offer_many`. Its fields are the arguments of :meth:`ReliableQueue.offer`."""
+
+    value: T
+    delay: Duration | None = None
+    at: datetime | None = None
+    id: str | None = None
+    headers: Mapping[str, str] | None = None
+    priority: int = 0
+    ttl: Duration | None = None
+    on_duplicate: OnDuplicate = "raise"
+
+
+@dataclass(frozen=True)
+class Stats:
+    """How many messages are where.
+
+    Attributes:
+        delayed: Not due yet.
+        ready: Due, and with no worker. Messages whose lease has ended are among them.
+        leased: With workers. Exact up to a thousand; beyond, those whose lease has just ended may be counted too.
+        dead: Dead letters.
+        oldest_due_age: For how long the oldest ready message has been due, seconds; 0 when none is.
+        paused: Whether the queue is paused.
+    """
+
+    delayed: int
+    ready: int
+    leased: int
+    dead: int
+    oldest_due_age: float
+    paused: bool
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a client treats a queue; see :meth:`delayq.Client.reliable_queue`."""
+
+    lease: Duration = 30.0
+    max_attempts: int | None = 10
+    backoff: Backoff = RETRIES
+    dedup_window: Duration = 0.0
+    expired: Expired = "drop"
+    max_size: int | None = None
+    when_full: WhenFull = "raise"
+    max_payload: int = 512 * 1024
+
+    def policy(self) -> Policy:
+        """What of it the server is told.
+
+        Raises:
+            BadInput: A setting cannot work.
+        """
+        lease_us = microseconds(self.lease, "lease")
+        if not lease_us:
+            raise BadInput("lease must be more than 0")
+        for name, count in (("max_attempts", self.max_attempts), ("max_size", self.max_size)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise BadInput(f"{name} is None or an int of at least 1, not {count!r}")
+        if self.expired not in ("drop", "dead") or self.when_full not in ("raise", "wait"):
+            raise BadInput('expired is "drop" or "dead", when_full is "raise" or "wait"')
+        return Policy(
+            lease_us,
+            self.max_attempts or 0,
+            self.expired,
+            microseconds(self.dedup_window, "dedup_window"),
+            self.max_size or 0,
+        )
+
+
+class ReliableQueue(Generic[T]):
+    """A queue that delivers each message after its own delay, and again until it was handled.
+
+    Made by :meth:`delayq.Client.reliable_queue`. Order: priority, then due time, then offer order.
+
+    Attributes:
+        name: The queue's name.
+        dead: The messages that died: :class:`~delayq.DeadLetters`.
+    """
+
+    def __init__(self, keys: ReliableKeys, codec: Codec[T], settings: Settings, session: Session) -> None:
+        policy = settings.policy()
+        self._keys = keys
+        self._codec = codec
+        self._settings = settings
+        self._session = session
+        self._server = session.server
+        self._open = session.scheduler.open(keys.wake, lambda services: OpenReliableQueue(keys, policy, services))
+        if self._open.policy != policy:
+            raise ConfigurationError(f"queue {keys.name!r} is open on this client with other settings")
+        self._retries = (settings.backoff, settings.max_attempts or 0)
+        self.dead: DeadLetters[T] = DeadLetters(keys, session.server, codec)
+
+    @property
+    def name(self) -> str:
+        return self._keys.name
+
+    # Offering
+
+    async def offer(
+        self,
+        value: T,
+        delay: Duration | None = None,
+        *,
+        at: datetime | None = None,
+        id: str | None = None,  # noqa: A002
+        headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        ttl: Duration | None = None,
+        on_duplicate: OnDuplicate = "raise",
+    ) -> str:
+        """Store a message that becomes due after a delay. Concurrent calls share a round trip.
+
+        Args:
+            value: What the codec can encode.
+            delay: Seconds or a timedelta; without ``delay`` and ``at`` the message is due now.
+            at: Instead of ``delay``, the moment when it is due, with a timezone. The past is now.
+            id: Your own name for it, up to 512 bytes; made up if None. One message of an id lives at a time.
+            headers: Text to go with it, by name; up to 16 KiB in all.
+            priority: 0 to 9. Of what is due, the highest goes first.
+            ttl: Seconds or a timedelta from now: what becomes due, or is tried again, after that is dropped, or becomes a
+                dead letter, as the queue's ``expired`` says.
+            on_duplicate: What happens if ``id`` is taken: ``"raise"``, ``"ignore"`` (the earlier one stays), or
+                ``"replace"`` (this one takes its place; if a worker has the earlier one, it raises).
+
+        Returns:
+            The id.
+
+        Raises:
+            BadInput, EncodeError: Nothing was written.
+            DuplicateMessage, QueueFull: Nothing was written.
+            ServerUnavailable, ServerRefused, Closed: It is not stored. Offering it again is safe.
+            OutcomeUnknown: It may be stored. A call whose answer was lost is repeated for 5 s first, and never stored twice.
+        """
+        offer = Offer(
+            value=value,
+            delay=delay,
+            at=at,
+            id=id,
+            headers=headers,
+            priority=priority,
+            ttl=ttl,
+            on_duplicate=on_duplicate,
+        )
+        (stored,) = await self.offer_many([offer])
+        return stored
+
+    async def offer_many(self, offers: Iterable[Offer[T]]) -> list[str]:
+        """Store many messages in few round trips. Everything is checked before anything is written.
+
+        Returns:
+            Their ids, in order.
+
+        Raises:
+            DuplicateMessage, QueueFull, OutcomeUnknown: Some are not stored; its ``stored`` has the ids of those that are.
+                Otherwise as :meth:`offer`.
+        """
+        self._check_open()
+        messages = [self._message(offer) for offer in offers]
+        results: dict[str, int | BaseException] = {}
+        waiting, tries = messages, 0
+        while waiting:
+            outcomes = await asyncio.gather(*map(self._open.offer, waiting), return_exceptions=True)
+            results |= {message.id: outcome for message, outcome in zip(waiting, outcomes, strict=True)}
+            waiting = [message for message, outcome in zip(waiting, outcomes, strict=True) if outcome == _FULL]
+            if self._settings.when_full == "raise":
+                break
+            if waiting:
+                tries += 1
+                await asyncio.sleep(retry_delay(tries, most=1.0))
+                self._check_open()
+        stored = tuple(message for message, outcome in results.items() if outcome in (_STORED, _REPLACED, _IGNORED))
+        self._raise(results, stored)
+        return [message.id for message in messages]
+
+    # Taking
+
+    async def claim(self, count: int = 1, wait: Duration = 0.0) -> list[Message[T]]:
+        """Take up to ``count`` messages that are due, under a lease.
+
+        Args:
+            count: At most so many; at most 100 come at once.
+            wait: How long to wait for the first, seconds or a timedelta. 0 does not wait for messages.
+
+        Returns:
+            What there is; nothing if nothing came.
+
+        Raises:
+            ServerUnavailable, OutcomeUnknown: Only with ``wait=0``: the server did not answer. A longer call waits for the
+                server as it waits for messages. What a lost answer had claimed goes back.
+            ServerRefused: The server does not let us.
+            Closed: The queue or client is closed, or closes meanwhile.
+        """
+        self._check_open()
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise BadInput(f"count is an int of at least 1, not {count!r}")
+        taken = await self._open.claims.taker.get(count, seconds(wait, "wait"))
+        return [self._leased(claim) for _, claim in taken]
+
+    async def __aiter__(self) -> AsyncIterator[Message[T]]:
+        """Take messages as they come due, each under a lease, until the queue or client closes.
+
+        Settle each: ``async with message``. Some are claimed ahead: few where handling takes long, up to 100 where it is
+        quick; their leases run from then on. What was not handed to you goes back when the loop is left.
+        """
+        self._check_open()
+        async with aclosing(self._open.claims.taker.batches()) as batches:
+            async for batch in batches:
+                while batch:
+                    yield self._leased(batch.popleft()[1])
+
+    # By id
+
+    async def cancel(self, id: str) -> bool:  # noqa: A002
+        """Take a message out, due or not, that no worker has.
+
+        Returns:
+            True if it was there, and now will not be delivered. False if there is none of that id, or a worker has it.
+
+        Raises:
+            OutcomeUnknown: The answer was lost: it may have been cancelled. Any other error: it was not.
+        """
+        self._check_open()
+        return bool((await self._server.run(CANCEL, self._keys.messages, (_checked_id(id),)))[0])
+
+    async def reschedule(self, id: str, delay: Duration | None = None, *, at: datetime | None = None) -> bool:  # noqa: A002
+        """Make a message due ``delay`` from now, or at ``at``, unless a worker has it.
+
+        Returns:
+            True if it was there. False if there is none of that id, or a worker has it.
+
+        Raises:
+            BadDelay: As in :meth:`offer`.
+            OutcomeUnknown: The answer was lost: it may have been rescheduled. Any other error: it was not.
+        """
+        self._check_open()
+        if delay is None and at is None:
+            raise BadDelay("give delay or at")
+        keys = (*self._keys.messages, self._keys.wake)
+        return bool(await self._server.run(RESCHEDULE, keys, (_checked_id(id), delay_us(delay, at))))
+
+    async def get(self, id: str) -> Message[T] | None:  # noqa: A002
+        """Look at a live message; None if there is none of that id. It is not leased to you."""
+        self._check_open()
+        (found,) = await self._server.run(GET, self._keys.messages, (_checked_id(id),))
+        return None if found is None else self._seen(id.encode(), found)
+
+    # Looking, and cleaning up
+
+    async def stats(self) -> Stats:
+        """How many messages are where. Costs the server next to nothing, however many there are."""
+        self._check_open()
+        keys = (*self._keys.messages, self._keys.dead, self._keys.paused)
+        delayed, ready, leased, dead, oldest_us, paused = await self._server.run(STATS, keys)
+        return Stats(delayed, ready, leased, dead, oldest_us / 1_000_000, bool(paused))
+
+    async def peek(self, count: int = 1) -> list[Message[T]]:
+        """Look at the messages that are claimed next: the ready ones, then those that come due. They are not leased to you."""
+        ready = await self.list("ready", limit=count)
+        return ready if len(ready) >= count else ready + await self.list("delayed", limit=count - len(ready))
+
+    async def list(self, state: State, *, offset: int = 0, limit: int = 100) -> list[Message[T]]:
+        """Look at messages in one state, in the order in which they come. They are not leased to you.
+
+        Args:
+            state: ``"delayed"``, ``"ready"`` or ``"leased"``. For dead letters see :attr:`dead`.
+            offset: Pass over so many.
+            limit: So many at most. A page of delayed ones may hold fewer, for leased ones stand among them.
+        """
+        self._check_open()
+        if state not in ("delayed", "ready", "leased"):
+            raise BadInput(f'state is "delayed", "ready" or "leased", not {state!r}')
+        found = await self._server.run(LIST, self._keys.messages, (state, offset, limit))
+        return [self._seen(id, facts) for id, facts in zip(found[::2], found[1::2], strict=True)]  # noqa: A001
+
+    async def purge(self, state: Literal["delayed", "ready", "all"] = "all") -> int:
+        """Drop messages, in steps that do not hold up the server, and say how many. Dead letters stay: see :attr:`dead`.
+
+        Args:
+            state: ``"delayed"`` or ``"ready"``; ``"all"`` drops also those that workers have: their acks raise
+                :class:`~delayq.LeaseLost`.
+        """
+        self._check_open()
+        if state not in ("delayed", "ready", "all"):
+            raise BadInput(f'state is "delayed", "ready" or "all", not {state!r}')
+        total = 0
+        while dropped := int(await self._server.run(PURGE, self._keys.messages, (state, _AT_A_TIME))):
+            total += dropped
+        return total
+
+    async def pause(self) -> None:
+        """Let nobody claim anything any more, in any process, until :meth:`resume`. What is leased goes on."""
+        self._check_open()
+        await self._server.command("SET", self._keys.paused, "1")
+
+    async def resume(self) -> bool:
+        """End a pause, and say whether there was one."""
+        self._check_open()
+        return bool(await self._server.run(RESUME, (self._keys.paused, self._keys.wake)))
+
+    # Closing
+
+    async def aclose(self) -> None:
+        """Close the queue on this client, for every handle of that name. Its messages stay on the server.
+
+        Waiting calls end with :class:`~delayq.Closed`, loops over the queue just end, and what was claimed for nobody goes
+        back. Takes less than a second. Closing twice does nothing.
+        """
+        with anyio.CancelScope(shield=True):
+            await self._session.scheduler.close(self._open, GRACE)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<ReliableQueue {self.name!r}>"
+
+    # Inside
+
+    def _check_open(self) -> None:
+        self._session.check_loop()
+        if self._open.closed:
+            raise Closed("the queue is closed")
+
+    def _message(self, offer: Offer[T]) -> NewMessage:
+        payload = self._codec.encode(offer.value)
+        if not isinstance(payload, bytes):
+            raise EncodeError(f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes")
+        if len(payload) > self._settings.max_payload:
+            raise PayloadTooLarge(len(payload), self._settings.max_payload)
+        priority = offer.priority
+        if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < PRIORITIES:
+            raise BadInput(f"priority is an int from 0 to {PRIORITIES - 1}, not {priority!r}")
+        if offer.on_duplicate not in ("raise", "ignore", "replace"):
+            raise BadInput(f'on_duplicate is "raise", "ignore" or "replace", not {offer.on_duplicate!r}')
+        ttl_us = 0 if offer.ttl is None else microseconds(offer.ttl, "ttl")
+        if offer.ttl is not None and not ttl_us:
+            raise BadDelay("ttl must be more than 0")
+        return NewMessage(
+            new_id() if offer.id is None else _checked_id(offer.id),
+            priority,
+            delay_us(offer.delay, offer.at),
+            ttl_us,
+            offer.on_duplicate,
+            content(_checked_headers(offer.headers), payload),
+        )
+
+    def _raise(self, results: dict[str, int | BaseException], stored: tuple[str, ...]) -> None:
+        errors = [outcome for outcome in results.values() if isinstance(outcome, BaseException)]
+        if errors:
+            if stored or isinstance(errors[0], OutcomeUnknown):
+                raise OutcomeUnknown(
+                    f"{len(stored)} of {len(results)} messages are stored, the others may be: {errors[0]}", stored
+                ) from errors[0]
+            raise errors[0]
+        refused = {message: outcome for message, outcome in results.items() if outcome in (_DUPLICATE, _FULL)}
+        if refused:
+            kinds = Counter(refused.values())
+            kind = DuplicateMessage if kinds[_DUPLICATE] else QueueFull
+            raise kind(tuple(refused), stored)
+
+    def _leased(self, claim: Claim) -> Message[T]:
+        return Message(claim, "leased", self._codec, self._open, self._retries, mine=True)
+
+    def _seen(self, id: bytes, facts: Sequence[Any]) -> Message[T]:  # noqa: A002
+        state, priority, moment, attempt, body, error = facts
+        claim = Claim(id, "", priority, attempt, int(float(moment)), body, int(float(moment)))
+        return Message(
+            claim,
+            state.decode(),
+            self._codec,
+            self._open,
+            self._retries,
+            mine=False,
+            error=None if error is None else error.decode(errors="replace"),
+        )
+
+
+def _checked_id(id: str) -> str:  # noqa: A002
+    if not isinstance(id, str) or not id:
+        raise BadInput("an id is a non-empty str")
+    try:
+        size = len(id.encode())
+    except UnicodeEncodeError:
+        raise BadInput("an id must be writable as UTF-8") from None
+    if size > _LONGEST_ID:
+        raise BadInput(f"an id has {_LONGEST_ID} bytes at most, not {size}")
+    return id
+
+
+def _checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    if headers is None:
+        return None
+    size = 0
+    for name, text in headers.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise BadInput("headers are str by str")
+        size += len(name) + len(text)
+    if size > _LARGEST_HEADERS:
+        raise BadInput(f"headers have {_LARGEST_HEADERS} characters at most, not {size}")
+    return headers
