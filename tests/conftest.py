@@ -8,11 +8,16 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from tests.servers import KINDS, PrivateServer, find_kinds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+
+# A busy machine is no reason to fail.
+settings.register_profile("delayq", deadline=None)
+settings.load_profile("delayq")
 
 REQUIRED = "DELAYQ_REQUIRE_SERVERS"
 

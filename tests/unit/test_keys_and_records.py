@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayq._redis.keys import DelayedKeys, hash_tag
+from delayq._redis.keys import DelayedKeys, ReliableKeys, hash_tag
 from delayq._redis.records import id_of, pack, payload_of
 from delayq.errors import BadName
 
@@ -43,8 +43,27 @@ def test_all_keys_of_an_accepted_name_share_a_slot(name: str) -> None:
         keys = DelayedKeys.of(name)
     except BadName:
         return
-    every = (keys.ready, keys.ordered, keys.timeout, keys.channel, keys.quarantine, keys.taken("x"), keys.marker("x"))
+    fixed = (keys.ready, keys.ordered, keys.timeout, keys.channel, keys.quarantine, keys.leases, keys.leased)
+    assert len({hash_tag(key) for key in (*fixed, keys.taken("x"), keys.marker("x"))}) == 1
+
+
+@given(st.text())
+def test_all_keys_of_a_reliable_queue_share_a_slot_and_no_key_with_another_queue(name: str) -> None:
+    try:
+        keys = ReliableKeys.of(name)
+    except BadName:
+        assert not name or name.startswith("}")
+        return
+    every = [*keys.messages, keys.wake, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.call("x")]
     assert len({hash_tag(key) for key in every}) == 1
+    assert len(set(every)) == len(every)
+    assert not set(every) & {key.replace(name, f"{name}x", 1) for key in every}
+
+
+def test_the_mapper_is_applied_once_and_before_the_rule_of_braces() -> None:
+    keys = DelayedKeys.of("orders", "prod:{}".format)
+    assert (keys.name, keys.ready, keys.ordered) == ("orders", "prod:orders", "redisson_delay_queue:{prod:orders}")
+    assert ReliableKeys.of("orders", "prod:{}".format).live[:2] == ("delayq:{prod:orders}:live", "delayq:{prod:orders}:live:1")
 
 
 def test_a_record_is_redissons_byte_for_byte() -> None:
