@@ -1,57 +1,63 @@
-"""Measure what one transfer costs the server: ``python -m benchmarks.transfer [--json] [--most 1000000]``.
+"""Measure what one transfer costs the server: ``python -m benchmarks.transfer [--json] [--plot FILE] [--most 1000000]``.
 
 Ours beside Redisson's steps, written out again from their description, on a private server, by turns: how long one script
-that moves 100 due messages blocks the server, with so many pending, for four orders in which they come due. Medians over
-the runs; the time is the server's own (``INFO commandstats``). Payloads have 100 bytes. Both work on records with our ids;
-with Redisson's random ones, "all at once" is as bad for Redisson as "scattered".
+that moves 100 due messages blocks the server, with so many pending, for four orders in which they come due. The time is
+the server's own (``INFO commandstats``). Payloads have 100 bytes. Before each call everything is as it was at first.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import random
 import statistics
-import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from redis import Redis
-
+from benchmarks._moves import BATCH, delayq_transfer, fill, private_server, redisson_transfer
+from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, add_options, machine, plotter, save
 from delayq._redis.keys import DelayedKeys
-from delayq._redis.records import pack
-from delayq._redis.scripts import TRANSFER
-from delayq.embedded import EmbeddedServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-KEYS = DelayedKeys.of("benchmark")
-BATCH = 100
 RUNS = 5
-ORDERS = ("in offer order", "all at once", "newest first", "scattered")
-# Beyond this many pending, Redisson's steps take seconds a call for some orders: one run tells enough.
-MANY = 100_000
-
-# For each record due: append its payload to the ready list, and search the ordered list for it from the head.
-REDISSON = """
-local due = redis.call('ZRANGEBYSCORE', KEYS[2], 0, ARGV[1], 'LIMIT', 0, ARGV[2])
-for _, record in ipairs(due) do
-  local _, payload = struct.unpack('Bc0Lc0', record)
-  redis.call('RPUSH', KEYS[1], payload)
-  redis.call('LREM', KEYS[3], 1, record)
-end
-if #due > 0 then redis.call('ZREM', KEYS[2], unpack(due)) end
-return redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
-"""
+SLOW_MS = 1000
+ORDERS = {
+    "in offer order": "one delay for all",
+    "all at once": "one due time for all",
+    "newest first": "short delays behind long ones",
+    "scattered": "any delays",
+}
 
 
-def fill(server: Redis, pending: int, order: str) -> None:
-    """Store messages that were offered a millisecond apart and are all due."""
-    server.delete(KEYS.timeout, KEYS.ordered, KEYS.ready)
+@dataclass(frozen=True)
+class Series:
+    """One line of the plot: whose script, and what it works on."""
+
+    name: str
+    java_ids: bool
+    redisson: bool
+    listed: bool = True
+    look: tuple[str, str, str] = ("", "", "")
+
+    def call(self, server: Any, keys: DelayedKeys) -> float:
+        return (redisson_transfer(server, keys) if self.redisson else delayq_transfer(server, keys, listed=self.listed))[0]
+
+
+SERIES = (
+    Series("Redisson", java_ids=True, redisson=True, look=(VERMILION, "o", "-")),
+    Series("Redisson's steps, our ids", java_ids=False, redisson=True, look=(ORANGE, "v", "--")),
+    Series("delayq, offered by Java", java_ids=True, redisson=False, look=(SKY, "^", "--")),
+    Series("delayq", java_ids=False, redisson=False, look=(BLUE, "s", "-")),
+    Series("delayq, no ordered list", java_ids=False, redisson=False, listed=False, look=(GREEN, "D", ":")),
+)
+KEYS = {java_ids: DelayedKeys.of(f"benchmark:{'java' if java_ids else 'ours'}") for java_ids in (True, False)}
+
+
+def due_times(pending: int, order: str) -> Callable[[int], int]:
+    """Tell when the message at each place is due: all of them in the past."""
     chance = random.Random(1)
-    start = int(time.time() * 1_000_000) - pending * 1000
     ago = int(time.time() * 1000) - 2 * pending
     orders: dict[str, Callable[[int], int]] = {
         "in offer order": lambda place: ago + place,
@@ -59,63 +65,97 @@ def fill(server: Redis, pending: int, order: str) -> None:
         "newest first": lambda place: ago + pending - place,
         "scattered": lambda _place: ago + chance.randrange(pending),
     }
-    due = orders[order]
-    for first in range(0, pending, 1000):
-        places = range(first, min(first + 1000, pending))
-        records = {pack(((start + place * 1000) * 4096).to_bytes(8, "big"), b"x" * 100, 8): due(place) for place in places}
-        server.zadd(KEYS.timeout, records)
-        server.rpush(KEYS.ordered, *records)
+    return orders[order]
 
 
-def block_ms(server: Any, script: str) -> float:
-    """Run one transfer, and return how long it blocked the server."""
-    names = [KEYS.ready, KEYS.timeout, KEYS.ordered, KEYS.quarantine, "benchmark:taken", KEYS.leases, KEYS.leased]
-    server.config_resetstat()
-    if script == "redisson":
-        server.eval(REDISSON, 3, *names[:3], int(time.time() * 1000), BATCH)
-    else:
-        server.eval(TRANSFER.text, 7, *names, BATCH, 0, 1000, 0, "call")
-    return float(server.info("commandstats")["cmdstat_eval"]["usec"]) / 1000
+def run_once(server: Any, series: Series) -> float:
+    """Make one call, put back what it moved, and return how long it blocked the server, ms."""
+    keys = KEYS[series.java_ids]
+    due = server.zrange(keys.timeout, 0, BATCH - 1, withscores=True)
+    milliseconds = series.call(server, keys)
+    server.zadd(keys.timeout, dict(due))
+    server.copy(keys.ordered + ":kept", keys.ordered, replace=True)
+    server.delete(keys.ready)
+    while server.info("memory")["lazyfree_pending_objects"]:
+        time.sleep(0.001)
+    return milliseconds
 
 
-def measure(server: Redis, most: int) -> Iterator[dict[str, Any]]:
-    pending = 1000
-    while pending <= most:
-        for order in ORDERS:
-            fill(server, pending, order)
-            blocks: dict[str, list[float]] = {"redisson": [], "delayq": []}
-            for run in range(RUNS):
-                for script, times in blocks.items():
-                    if script == "delayq" or run == 0 or pending < MANY:
-                        times.append(block_ms(server, script))
-            row: dict[str, Any] = {"pending": pending, "order": order}
-            row |= {f"{script}_ms": statistics.median(times) for script, times in blocks.items()}
-            row |= {f"{script}_longest_ms": max(times) for script, times in blocks.items()}
-            yield row
-        pending *= 10
+def measure(server: Any, pending: int, order: str) -> Iterator[dict[str, Any]]:
+    for java_ids, keys in KEYS.items():
+        fill(server, keys, pending, java_ids=java_ids, due=due_times(pending, order), payload=lambda _place: b"x" * 100)
+        server.copy(keys.ordered, keys.ordered + ":kept", replace=True)
+    blocks: dict[Series, list[float]] = {series: [] for series in SERIES}
+    for _ in range(RUNS):
+        for series, times in blocks.items():
+            if max(times, default=0) < SLOW_MS:
+                times.append(run_once(server, series))
+    medians = {series: statistics.median(times) for series, times in blocks.items()}
+    for series, times in blocks.items():
+        yield {
+            "pending": pending,
+            "order": order,
+            "script": series.name,
+            "runs": len(times),
+            "block_ms": medians[series],
+            "longest_ms": max(times),
+            "message_us": medians[series] * 1000 / BATCH,
+            "ratio": medians[SERIES[0]] / medians[series],
+        }
+
+
+def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
+    most = max(row["pending"] for row in rows)
+    worst = [max(r["block_ms"] for r in rows if (r["pending"], r["script"]) == (most, series.name)) for series in SERIES]
+    figure, panels = plt.subplots(2, 2, figsize=(8.6, 6.4), sharex=True, sharey=True)
+    for panel, (order, meaning) in zip(panels.flat, ORDERS.items(), strict=True):
+        for series in SERIES:
+            points = [(row["pending"], row["block_ms"]) for row in rows if (row["order"], row["script"]) == (order, series.name)]
+            colour, marker, dashes = series.look
+            panel.loglog(*zip(*points, strict=True), color=colour, marker=marker, linestyle=dashes, label=series.name)
+        panel.minorticks_off()
+        panel.xaxis.set_major_formatter("{x:,.0f}")
+        panel.yaxis.set_major_formatter("{x:,g}")
+        panel.set_title(f"{order} ({meaning})", loc="left", fontsize=9.5)
+    figure.supylabel("server blocked by one call, ms", fontsize=9, x=0.012)
+    for panel in panels[-1]:
+        panel.set_xlabel("messages pending")
+    title = f"Moving {BATCH} due messages out of {most:,} pending blocks the server\n"
+    title += (
+        f"for up to {worst[0]:,.0f} ms with Redisson, {worst[3]:,.0f} ms with delayq, {worst[2]:,.0f} ms where Java offered them"
+    )
+    figure.suptitle(title, x=0.012, y=0.985, ha="left", fontsize=11, fontweight="bold")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.0, 0.925), ncols=len(SERIES), frameon=False, fontsize=8)
+    figure.subplots_adjust(left=0.085, right=0.965, top=0.83, bottom=0.11, hspace=0.2, wspace=0.1)
+    save(figure, file, footer)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--json", action="store_true", help="one JSON object a line")
-    arguments.add_argument("--most", type=int, default=1_000_000, help="pending messages at most")
-    chosen = arguments.parse_args()
-    with EmbeddedServer(None) as embedded, Redis.from_url(embedded.url, socket_timeout=600) as server:
-        version = server.info("server").get("valkey_version") or server.info("server")["redis_version"]
-        if not chosen.json:
-            print(f"{platform.platform()}, CPython {platform.python_version()}, server {version}; {BATCH} messages a call")
-            print(
-                f"{'pending':>9}  {'come due':<15}{'Redisson ms':>12}{'longest':>10}{'delayq ms':>12}{'longest':>10}{'ratio':>9}"
-            )
-        for row in measure(server, chosen.most):
-            if chosen.json:
-                print(json.dumps(row))
-            else:
-                print(
-                    f"{row['pending']:>9}  {row['order']:<15}{row['redisson_ms']:>12.2f}{row['redisson_longest_ms']:>10.2f}"
-                    f"{row['delayq_ms']:>12.2f}{row['delayq_longest_ms']:>10.2f}{row['redisson_ms'] / row['delayq_ms']:>8.1f}x"
-                )
-            sys.stdout.flush()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--most", type=int, default=1_000_000, help="pending messages at most")
+    options = parser.parse_args()
+    plt = plotter() if options.plot else None
+    with private_server() as server:
+        about = {
+            "machine": machine(server),
+            "measured": f"{BATCH} messages of 100 bytes a call; medians of {RUNS} interleaved runs,"
+            f" only one (marked *) where a call takes over {SLOW_MS // 1000} s; ratio: Redisson's time to this one",
+        }
+        columns = ("  pending", "come due      ", "script                   ", "us a message", "longest block ms", "   ratio")
+        table = Table(about, columns, as_json=options.json)
+        pending = 1000
+        while pending <= options.most:
+            for order in ORDERS:
+                for row in measure(server, pending, order):
+                    star = "*" if row["runs"] < RUNS else " "
+                    figures = (f"{row['message_us']:.2f}", f"{row['longest_ms']:.2f}{star}", f"{row['ratio']:.1f}x")
+                    table.add(row, str(pending), order, row["script"], *figures)
+            pending *= 10
+    table.end()
+    if plt:
+        draw(plt, options.plot, table.rows, f"{about['machine']}. Medians of {RUNS} calls, one where it takes seconds.")
 
 
 if __name__ == "__main__":

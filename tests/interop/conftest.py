@@ -1,30 +1,24 @@
-"""Redisson for the live tests, and a loud word at the end on whether they ran."""
+"""Redisson and the servers for the live tests, and a loud word at the end on whether they ran."""
 
 from __future__ import annotations
 
 import os
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 import delayq
 from tests.conftest import _USED, FOUND
-from tests.interop import report
-from tests.interop.redisson import VERSIONS, Redisson, build, missing_tools
-from tests.servers import PrivateServer
+from tests.interop import redis32, report
+from tests.interop.redisson import Redisson, build, missing_tools
+from tests.interop.settings import CURRENT, OLDER, Setting
+from tests.servers import Kind, PrivateServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
 REQUIRED = "DELAYQ_REQUIRE_REDISSON"
-
-
-def _unavailable(reason: str) -> None:
-    report.NOT_RUN.add(reason)
-    if os.environ.get(REQUIRED) == "1":
-        pytest.fail(f"{REQUIRED}=1, but: {reason}", pytrace=False)
-    pytest.skip(f"not run against Redisson: {reason}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -34,65 +28,55 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line, bold=True, green=True)
 
 
-@pytest.fixture(scope="session")
-def _interop_server() -> Iterator[PrivateServer]:
-    # Redisson knows no Unix sockets.
+def _skip(reason: str) -> NoReturn:
+    report.NOT_RUN.add(reason)
+    pytest.skip(f"not run against Redisson: {reason}")
+
+
+def _unavailable(reason: str) -> NoReturn:
+    if os.environ.get(REQUIRED) == "1":
+        report.NOT_RUN.add(reason)
+        pytest.fail(f"{REQUIRED}=1, but: {reason}", pytrace=False)
+    _skip(reason)
+
+
+def _kind(bits: int) -> Kind:
+    if bits == 32:
+        try:
+            return redis32.fetch()
+        except RuntimeError as error:
+            # Never required: few machines can have it.
+            _skip(f"no server of 32 bits, whose records are shorter: {error}")
     if not FOUND:
         _unavailable("no server found on this machine")
     name = next(iter(FOUND))
     _USED.add(name)
-    with PrivateServer(FOUND[name], tcp=True) as server:
-        yield server
+    return FOUND[name]
 
 
-@pytest.fixture
-def server(_interop_server: PrivateServer) -> PrivateServer:
-    """The server that both sides use, without data: of the first kind found."""
-    _interop_server.start()
-    _interop_server.flush()
-    return _interop_server
-
-
-@pytest.fixture(scope="session")
-def _start(_interop_server: PrivateServer) -> Iterator[Callable[[str], Redisson]]:
-    """Start one Redisson of each version for the session, when the first test asks for it."""
-    running: dict[str, Redisson] = {}
-    failed: dict[str, str] = {}
-
-    def get(version: str) -> Redisson:
-        if reason := missing_tools() or failed.get(version):
-            _unavailable(reason)
-        if version not in running:
-            try:
-                build(version)
-            except RuntimeError as error:
-                failed[version] = str(error)
-                _unavailable(str(error))
-            running[version] = Redisson(version, _interop_server.url.removesuffix("/0"))
-            report.RAN[version] = f"{_interop_server.kind.name} {_interop_server.version}"
-        return running[version]
-
-    yield get
-    for redisson in running.values():
+@pytest.fixture(scope="session", params=[*CURRENT, *OLDER], ids=str)
+def redisson(request: pytest.FixtureRequest) -> Iterator[Redisson]:
+    """A Redisson with its server. There is one at a time: pytest runs together what uses the same."""
+    setting: Setting = request.param
+    if reason := missing_tools():
+        _unavailable(reason)
+    with PrivateServer(_kind(setting.bits), tcp=True) as server:
+        try:
+            build(setting.release)
+            redisson = Redisson(setting.release, server)
+        except RuntimeError as error:
+            _unavailable(str(error))
+        report.RAN[str(redisson)] = None
+        yield redisson
         redisson.close()
 
 
-@pytest.fixture(params=VERSIONS)
-def redisson(request: pytest.FixtureRequest, _start: Callable[[str], Redisson]) -> Redisson:
-    """Redisson, with records in the current form and in the old one."""
-    return _start(request.param)
-
-
 @pytest.fixture
-def current(_start: Callable[[str], Redisson]) -> Redisson:
-    """The current Redisson, which reads what we write."""
-    return _start(VERSIONS[0])
-
-
-@pytest.fixture
-def old(_start: Callable[[str], Redisson]) -> Redisson:
-    """A Redisson that can neither write nor read the current records."""
-    return _start(VERSIONS[1])
+def server(redisson: Redisson) -> PrivateServer:
+    """The server that both sides use, without data."""
+    redisson.server.start()
+    redisson.server.flush()
+    return redisson.server
 
 
 @pytest.fixture

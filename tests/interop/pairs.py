@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import base64
+import math
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from delayq import codecs
-from tests.interop import report
+from delayq.codecs import JavaBigInteger, JavaFloat, JavaLong, JavaMap
+from tests.interop.values import Order, to_java
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,71 +24,137 @@ class Pair:
     Attributes:
         codec: Ours.
         java: The simple name of Redisson's.
-        value: Makes the n-th of any number of different values.
-        to_json: Writes a value into a request to Java.
-        from_json: Reads one from Java's answer.
+        value: Makes the n-th of ten thousand different values.
+        to_java: Writes a value into a request to Java.
     """
 
     codec: codecs.Codec[Any]
     java: str
     value: Callable[[int], Any]
-    to_json: Callable[[Any], Any] = lambda value: value
-    from_json: Callable[[Any], Any] = lambda value: value
+    to_java: Callable[[Any], Any] = to_java
 
     def __str__(self) -> str:
         return f"{type(self.codec).__name__}-{self.java}"
 
 
+_SPECIAL_DOUBLES = (math.inf, -math.inf, math.nan, -0.0, 5e-324, 1.7976931348623157e308)
+
+
 def _text(n: int) -> str:
-    # One, two, three and four bytes of UTF-8, a quote and a control character; and of different lengths.
-    return f'{n} é€😀 "\\\n{"x" * (n % 70)}'
+    # One, two, three and four bytes of UTF-8, a quote and control characters; and of different lengths.
+    return f'{n} é€😀 "\\/\n\x1f\x7f\u2028{"x" * (n % 70)}'
+
+
+def _plain_text(n: int) -> str:
+    # ASCII of every length has forms of its own in Kryo.
+    return f"{n}".ljust(n % 140, "x")
+
+
+def _integer(n: int) -> int:
+    # Nearly all that 32 bits hold.
+    return (n - 5000) * 429_496
 
 
 def _long(n: int) -> int:
-    # Negative ones too, and ones that no double holds.
-    return (n - 5000) * 1_000_000_007_001
+    # Nearly all that 64 bits hold: more than a double does.
+    return (n - 5000) * 1_844_674_407_370_955
 
 
-def _scalar(n: int) -> Any:
-    return (_text(n), n - 5000, _long(n), n + 0.5)[n % 4]
+def _double(n: int) -> float:
+    # From 1e-13 to 1e12.
+    return (n - 5000.25) * 10.0 ** (n % 25 - 16)
 
 
-def _object(n: int) -> Any:
-    # Without None: Redisson's mapper leaves out a map's entries that are null, so they cannot come back.
-    return {"id": n, "text": _text(n), "lines": [{"price": n + 0.5, "paid": n % 2 == 0}]}
+def _double_in_json(n: int) -> float:
+    # JSON has no special ones. Before JDK 19 Java gives some doubles more digits than they need: not those with few.
+    return (n - 5000.25) * 2.0 ** (n % 30 - 5)
+
+
+def _whole_tree(n: int) -> Any:
+    """What JSON has types for."""
+    return {
+        "id": n,
+        "text": _text(n),
+        "long": _long(n) * 2 + 1 if n % 2 else -n,
+        "lines": [{"price": _double_in_json(n), "paid": n % 2 == 0}, [], {}, [[n, None], [True, "é😀"]]],
+        "😀 key": {"deep": {"deeper": [{"deepest": -n}]}},
+    }
+
+
+def _plain(n: int) -> Any:
+    return (_text(n), _integer(n) * 7 + 1, _double_in_json(n), [n, [-n, f"{n}"]], _whole_tree(n), _whole_tree(n))[n % 6]
 
 
 def _plain_object(n: int) -> Any:
     # Within Unicode's first plane: beyond it Jackson writes escapes, which JsonCodec reads and does not write.
-    return {"id": n, "name": f'é€ "\\\n{n}'}
+    return {"id": n, "name": f'é€ "\\\n{n}', "long": _long(n), "lines": [{"price": n + 0.5, "paid": n % 2 == 0}, [-n, None]]}
 
 
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+def _moment(n: int) -> datetime:
+    # Before 1970 as well.
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=(n - 5000) * 123_456_789)
 
 
-_TABLE: tuple[tuple[Any, ...], ...] = (
-    ("StringCodec", "StringCodec", _text),
-    ("LongCodec", "LongCodec", _long),
-    ("IntegerCodec", "IntegerCodec", lambda n: n - 5000),
-    ("BytesCodec", "ByteArrayCodec", lambda n: n.to_bytes(2) + bytes(range(n % 256)), _base64, base64.b64decode),
-    ("JsonCodec", "TypedJsonJacksonCodec", _plain_object),
-    ("TypedJsonJacksonCodec", "TypedJsonJacksonCodec", _object),
-    ("JsonJacksonCodec", "JsonJacksonCodec", _object),
-    ("Kryo5Codec", "Kryo5Codec", _scalar),
-)
+def _decimal(n: int) -> Decimal:
+    return Decimal((n - 5000) * 10**20 + n).scaleb(-(n % 25))
 
 
-def _pairs() -> list[Pair]:
-    pairs = []
-    for ours, *rest in _TABLE:
-        codec = getattr(codecs, ours, None)
-        if codec is None:
-            report.NOT_RUN.add(f"delayq.codecs has no {ours}")
-        else:
-            pairs.append(Pair(codec(), *rest))
-    return pairs
+def _java_values(n: int) -> list[Any]:
+    """One of each class that Java has and JSON has not."""
+    return [
+        JavaLong(n - 5000),
+        _long(n),
+        JavaBigInteger(n),
+        2**64 + n,
+        JavaFloat(n / 8 - 600),
+        _decimal(n),
+        _moment(n),
+        n.to_bytes(2) + bytes(range(n % 256)),
+        JavaMap("java.util.HashMap", {f"é {n}": JavaLong(n)}),
+        [n, *_SPECIAL_DOUBLES],
+        [UUID(int=n << 64 | n * 7)],
+    ]
 
 
-PAIRS = _pairs()
+def _order(n: int) -> Order:
+    tags, rank = [_text(n), _plain_text(n)], n if n % 2 else None
+    return Order(_long(n), _text(n), _double_in_json(n), n % 2 == 0, _decimal(n), _moment(n), tags, rank)
+
+
+def _with_classes(n: int) -> Any:
+    """What JsonJacksonCodec writes. Not a UUID alone: until some time after 3.52.0, Redisson wrote that without its class."""
+    values = _java_values(n)
+    shapes = [_text(n), _integer(n), _double_in_json(n), _whole_tree(n), _order(n), [n, *values], {"id": n, **_named(values)}]
+    return (shapes + values)[n % (len(shapes) + len(values))]
+
+
+def _kryo(n: int) -> Any:
+    """Single values: what Kryo5Codec writes. The doubles that are special come once each."""
+    if n < len(_SPECIAL_DOUBLES):
+        return _SPECIAL_DOUBLES[n]
+    values = [value for value in _java_values(n) if not isinstance(value, list | dict)]
+    shapes = [_text(n), _plain_text(n), _integer(n), _double(n), UUID(int=n << 64 | n * 7), *values]
+    return shapes[n % len(shapes)]
+
+
+def _named(values: list[Any]) -> dict[str, Any]:
+    return {f"field {n}": value for n, value in enumerate(values)}
+
+
+def _as_long(value: int) -> Any:
+    return to_java(JavaLong(value))
+
+
+PAIRS = [
+    Pair(codecs.StringCodec(), "StringCodec", _text),
+    Pair(codecs.LongCodec(), "LongCodec", _long, to_java=_as_long),
+    Pair(codecs.IntegerCodec(), "IntegerCodec", _integer),
+    Pair(codecs.BytesCodec(), "ByteArrayCodec", lambda n: n.to_bytes(2) + bytes(range(n % 256))),
+    Pair(codecs.JsonCodec(), "TypedJsonJacksonCodec", _plain_object),
+    Pair(codecs.TypedJsonJacksonCodec(), "TypedJsonJacksonCodec", _plain),
+    Pair(codecs.JsonJacksonCodec({"delayq.interop.Order": Order}), "JsonJacksonCodec", _with_classes),
+    Pair(codecs.Kryo5Codec(), "Kryo5Codec", _kryo),
+]
 TEXT = PAIRS[0]
+KRYO = PAIRS[-1]
+"""What Redisson uses unless told otherwise."""

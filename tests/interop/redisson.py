@@ -14,14 +14,43 @@ import subprocess
 import tempfile
 import threading
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-VERSIONS = ("4.7.0", "3.20.1")
-"""The current Redisson, and one that writes the old records (before 3.21.1)."""
+from tests.interop.values import from_java
+
+if TYPE_CHECKING:
+    from tests.servers import PrivateServer
+
+
+@dataclass(frozen=True)
+class Release:
+    """A version of Redisson.
+
+    Attributes:
+        version: Redisson's.
+        jackson: The Jackson that it was built with, which does the JSON of its codecs.
+    """
+
+    version: str
+    jackson: str
+
+    def __str__(self) -> str:
+        return self.version
+
+    @property
+    def writes_old_records(self) -> bool:
+        """It neither writes nor reads the current records: these came with 3.21.1."""
+        return tuple(map(int, self.version.split("."))) < (3, 21, 1)
+
+
+NEWEST_4 = Release("4.7.0", "2.21.3")
+NEWEST_3 = Release("3.52.0", "2.20.0")
+OLD = Release("3.20.1", "2.14.2")
 
 _HERE = Path(__file__).parent
-_SOURCES = (_HERE / "pom.xml", _HERE / "src/main/java/delayq/interop/Peer.java")
+_SOURCES = (_HERE / "pom.xml", *sorted((_HERE / "src").rglob("*.java")))
 # The first build downloads Redisson and what it needs.
 _BUILD_TIMEOUT = 300.0
 _START_TIMEOUT = 60.0
@@ -34,8 +63,8 @@ def missing_tools() -> str:
     return f"no {' and no '.join(absent)} on the PATH" if absent else ""
 
 
-def build(version: str) -> list[Path]:
-    """Build the program with Redisson ``version``, unless it is built already. Only the first time needs a network.
+def build(release: Release) -> list[Path]:
+    """Build the program with that Redisson, unless it is built already. Only the first time needs a network.
 
     Returns:
         The class path.
@@ -43,14 +72,15 @@ def build(version: str) -> list[Path]:
     Raises:
         RuntimeError: Maven failed.
     """
-    target = _HERE / "build" / version
+    target = _HERE / "build" / release.version
     class_path = [target / "interop.jar", target / "lib" / "*"]
     stamp = target / "stamp"
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()
     if stamp.exists() and stamp.read_text() == digest:
         return class_path
     shutil.rmtree(target, ignore_errors=True)
-    command = ["mvn", "--quiet", "--batch-mode", "-Dstyle.color=never", f"-Dredisson.version={version}", "package"]
+    versions = [f"-Dredisson.version={release.version}", f"-Djackson.version={release.jackson}"]
+    command = ["mvn", "--quiet", "--batch-mode", "-Dstyle.color=never", *versions, "package"]
     # What was downloaded once is enough; asking the network again would only make the build depend on it.
     for options in (["--offline"], []):
         try:
@@ -58,49 +88,63 @@ def build(version: str) -> list[Path]:
                 [*command, *options], cwd=_HERE, capture_output=True, text=True, timeout=_BUILD_TIMEOUT, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"Maven did not build it with Redisson {version} within {_BUILD_TIMEOUT:.0f} s") from error
+            raise RuntimeError(f"Maven did not build it with Redisson {release} within {_BUILD_TIMEOUT:.0f} s") from error
         if result.returncode == 0:
             stamp.write_text(digest)
             return class_path
     reason = next((line for line in result.stdout.splitlines() if "[ERROR]" in line), result.stderr)
-    raise RuntimeError(f"Maven cannot build it with Redisson {version}: {reason}")
+    raise RuntimeError(f"Maven cannot build it with Redisson {release}: {reason}")
 
 
 class Redisson:
     """One Java process with one Redisson client.
 
-    Its answers are read by a thread, so it outlives the event loops of the tests.
+    What it tells is read by a thread, so it outlives the event loops of the tests.
+
+    Args:
+        release: Which, built.
+        server: What it connects to, by TCP: it knows no Unix sockets.
+
+    Raises:
+        RuntimeError: It did not start.
     """
 
-    def __init__(self, version: str, url: str) -> None:
-        self.version = version
+    def __init__(self, release: Release, server: PrivateServer) -> None:
+        self.release = release
+        self.server = server
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._answers: dict[int, Future[Any]] = {0: Future()}
-        with tempfile.NamedTemporaryFile(prefix=f"dq-redisson-{version}-", suffix=".log", delete=False) as log:
+        self._taken: dict[int, list[tuple[Any, int]]] = {}
+        with tempfile.NamedTemporaryFile(prefix=f"dq-redisson-{release}-", suffix=".log", delete=False) as log:
             self._log = Path(log.name)
             self._process = subprocess.Popen(
                 [
                     "java",
                     "-Xmx512m",
+                    # One thread for that, of the few processors that the servers and the tests need too.
+                    "-XX:+UseSerialGC",
                     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
                     "-cp",
-                    os.pathsep.join(map(str, build(version))),
+                    os.pathsep.join(map(str, build(release))),
                     "delayq.interop.Peer",
-                    url,
+                    server.url.removesuffix("/0"),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
         atexit.register(self.close)
-        self._reader = threading.Thread(target=self._read, name=f"redisson-{version}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"redisson-{release}", daemon=True)
         self._reader.start()
-        self._answers[0].result(_START_TIMEOUT)
+        try:
+            self._answers[0].result(_START_TIMEOUT)
+        except BaseException:
+            self.close()
+            raise
 
-    @property
-    def writes_old_records(self) -> bool:
-        return tuple(map(int, self.version.split("."))) < (3, 21, 1)
+    def __str__(self) -> str:
+        return f"Redisson {self.release} against {self.server.kind.name} {self.server.version}"
 
     async def open(self, name: str, codec: str, *, attached: bool = True) -> JavaQueue:
         """Open a queue.
@@ -114,20 +158,34 @@ class Redisson:
         await queue.ask("open", codec=codec, attached=attached)
         return queue
 
-    async def ask(self, what: str, queue: str, **details: Any) -> Any:
+    async def ask(self, what: str, queue: str, taken: list[tuple[Any, int]] | None = None, **details: Any) -> Any:
         """Send one request and return its result.
+
+        Args:
+            what: What to do.
+            queue: The queue's name.
+            taken: Grows by every message that the request takes, as soon as Java has it: the value, and when, ms.
+            details: What else the request says, as Java reads it.
 
         Raises:
             RuntimeError: Java answered with an exception, or is gone.
         """
         number, answer = next(self._ids), Future[Any]()
         self._answers[number] = answer
+        if taken is not None:
+            self._taken[number] = taken
         line = json.dumps({"id": number, "do": what, "queue": queue, **details}).encode() + b"\n"
         try:
             await asyncio.to_thread(self._write, line)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise RuntimeError(self._obituary()) from error
         return await asyncio.wrap_future(answer)
+
+    def kill(self) -> None:
+        """End it at once, whatever it is doing. What it told before that has arrived."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(_END_TIMEOUT)
 
     def close(self) -> None:
         """End it. It ends by itself when its standard input does, also when this process is killed."""
@@ -154,24 +212,33 @@ class Redisson:
     def _read(self) -> None:
         assert self._process.stdout
         for line in self._process.stdout:
-            message = json.loads(line)
-            answer = self._answers.pop(message["id"])
-            # A test that timed out has cancelled it.
-            if answer.set_running_or_notify_cancel():
-                if "error" in message:
-                    answer.set_exception(RuntimeError(f"Redisson {self.version}: {message['error']}"))
-                else:
-                    answer.set_result(message["result"])
+            # It may have been killed while it wrote this one.
+            if line.endswith(b"\n"):
+                self._hear(json.loads(line))
         for answer in [self._answers.pop(number) for number in tuple(self._answers)]:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(RuntimeError(self._obituary()))
 
+    def _hear(self, message: dict[str, Any]) -> None:
+        number = message["id"]
+        if "at" in message:
+            self._taken[number].append((from_java(message["took"]), message["at"]))
+            return
+        self._taken.pop(number, None)
+        answer = self._answers.pop(number)
+        # A test that timed out has cancelled it.
+        if answer.set_running_or_notify_cancel():
+            if "error" in message:
+                answer.set_exception(RuntimeError(f"Redisson {self.release}: {message['error']}"))
+            else:
+                answer.set_result(from_java(message["result"]))
+
     def _obituary(self) -> str:
-        return f"Redisson {self.version} has ended:\n{self._log.read_text(errors='replace')[-3000:]}"
+        return f"Redisson {self.release} has ended:\n{self._log.read_text(errors='replace')[-3000:]}"
 
 
 class JavaQueue:
-    """A blocking queue and its delayed queue in Java. Values and times travel as JSON."""
+    """A blocking queue and its delayed queue in Java. What comes from there is as :func:`from_java` makes it."""
 
     def __init__(self, redisson: Redisson, name: str) -> None:
         self.name = name
@@ -181,17 +248,25 @@ class JavaQueue:
         return await self._redisson.ask(what, self.name, **details)
 
     async def offer(self, messages: list[tuple[Any, int]]) -> list[int]:
-        """Offer values with delays in ms; return when each left, ms: none is due before that and its delay."""
+        """Offer values, as Java reads them, with delays in ms.
+
+        Returns:
+            When each left, ms: none is due before that and its delay.
+        """
         left: list[int] = await self.ask("offer", messages=messages)
         return left
 
     async def take(self, count: int) -> list[tuple[Any, int]]:
         """Wait for ``count`` values; return them with the times at which they came, ms."""
-        return _arrivals(await self.ask("take", count=count))
+        taken: list[tuple[Any, int]] = []
+        await self.ask("take", taken=taken, count=count)
+        return taken
 
-    async def consume(self) -> list[tuple[Any, int]]:
-        """Take values until :meth:`stop`; return them as :meth:`take` does."""
-        return _arrivals(await self.ask("consume"))
+    async def consume(self, taken: list[tuple[Any, int]] | None = None) -> list[tuple[Any, int]]:
+        """Take values until :meth:`stop`; return them as :meth:`take` does. ``taken`` grows with each."""
+        taken = [] if taken is None else taken
+        await self.ask("consume", taken=taken)
+        return taken
 
     async def stop(self) -> None:
         await self.ask("stop")
@@ -199,7 +274,3 @@ class JavaQueue:
     async def detach(self) -> None:
         """RDelayedQueue.destroy(): from now on this client moves nothing of this queue."""
         await self.ask("detach")
-
-
-def _arrivals(answer: list[dict[str, Any]]) -> list[tuple[Any, int]]:
-    return [(arrival["value"], arrival["at"]) for arrival in answer]

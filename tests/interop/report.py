@@ -5,27 +5,35 @@ from __future__ import annotations
 from collections import defaultdict
 from statistics import median
 
-RAN: dict[str, str] = {}
-"""By version of Redisson: the server it ran against."""
 NOT_RUN: set[str] = set()
-MESSAGES: dict[tuple[str, str], int] = defaultdict(int)
-"""Messages that arrived, each once and none early, by version of Redisson and way."""
-LATENESS_MS: dict[tuple[str, str], list[float]] = defaultdict(list)
-"""How long after its due time a message came, by version of Redisson and who moved it."""
-
+RAN: dict[str, None] = {}
+"""The settings that ran, in order: a Redisson and a server."""
+MESSAGES: dict[str, dict[tuple[str, str], int]] = defaultdict(lambda: defaultdict(int))
+"""Messages that arrived, each once and none early, by setting, way and codec."""
+LATENESS_MS: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+"""How long after its due time a message came, by setting and way."""
+MOVED_BY_JAVA: dict[str, list[float]] = defaultdict(list)
+"""By setting: of what all offer, move and take at once, the part that Java moved."""
 NOTES: list[str] = []
 
 
 def lines() -> list[str]:
-    """One line for each version of Redisson, and the notes."""
-    found = []
-    for version, server in RAN.items():
-        parts = [f"Redisson {version} against {server}"]
-        parts += [f"{count:,} messages {way}" for (which, way), count in MESSAGES.items() if which == version]
-        parts += [
-            f"{what} after {median(late):.1f} ms (median of {len(late)}; at most {max(late):.1f})"
-            for (which, what), late in LATENESS_MS.items()
-            if which == version
-        ]
-        found.append("; ".join(parts))
-    return [*found, *NOTES]
+    """One line for each setting, and the notes."""
+    return [*map(_line, RAN), *NOTES]
+
+
+def _line(setting: str) -> str:
+    counts: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for (way, codec), count in MESSAGES[setting].items():
+        counts[way, count].append(codec)
+    parts = [
+        f"{count:,} messages {way} with {f'each of {len(codecs)} codecs' if len(codecs) > 1 else codecs[0]}"
+        for (way, count), codecs in counts.items()
+    ]
+    parts += [
+        f"{way} after {median(late):.1f} ms (median of {len(late)}; at most {max(late):.1f})"
+        for way, late in LATENESS_MS[setting].items()
+    ]
+    if shares := MOVED_BY_JAVA[setting]:
+        parts.append(f"between all, Java moved {min(shares):.0%} to {max(shares):.0%}")
+    return f"{setting}: {'; '.join(parts) or 'nothing to tell'}"

@@ -1,15 +1,20 @@
-"""Values to bytes and back."""
+"""Values to bytes and back: JSON, text, a whole number, bytes. Redisson's own formats have files of their own."""
 
 from __future__ import annotations
 
+import importlib
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayq import DecodeError, EncodeError, JsonCodec, StringCodec
+import delayq
+from delayq import DecodeError, EncodeError, JsonCodec, StringCodec, codecs
+from delayq.codecs import BytesCodec, IntegerCodec, LongCodec
 
 TEXT = st.text(st.characters(codec="utf-8"))
 JSON = st.recursive(
@@ -67,3 +72,122 @@ def test_the_string_codec_refuses_what_is_no_text() -> None:
         StringCodec().encode("\ud800")
     with pytest.raises(DecodeError):
         StringCodec().decode(b"\xff")
+
+
+# --- a whole number
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_a_long_comes_back_as_it_went(value: int) -> None:
+    assert LongCodec().encode(value) == str(value).encode()
+    assert LongCodec().decode(str(value).encode()) == value
+
+
+@given(st.integers(-(2**31), 2**31 - 1))
+def test_an_integer_comes_back_as_it_went(value: int) -> None:
+    assert IntegerCodec().decode(IntegerCodec().encode(value)) == value
+
+
+@pytest.mark.parametrize(("codec", "bits"), [(LongCodec(), 64), (IntegerCodec(), 32)], ids=["long", "integer"])
+def test_a_number_that_java_has_no_room_for_is_refused(codec: LongCodec | IntegerCodec, bits: int) -> None:
+    for value in (1 << bits - 1, -(1 << bits - 1) - 1, 10**1000):
+        with pytest.raises(EncodeError, match=f"ints of {bits} bits"):
+            codec.encode(value)
+        with pytest.raises(DecodeError):
+            codec.decode(str(value).encode())
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", None, b"x"])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    for codec in (LongCodec(), IntegerCodec()):
+        with pytest.raises(EncodeError, match=f"encodes int, not {type(value).__name__}"):
+            codec.encode(value)
+
+
+def test_numbers_are_read_as_java_reads_them() -> None:
+    assert [LongCodec().decode(text) for text in (b"5", b"+5", b"-5", b"007", b"-0")] == [5, 5, -5, 7, 0]
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"-", b"+-5", b" 5", b"5 ", b"5\n", b"1_0", b"5L", b"1.0", b'"5"', "٣".encode(), b"9" * 10**6]
+)
+def test_what_java_does_not_read_as_a_number_is_refused(payload: bytes) -> None:
+    for codec in (LongCodec(), IntegerCodec()):
+        with pytest.raises(DecodeError, match=f"{type(codec).__name__} cannot decode {len(payload)} bytes"):
+            codec.decode(payload)
+
+
+# --- bytes
+
+
+@given(st.binary())
+def test_bytes_are_bytes(value: bytes) -> None:
+    for same in (value, bytearray(value), memoryview(value)):
+        encoded = BytesCodec().encode(same)
+        assert encoded == value
+        assert type(encoded) is bytes
+    assert BytesCodec().decode(value) == value
+
+
+def test_what_is_not_bytes_is_refused() -> None:
+    for value in ("text", 5, [1], None):
+        with pytest.raises(EncodeError, match="encodes bytes"):
+            BytesCodec().encode(value)  # type: ignore[arg-type]
+    released = memoryview(b"x")
+    released.release()
+    with pytest.raises(EncodeError, match="released"):
+        BytesCodec().encode(released)
+
+
+# --- all of them
+
+
+@pytest.mark.parametrize("name", [name for name in codecs.__all__ if name.endswith("Codec") and name != "Codec"])
+def test_every_codec_is_made_without_arguments_and_reads_what_it_wrote(name: str) -> None:
+    codec = getattr(codecs, name)()
+    value: Any = {"LongCodec": 5, "IntegerCodec": 5, "BytesCodec": b"hi"}.get(name, "hi")
+    assert codec.decode(codec.encode(value)) == value
+
+
+@pytest.mark.parametrize("name", [name for name in codecs.__all__ if name.endswith("Codec") and name != "Codec"])
+@given(payload=st.binary())
+def test_any_bytes_are_decoded_or_refused(name: str, payload: bytes) -> None:
+    codec = getattr(codecs, name)()
+    try:
+        codec.decode(payload)
+    except DecodeError as error:
+        assert (error.codec, error.payload) == (name, payload)  # noqa: PT017  # it may be either
+        assert payload[:16].hex(" ") in str(error)  # noqa: PT017
+
+
+def test_every_name_is_there_and_seen() -> None:
+    assert set(codecs.__all__) <= set(dir(codecs))
+    assert all(getattr(codecs, name).__name__ == name for name in codecs.__all__)
+    assert not hasattr(codecs, "NoCodec")
+    assert (delayq.JsonCodec, delayq.StringCodec) == (codecs.JsonCodec, codecs.StringCodec)
+
+
+def test_every_codec_says_what_its_methods_raise() -> None:
+    for name in codecs.__all__:
+        member = getattr(codecs, name)
+        assert member.__doc__
+        if name.endswith("Codec"):
+            assert member.encode.__doc__
+            assert member.decode.__doc__
+
+
+def test_the_codecs_for_java_are_loaded_when_they_are_asked_for() -> None:
+    code = """
+import sys, delayq, delayq.codecs
+before = {name for name in sys.modules if name.startswith("delayq.codecs.")}
+assert before == {f"delayq.codecs.{name}" for name in ("json", "protocol", "string")}, before
+assert set(delayq.codecs.__all__) <= set(dir(delayq.codecs))
+from delayq.codecs import Kryo5Codec
+assert "delayq.codecs.kryo" in sys.modules and "delayq.codecs.jackson" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_modules_are_where_their_names_say() -> None:
+    for name in ("jackson", "java", "json", "kryo", "protocol", "string"):
+        assert importlib.import_module(f"delayq.codecs.{name}").__doc__

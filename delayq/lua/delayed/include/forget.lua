@@ -3,9 +3,11 @@
 -- The list is in offer order, and our ids sort by offer order. So what is due often stands together at one end; and
 -- anything else is found by its id as a name in a telephone book: where its time should be, then nearer and nearer.
 -- Every record found is overwritten with a mark, and one pass removes the marks. Java's ids are random: they are passed
--- over, and a record that cannot be found so is searched for by LREM, as Redisson does.
+-- over, and a record that cannot be found so is searched for by LREM, as Redisson does; many of them in one walk.
 local FOUR_YEARS, A_DAY = 134217728, 82397 -- in units of an id's upper half (2^20 microseconds)
 local LOOK_AROUND = 24
+local MANY = 50 -- from so many on, a walk through the whole list costs less than an LREM for each
+local PAGE = 1000
 local GONE = 'delayq:gone' -- no record: they have 12 bytes of header at least, the first of them an id's
 
 -- Remove the run of `gone` records at one end; return how many they were.
@@ -95,17 +97,34 @@ local function forget_all(ordered, records, now)
   local tail = redis.call('LRANGE', ordered, -LOOK_AROUND, -1)
   last = bound(tail, length - #tail, from, last, false) or last
   local marks, first_mark, last_mark = 0, length, -1
+  local function mark(at)
+    redis.call('LSET', ordered, at, GONE)
+    marks, first_mark, last_mark = marks + 1, math.min(first_mark, at), math.max(last_mark, at)
+  end
   local unknown = {}
   for _, wanted in ipairs(searched) do
     local high, low, record = wanted[1], wanted[2], wanted[3]
-    local at = high >= 0 and find(ordered, record, high, low, from, last)
+    local at = high >= from[2] and high <= last[2] and find(ordered, record, high, low, from, last)
     if at then
-      redis.call('LSET', ordered, at, GONE)
-      marks, first_mark, last_mark = marks + 1, math.min(first_mark, at), math.max(last_mark, at)
+      mark(at)
       from = {at, high, low}
     else
       unknown[#unknown + 1] = record
     end
+  end
+  if #unknown >= MANY then
+    local wanted, missing = {}, #unknown
+    for _, record in ipairs(unknown) do wanted[record] = true end
+    for first = 0, length - 1, PAGE do
+      if missing == 0 then break end
+      for place, record in ipairs(redis.call('LRANGE', ordered, first, first + PAGE - 1)) do
+        if wanted[record] then
+          wanted[record], missing = nil, missing - 1
+          mark(first + place - 1)
+        end
+      end
+    end
+    unknown = {}
   end
   if marks > 0 then
     -- From the end that reaches all marks sooner.

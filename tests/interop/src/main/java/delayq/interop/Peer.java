@@ -6,6 +6,7 @@ import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
@@ -29,10 +30,12 @@ import org.redisson.codec.TypedJsonJacksonCodec;
 import org.redisson.config.Config;
 
 /**
- * Redisson as the tests drive it: one JSON request per line on stdin, one JSON answer per line on stdout.
+ * Redisson as the tests drive it: one JSON request per line on stdin, JSON answers on stdout.
  *
- * <p>A request is {@code {"id": 1, "do": "offer", "queue": "q", ...}}, its answer {@code {"id": 1, "result": ...}} or
- * {@code {"id": 1, "error": "..."}}. Requests run side by side: a take may wait while offers go on.
+ * <p>A request is {@code {"id": 1, "do": "offer", "queue": "q", ...}}. What it takes is told at once, {@code {"id": 1,
+ * "took": value, "at": ms}}, so that we may be killed at any time; then comes its answer, {@code {"id": 1, "result": ...}} or
+ * {@code {"id": 1, "error": "..."}}. Requests run side by side: a take may wait while offers go on. How values stand in these
+ * lines is said in {@link Values}.
  */
 public final class Peer {
     private static final ObjectMapper JSON = new ObjectMapper();
@@ -51,7 +54,7 @@ public final class Peer {
         config.useSingleServer().setAddress(args[0]);
         var peer = new Peer(Redisson.create(config));
         var threads = Executors.newCachedThreadPool();
-        answer(Map.of("id", 0, "result", "ready"));
+        tell(Map.of("id", 0, "result", "ready"));
         var requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (var line = requests.readLine(); line != null; line = requests.readLine()) {
             var request = JSON.readTree(line);
@@ -65,16 +68,20 @@ public final class Peer {
         var answer = new HashMap<String, Object>();
         answer.put("id", request.get("id").asInt());
         try {
-            answer.put("result", run(request));
+            answer.put("result", Values.toJson(run(request)));
         } catch (Exception | LinkageError error) {
             answer.put("error", error.toString());
         }
-        answer(answer);
+        tell(answer);
     }
 
-    private static synchronized void answer(Map<String, Object> answer) {
+    private static void tell(Map<String, Object> answer) {
         try {
-            System.out.println(JSON.writeValueAsString(answer));
+            var line = (JSON.writeValueAsString(answer) + "\n").getBytes(StandardCharsets.UTF_8);
+            synchronized (System.out) {
+                System.out.write(line);
+                System.out.flush();
+            }
         } catch (IOException error) {
             throw new IllegalStateException(error);
         }
@@ -82,48 +89,55 @@ public final class Peer {
 
     private Object run(JsonNode request) throws Exception {
         var name = request.get("queue").asText();
-        if (request.get("do").asText().equals("open")) {
+        var what = request.get("do").asText();
+        if (what.equals("open")) {
             queues.put(name, new Queue(name, request.get("codec").asText(), request.get("attached").asBoolean()));
             return null;
         }
         var queue = queues.get(name);
-        return switch (request.get("do").asText()) {
+        return switch (what) {
             case "offer" -> queue.offer(request.get("messages"));
-            case "take" -> queue.take(request.get("count").asInt());
-            case "consume" -> queue.consume();
+            case "take" -> queue.take(request.get("id").asInt(), request.get("count").asInt());
+            case "consume" -> queue.consume(request.get("id").asInt());
             case "stop" -> queue.stopped = true;
             case "size" -> queue.delayed.size();
             case "readAll" -> queue.delayed.readAll();
-            case "contains" -> queue.delayed.contains(queue.value(request.get("value")));
-            case "remove" -> queue.delayed.remove(queue.value(request.get("value")));
+            case "contains" -> queue.delayed.contains(Values.fromJson(request.get("value")));
+            case "remove" -> queue.delayed.remove(Values.fromJson(request.get("value")));
             case "poll" -> queue.delayed.poll();
+            case "expire" -> queue.delayed.expire(Duration.ofMillis(request.get("ms").asLong()));
+            case "clearExpire" -> queue.delayed.clearExpire();
+            case "delete" -> queue.delayed.delete();
             case "detach" -> queue.detach();
-            default -> throw new IllegalArgumentException("what is " + request.get("do") + "?");
+            case "ready.size" -> queue.ready.size();
+            case "ready.readAll" -> queue.ready.readAll();
+            case "ready.peek" -> queue.ready.peek();
+            case "ready.drainTo" -> queue.drainTo(request.get("most").asInt());
+            case "ready.pollFromAny" ->
+                    queue.ready.pollFromAny(1, TimeUnit.SECONDS, request.get("other").asText());
+            case "ready.pollLastAndOfferFirstTo" ->
+                    queue.ready.pollLastAndOfferFirstTo(request.get("other").asText());
+            default -> throw new IllegalArgumentException("what is " + what + "?");
         };
     }
 
-    /** A value, and when it came, by this machine's clock. */
-    private record Arrival(Object value, long at) {}
-
     private final class Queue {
-        private final String codec;
         private final RBlockingQueue<Object> ready;
         private final RDelayedQueue<Object> delayed;
         private volatile boolean stopped;
 
         /** Only an attached client subscribes to the channel and moves what comes due. */
         Queue(String name, String codec, boolean attached) {
-            this.codec = codec;
             ready = redisson.getBlockingQueue(name, codec(codec));
             delayed = attached ? redisson.getDelayedQueue(ready) : null;
         }
 
         /** Offer [[value, delay in ms], ...], and tell when each was on its way: none is due earlier than that plus its delay. */
-        List<Long> offer(JsonNode messages) throws Exception {
-            var times = new ArrayList<Long>();
+        List<Object> offer(JsonNode messages) throws Exception {
+            var times = new ArrayList<Object>();
             var offers = new ArrayList<Future<Void>>();
             for (var message : messages) {
-                var value = value(message.get(0));
+                var value = Values.fromJson(message.get(0));
                 times.add(System.currentTimeMillis());
                 offers.add(delayed.offerAsync(value, message.get(1).asLong(), TimeUnit.MILLISECONDS));
                 if (offers.size() >= OFFERS_ON_THEIR_WAY) {
@@ -136,25 +150,38 @@ public final class Peer {
             return times;
         }
 
-        List<Arrival> take(int count) throws InterruptedException {
-            var arrivals = new ArrayList<Arrival>(count);
-            while (arrivals.size() < count) {
-                var value = ready.take();
-                arrivals.add(new Arrival(value, System.currentTimeMillis()));
+        Object take(int id, int count) throws InterruptedException {
+            for (var left = count; left > 0; left--) {
+                took(id, ready.take());
             }
-            return arrivals;
+            return null;
         }
 
         /** Take until told to stop. An interrupted take would lose what it is just taking. */
-        List<Arrival> consume() throws InterruptedException {
-            var arrivals = new ArrayList<Arrival>();
+        Object consume(int id) throws InterruptedException {
             while (!stopped) {
                 var value = ready.poll(1, TimeUnit.SECONDS);
                 if (value != null) {
-                    arrivals.add(new Arrival(value, System.currentTimeMillis()));
+                    took(id, value);
                 }
             }
-            return arrivals;
+            return null;
+        }
+
+        /** A value, and when it came, by this machine's clock. */
+        private void took(int id, Object value) {
+            var at = System.currentTimeMillis();
+            var line = new HashMap<String, Object>();
+            line.put("id", id);
+            line.put("took", Values.toJson(value));
+            line.put("at", at);
+            tell(line);
+        }
+
+        List<Object> drainTo(int most) {
+            var drained = new ArrayList<Object>();
+            ready.drainTo(drained, most);
+            return drained;
         }
 
         Object detach() {
@@ -162,14 +189,6 @@ public final class Peer {
                 delayed.destroy();
             }
             return null;
-        }
-
-        Object value(JsonNode json) throws IOException {
-            return switch (codec) {
-                case "LongCodec" -> json.asLong();
-                case "ByteArrayCodec" -> json.binaryValue();
-                default -> JSON.treeToValue(json, Object.class);
-            };
         }
     }
 

@@ -1,0 +1,217 @@
+"""The command ``delayq migrate``: its options, what it shows, and its exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+import delayq
+from delayq.cli.demo.command import public_part
+from delayq.cli.errors import CommandFailed
+from delayq.client import URL_VARIABLE
+from delayq.migration import MAX_BATCH
+from delayq.migration import migrate as steps_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from rich.progress import TaskID
+
+    from delayq.migration import Migration
+
+WARNING = (
+    "a Redisson before 3.21.1 cannot read the current form: while one is still attached, it delivers the messages before "
+    "such a record again and again, and nothing after it. Stop or upgrade it first."
+)
+# Pictures a second. Each step is far shorter.
+_REFRESH = 8
+# The longest name of a phase: the bars below each other begin alike.
+_PHASE_WIDTH = len("ordered list, again")
+# What a run without a terminal says how far it is, seconds.
+_SAY_EVERY = 5.0
+
+
+def migrate(
+    queue: Annotated[str, typer.Argument(help="The queue's name on the server.", show_default=False)],
+    url: Annotated[str | None, typer.Option(help=f"The server; without it, ${URL_VARIABLE}.", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would change.")] = False,
+    batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="Records per step, at most.")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures only, as one JSON object.")] = False,
+) -> None:
+    """Rewrite the records of a delayed queue that Redisson before 3.21.1 wrote, while the queue is in use.
+
+    Exit status: 0 if every readable record is current, or in a dry run; 1 if somebody keeps writing outdated ones; 2 if the
+    command could not be carried out. A queue in which nothing is pending is current.
+    """
+    address = url if url is not None else os.environ.get(URL_VARIABLE)
+    if not address:
+        raise CommandFailed(f"which server? Give --url, or set ${URL_VARIABLE}")
+    console = Console(highlight=False)
+    view: AbstractContextManager[Callable[[Migration], None]]
+    if as_json:
+        view = nullcontext(lambda _: None)
+    # Asked of stdout itself: the console may be told by the environment to write as if to a terminal.
+    elif sys.stdout.isatty() and not console.is_dumb_terminal:
+        view = _Bar(console)
+    else:
+        view = nullcontext(_Lines())
+    started = time.monotonic()
+    with view as show:
+        result = _run(address, queue, dry_run, batch, show)
+    seconds = time.monotonic() - started
+    server = "embedded" if address.startswith("embedded:") else public_part(address)
+    if as_json:
+        print(json.dumps(figures(result, server, seconds)))
+    else:
+        for line in summary(result, seconds):
+            console.print(line, markup=False, soft_wrap=True)
+    raise typer.Exit(0 if result.complete or dry_run else 1)
+
+
+def _warn() -> None:
+    # A terminal gets it broken between words; a log file, in one line.
+    Console(stderr=True, highlight=False).print(f"delayq: warning: {WARNING}", markup=False, soft_wrap=not sys.stderr.isatty())
+
+
+def _run(address: str, queue: str, dry_run: bool, batch: int, show: Callable[[Migration], None]) -> Migration:
+    """Migrate. A signal that would end the process ends it between two steps."""
+    caught: list[int] = []
+
+    async def interruptible() -> Migration:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def interrupt(number: int) -> None:
+            caught.append(number)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, interrupt, number)
+        result: Migration | None = None
+        async with delayq.connect(address) as client:
+            async for result in steps_of(client, queue, dry_run=dry_run, batch=batch):
+                if result.phase:
+                    show(result)
+                elif not dry_run:
+                    # The server has been asked, and nothing changed yet.
+                    _warn()
+        assert result is not None, "the last word is always said"
+        return result
+
+    try:
+        return anyio.run(interruptible)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("delayq: stopped; every record is whole, and another run goes on from here", file=sys.stderr)
+        raise typer.Exit(128 + (caught[0] if caught else signal.SIGINT)) from None
+
+
+class _Bar:
+    """A progress bar, for a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn(f"{{task.description:<{_PHASE_WIDTH}}}"),
+            BarColumn(bar_width=None, style="bright_black", complete_style="green", finished_style="green"),
+            TaskProgressColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=console,
+            expand=True,
+            auto_refresh=False,
+        )
+        self._task: TaskID | None = None
+        self._last: Migration | None = None
+        self._shown_at = 0.0
+
+    def __enter__(self) -> Callable[[Migration], None]:
+        return self._show
+
+    def __exit__(self, *_: object) -> None:
+        self._draw()
+        self._progress.stop()
+        self._progress.console.print()
+
+    def _show(self, now: Migration) -> None:
+        if self._last is None:
+            # Not before: what is said up front stands above it.
+            self._progress.start()
+        if self._last is None or now.phase != self._last.phase:
+            # A line for each phase: the last ones stay to be seen.
+            self._draw()
+            self._task = self._progress.add_task(now.phase, total=now.total)
+        self._last = now
+        if time.monotonic() - self._shown_at >= 1 / _REFRESH:
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._task is not None and self._last is not None:
+            self._progress.update(self._task, completed=self._last.done, total=self._last.total)
+            self._progress.refresh()
+            self._shown_at = time.monotonic()
+
+
+class _Lines:
+    """A line now and then, as for a log file."""
+
+    def __init__(self) -> None:
+        self._said_at = time.monotonic()
+
+    def __call__(self, now: Migration) -> None:
+        if time.monotonic() - self._said_at >= _SAY_EVERY:
+            self._said_at = time.monotonic()
+            print(f"{now.phase}: {now.done:,} of {now.total:,}, {now.rewritten:,} rewritten", flush=True)
+
+
+def summary(result: Migration, seconds: float) -> list[str]:
+    """What was done, or in a dry run would be, a figure to a line."""
+    outdated = sum(result.outdated.values())
+    if not result.looked_at:
+        return [f"nothing is pending in {result.queue!r}, if that is its name on the server: nothing to do"]
+    lines = [
+        f"looked at: {result.looked_at:,}",
+        f"would be rewritten: {outdated:,}" if result.dry_run else f"rewritten: {result.rewritten:,}",
+        *(f"  {form}: {count:,}" for form, count in result.outdated.items()),
+        f"already current: {result.current:,}",
+        f"malformed, left as they are: {result.malformed:,}",
+    ]
+    if result.merged:
+        lines.append(f"were there in both forms, one stays: {result.merged:,}")
+    lines += [f"seconds: {seconds:.1f}", f"longest step: {result.longest_step * 1000:.1f} ms"]
+    if not result.dry_run:
+        lines.append(
+            "every readable record is current"
+            if result.complete
+            else "NOT DONE: outdated records keep coming in. Stop or upgrade who writes them, and run this again"
+        )
+    return lines
+
+
+def figures(result: Migration, server: str, seconds: float) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "queue": result.queue,
+        "server": server,
+        "dry_run": result.dry_run,
+        "looked_at": result.looked_at,
+        "outdated": dict(result.outdated),
+        "rewritten": result.rewritten,
+        "current": result.current,
+        "malformed": result.malformed,
+        "merged": result.merged,
+        "passes": result.passes,
+        "complete": result.complete,
+        "seconds": round(seconds, 3),
+        "longest_step_ms": round(result.longest_step * 1000, 3),
+    }

@@ -1,0 +1,77 @@
+"""Values to bytes and back. A queue takes any object with ``encode`` and ``decode``: see :class:`Codec`.
+
+The codecs other than :class:`JsonCodec` write what the Redisson codec of the same name writes, byte for byte;
+:class:`BytesCodec` is its ``ByteArrayCodec``. ``docs/codecs.md`` tells which value becomes which Java type.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from delayq.codecs.json import JsonCodec
+from delayq.codecs.protocol import Codec
+from delayq.codecs.string import BytesCodec, IntegerCodec, LongCodec, StringCodec
+
+if TYPE_CHECKING:
+    from delayq.codecs.jackson import JsonJacksonCodec, TypedJsonJacksonCodec
+    from delayq.codecs.java import (
+        JavaBigInteger,
+        JavaByte,
+        JavaChar,
+        JavaDouble,
+        JavaFloat,
+        JavaList,
+        JavaLong,
+        JavaMap,
+        JavaObject,
+        JavaShort,
+        JavaValue,
+    )
+    from delayq.codecs.kryo import Kryo5Codec, KryoOpaque
+
+__all__ = [
+    "BytesCodec",
+    "Codec",
+    "IntegerCodec",
+    "JavaBigInteger",
+    "JavaByte",
+    "JavaChar",
+    "JavaDouble",
+    "JavaFloat",
+    "JavaList",
+    "JavaLong",
+    "JavaMap",
+    "JavaObject",
+    "JavaShort",
+    "JavaValue",
+    "JsonCodec",
+    "JsonJacksonCodec",
+    "Kryo5Codec",
+    "KryoOpaque",
+    "LongCodec",
+    "StringCodec",
+    "TypedJsonJacksonCodec",
+]
+
+# For who shares a queue with Java. Nobody else pays for their import: some 10 ms.
+_LOADED_WHEN_ASKED_FOR = {
+    "JsonJacksonCodec": "jackson",
+    "TypedJsonJacksonCodec": "jackson",
+    "Kryo5Codec": "kryo",
+    "KryoOpaque": "kryo",
+    **{name: "java" for name in __all__ if name.startswith("Java")},
+}
+
+# Hidden from type checkers, for whom every name would exist otherwise.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        module = _LOADED_WHEN_ASKED_FOR.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value = getattr(import_module(f"{__name__}.{module}"), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

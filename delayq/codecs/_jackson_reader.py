@@ -1,0 +1,236 @@
+"""JSON with type information to values. ``_jackson_places`` tells the rules."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import re
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import UUID
+
+from delayq.codecs import _jackson_text as text
+from delayq.codecs._jackson_places import Malformed, Place, inside
+from delayq.codecs._java_limits import fits, from_ms, is_char
+from delayq.codecs.java import (
+    JavaBigInteger,
+    JavaByte,
+    JavaChar,
+    JavaDouble,
+    JavaFloat,
+    JavaList,
+    JavaLong,
+    JavaMap,
+    JavaObject,
+    JavaShort,
+    JavaValue,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# What Java's reflection calls a class, where it can be told from any other text: an array, or a name with a package or
+# an outer class.
+_CLASS_NAME = re.compile(r"\[+(?:[BCDFIJSZ]|L[\w.$]+;)|[\w$]+(?:\.[\w$]+)+|\w+\$[\w$]+")
+_MAP_NAME = re.compile(r"java\.util\.[\w.$]*(?:Map|Hashtable|Properties)[\w$]*")
+
+
+def real(written: str) -> float:
+    """A JSON number with a point or an exponent. It keeps its text where we would write it otherwise."""
+    value = float(written)
+    return value if written == text.double(value) else JavaDouble(value, written)
+
+
+def refuse_constant(_name: str) -> NoReturn:
+    """Refuse NaN and Infinity without quotes: Python's JSON reads them, Jackson's does not.
+
+    Raises:
+        Malformed: Always.
+    """
+    raise Malformed
+
+
+class Reader:
+    """Builds values from JSON with type information.
+
+    Args:
+        types: Dataclasses and enums by the Java class that they stand for.
+        list_class: The Java class that becomes a plain list.
+        map_class: The Java class that becomes a plain dict.
+    """
+
+    def __init__(self, types: dict[str, type[Any]], list_class: str, map_class: str) -> None:
+        self._types = types
+        self._fields = {
+            known: {field.name for field in dataclasses.fields(known) if field.init}
+            for known in types.values()
+            if not issubclass(known, Enum)
+        }
+        self._list_class = list_class
+        self._map_class = map_class
+        # It reads from the inside out: an object knows its class, an array has to wait for what it stands in.
+        self._json = json.JSONDecoder(object_pairs_hook=self._object, parse_float=real, parse_constant=refuse_constant)
+
+    def read(self, payload: bytes) -> Any:
+        """The value in a payload.
+
+        Raises:
+            Malformed, ValueError, RecursionError: It is not what Redisson writes.
+        """
+        return self._value(self._json.decode(payload.decode()), Place.ROOT)
+
+    def _value(self, tree: Any, place: Place) -> Any:
+        # A plain list is one that nobody has looked at.
+        return self._array(tree, place) if type(tree) is list else tree
+
+    def _values(self, pairs: list[tuple[str, Any]], place: Place) -> dict[str, Any]:
+        return {key: self._array(item, place) if type(item) is list else item for key, item in pairs}
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> Any:
+        # Redisson writes the class first. A map may have a key "@class" of its own after that.
+        at = next((i for i, (key, _) in enumerate(pairs) if key == "@class"), None)
+        if at is None:
+            return JavaMap(None, self._values(pairs, Place.ELEMENT))
+        name = pairs.pop(at)[1]
+        if name == self._map_class:
+            return self._values(pairs, Place.ELEMENT)
+        if not isinstance(name, str):
+            raise Malformed
+        if name in self._types:
+            return self._known(self._types[name], self._values(pairs, Place.FIELD))
+        if _MAP_NAME.fullmatch(name):
+            return JavaMap(name, self._values(pairs, Place.ELEMENT))
+        return JavaObject(name, self._values(pairs, Place.FIELD))
+
+    def _known(self, known: type[Any], fields: dict[str, Any]) -> Any:
+        try:
+            wanted = self._fields[known]
+            return known(**{name: item for name, item in fields.items() if name in wanted})
+        except Exception as error:
+            # Whatever the dataclass objects to, the payload is not one of its.
+            raise Malformed from error
+
+    def _array(self, tree: list[Any], place: Place) -> Any:
+        # Two elements, the first of which names a class, are a class and its value; anything else is an array of Java's.
+        if len(tree) == 2 and isinstance(tree[0], str):
+            name, inner = tree
+            if name in _SCALARS:
+                try:
+                    return _scalar(name, inner, place)
+                except (Malformed, ValueError, InvalidOperation):
+                    # A String[] whose first text is a class.
+                    return self._wrapped(name, inner, place)
+            # An enum looks like an array of two strings. It is wrapped only in a collection, its class being final.
+            told_apart = place is Place.ELEMENT or not isinstance(inner, str) or name.startswith("java") or name in self._types
+            if told_apart and _CLASS_NAME.fullmatch(name):
+                return self._wrapped(name, inner, place)
+        return JavaList(None, [self._value(item, Place.BARE) for item in tree])
+
+    def _wrapped(self, name: str, inner: Any, place: Place) -> Any:
+        if type(inner) is list:
+            items = [self._value(item, inside(name)) for item in inner]
+            return items if name == self._list_class else JavaList(name, items)
+        known = self._types.get(name)
+        # Where Jackson writes an enum of its own class without it, this one is of another: in a field declared as Object.
+        if known is not None and issubclass(known, Enum) and isinstance(inner, str) and place in {Place.ELEMENT, Place.BARE}:
+            try:
+                return known[inner]
+            except KeyError as error:
+                raise Malformed from error
+        return JavaValue(name, inner)
+
+
+def _scalar(name: str, inner: Any, place: Place) -> Any:
+    try:
+        value = _SCALARS[name](inner)
+    except OverflowError:
+        # A Date that Python has no room for. What it was, it stays.
+        return JavaValue(name, inner)
+    # In a POJO these are plain where the field is declared with their class. This one is declared otherwise.
+    if place is Place.FIELD and (name == "[B" or (name == "java.lang.Double" and isinstance(inner, str))):
+        return JavaValue(name, inner)
+    return value
+
+
+def _int(bits: int | None, make: Callable[[int], Any]) -> Callable[[Any], Any]:
+    def convert(tree: Any) -> Any:
+        if not isinstance(tree, int) or isinstance(tree, bool) or not fits(tree, bits):
+            raise Malformed
+        return make(tree)
+
+    return convert
+
+
+def _text(make: Callable[[str], Any]) -> Callable[[Any], Any]:
+    def convert(tree: Any) -> Any:
+        if not isinstance(tree, str):
+            raise Malformed
+        return make(tree)
+
+    return convert
+
+
+def _double(tree: Any) -> float:
+    if isinstance(tree, float):
+        return tree
+    if isinstance(tree, bool) or not (isinstance(tree, int) or tree in ("NaN", "Infinity", "-Infinity")):
+        raise Malformed
+    return float(tree)
+
+
+def _float(tree: Any) -> JavaFloat:
+    value = _double(tree)
+    written = _as_written(tree) if isinstance(tree, float) else None
+    return JavaFloat(value, None if written == text.single(value) else written)
+
+
+def _decimal(tree: Any) -> Decimal:
+    if isinstance(tree, float):
+        return Decimal(_as_written(tree))
+    if not isinstance(tree, int) or isinstance(tree, bool):
+        raise Malformed
+    return Decimal(tree)
+
+
+def _as_written(value: float) -> str:
+    return value.text if isinstance(value, JavaDouble) and value.text else text.double(value)
+
+
+def _boolean(tree: Any) -> bool:
+    if not isinstance(tree, bool):
+        raise Malformed
+    return tree
+
+
+def _char(tree: str) -> JavaChar:
+    if not is_char(tree):
+        raise Malformed
+    return JavaChar(tree)
+
+
+def _uuid(tree: str) -> UUID:
+    value = UUID(tree)
+    # Python reads braces and "urn:uuid:" as well.
+    if str(value) != tree.lower():
+        raise Malformed
+    return value
+
+
+_SCALARS: dict[str, Callable[[Any], Any]] = {
+    "java.lang.Integer": _int(32, int),
+    "java.lang.Long": _int(64, JavaLong),
+    "java.lang.Short": _int(16, JavaShort),
+    "java.lang.Byte": _int(8, JavaByte),
+    "java.math.BigInteger": _int(None, JavaBigInteger),
+    "java.util.Date": _int(64, from_ms),
+    "java.lang.Double": _double,
+    "java.lang.Float": _float,
+    "java.math.BigDecimal": _decimal,
+    "java.lang.Boolean": _boolean,
+    "java.lang.String": _text(str),
+    "java.lang.Character": _text(_char),
+    "java.util.UUID": _text(_uuid),
+    "[B": _text(lambda tree: base64.b64decode(tree, validate=True)),
+}

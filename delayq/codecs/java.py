@@ -1,0 +1,145 @@
+"""Java's types, where Python has no type of its own for them.
+
+A value that was read from Java carries one of these only where plain Python would lose something, so that encoding it again
+gives the same bytes: Redisson finds an element by its bytes (``contains``, ``remove``). All but :class:`JavaValue` can be used
+as what they are derived from, and equal it: a :class:`JavaLong` is an ``int``, a :class:`JavaList` a ``list``.
+
+Class names are only ever compared and written. Nothing is imported or built because a payload names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class JavaInt(int):
+    """An ``int`` that Java holds in a type other than ``Integer``. Use a subclass."""
+
+    class_name: ClassVar[str]
+    """The Java class."""
+    bits: ClassVar[int | None] = None
+    """How many bits it has, sign included, or None for any number."""
+
+
+class JavaLong(JavaInt):
+    """A ``java.lang.Long`` however small: a plain int of up to 32 bits becomes an ``Integer``."""
+
+    class_name: ClassVar[str] = "java.lang.Long"
+    bits: ClassVar[int | None] = 64
+
+
+class JavaShort(JavaInt):
+    """A ``java.lang.Short``: -2**15 to 2**15 - 1."""
+
+    class_name: ClassVar[str] = "java.lang.Short"
+    bits: ClassVar[int | None] = 16
+
+
+class JavaByte(JavaInt):
+    """A ``java.lang.Byte``: -128 to 127."""
+
+    class_name: ClassVar[str] = "java.lang.Byte"
+    bits: ClassVar[int | None] = 8
+
+
+class JavaBigInteger(JavaInt):
+    """A ``java.math.BigInteger`` however small: a plain int becomes one only past 64 bits."""
+
+    class_name: ClassVar[str] = "java.math.BigInteger"
+
+
+class JavaDouble(float):
+    """A ``float`` that keeps the JSON text that it was read from.
+
+    Decoding makes one where delayq would write the number otherwise: before JDK 19 Java gives some doubles more digits than
+    they need, and the ``1.50`` of a BigDecimal looks like a double where JSON names no class.
+
+    Attributes:
+        text: The number in JSON.
+    """
+
+    text: str | None
+
+    def __new__(cls, value: float, text: str | None = None) -> Self:
+        made = super().__new__(cls, value)
+        made.text = text
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        # For copy and pickle: a float's own has one.
+        return float(self), self.text
+
+
+class JavaFloat(JavaDouble):
+    """A ``java.lang.Float``, of 32 bits: a plain float becomes a ``Double``."""
+
+
+class JavaChar(str):
+    """A ``java.lang.Character``: one UTF-16 unit."""
+
+    __slots__ = ()
+
+
+class JavaList(list[Any]):
+    """A Java collection or array of a class other than ``java.util.ArrayList``, sets included: in Java's order.
+
+    Attributes:
+        class_name: The Java class, such as ``java.util.LinkedList`` or ``[Ljava.lang.String;``. None: written without
+            one, as Jackson does for ``String[]`` and ``List.of()``; Redisson cannot read that back.
+    """
+
+    class_name: str | None
+
+    def __init__(self, class_name: str | None, items: Iterable[Any] = ()) -> None:
+        super().__init__(items)
+        self.class_name = class_name
+
+    def __repr__(self) -> str:
+        return f"JavaList({self.class_name!r}, {super().__repr__()})"
+
+
+class JavaMap(dict[Any, Any]):
+    """A Java map of a class other than the codec's own.
+
+    Attributes:
+        class_name: The Java class, such as ``java.util.TreeMap``. None: written without one, as Jackson does for
+            ``Map.of()``; Redisson cannot read that back.
+    """
+
+    class_name: str | None
+
+    def __init__(self, class_name: str | None, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ()) -> None:
+        super().__init__(items)
+        self.class_name = class_name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.class_name!r}, {super().__repr__()})"
+
+
+class JavaObject(JavaMap):
+    """An object of a Java class, as a dict of its fields.
+
+    The fields are written as they stand, also those that are None: put them in the order in which Java writes them (that is by
+    name, but what its constructor takes comes first), and leave out what is null. An ``int`` is written plain, as Java
+    writes an ``int`` and a ``long``; a field declared as ``Long`` or ``Object`` needs a :class:`JavaLong`.
+
+    Attributes:
+        class_name: The Java class, such as ``shop.Order`` or, for a nested one, ``shop.Shop$Order``.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class JavaValue:
+    """A value of a Java class that stands for itself: what Jackson writes as ``[class_name, value]``. Enums, say.
+
+    Attributes:
+        class_name: The Java class.
+        value: What stands in its place: mostly text or a number.
+    """
+
+    class_name: str
+    value: Any

@@ -1,0 +1,113 @@
+"""Codecs for a single plain value: text, a whole number, bytes. Redisson has one of the same name for each."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from delayq.errors import DecodeError, EncodeError
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    BytesLike: TypeAlias = "bytes | bytearray | memoryview"
+
+# Java's Long.valueOf takes digits of every script as well. Nobody writes those.
+_WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]{1,1000}")
+
+
+class StringCodec:
+    """Text as UTF-8, without quotes."""
+
+    def encode(self, value: str, /) -> bytes:
+        """Turn text into UTF-8.
+
+        Raises:
+            EncodeError: It is no str, or has a lone surrogate.
+        """
+        if not isinstance(value, str):
+            raise EncodeError(f"StringCodec encodes str, not {type(value).__name__}")
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise EncodeError("StringCodec cannot encode this str: it has a lone surrogate") from error
+
+    def decode(self, payload: bytes, /) -> str:
+        """Read UTF-8.
+
+        Raises:
+            DecodeError: It is none.
+        """
+        try:
+            return payload.decode()
+        except UnicodeDecodeError as error:
+            raise DecodeError("StringCodec", payload) from error
+
+
+class _WholeNumberCodec:
+    """Digits in ASCII, for a number that fits into so many bits, sign included."""
+
+    _bits: ClassVar[int]
+
+    def encode(self, value: int, /) -> bytes:
+        """Write the digits.
+
+        Raises:
+            EncodeError: It is no int, or does not fit.
+        """
+        name = type(self).__name__
+        # In Python a bool is an int; in Java it is no number.
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise EncodeError(f"{name} encodes int, not {type(value).__name__}")
+        if not self._in_range(value):
+            raise EncodeError(f"{name} encodes ints of {self._bits} bits, sign included; this one is larger")
+        return b"%d" % value
+
+    def decode(self, payload: bytes, /) -> int:
+        """Read a sign and digits, as Java's ``valueOf`` does: also a plus, and zeros in front.
+
+        Raises:
+            DecodeError: It is anything else, or does not fit.
+        """
+        if _WHOLE_NUMBER.fullmatch(payload):
+            value = int(payload)
+            if self._in_range(value):
+                return value
+        raise DecodeError(type(self).__name__, payload)
+
+    def _in_range(self, value: int) -> bool:
+        # `~value` is -value - 1: the negative side reaches one further.
+        return max(value, ~value) < 1 << self._bits - 1
+
+
+class LongCodec(_WholeNumberCodec):
+    """Java's ``long`` as decimal text: -2**63 to 2**63 - 1, like Redisson's ``LongCodec``."""
+
+    _bits = 64
+
+
+class IntegerCodec(_WholeNumberCodec):
+    """Java's ``int`` as decimal text: -2**31 to 2**31 - 1, like Redisson's ``IntegerCodec``."""
+
+    _bits = 32
+
+
+class BytesCodec:
+    """Bytes as they are, like Redisson's ``ByteArrayCodec``. Comes back as ``bytes``."""
+
+    def encode(self, value: BytesLike, /) -> bytes:
+        """Copy the bytes.
+
+        Raises:
+            EncodeError: It is nothing of that kind, or a memoryview that was released.
+        """
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise EncodeError(f"BytesCodec encodes bytes, bytearray and memoryview, not {type(value).__name__}")
+        try:
+            return bytes(value)
+        except ValueError as error:
+            raise EncodeError("BytesCodec cannot encode this memoryview: it was released") from error
+
+    def decode(self, payload: bytes, /) -> bytes:
+        """Return the payload."""
+        return bytes(payload)

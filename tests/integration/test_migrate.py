@@ -1,0 +1,791 @@
+"""Old records become current ones, and nothing else changes: neither messages, nor their order, nor when they are due."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import math
+import os
+import pty
+import random
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import delayq
+from delayq import migration
+from delayq._redis.keys import DelayedKeys
+from delayq._redis.records import payload_of
+from delayq._redis.scripts import MIGRATE, Script
+from delayq.cli.app import run as command
+from delayq.migration import FORMS, Migration, migrate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from delayq._redis.server import Server
+    from tests.servers import PrivateServer
+
+KEYS = DelayedKeys.of("orders")
+Z, L = KEYS.timeout, KEYS.ordered
+CURRENT, CURRENT_4, OLD, OLD_4, MALFORMED = FORMS
+READABLE = (CURRENT, CURRENT_4, OLD, OLD_4)
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+# Records, packed and read without delayq's help
+
+
+def packed(form: str, record_id: bytes, payload: bytes) -> bytes:
+    marker = b"\x08" if form in (CURRENT, CURRENT_4) else b""
+    return marker + record_id + struct.pack("<Q" if form in (CURRENT, OLD) else "<I", len(payload)) + payload
+
+
+def current(record: bytes) -> bytes:
+    """What is to become of a readable record, by its first and last bytes alone."""
+    payload = payload_of(record)
+    assert payload is not None
+    record_id = record[1:9] if (len(record) - len(payload)) % 4 == 1 else record[:8]
+    return packed(CURRENT, record_id, payload)
+
+
+def some_records(count: int, forms: tuple[str, ...] = READABLE, seed: int = 1) -> list[bytes]:
+    chance = random.Random(seed)
+    # Few payloads, so that many are equal.
+    return [packed(chance.choice(forms), chance.randbytes(8), b"%d" % chance.randrange(9)) for _ in range(count)]
+
+
+class Raw:
+    """The queue's keys, as they are."""
+
+    def __init__(self, connection: Any) -> None:
+        self.redis = connection
+
+    def put(self, *records: bytes, due: float = 1.9e12, where: str = "both") -> None:
+        if where != "set":
+            self.redis.rpush(L, *records)
+        if where != "list":
+            self.redis.zadd(Z, {record: due + place for place, record in enumerate(records)})
+
+    def ordered(self) -> list[bytes]:
+        return list(self.redis.lrange(L, 0, -1))
+
+    def dues(self) -> dict[bytes, float]:
+        return dict(self.redis.zrange(Z, 0, -1, withscores=True))
+
+    def dump(self) -> dict[bytes, bytes]:
+        return {key: self.redis.dump(key) for key in self.redis.scan_iter()}
+
+    def move(self, record: bytes) -> None:
+        """What a transfer of Redisson's does with one record."""
+        self.redis.zrem(Z, record)
+        self.redis.lrem(L, 1, record)
+
+
+@pytest.fixture
+def raw(server: PrivateServer) -> Iterator[Raw]:
+    with redis.Redis.from_url(server.url) as connection:
+        yield Raw(connection)
+
+
+async def last_of(steps: AsyncIterator[Migration]) -> Migration:
+    seen = [step async for step in steps]
+    assert [step.finished for step in seen] == [False] * (len(seen) - 1) + [True]
+    return seen[-1]
+
+
+async def done(client: delayq.Client, **options: Any) -> Migration:
+    return await last_of(migrate(client, "orders", **options))
+
+
+# What becomes of the records
+
+
+@pytest.mark.parametrize("where", ["both", "list", "set"])
+@pytest.mark.parametrize("form", READABLE)
+async def test_each_form_becomes_current(client: delayq.Client, raw: Raw, form: str, where: str) -> None:
+    # An id that begins with the current form's first byte, and a payload with every byte.
+    for record_id in (b"ABCDEFGH", b"\x08BCDEFGH"):
+        raw.redis.flushall()
+        payload = bytes(range(256))
+        raw.put(packed(form, record_id, payload), where=where)
+        result = await done(client)
+        wanted = b"\x08" + record_id + b"\0\x01\0\0\0\0\0\0" + payload
+        assert raw.ordered() == ([wanted] if where != "set" else [])
+        assert raw.dues() == ({wanted: 1.9e12} if where != "list" else {})
+        assert result.complete
+        assert result.found == {form: 1}
+        assert result.rewritten == (form != CURRENT)
+
+
+async def test_a_vector_from_a_real_redisson(client: delayq.Client, raw: Raw) -> None:
+    old = bytes.fromhex("2eb990cba71cd243 0e00000000000000 2268656c6c6f776f726c64303022")
+    raw.put(old)
+    await done(client)
+    assert raw.ordered() == [b"\x08" + old]
+
+
+async def test_order_and_due_times_stay(client: delayq.Client, raw: Raw) -> None:
+    records = some_records(1500)
+    raw.put(*records)
+    before = raw.dues()
+    # Others, which have no order in common with the list.
+    chance = random.Random(2)
+    scores = {record: float(chance.randrange(10**12, 2 * 10**12)) for record in before}
+    raw.redis.zadd(Z, scores)
+    result = await done(client)
+    assert raw.ordered() == [current(record) for record in records]
+    assert raw.dues() == {current(record): score for record, score in scores.items()}
+    forms = Counter(migration._form_of(record) for record in records)
+    assert result.found == forms
+    assert (result.looked_at, result.current, result.malformed, result.merged) == (1500, forms[CURRENT], 0, 0)
+    assert result.rewritten == 1500 - forms[CURRENT] == sum(result.outdated.values())
+    assert (result.complete, result.passes) == (True, 2)
+
+
+async def test_a_second_run_finds_nothing_to_do(client: delayq.Client, raw: Raw) -> None:
+    raw.put(*some_records(50))
+    await done(client)
+    before = raw.dump()
+    result = await done(client)
+    assert (result.rewritten, result.current, result.passes, result.complete) == (0, 50, 1, True)
+    assert raw.dump() == before
+
+
+@pytest.mark.parametrize("score", [-math.inf, math.inf, -5.0, 0.0, 0.1, 1795220531738.5, 2.0**53 - 1, 1e300])
+async def test_a_due_time_is_not_touched_even_if_it_is_none(client: delayq.Client, raw: Raw, score: float) -> None:
+    for where in ("both", "set"):
+        raw.redis.flushall()
+        (record,) = some_records(1, (OLD,))
+        raw.put(record, where=where)
+        raw.redis.zadd(Z, {record: score})
+        await done(client)
+        assert raw.dues() == {current(record): score}
+
+
+async def test_what_is_malformed_stays(client: delayq.Client, raw: Raw) -> None:
+    good = some_records(4, (OLD,))
+    in_both, listed, in_set = b"noise", b"\x08" + b"\xff" * 20, good[0][:-1]
+    raw.put(in_both, good[0], listed, *good[1:])
+    raw.redis.zrem(Z, listed)
+    raw.put(in_set, b"", where="set")
+    result = await done(client)
+    assert raw.ordered() == [in_both, current(good[0]), listed, *map(current, good[1:])]
+    assert set(raw.dues()) == {in_both, in_set, b"", *map(current, good)}
+    assert (result.looked_at, result.rewritten, result.malformed, result.complete) == (8, 4, 4, True)
+
+
+async def test_what_stands_in_one_place_alone(client: delayq.Client, raw: Raw) -> None:
+    both, listed, in_set = some_records(30), some_records(40, seed=2), some_records(50, seed=3)
+    raw.put(*both[:15], *listed, *both[15:])
+    for record in listed:
+        raw.redis.zrem(Z, record)
+    raw.put(*in_set, where="set")
+    result = await done(client)
+    assert raw.ordered() == [current(record) for record in (*both[:15], *listed, *both[15:])]
+    assert set(raw.dues()) == {current(record) for record in both + in_set}
+    assert result.found == Counter(migration._form_of(record) for record in both + listed + in_set)
+
+
+async def test_a_queue_without_an_ordered_list(client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Held in small portions, as a large queue's would be.
+    monkeypatch.setattr(migration, "_HELD", 1000)
+    records = some_records(1500)
+    raw.put(*records, where="set")
+    before = raw.dues()
+    result = await done(client)
+    assert raw.dues() == {current(record): score for record, score in before.items()}
+    assert raw.ordered() == []
+    assert result.looked_at == 1500
+    assert result.complete
+
+
+async def test_a_record_listed_twice_stays_listed_twice(client: delayq.Client, raw: Raw) -> None:
+    a, b = some_records(2, (OLD,))
+    raw.put(a, b, a)
+    await done(client)
+    assert raw.ordered() == [current(a), current(b), current(a)]
+    assert set(raw.dues()) == {current(a), current(b)}
+
+
+@pytest.mark.parametrize("listed", ["old", "current", "neither"])
+async def test_a_record_in_both_forms_is_one_message(client: delayq.Client, raw: Raw, listed: str) -> None:
+    old = packed(OLD, b"ABCDEFGH", b"5")
+    new = current(old)
+    others = some_records(3, (OLD,))
+    raw.put(others[0], *{"old": [old], "current": [new], "neither": []}[listed], *others[1:])
+    # What was rescheduled is the current one: nobody reschedules the other.
+    raw.redis.zadd(Z, {old: 1000, new: 2000})
+    result = await done(client)
+    assert raw.ordered() == [current(others[0]), *([] if listed == "neither" else [new]), *map(current, others[1:])]
+    assert raw.dues()[new] == 2000
+    assert len(raw.dues()) == 4
+    assert (result.merged, result.complete) == (1, True)
+    assert result.looked_at == 5
+
+
+async def test_a_list_that_another_tool_left_behind_follows_its_set(client: delayq.Client, raw: Raw) -> None:
+    # That tool had rewritten one of the two structures when it stopped.
+    a, b = some_records(2, (OLD,))
+    raw.put(a, current(b), where="list")
+    raw.put(current(a), b, where="set")
+    await done(client)
+    assert raw.ordered() == [current(a), current(b)]
+    assert raw.dues() == {current(a): 1.9e12, current(b): 1.9e12 + 1}
+
+
+async def test_every_message_comes_once_afterwards(client: delayq.Client, raw: Raw) -> None:
+    chance = random.Random(4)
+    numbers = range(300)
+    raw.put(*(packed(chance.choice(READABLE), chance.randbytes(8), b"%d" % number) for number in numbers), due=1000)
+    await done(client)
+    queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+    got: list[int] = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(10):
+            async for number in queue:
+                got.append(number)
+                if len(got) >= 300 and not await queue.ready.size() and not raw.redis.exists(Z, L):
+                    break
+    assert got == list(numbers)
+    assert raw.redis.keys() == []
+
+
+async def test_receipts_stay_valid(client: delayq.Client, raw: Raw) -> None:
+    queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+    raw.put(*some_records(5, (OLD,)))
+    receipt = await queue.offer(7, 3600)
+    await done(client)
+    assert await receipt.reschedule(60)
+    assert await receipt.cancel()
+    assert await queue.pending.size() == 5
+
+
+async def test_only_this_queues_records_are_touched(client: delayq.Client, raw: Raw) -> None:
+    raw.put(*some_records(5))
+    # A ready list has bare payloads: one that looks like a record is none.
+    others = {"orders": "list", "redisson_delay_queue:{other}": "list", KEYS.quarantine: "list"}
+    for key in others:
+        raw.redis.rpush(key, *some_records(3, (OLD,)))
+    before = raw.dump()
+    await done(client)
+    after = raw.dump()
+    assert {key for key in after if before[key] != after[key]} == {Z.encode(), L.encode()}
+    assert before.keys() == after.keys()
+
+
+async def test_a_name_mapper_is_used(server: PrivateServer, raw: Raw) -> None:
+    (record,) = some_records(1, (OLD,))
+    raw.redis.rpush("redisson_delay_queue:{prod:orders}", record)
+    async with delayq.connect(server.url, name_mapper="prod:{}".format) as client:
+        assert (await done(client)).rewritten == 1
+    assert raw.redis.lrange("redisson_delay_queue:{prod:orders}", 0, -1) == [current(record)]
+
+
+# A server whose lengths have four bytes
+
+
+def narrow() -> Script:
+    script = Script(MIGRATE.name, MIGRATE.keys, MIGRATE.args, MIGRATE.repeatable)
+    text = MIGRATE.text.replace("struct.size('L')", "4 + 0 * struct.size('L')")
+    assert text != MIGRATE.text
+    # Where cached_property keeps it.
+    script.__dict__["text"] = text
+    return script
+
+
+async def test_a_32_bit_server_gets_its_own_form(client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration, "MIGRATE", narrow())
+    records = some_records(100)
+    raw.put(*records[:60])
+    raw.put(*records[60:], where="set")
+    result = await done(client)
+    wanted = [packed(CURRENT_4, current(record)[1:9], current(record)[17:]) for record in records]
+    assert raw.ordered() == wanted[:60]
+    assert set(raw.dues()) == set(wanted)
+    assert result.length_bytes == 4
+    assert result.current == sum(migration._form_of(record) == CURRENT_4 for record in records)
+    assert result.complete
+
+
+# Looking only
+
+
+async def test_a_dry_run_changes_nothing_and_counts_as_a_real_one(client: delayq.Client, raw: Raw) -> None:
+    raw.put(*some_records(200), b"noise")
+    raw.put(*some_records(30, seed=2), b"more noise", where="set")
+    raw.put(*some_records(20, seed=3), where="list")
+    # Due: a queue that is opened would deliver it.
+    raw.redis.zadd(Z, {packed(OLD, b"abcdefgh", b"1"): 5})
+    before = raw.dump()
+    looked = await done(client, dry_run=True)
+    assert raw.dump() == before
+    assert (looked.rewritten, looked.complete) == (0, False)
+    real = await done(client)
+    assert (real.found, real.outdated, real.malformed) == (looked.found, looked.outdated, 2)
+    assert real.looked_at == 253
+    assert (await done(client, dry_run=True)).complete
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_list_and_set_are_read_alike(client: delayq.Client, raw: Raw, seed: int) -> None:
+    # The script reads the list, Python the set.
+    chance = random.Random(seed)
+    records = [record[: len(record) - chance.choice((0, 0, 0, 1, 9))] for record in some_records(400, seed=seed)]
+    records += [chance.randbytes(chance.randrange(24)) for _ in range(100)]
+    records = list(dict.fromkeys(records))
+    raw.put(*records, where="list")
+    listed = await done(client, dry_run=True)
+    raw.redis.delete(L)
+    raw.put(*records, where="set")
+    assert (await done(client, dry_run=True)).found == listed.found
+    assert listed.looked_at == len(records)
+
+
+# While others are at work
+
+
+def removals(chance: random.Random, raw: Raw, how: str) -> None:
+    listed = raw.ordered()
+    for _ in range(3):
+        if listed:
+            at = {"head": 0, "tail": len(listed) - 1}.get(how, chance.randrange(len(listed)))
+            raw.move(listed.pop(at))
+
+
+@pytest.mark.parametrize("how", ["head", "tail", "anywhere"])
+async def test_nothing_is_skipped_while_others_remove(client: delayq.Client, raw: Raw, how: str) -> None:
+    chance = random.Random(how)
+    records = some_records(400, (OLD, OLD_4))
+    raw.put(*records)
+    first_pass = True
+    async for step in migrate(client, "orders", batch=7):
+        if first_pass and step.phase.startswith("sorted set"):
+            first_pass = False
+            # One walk was enough: what was there when it began, and still is, is current.
+            left = raw.ordered()
+            assert left
+            assert all(record == current(record) for record in left)
+            assert set(raw.dues()) == set(left)
+        removals(chance, raw, how)
+    left = raw.ordered()
+    kept = set(left)
+    assert left == [current(record) for record in records if current(record) in kept]
+
+
+async def test_a_producer_and_a_transfer_at_the_same_time(client: delayq.Client, raw: Raw) -> None:
+    records = some_records(200)
+    raw.put(*records)
+    queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+    offered = []
+    moved: list[bytes] = []
+    step: Migration | None = None
+    async for step in migrate(client, "orders", batch=9):
+        if not step.finished and step.passes == 1:
+            offered.append(await queue.offer(1, 3600))
+            foreign = some_records(1, (OLD,), seed=1000 + len(offered))[0]
+            raw.put(foreign)
+            records.append(foreign)
+            head = raw.ordered()[0]
+            raw.move(head)
+            moved.append(current(head))
+    assert step is not None
+    assert step.complete
+    left = raw.ordered()
+    assert len(left) == len(set(left)) == len(records) + len(offered) - len(moved)
+    ours = {receipt.id for receipt in offered}
+    assert [record for record in left if record[1:9].hex() not in ours] == [
+        current(record) for record in records if current(record) not in moved
+    ]
+    assert set(raw.dues()) == set(left)
+
+
+async def test_a_producer_of_old_records_is_not_waited_for(client: delayq.Client, raw: Raw) -> None:
+    seed = 0
+    raw.put(*some_records(20, (OLD,)))
+    step: Migration | None = None
+    async for step in migrate(client, "orders"):
+        if not step.finished:
+            seed += 1
+            raw.put(*some_records(1, (OLD,), seed=seed + 100))
+    assert step is not None
+    assert (step.finished, step.complete, step.passes) == (True, False, 5)
+    again = await done(client)
+    assert again.complete
+    assert all(record == current(record) for record in raw.ordered())
+
+
+async def test_what_is_offered_while_the_set_is_read_keeps_both_its_places(
+    client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Such a record is seen in the set, and only there: the list was read before.
+    monkeypatch.setattr(migration, "_HELD", 0)
+    raw.put(*some_records(1200, (OLD,)), where="set")
+    listed: list[bytes] = []
+    step: Migration | None = None
+    async for step in migrate(client, "orders"):
+        if step.passes == 1 and step.phase == "sorted set" and len(listed) < 60:
+            foreign = some_records(6, (OLD,), seed=2000 + len(listed))
+            raw.put(*foreign)
+            listed += foreign
+        # At no moment does one of them stand in the set as something that the list does not have.
+        members = set(raw.dues())
+        assert all(record in members for record in raw.ordered())
+    assert step is not None
+    assert step.complete
+    assert raw.ordered() == [current(record) for record in listed]
+
+
+async def test_a_step_may_be_repeated(server: PrivateServer, client: delayq.Client, raw: Raw) -> None:
+    # As after a lost answer; the list may have moved meanwhile.
+    records = some_records(50)
+    raw.put(*records)
+    caller: Server = client._open_session().server
+    reply = await caller.run(MIGRATE, (Z, L), (1, 40, 20))
+    assert reply[:3] == [8, 50, 20]
+    expected = [current(record) if 20 <= place < 40 else record for place, record in enumerate(records)]
+    assert raw.ordered() == expected
+    reply = await caller.run(MIGRATE, (Z, L), (1, 40, 20))
+    assert reply[4:] == [20, 20, *[0] * 13]
+    assert raw.ordered() == expected
+    raw.move(expected.pop(0))
+    await caller.run(MIGRATE, (Z, L), (1, 40, 20))
+    expected[39] = current(expected[39])
+    assert raw.ordered() == expected
+    assert set(raw.dues()) == set(expected)
+    assert MIGRATE.repeatable
+
+
+SCORES = st.sampled_from([0.0, 5.0, 1e12, 1.9e12, 1.9e12 + 1, 0.5, -1.0, math.inf])
+MESSAGES = st.tuples(st.sampled_from(READABLE), st.binary(max_size=6), SCORES, st.sampled_from(["both"] * 6 + ["list", "set"]))
+CHANGES = st.one_of(
+    st.tuples(st.just("offer"), MESSAGES),
+    st.tuples(st.sampled_from(["transfer", "cancel", "poll"]), st.integers(0, 1000)),
+    st.none(),
+)
+
+
+@given(st.lists(MESSAGES, max_size=40), st.lists(CHANGES, max_size=40), st.integers(1, 9), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_a_migration_changes_nothing_but_the_form(
+    server: PrivateServer, messages: list[Any], changes: list[Any], batch: int, seed: int
+) -> None:
+    server.flush()
+    chance = random.Random(seed)
+    # The model: messages in offer order, and due times, by what the record is to become.
+    listed: list[bytes] = []
+    dues: dict[bytes, float] = {}
+
+    def put(raw: Raw, message: tuple[str, bytes, float, str]) -> bytes:
+        form, payload, due, where = message
+        record = packed(form, chance.choice((b"\x08", b"\0", b"x")) + chance.randbytes(7), payload)
+        assume(payload_of(record) == payload)
+        final = current(record)
+        if where != "set":
+            raw.redis.rpush(L, record)
+            listed.append(final)
+        if where != "list":
+            raw.redis.zadd(Z, {record: due})
+            dues[final] = due
+        return final
+
+    def change(raw: Raw, what: str, place: int) -> None:
+        source = raw.redis.zrange(Z, 0, 0) if what == "transfer" else raw.ordered()
+        if source:
+            record = source[0 if what != "cancel" else place % len(source)]
+            raw.move(record)
+            dues.pop(current(record), None)
+            if current(record) in listed:
+                listed.remove(current(record))
+
+    async def interleaved(raw: Raw) -> None:
+        started = {put(raw, message) for message in messages}
+        todo = iter(changes)
+        async with delayq.connect(server.url) as client:
+            async for _ in migrate(client, "orders", batch=batch):
+                match next(todo, None):
+                    case ("offer", message):
+                        put(raw, (*message[:3], "both"))
+                    case (what, place):
+                        change(raw, what, place)
+            # What was there at first is current, whatever happened meanwhile.
+            assert all(record == current(record) for record in [*raw.ordered(), *raw.dues()] if current(record) in started)
+            assert (await done(client)).complete
+
+    with redis.Redis.from_url(server.url) as connection:
+        raw = Raw(connection)
+        asyncio.run(interleaved(raw))
+        assert raw.ordered() == listed
+        assert raw.dues() == dues
+
+
+# When it cannot be done
+
+
+@pytest.mark.parametrize("key", [Z, L])
+async def test_a_key_of_a_foreign_type_is_refused_and_nothing_changed(client: delayq.Client, raw: Raw, key: str) -> None:
+    raw.put(*some_records(5, (OLD,)))
+    raw.redis.set(key, "x")
+    before = raw.dump()
+    with pytest.raises(delayq.ServerRefused, match="another type"):
+        await done(client)
+    assert raw.dump() == before
+
+
+@pytest.mark.parametrize("batch", [0, 1001, -1])
+async def test_a_batch_out_of_range_is_refused(client: delayq.Client, batch: int) -> None:
+    with pytest.raises(delayq.BadInput):
+        await done(client, batch=batch)
+
+
+async def test_a_full_server_lets_it_through(own_server: PrivateServer) -> None:
+    with redis.Redis.from_url(own_server.url) as connection:
+        raw = Raw(connection)
+        raw.put(*some_records(50, (OLD,)))
+        connection.config_set("maxmemory", 1)
+        async with delayq.connect(own_server.url) as client:
+            assert (await done(client)).rewritten == 50
+        assert all(record == current(record) for record in raw.ordered())
+
+
+async def test_a_broken_off_migration_is_gone_on_with(client: delayq.Client, raw: Raw) -> None:
+    records = some_records(100, (OLD,))
+    raw.put(*records)
+    step: Migration | None = None
+    async for step in migrate(client, "orders", batch=10):
+        if step.rewritten >= 30:
+            break
+    assert step is not None
+    # In between, every record is in one form in both places.
+    assert set(raw.dues()) == set(raw.ordered())
+    assert 0 < sum(record == current(record) for record in raw.ordered()) < 100
+    result = await done(client)
+    assert result.complete
+    assert result.rewritten == 100 - step.rewritten
+    assert raw.ordered() == [current(record) for record in records]
+
+
+# How large a step is
+
+
+def pace_after(pace: migration._Pace, *milliseconds: float, monkeypatch: pytest.MonkeyPatch) -> int:
+    now = 0.0
+
+    async def calls() -> None:
+        for took in milliseconds:
+
+            async def call(took: float = took) -> None:
+                nonlocal now
+                now += took / 1000
+
+            await pace.timed(call(), adapt=True)
+
+    monkeypatch.setattr(migration, "perf_counter", lambda: now)
+    asyncio.run(calls())
+    return pace.size
+
+
+def test_steps_grow_while_they_are_quick_and_shrink_when_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = migration._Pace(100)
+    pace._way = 0.0002
+    assert pace.size == 10
+    assert pace_after(pace, *[0.5] * 20, monkeypatch=monkeypatch) == 100
+    assert pace_after(pace, 1.0, monkeypatch=monkeypatch) == 100
+    assert pace_after(pace, 2.0, monkeypatch=monkeypatch) == 50
+    assert pace_after(pace, *[5.0] * 9, monkeypatch=monkeypatch) == 1
+    assert pace.longest == pytest.approx(0.005)
+    assert migration._Pace(4).size == 4
+
+
+def test_a_long_way_is_no_reason_for_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = migration._Pace(100)
+    pace._way = 0.030
+    assert pace_after(pace, *[30.4] * 20, monkeypatch=monkeypatch) == 100
+
+
+# The command
+
+
+def migrate_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "delayq", "migrate", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=ENVIRONMENT,
+        check=False,
+    )
+
+
+def test_the_command_sums_up(server: PrivateServer, raw: Raw) -> None:
+    raw.put(*some_records(1200, (OLD,)), *some_records(34, (CURRENT,), seed=2), b"noise")
+    result = migrate_command("orders", "--url", server.url)
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    assert lines[:5] == [
+        "looked at: 1,235",
+        "rewritten: 1,200",
+        "  old, 8-byte length: 1,200",
+        "already current: 34",
+        "malformed, left as they are: 1",
+    ]
+    assert re.fullmatch(r"seconds: [\d.]+", lines[5])
+    assert re.fullmatch(r"longest step: [\d.]+ ms", lines[6])
+    assert lines[7:] == ["every readable record is current"]
+    # One warning up front, in one line.
+    assert result.stderr.startswith("delayq: warning: a Redisson before 3.21.1")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_command_has_json(server: PrivateServer, raw: Raw, capsys: pytest.CaptureFixture[str]) -> None:
+    raw.put(*some_records(20, (OLD_4,)), b"noise")
+    assert command(["migrate", "orders", "--url", server.url, "--json", "--batch", "3"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures.pop("seconds") >= 0
+    assert figures.pop("longest_step_ms") > 0
+    assert figures == {
+        "queue": "orders",
+        "server": server.url,
+        "dry_run": False,
+        "looked_at": 21,
+        "outdated": {OLD_4: 20},
+        "rewritten": 20,
+        "current": 0,
+        "malformed": 1,
+        "merged": 0,
+        "passes": 2,
+        "complete": True,
+    }
+
+
+def test_the_dry_run_of_the_command_changes_nothing(
+    server: PrivateServer, raw: Raw, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.put(*some_records(7, (OLD,)), *some_records(5, (CURRENT_4,)), due=5)
+    before = raw.dump()
+    monkeypatch.setenv("DELAYQ_URL", server.url)
+    assert command(["migrate", "orders", "--dry-run"]) == 0
+    assert raw.dump() == before
+    out, err = capsys.readouterr()
+    assert "would be rewritten: 12\n  current, 4-byte length: 5\n  old, 8-byte length: 7\n" in out
+    assert err == ""
+
+
+def test_a_queue_with_nothing_pending_is_current(server: PrivateServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["migrate", "ordres", "--url", server.url]) == 0
+    assert "nothing is pending in 'ordres'" in capsys.readouterr().out
+    assert server.call("DBSIZE") == b":0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("orders", "--url", "redis://127.0.0.1:1/0"), "127.0.0.1:1"),
+        (("orders", "--url", "nonsense"), "no address"),
+        (("a{b",), "slots"),
+        (("",), "non-empty"),
+        (("orders", "--batch", "0"), "--batch"),
+        ((), "queue"),
+    ],
+)
+def test_an_error_is_one_line(own_server: PrivateServer, arguments: tuple[str, ...], words: str) -> None:
+    url = () if "--url" in arguments else ("--url", own_server.url)
+    result = migrate_command("--json", *arguments, *url)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("delayq: ")
+    assert words.lower() in result.stderr.lower()
+    assert result.stderr.count("\n") == 1
+
+
+def test_without_an_address_no_server_is_made_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DELAYQ_URL", raising=False)
+    assert command(["migrate", "orders"]) == 2
+    assert "DELAYQ_URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", [Z, L])
+def test_a_foreign_type_is_one_line(server: PrivateServer, raw: Raw, capsys: pytest.CaptureFixture[str], key: str) -> None:
+    raw.put(*some_records(5, (OLD,)))
+    raw.redis.set(key, "x")
+    assert command(["migrate", "orders", "--url", server.url]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "another type" in err
+
+
+def test_an_incomplete_migration_is_a_bad_result(
+    server: PrivateServer, raw: Raw, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migration, "_MAX_PASSES", 1)
+    raw.put(*some_records(5, (OLD,)))
+    assert command(["migrate", "orders", "--url", server.url]) == 1
+    assert "NOT DONE" in capsys.readouterr().out
+
+
+def in_a_terminal(*arguments: str, act: Callable[[subprocess.Popen[bytes], str], None] | None = None) -> tuple[str, int]:
+    """Run the command at 80 columns, and return what it wrote and its exit status."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "delayq", "migrate", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=ENVIRONMENT | {"TERM": "xterm", "COLUMNS": "80"},
+    )
+    os.close(theirs)
+    written = b""
+    # The terminal ends with an error when its last program has gone.
+    with suppress(OSError):
+        while some := os.read(ours, 4096):
+            written += some
+            if act is not None:
+                act(process, written.decode(errors="replace"))
+    os.close(ours)
+    return written.decode(), process.wait(60)
+
+
+def test_a_terminal_gets_a_progress_bar(own_server: PrivateServer) -> None:
+    with redis.Redis.from_url(own_server.url) as connection:
+        Raw(connection).put(*some_records(1000, (OLD,)))
+    written, status = in_a_terminal("orders", "--url", own_server.url)
+    assert status == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
+    assert re.search(r"ordered list +━+ +100% +1,000/1,000|ordered list +━+ 100% 1000/1000", plain)
+    assert "rewritten: 1,000" in plain
+    # Every line fits.
+    assert max(len(line) for line in re.split(r"[\r\n]+", plain) if "━" in line) <= 80
+
+
+def test_ctrl_c_leaves_whole_records(own_server: PrivateServer) -> None:
+    with redis.Redis.from_url(own_server.url) as connection:
+        raw = Raw(connection)
+        for seed in range(30):
+            raw.put(*some_records(1000, (OLD,), seed=seed))
+
+        sent: list[signal.Signals] = []
+
+        def interrupt(process: subprocess.Popen[bytes], written: str) -> None:
+            if "━" in written and not sent:
+                sent.append(signal.SIGINT)
+                process.send_signal(signal.SIGINT)
+
+        written, status = in_a_terminal("orders", "--url", own_server.url, "--batch", "1", act=interrupt)
+        assert status == 130
+        assert "stopped" in written
+        assert "Traceback" not in written
+        assert set(raw.dues()) == set(raw.ordered())

@@ -1,0 +1,61 @@
+"""Who moved how many messages: read off the commands that the server ran."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from typing import TYPE_CHECKING, Self
+
+from delayq._redis.scripts import ALL
+
+if TYPE_CHECKING:
+    from tests.servers import PrivateServer
+
+# Redisson's scripts start without the comment that ours have; so EVAL tells them apart as well.
+_OURS = {script.sha.encode() for script in ALL}
+# Who ran it, the command, and the first argument as far as it is plain.
+_LINE = re.compile(rb'\+[0-9.]+ \[\d+ ([^]]+)\] "(\w+)"(?: "([^"\\]*))?')
+
+
+class MovedByJava:
+    """Counts, while it is entered, the messages that a queue's Java clients moved to its ready list.
+
+    Redisson's script pushes each message by a command of its own; ours have other names, and their commands do not count.
+    """
+
+    def __init__(self, server: PrivateServer, queue: str) -> None:
+        self.count = 0
+        self._server = server
+        self._ready = queue.encode()
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._thread = threading.Thread(target=self._read, name="monitor", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._connection.connect(str(self._server.socket_path))
+        self._connection.sendall(b"MONITOR\r\n")
+        assert self._connection.recv(5) == b"+OK\r\n"
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Everything that ran before this has been told before it.
+        self._server.call("ECHO", "the end")
+        self._thread.join(10)
+        self._connection.close()
+        assert not self._thread.is_alive()
+
+    def _read(self) -> None:
+        ours = False
+        with self._connection.makefile("rb") as lines:
+            for line in lines:
+                found = _LINE.match(line)
+                if found is None:
+                    continue
+                who, command, first = found[1], found[2].upper(), found[3]
+                if who == b"lua":
+                    self.count += command == b"RPUSH" and first == self._ready and not ours
+                elif command in {b"EVAL", b"EVALSHA"}:
+                    ours = first in _OURS or (first or b"").startswith(b"-- ")
+                elif command == b"ECHO":
+                    return

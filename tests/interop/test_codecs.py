@@ -1,0 +1,209 @@
+"""Our codecs against Redisson's, without a server: what one writes the other reads, and writes again in the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import subprocess
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+
+from delayq.codecs import (
+    JavaBigInteger,
+    JavaByte,
+    JavaChar,
+    JavaFloat,
+    JavaList,
+    JavaLong,
+    JavaMap,
+    JavaShort,
+)
+from tests.interop import report
+from tests.interop.redisson import NEWEST_3, NEWEST_4, OLD, Release, build, missing_tools
+from tests.vectors import CODECS, DATA, check, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REQUIRED = "DELAYQ_REQUIRE_REDISSON"
+SEED = 20_260_801
+COUNT = 3_000
+
+
+@pytest.fixture(scope="session", params=[NEWEST_4, NEWEST_3, OLD], ids=str)
+def java(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
+    """Runs one of the Java programs with that Redisson: takes its name, arguments and input; returns the lines that it wrote."""
+    release: Release = request.param
+    reason, class_path = missing_tools(), ""
+    if not reason:
+        try:
+            class_path = os.pathsep.join(map(str, build(release)))
+        except RuntimeError as error:
+            reason = str(error)
+    if reason:
+        report.NOT_RUN.add(reason)
+        if os.environ.get(REQUIRED) == "1":
+            pytest.fail(f"{REQUIRED}=1, but: {reason}", pytrace=False)
+        pytest.skip(f"not run against Redisson: {reason}")
+
+    def run(program: str, *arguments: str, lines: list[str] | None = None) -> list[str]:
+        result = subprocess.run(
+            ["java", "-cp", class_path, f"delayq.interop.{program}", *arguments],
+            input="\n".join(lines or []),
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=120,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr[-3000:]
+        return result.stdout.splitlines()
+
+    run.__name__ = str(release)
+    return run
+
+
+def _text(rng: random.Random) -> str:
+    odd = ["é", "€", "😀", "𝄞", "\ud800", "\udc00", "\0", "\x1f", '"', "\\", "\u2028", "/", "\x7f", "\uffff", "\n", "\t"]
+    length = rng.choice([0, 1, 2, 5, 31, 32, 33, 62, 63, 64, 70])
+    some = rng.random() < 0.5
+    return "".join(rng.choice(odd) if some and rng.random() < 0.4 else rng.choice("xyzAB 0") for _ in range(length))
+
+
+def _key(rng: random.Random) -> str:
+    # Jackson does not read a lone surrogate in a key, and we do not write it.
+    return _text(rng).encode("utf-8", "ignore").decode()
+
+
+def _double(rng: random.Random) -> float:
+    # In text Java before JDK 19 has more digits than needed for some doubles. Not for these: few digits.
+    return rng.randrange(-(10**6), 10**6) / rng.choice([1, 2, 4, 8]) * 2.0 ** rng.randrange(-3, 8)
+
+
+def _any_double(rng: random.Random) -> float:
+    (value,) = struct.unpack("<d", rng.randbytes(8))
+    return float(rng.choice([value, value, 0.0, -0.0, 5e-324, 1e23, float("inf"), -float("inf"), float("nan"), -float("nan")]))
+
+
+def _bits(rng: random.Random, most: int) -> int:
+    size = rng.randrange(1, most)
+    return rng.randrange(-(1 << size), 1 << size)
+
+
+SHARED: list[Callable[[random.Random], Any]] = [
+    lambda _: None,
+    lambda rng: rng.random() < 0.5,
+    lambda rng: _bits(rng, 100),
+    _double,
+    _text,
+    _text,
+    lambda rng: JavaLong(_bits(rng, 63)),
+    lambda rng: JavaBigInteger(_bits(rng, 200)),
+    lambda rng: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=rng.randrange(-(6 * 10**13), 2 * 10**14)),
+    lambda rng: Decimal(_bits(rng, 100)).scaleb(rng.randrange(-20, 1)),
+]
+FLAT: list[Callable[[random.Random], Any]] = [
+    *SHARED,
+    _any_double,
+    lambda rng: Decimal(_bits(rng, 100)).scaleb(rng.randrange(-200, 200)),
+    lambda rng: JavaFloat(struct.unpack("<f", rng.randbytes(4))[0]),
+    lambda rng: JavaShort(_bits(rng, 15)),
+    lambda rng: JavaByte(_bits(rng, 7)),
+    lambda rng: JavaChar(chr(rng.randrange(0x10000))),
+    lambda rng: rng.randbytes(rng.randrange(300)),
+    lambda rng: UUID(bytes=rng.randbytes(16)),
+]
+NESTED: list[Callable[[random.Random], Any]] = [
+    *SHARED,
+    lambda rng: JavaFloat(rng.randrange(-1000, 1000) / 8),
+    lambda rng: JavaShort(_bits(rng, 15)),
+    lambda rng: JavaByte(_bits(rng, 7)),
+    lambda rng: JavaChar(chr(rng.randrange(0x10000))),
+    lambda rng: rng.randbytes(rng.randrange(80)),
+    lambda rng: UUID(bytes=rng.randbytes(16)),
+    lambda rng: rng.choice([float("inf"), -float("inf"), float("nan")]),
+]
+
+
+def _tree(rng: random.Random, depth: int = 0) -> Any:
+    if depth > 3 or (depth and rng.random() < 0.6):
+        return rng.choice(NESTED)(rng)
+    if not depth and rng.random() < 0.3:
+        return rng.choice(SHARED)(rng)
+    if rng.random() < 0.5:
+        items = [_tree(rng, depth + 1) for _ in range(rng.randrange(5))]
+        return rng.choice([items, items, JavaList("java.util.LinkedList", items), JavaList("[Ljava.lang.Object;", items)])
+    entries = {_key(rng): _tree(rng, depth + 1) for _ in range(rng.randrange(5))}
+    return entries if rng.random() < 0.7 else JavaMap("java.util.LinkedHashMap", entries)
+
+
+def _json(rng: random.Random, depth: int = 0) -> Any:
+    if depth > 3 or rng.random() < 0.5:
+        return rng.choice(SHARED[:-4])(rng)
+    if rng.random() < 0.5:
+        return [_json(rng, depth + 1) for _ in range(rng.randrange(5))]
+    return {_key(rng): _json(rng, depth + 1) for _ in range(rng.randrange(5))}
+
+
+VALUES: dict[str, Callable[[random.Random], Any]] = {
+    "JsonJackson": _tree,
+    "TypedJson": _json,
+    "Kryo5": lambda rng: rng.choice(FLAT)(rng),
+    # A lone surrogate has no UTF-8; Java writes a question mark.
+    "String": _key,
+    "Long": lambda rng: _bits(rng, 63),
+    "Integer": lambda rng: _bits(rng, 31),
+    "Bytes": lambda rng: rng.randbytes(rng.randrange(300)),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_we_write_java_reads_and_writes_again_in_the_same_bytes(java: Callable[..., list[str]], name: str) -> None:
+    rng = random.Random(f"{SEED} {name}")
+    payloads = [CODECS[name].encode(VALUES[name](rng)) for _ in range(COUNT)]
+    answers = java("Codecs", lines=[f"{name} {payload.hex()}" for payload in payloads])
+    assert len(answers) == COUNT
+    for payload, answer in zip(payloads, answers, strict=True):
+        assert not answer.startswith("!"), (payload, answer)
+        again = bytes.fromhex(answer.rpartition(" ")[2])
+        assert again == payload, answer
+        assert CODECS[name].encode(CODECS[name].decode(payload)) == payload
+
+
+def test_what_java_writes_we_read_and_write(java: Callable[..., list[str]]) -> None:
+    """Its random scalars, each told by its class and text."""
+    vectors = parse(java("Vectors", str(SEED), str(COUNT)))
+    assert len(vectors) > 2 * COUNT
+    for vector in vectors:
+        if vector.kind == "UUID" and vector.codec == "JsonJackson" and vector.payload.startswith(b'"'):
+            # Until some time after 3.52.0 Redisson wrote a UUID that stands alone without its class.
+            assert CODECS["JsonJackson"].decode(vector.payload) == vector.told
+        elif vector.kind == "Double" and vector.codec != "Kryo5" and not vector.payload.startswith(b'"'):
+            # Before JDK 19 some doubles have more digits than we would write. They keep them.
+            value = CODECS[vector.codec].decode(vector.payload)
+            assert value == float(vector.told)
+            assert CODECS[vector.codec].encode(value) == vector.payload
+        else:
+            check(vector)
+    ours = f"{COUNT:,} random values of ours for each of {len(VALUES)}"
+    report.NOTES.append(f"Redisson {java.__name__}'s codecs: {ours}, {len(vectors):,} payloads of theirs")
+
+
+def test_the_vectors_on_file_are_what_java_writes(java: Callable[..., list[str]]) -> None:
+    on_file = [
+        line for line in (DATA / "redisson_codec_vectors_more.txt").read_text("utf-8").splitlines() if not line.startswith("#")
+    ]
+    different = [ours for ours, theirs in zip(on_file, java("Vectors"), strict=True) if ours != theirs]
+    if java.__name__ == str(NEWEST_4):
+        assert different == []
+    else:
+        assert {line.split(" | ")[1].split()[0] for line in different} <= {"UUID", "="}
+        assert [line.split(" | ")[:2] for line in different if " | = " in line] == [
+            ["JsonJackson", "= Pojo"],
+            ["JsonJackson", "= list of Pojo"],
+        ]

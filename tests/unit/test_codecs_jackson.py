@@ -1,0 +1,526 @@
+"""Redisson's two JSON codecs beyond the vectors: what they take, what they refuse, what comes back."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import struct
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from delayq import DecodeError, EncodeError
+from delayq.codecs import (
+    JavaBigInteger,
+    JavaByte,
+    JavaChar,
+    JavaDouble,
+    JavaFloat,
+    JavaList,
+    JavaLong,
+    JavaMap,
+    JavaObject,
+    JavaShort,
+    JavaValue,
+    JsonJacksonCodec,
+    TypedJsonJacksonCodec,
+)
+
+TYPED = JsonJacksonCodec()
+PLAIN = TypedJsonJacksonCodec()
+BOTH = pytest.mark.parametrize("codec", [TYPED, PLAIN], ids=["JsonJackson", "TypedJson"])
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# Every str, lone surrogates too.
+TEXT = st.text(st.characters())
+MOMENTS = st.integers(-62_135_596_800_000, 253_402_300_799_999).map(lambda ms: EPOCH + timedelta(milliseconds=ms))
+DECIMALS = st.decimals(allow_nan=False, allow_infinity=False)
+FLOATS = st.floats(width=32).map(JavaFloat)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**999), 10**999)
+    | st.floats()
+    | TEXT
+    | MOMENTS
+    | st.uuids()
+    | st.decimals("-1e40", "1e40", places=5)
+    | st.integers(-(2**63), 2**63 - 1).map(JavaLong)
+    | st.integers(-(2**200), 2**200).map(JavaBigInteger)
+)
+# Jackson writes these without their class where they stand alone.
+IN_COLLECTIONS = (
+    SCALARS
+    | st.binary()
+    | FLOATS
+    | st.integers(-(2**15), 2**15 - 1).map(JavaShort)
+    | st.integers(-(2**7), 2**7 - 1).map(JavaByte)
+    | st.characters(max_codepoint=0xFFFF).map(JavaChar)
+)
+KEYS = st.text(st.characters(codec="utf-8")).filter(lambda key: key != "@class")
+
+
+def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    # Jackson drops nulls from maps.
+    entries = st.dictionaries(KEYS, inner.filter(lambda item: item is not None))
+    return (
+        st.lists(inner)
+        | entries
+        | st.lists(inner).map(lambda items: JavaList("java.util.LinkedList", items))
+        | st.lists(inner).map(lambda items: JavaList("[Ljava.lang.Object;", items))
+        | entries.map(lambda items: JavaMap("java.util.TreeMap", items))
+        | entries.map(lambda items: JavaObject("a.B", items))
+    )
+
+
+VALUES = SCALARS | containers(st.recursive(IN_COLLECTIONS, containers, max_leaves=8))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, NaN too, and of the same types all the way down."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    return bool(one == other) or (one != one and other != other)  # noqa: PLR0124
+
+
+# --- round trips
+
+
+@given(VALUES)
+def test_what_was_encoded_is_the_same_bytes_after_decoding_and_encoding(value: Any) -> None:
+    payload = TYPED.encode(value)
+    assert TYPED.encode(TYPED.decode(payload)) == payload
+    payload = PLAIN.encode(value)
+    assert PLAIN.encode(PLAIN.decode(payload)) == payload
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | TEXT | MOMENTS | st.uuids(), containers))
+def test_with_classes_values_come_back_as_they_went(value: Any) -> None:
+    assert TYPED.decode(TYPED.encode(value)) == value
+
+
+@given(st.recursive(st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT, st.lists))
+def test_without_classes_what_json_has_comes_back_as_it_went(value: Any) -> None:
+    assert PLAIN.decode(PLAIN.encode(value)) == value
+
+
+@given(DECIMALS)
+def test_a_decimal_is_the_same_number(value: Decimal) -> None:
+    try:
+        payload = TYPED.encode(value)
+    except EncodeError:
+        assert abs(value.adjusted()) > 900 or len(value.as_tuple().digits) > 900
+    else:
+        assert TYPED.decode(payload) == value
+        assert b"E" not in payload
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+@example(5e-324)
+@example(2e-323)
+@example(1e23)
+@example(9007199254740993.0)
+def test_a_double_has_javas_form(value: float) -> None:
+    text = PLAIN.encode(value).decode()
+    assert float(text) == value
+    mantissa, _, exponent = text.lstrip("-").partition("E")
+    whole, _, fraction = mantissa.partition(".")
+    assert whole.isdigit()
+    assert fraction.isdigit()
+    if exponent:
+        assert len(whole) == 1
+        assert whole != "0"
+        assert not -3 <= int(exponent) < 7
+    else:
+        assert value == 0 or 1e-3 <= abs(value) < 1e7
+    # As few digits as will do, but never fewer than two.
+    digits = (whole + fraction).strip("0")
+    assert len(digits) <= max(2, len(repr(value).lower().partition("e")[0].replace(".", "").strip("-0")))
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_a_float_of_32_bits_reads_back_as_the_same(value: float) -> None:
+    text = PLAIN.encode(JavaFloat(value)).decode()
+    assert struct.pack("<f", float(text)) == struct.pack("<f", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (5e-324, "4.9E-324"),
+        (1.5e-323, "1.5E-323"),
+        (2e-323, "2.0E-323"),
+        (1e23, "1.0E23"),
+        (2e23, "2.0E23"),
+        (-0.0, "-0.0"),
+        (1e7, "1.0E7"),
+        (9999999.999999998, "9999999.999999998"),
+        (0.001, "0.001"),
+        (0.0009999999999999998, "9.999999999999998E-4"),
+        (123456789.0, "1.23456789E8"),
+        (math.nan, '"NaN"'),
+    ],
+)
+def test_doubles_at_the_edges(value: float, text: str) -> None:
+    assert PLAIN.encode(value) == text.encode()
+
+
+@pytest.mark.parametrize(
+    "text", ["9.999999999999999E22", "1.9999999999999998E23", "1.50", "12345678901234567890.123", "1e5", "1E400"]
+)
+def test_a_number_that_we_would_write_otherwise_keeps_its_text(text: str) -> None:
+    """Java before JDK 19 wrote some doubles with more digits; and a BigDecimal looks like a double."""
+    for codec in (TYPED, PLAIN):
+        value = codec.decode(text.encode())
+        assert type(value) is JavaDouble
+        assert value == float(text)
+        assert codec.encode(value) == text.encode()
+        assert codec.encode(pickle.loads(pickle.dumps(value))) == codec.encode(copy.copy(value)) == text.encode()
+    payload = f'["java.util.ArrayList",[["java.lang.Float",{text}],["java.lang.Double",{text}]]]'.encode()
+    assert TYPED.encode(TYPED.decode(payload)) in (
+        payload,
+        payload.replace(b'["java.lang.Double",%s]' % text.encode(), text.encode()),
+    )
+
+
+# --- what decoded values are
+
+
+def test_decoded_values_are_what_python_would_use() -> None:
+    assert TYPED.decode(b'["java.lang.Long",5]') == 5
+    assert TYPED.decode(b'["java.util.LinkedList",[1]]') == [1]
+    assert TYPED.decode(b'{"@class":"java.util.HashMap","k":1}') == {"k": 1}
+    assert TYPED.decode(b'{"@class":"shop.Order","id":1}') == {"id": 1}
+    assert TYPED.decode(b'["java.util.Date",-1]') == EPOCH - timedelta(milliseconds=1)
+    assert TYPED.decode(b'["java.math.BigDecimal",1.50]').as_tuple() == Decimal("1.50").as_tuple()
+
+
+def test_java_containers_show_their_class() -> None:
+    assert repr(JavaList("java.util.Vector", [1])) == "JavaList('java.util.Vector', [1])"
+    assert repr(JavaMap(None, {"a": 1})) == "JavaMap(None, {'a': 1})"
+    assert repr(JavaObject("shop.Order", {"a": 1})) == "JavaObject('shop.Order', {'a': 1})"
+
+
+def test_a_java_object_is_written_as_it_stands() -> None:
+    payload = b'{"@class":"shop.Order","z":null,"a":5000000000,"d":"NaN"}'
+    assert TYPED.encode(JavaObject("shop.Order", {"z": None, "a": 5_000_000_000, "d": math.nan})) == payload
+    assert TYPED.encode(TYPED.decode(payload)) == payload
+
+
+def test_a_large_int_has_its_class_in_an_array_of_objects_and_none_in_one_of_numbers() -> None:
+    assert TYPED.encode(JavaList("[Ljava.lang.Object;", [2**40])) == b'["[Ljava.lang.Object;",[["java.lang.Long",1099511627776]]]'
+    assert TYPED.encode([JavaList("[J", [2**40])]) == b'["java.util.ArrayList",[["[J",[1099511627776]]]]'
+    assert TYPED.encode(JavaList(None, [2**40])) == b"[1099511627776]"
+
+
+def test_other_classes_can_stand_for_lists_and_dicts() -> None:
+    codec = JsonJacksonCodec(list_class="java.util.LinkedList", map_class="java.util.HashMap")
+    assert codec.encode({"a": [1], "b": (2,)}) == (
+        b'{"@class":"java.util.HashMap","a":["java.util.LinkedList",[1]],"b":["java.util.LinkedList",[2]]}'
+    )
+    decoded = codec.decode(codec.encode({"a": [1]}))
+    assert (type(decoded), type(decoded["a"])) == (dict, list)
+
+
+class Plain(Enum):
+    A = 1
+
+
+class Text(StrEnum):
+    A = "a"
+
+
+class Mixed(str, Enum):  # noqa: UP042  # what StrEnum replaces, and what formats otherwise
+    A = "a"
+
+
+class Number(IntEnum):
+    A = 5
+
+
+def test_enums_are_written_by_name_and_what_is_text_or_a_number_as_that() -> None:
+    codec = JsonJacksonCodec({"shop.Plain": Plain})
+    assert PLAIN.encode([Plain.A, Text.A, Mixed.A, Number.A]) == b'["A","a","a",5]'
+    assert codec.encode([Plain.A, Text.A, Mixed.A, Number.A]) == b'["java.util.ArrayList",[["shop.Plain","A"],"a","a",5]]'
+    assert codec.encode(Plain.A) == b'"A"'
+    assert codec.decode(b'["java.util.ArrayList",[["shop.Plain","A"]]]') == [Plain.A]
+    with pytest.raises(DecodeError):
+        codec.decode(b'["java.util.ArrayList",[["shop.Plain","B"]]]')
+
+
+@dataclass
+class Order:
+    zip: str
+    id: int
+    note: str | None = None
+    parts: list[Any] = field(default_factory=list)
+    made: int = field(init=False, default=7)
+
+
+def test_a_dataclass_is_written_by_name_without_what_is_none() -> None:
+    codec = JsonJacksonCodec({"shop.Order": Order})
+    order = Order("é", 5_000_000_000, parts=[Order("x", 1)])
+    assert PLAIN.encode(order) == (
+        '{"id":5000000000,"made":7,"parts":[{"id":1,"made":7,"parts":[],"zip":"x"}],"zip":"é"}'.encode()
+    )
+    payload = codec.encode(order)
+    assert payload.startswith(
+        b'{"@class":"shop.Order","id":5000000000,"made":7,"parts":["java.util.ArrayList",[{"@class":"shop.Order",'
+    )
+    assert codec.decode(payload) == order
+
+
+def test_fields_are_ordered_as_java_compares_text() -> None:
+    """By UTF-16 units: a surrogate comes before U+E000, in code points it is the other way round."""
+
+    @dataclass
+    class Odd:
+        﨎: int = 1  # noqa: PLC2401
+        𐐀: int = 2  # noqa: PLC2401
+        a: int = 3
+        Zz: int = 4
+
+    assert list(PLAIN.decode(PLAIN.encode(Odd()))) == ["Zz", "a", "𐐀", "﨎"]
+
+
+def test_a_dataclass_that_does_not_take_the_fields_is_a_decode_error() -> None:
+    @dataclass
+    class Strict:
+        id: int
+
+        def __post_init__(self) -> None:
+            if self.id < 0:
+                raise KeyError(self.id)
+
+    codec = JsonJacksonCodec({"shop.Strict": Strict})
+    for payload in (b'{"@class":"shop.Strict"}', b'{"@class":"shop.Strict","id":-1}', b'{"@class":"shop.Strict","id":"x"}'):
+        with pytest.raises(DecodeError):
+            codec.decode(payload)
+
+
+def test_types_takes_dataclasses_and_enums() -> None:
+    for wrong in (int, Order("x", 1), "Order"):
+        with pytest.raises(TypeError, match="types takes dataclasses and enums"):
+            JsonJacksonCodec({"shop.Order": wrong})  # type: ignore[dict-item]
+
+
+def test_no_class_is_built_because_a_payload_names_it() -> None:
+    payload = b'{"@class":"subprocess.Popen","args":["java.util.ArrayList",["true"]]}'
+    before = set(sys.modules)
+    assert type(TYPED.decode(payload)) is JavaObject
+    assert type(TYPED.decode(b'["java.util.ArrayList",[["antigravity.X","y"]]]')[0]) is JavaValue
+    assert set(sys.modules) == before
+
+
+# --- refusals
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+DEEP: list[Any] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+SECRET = "53cr37"
+REFUSED = [
+    (object(), "no Java type is known for object"),
+    ({1}, "its order is not settled"),
+    (frozenset({1}), "its order is not settled"),
+    (1j, "no Java type is known for complex"),
+    (Order, "no Java type is known for type"),
+    (date(2024, 1, 2), "no Java type is known for date"),
+    (memoryview(b"x"), "no Java type is known for memoryview"),
+    ({1: "a"}, "a key is int"),
+    ({None: "a"}, "a key is NoneType"),
+    ({"\ud800": "a"}, "a key has a lone surrogate"),
+    (JavaObject("a.B", {b"x": 1}), "a key is bytes"),
+    (datetime(2024, 1, 2), "no timezone"),  # noqa: DTZ001
+    (Decimal("NaN"), "not finite"),
+    (Decimal("Infinity"), "not finite"),
+    (Decimal("1e1001"), "more than 1000"),
+    (Decimal("1e-1001"), "more than 1000"),
+    (Decimal("1e999999999"), "more than 1000"),
+    (Decimal("1" * 1001), "more than 1000"),
+    (10**1000, "more than 1000 digits"),
+    (1 << 10**7, "more than 1000 digits"),
+    (JavaBigInteger(-(10**1000)), "out of range"),
+    (JavaLong(2**63), "JavaLong is out of range"),
+    (JavaShort(2**15), "JavaShort is out of range"),
+    (JavaByte(-129), "JavaByte is out of range"),
+    (JavaFloat(1e39), "too large for 32 bits"),
+    (JavaChar(""), "not one UTF-16 unit"),
+    (JavaChar("ab"), "not one UTF-16 unit"),
+    (JavaChar("😀"), "not one UTF-16 unit"),
+    (LOOP, "contains itself"),
+    (DEEP, "nested too deeply"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("value", "reason"), REFUSED, ids=[f"{n}" for n in range(len(REFUSED))])
+def test_what_has_no_form_is_refused(codec: JsonJacksonCodec, value: Any, reason: str) -> None:
+    for nested in (value, [value], {"k": value}):
+        with pytest.raises(EncodeError, match=f"{type(codec).__name__} cannot encode this {type(nested).__name__}: .*{reason}"):
+            codec.encode(nested)
+
+
+def test_a_dataclass_or_enum_without_a_java_class_is_refused_where_that_is_needed() -> None:
+    with pytest.raises(EncodeError, match="types name no Java class for Order"):
+        TYPED.encode(Order("x", 1))
+    with pytest.raises(EncodeError, match="types name no Java class for Plain"):
+        TYPED.encode([Plain.A])
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "value",
+    [{SECRET: object()}, {SECRET: {1: 2}}, [SECRET, {1}], Decimal("1e9999"), {b"53cr37": 1}, JavaChar(SECRET), [SECRET, LOOP]],
+    ids=[f"{n}" for n in range(7)],
+)
+def test_an_error_does_not_quote_the_value(codec: JsonJacksonCodec, value: Any) -> None:
+    with pytest.raises(EncodeError) as caught:
+        codec.encode(value)
+    assert SECRET not in str(caught.value)
+    assert "9999" not in str(caught.value)
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+MALFORMED = [
+    b"",
+    b" ",
+    b"abc",
+    b"{",
+    b"[1,]",
+    b"NaN",
+    b"-Infinity",
+    b"\xff",
+    b'"\xed\xa0\x80"',
+    b"'a'",
+    b"01",
+    b"1 2",
+    b'"\x01"',
+    b"[" * 200_000,
+]
+
+
+@BOTH
+@pytest.mark.parametrize("payload", MALFORMED, ids=[f"{n}" for n in range(len(MALFORMED))])
+def test_what_is_no_json_is_refused_with_its_first_bytes(codec: JsonJacksonCodec, payload: bytes) -> None:
+    with pytest.raises(DecodeError, match=f"{type(codec).__name__} cannot decode {len(payload)} bytes") as caught:
+        codec.decode(payload)
+    assert caught.value.payload == payload
+    assert len(str(caught.value)) < 150
+
+
+@pytest.mark.parametrize("payload", [b'{"@class":5}', b'{"@class":null,"a":1}', b'{"@class":["a.B"]}'])
+def test_a_class_that_is_no_name_is_refused(payload: bytes) -> None:
+    with pytest.raises(DecodeError):
+        TYPED.decode(payload)
+
+
+WRONG = [
+    *('["java.lang.Integer",true]', '["java.lang.Integer",2147483648]', '["java.lang.Long","5"]', '["java.lang.Short",32768]'),
+    *('["java.lang.Byte",1.0]', '["java.lang.Boolean",1]', '["java.lang.String",1]', '["java.lang.Character","ab"]'),
+    *('["java.lang.Double","1.5"]', '["java.lang.Double",true]', '["java.lang.Float","x"]', '["java.math.BigDecimal","1"]'),
+    *('["java.math.BigDecimal",true]', '["java.util.Date","x"]', '["java.util.UUID","x"]', '["[B","*"]', '["[B",5]'),
+    '["java.util.UUID","{00000000-0000-0001-0000-000000000002}"]',
+]
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_class_and_what_is_not_its_value_stay_apart(text: str) -> None:
+    """Alone it can be a String[] of two. Whatever it is, nothing of it is lost."""
+    assert isinstance(TYPED.decode(text.encode()), JavaValue)
+    assert TYPED.encode(TYPED.decode(text.encode())) == text.encode()
+
+
+def test_two_texts_alone_are_an_array_even_if_one_looks_like_a_class() -> None:
+    assert type(TYPED.decode(b'["a.b","c"]')) is JavaList
+    assert TYPED.decode(b'["java.util.ArrayList",[["a.b","c"]]]') == [JavaValue("a.b", "c")]
+
+
+def test_a_decimal_has_no_negative_zero() -> None:
+    assert TYPED.encode(Decimal("-0.00")) == b'["java.math.BigDecimal",0.00]'
+    assert PLAIN.encode(Decimal("-0E+5")) == PLAIN.encode(Decimal("0E+5")) == b"0"
+
+
+def test_a_date_beyond_python_stays_what_it_was() -> None:
+    payload = b'["java.util.Date",9223372036854775807]'
+    assert TYPED.decode(payload) == JavaValue("java.util.Date", 2**63 - 1)
+    assert TYPED.encode(TYPED.decode(payload)) == payload
+
+
+def test_a_datetime_is_cut_to_milliseconds_towards_the_past_in_any_zone() -> None:
+    moment = datetime(1970, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))
+    assert PLAIN.encode(moment + timedelta(microseconds=1999)) == b"1"
+    assert PLAIN.encode(moment - timedelta(microseconds=1)) == b"-1"
+
+
+CLASSES = ["java.util.ArrayList", "java.lang.Long", "java.util.HashMap", "[B", "java.util.UUID", "java.math.BigDecimal"]
+CLASSES += ["java.lang.Double", "java.util.Date", "a.B", "@class", "NaN"]
+SIGNS = ["[", "]", "{", "}", ",", ":", '"', "\\u", "d83d", "1", "-", ".", "E9", "null", "true"]
+TOKENS = st.sampled_from([*SIGNS, *(f'"{name}"' for name in CLASSES)])
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(CLASSES),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["@class", "a"]), inner),
+    max_leaves=12,
+)
+
+
+@given(st.lists(TOKENS).map("".join) | TREES.map(lambda tree: PLAIN.encode(tree).decode()))
+def test_json_of_any_shape_is_decoded_or_refused(text: str) -> None:
+    for codec in (TYPED, PLAIN):
+        try:
+            codec.decode(text.encode())
+        except DecodeError as error:
+            assert error.payload == text.encode()  # noqa: PT017
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"9" * 1_000_000,
+        b"0." + b"9" * 1_000_000,
+        b"1e999999999",
+        b'["java.math.BigDecimal",1e999999999]',
+        b'["java.math.BigDecimal",1e99999999999999999999]',
+        b'["java.math.BigInteger",' + b"9" * 1_000_000 + b"]",
+        b'["java.util.ArrayList",' * 100_000,
+        b'{"@class":"a.B","a":' * 100_000,
+        b'["' + b"a." * 500_000 + b'",[]]',
+        b'["' + b"[" * 500_000 + b'",[]]',
+    ],
+    ids=[f"{n}" for n in range(10)],
+)
+def test_a_hostile_payload_takes_little_time(codec: JsonJacksonCodec, payload: bytes) -> None:
+    start = time.perf_counter()
+    try:
+        value = codec.decode(payload)
+    except DecodeError:
+        pass
+    else:
+        try:
+            codec.encode(value)
+        except EncodeError as error:
+            assert len(str(error)) < 200  # noqa: PT017
+    assert time.perf_counter() - start < 5
+
+
+def test_a_uuid_is_written_in_lower_case() -> None:
+    assert TYPED.encode(TYPED.decode(b'["java.util.UUID","ABCDEFAB-0000-0000-0000-000000000000"]')) == (
+        b'["java.util.UUID","abcdefab-0000-0000-0000-000000000000"]'
+    )
+    assert PLAIN.encode(UUID(int=1)) == b'"00000000-0000-0000-0000-000000000001"'

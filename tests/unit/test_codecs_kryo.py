@@ -1,0 +1,318 @@
+"""Redisson's default codec beyond the vectors: what it takes, what it refuses, what comes back."""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from delayq import DecodeError, EncodeError
+from delayq.codecs import (
+    JavaBigInteger,
+    JavaByte,
+    JavaChar,
+    JavaFloat,
+    JavaList,
+    JavaLong,
+    JavaMap,
+    JavaObject,
+    JavaShort,
+    JavaValue,
+    Kryo5Codec,
+    KryoOpaque,
+)
+
+KRYO = Kryo5Codec()
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+VALUES: st.SearchStrategy[Any] = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**31), 2**31 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters())
+    | st.binary(max_size=300)
+    | st.integers(-62_135_596_800_000, 253_402_300_799_999).map(lambda ms: EPOCH + timedelta(milliseconds=ms))
+    | st.uuids()
+    | st.decimals(allow_nan=False, allow_infinity=False).filter(lambda value: value or not value.is_signed())
+    | st.integers(-(2**63), 2**63 - 1).map(JavaLong)
+    | st.integers(-(2**15), 2**15 - 1).map(JavaShort)
+    | st.integers(-(2**7), 2**7 - 1).map(JavaByte)
+    | st.integers().map(JavaBigInteger)
+    | st.floats(width=32, allow_nan=False).map(JavaFloat)
+    | st.characters(max_codepoint=0xFFFF).map(JavaChar)
+)
+
+
+def named(class_name: str, rest: str = "") -> bytes:
+    name = class_name.encode()
+    return b"\1\0" + name[:-1] + bytes([name[-1] | 0x80]) + bytes.fromhex(rest)
+
+
+@given(VALUES)
+@example("x" * 32)
+@example("é" * 62)
+@example("é" * 63)
+@example(2**31 - 1)
+def test_a_value_comes_back_as_it_went(value: Any) -> None:
+    decoded = KRYO.decode(KRYO.encode(value))
+    assert decoded == value
+    assert type(decoded) is type(value)
+    if isinstance(value, Decimal):
+        assert decoded.as_tuple() == value.as_tuple()
+
+
+@given(st.integers())
+def test_an_int_takes_the_smallest_class_that_holds_it(value: int) -> None:
+    decoded = KRYO.decode(KRYO.encode(value))
+    assert decoded == value
+    bits = max(value, ~value).bit_length() + 1
+    assert type(decoded) is (int if bits <= 32 else JavaLong if bits <= 64 else JavaBigInteger)
+
+
+@pytest.mark.parametrize(
+    ("length", "size"),
+    [
+        (1, "82"),
+        (33, "a2"),
+        (62, "bf"),
+        (63, "c001"),
+        (64, "c101"),
+        (200, "c903"),
+        (8190, "ff7f"),
+        (8191, "c08001"),
+        (20_000, "e1b802"),
+    ],
+)
+def test_a_text_of_any_length_is_counted_as_in_java(length: int, size: str) -> None:
+    assert KRYO.encode("é" * length) == b"\3" + bytes.fromhex(size) + "é".encode() * length
+    assert KRYO.decode(KRYO.encode("é" * length)) == "é" * length
+    if length not in range(2, 33):
+        assert KRYO.encode("a" * length) == b"\3" + bytes.fromhex(size) + b"a" * length
+
+
+def test_there_is_one_nan() -> None:
+    for nan in (math.nan, -math.nan, math.inf - math.inf, struct.unpack("<d", b"\1" + b"\0" * 5 + b"\xf8\xff")[0]):
+        assert KRYO.encode(nan) == bytes.fromhex("0a000000000000f87f")
+        assert KRYO.encode(JavaFloat(nan)) == bytes.fromhex("040000c07f")
+    assert math.isnan(KRYO.decode(bytes.fromhex("0a000000000000f87f")))
+
+
+def test_what_is_derived_from_a_type_is_written_as_that() -> None:
+    class Number(IntEnum):
+        A = 5
+
+    class Text(StrEnum):
+        A = "hi"
+
+    assert KRYO.encode(Number.A) == KRYO.encode(5)
+    assert KRYO.encode(Text.A) == KRYO.encode("hi")
+    assert KRYO.encode(bytearray(b"hi")) == KRYO.encode(b"hi")
+
+
+def test_a_negative_zero_decimal_is_zero_as_in_java() -> None:
+    assert KRYO.encode(Decimal("-0.00")) == KRYO.encode(Decimal("0.00"))
+
+
+# --- opaque
+
+
+@pytest.mark.parametrize(
+    "name", ["java.util.ArrayList", "shop.Order", "Order", "java.lang.Integer", "java.lang.String", "x" * 1000, "ü.Ü"]
+)
+def test_any_other_class_passes_through_whole(name: str) -> None:
+    payload = named(name, "01ff") if name.isascii() else b"\1\0\x84" + name.encode() + b"\1\2"
+    value = KRYO.decode(payload)
+    assert type(value) is KryoOpaque
+    assert isinstance(value, bytes)
+    assert value == payload
+    assert KRYO.encode(value) == payload
+    assert repr(value) == f"KryoOpaque({payload!r})"
+
+
+def test_plain_bytes_are_a_byte_array_and_the_opaque_are_not() -> None:
+    assert KRYO.encode(b"\0") == named("[B", "0200")
+    assert KRYO.encode(KryoOpaque(b"\0")) == b"\0"
+    assert type(KRYO.encode(KryoOpaque(b"\0"))) is bytes
+
+
+def test_what_python_has_no_room_for_is_opaque() -> None:
+    for payload in (
+        named("java.util.Date", "ffffffffffffffff7f"),
+        named("java.util.Date", "808080808080808080"),
+        named("java.math.BigDecimal", "a19c01") + b"\x7f" * 20_000 + b"\0",
+    ):
+        assert KRYO.decode(payload) == KryoOpaque(payload)
+        assert type(KRYO.decode(payload)) is KryoOpaque
+
+
+def test_no_class_is_looked_up() -> None:
+    before = set(sys.modules)
+    assert isinstance(KRYO.decode(named("antigravity.X", "00")), KryoOpaque)
+    assert set(sys.modules) == before
+
+
+# --- refusals
+
+
+@dataclass
+class Order:
+    id: int = 5
+
+
+SINGLE = "single values, no containers and no objects"
+REFUSED = [
+    ([1], SINGLE),
+    ((1,), SINGLE),
+    ({"a": 1}, SINGLE),
+    ({1}, SINGLE),
+    (Order(), SINGLE),
+    (Order, SINGLE),
+    (object(), SINGLE),
+    (1j, SINGLE),
+    (memoryview(b"x"), SINGLE),
+    (JavaList("java.util.Vector"), SINGLE),
+    (JavaMap("java.util.TreeMap"), SINGLE),
+    (JavaObject("a.B"), SINGLE),
+    (JavaValue("a.B", "C"), SINGLE),
+    (JavaLong(2**63), "out of range"),
+    (JavaShort(-(2**15) - 1), "out of range"),
+    (JavaByte(128), "out of range"),
+    (JavaFloat(1e39), "out of range"),
+    (JavaChar("ab"), "UTF-16 unit"),
+    (JavaChar("😀"), "UTF-16 unit"),
+    (datetime(2024, 1, 2), "timezone"),  # noqa: DTZ001
+    (Decimal("NaN"), "not finite"),
+    (Decimal("-Infinity"), "not finite"),
+    (Decimal("1e3000000000"), "too large an exponent"),
+    (Decimal("1" * 10_001), "too many digits"),
+]
+
+
+@pytest.mark.parametrize(("value", "reason"), REFUSED, ids=[f"{n}" for n in range(len(REFUSED))])
+def test_what_has_no_form_is_refused(value: Any, reason: str) -> None:
+    with pytest.raises(EncodeError, match=f"Kryo5Codec cannot encode this {type(value).__name__}: .*{reason}"):
+        KRYO.encode(value)
+
+
+def test_an_error_does_not_quote_the_value() -> None:
+    for value in (["53cr37"], {"53cr37": 1}, JavaChar("53cr37"), JavaLong(2**70)):
+        with pytest.raises(EncodeError) as caught:
+            KRYO.encode(value)
+        assert "53cr37" not in str(caught.value)
+        assert str(2**70) not in str(caught.value)
+        assert caught.value.__context__ is None
+
+
+WHOLE = [
+    "00",
+    "02d804",
+    "0368656c6cef",
+    "0381",
+    "038668c3a96c6c6f",
+    "040000c03f",
+    "0501",
+    "06fb",
+    "07e900",
+    "082c01",
+    "09feffffffffffffffff",
+]
+WHOLE += ["0a000000000000f83f", named("[B", "03" + "0102").hex(), named("java.util.Date", "80d095ffbc31").hex()]
+WHOLE += [
+    named("java.math.BigDecimal", "03009604").hex(),
+    named("java.util.UUID", "00" * 16).hex(),
+    named("java.math.BigInteger", "020a").hex(),
+]
+
+
+@pytest.mark.parametrize("text", WHOLE)
+def test_a_value_that_is_cut_off_or_goes_on_is_refused(text: str) -> None:
+    whole = bytes.fromhex(text)
+    assert KRYO.encode(KRYO.decode(whole)) == whole
+    for payload in [*(whole[:n] for n in range(len(whole))), whole + b"\0", whole + b"\xff"]:
+        with pytest.raises(DecodeError, match=f"Kryo5Codec cannot decode {len(payload)} bytes") as caught:
+            KRYO.decode(payload)
+        assert caught.value.payload == payload
+
+
+MALFORMED = {
+    "void": "0b",
+    "unknown class": "0c00",
+    "JSON": b'{"a":1}'.hex(),
+    "JSON text": b'"hello"'.hex(),
+    "a second class first": "0101" + named("[B").hex()[4:] + "01",
+    "no name": "010081",
+    "null name": "010080",
+    "null text": "0380",
+    "a text of one byte without a length": "0361",
+    "boolean 2": "0502",
+    "int of 33 bits": "02ffffffff1f",
+    "int of 40 bits": "02ffffffffff01",
+    "null bytes": named("[B", "00").hex(),
+    "null number": named("java.math.BigInteger", "00").hex(),
+    "number without bytes": named("java.math.BigInteger", "01").hex(),
+    "four bytes of UTF-8": "0382f09f9880",
+    "four bytes of UTF-8, and one": "0383f09f988041",
+    "no UTF-8": "0382c0c0",
+}
+
+
+@pytest.mark.parametrize("text", MALFORMED.values(), ids=list(MALFORMED))
+def test_what_is_no_kryo_is_refused_with_its_first_bytes(text: str) -> None:
+    payload = bytes.fromhex(text)
+    with pytest.raises(DecodeError) as caught:
+        KRYO.decode(payload)
+    assert payload[:16].hex(" ") in str(caught.value)
+
+
+NAMES = ["[B", "java.util.Date", "java.util.UUID", "java.math.BigInteger", "java.math.BigDecimal", "java.util.ArrayList"]
+
+
+@given(
+    st.integers(0, 12).flatmap(lambda tag: st.binary().map(lambda rest: bytes([tag]) + rest))
+    | st.builds(lambda n, r: named(n) + r, st.sampled_from(NAMES), st.binary())
+)
+def test_any_bytes_are_a_value_opaque_or_refused(payload: bytes) -> None:
+    try:
+        value = KRYO.decode(payload)
+    except DecodeError:
+        return
+    # Java has room for more than one form of a number; what we write is a form of the same.
+    again = KRYO.decode(KRYO.encode(value))
+    assert again == value or value != value  # noqa: PLR0124
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        named("[B", "ffffffff0f"),
+        named("java.math.BigInteger", "ffffffff0f00"),
+        bytes.fromhex("03ffffffff0f"),
+        bytes.fromhex("03ffffffffffffffff7f"),
+        b"\3" + b"a" * 10**6,
+        b"\1\0" + b"a" * 10**6,
+        named("java.math.BigInteger", "c1843d") + b"\x7f" * 10**6,
+        named("java.math.BigDecimal", "c1843d") + b"\x7f" * 10**6 + b"\0",
+        named("java.math.BigDecimal", "0201ffffffff0f"),
+    ],
+    ids=[f"{n}" for n in range(9)],
+)
+def test_a_hostile_payload_takes_little_time(payload: bytes) -> None:
+    start = time.perf_counter()
+    try:
+        value = KRYO.decode(payload)
+    except DecodeError:
+        pass
+    else:
+        # -2**31 is a scale whose exponent has one bit more.
+        assert KRYO.encode(value) == payload
+    assert time.perf_counter() - start < 2

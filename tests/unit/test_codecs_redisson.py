@@ -1,0 +1,324 @@
+"""Every byte that Redisson's own codecs wrote, read and written again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from delayq import EncodeError
+from delayq.codecs import (
+    BytesCodec,
+    JavaBigInteger,
+    JavaByte,
+    JavaChar,
+    JavaFloat,
+    JavaList,
+    JavaLong,
+    JavaMap,
+    JavaObject,
+    JavaShort,
+    JavaValue,
+    JsonJacksonCodec,
+    Kryo5Codec,
+    KryoOpaque,
+    TypedJsonJacksonCodec,
+)
+from tests.vectors import CODECS, DATA, Vector, check, is_beyond_python, read, to_encode
+
+FIRST = read("redisson_codec_vectors.txt")
+MORE = read("redisson_codec_vectors_more.txt")
+SCALARS = [vector for vector in MORE if vector.kind != "="]
+CONTAINERS = [vector for vector in MORE if vector.kind == "="]
+
+
+class Colour(Enum):
+    RED = 0
+    GREEN = 1
+
+
+VECTORS = "delayq.interop.Vectors$"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FIVE, SEVEN, ONE_TWO = JavaLong(5), JavaLong(7), UUID(int=1 << 64 | 2)
+# In a field declared as Object.
+RED, THREE = JavaValue(f"{VECTORS}Colour", "RED"), JavaValue("[B", "Aw==")
+
+
+@dataclass
+class Pojo:
+    """``Vectors.Pojo``. What is declared as Object in Java needs its class said; the rest is natural."""
+
+    name: str = "né😀"
+    small: int = -1
+    large: int = 5_000_000_000
+    boxed: int = FIVE
+    real: float = 1e-5
+    yes: bool = True
+    missing: int | None = None
+    blob: bytes | str = b"\1\2"
+    when: datetime = EPOCH - timedelta(milliseconds=1)
+    price: Decimal = Decimal("1.50")
+    uuid: UUID = ONE_TWO
+    colour: Colour | str = Colour.GREEN
+    anything: int = SEVEN
+    anyColour: Any = RED  # noqa: N815
+    anyBlob: Any = THREE  # noqa: N815
+    items: Any = ("a", 1, JavaLong(2))
+    map: Any = None
+    Capital: str = "first"
+
+    def __post_init__(self) -> None:
+        self.items = list(self.items)
+        self.map = self.map or JavaMap("java.util.HashMap", {"k": JavaLong(1)})
+
+
+TYPES: dict[str, type[Any]] = {f"{VECTORS}Pojo": Pojo, f"{VECTORS}Colour": Colour}
+WITH_TYPES = JsonJacksonCodec(TYPES)
+
+# A container as Python has it with Java's classes, for both JSON codecs.
+NATURAL: dict[str, Any] = {
+    "empty ArrayList": [],
+    "ArrayList": ["a", 1, JavaLong(2), 1.5, True],
+    "ArrayList of nulls": [None, "a", None],
+    "nested lists": [[[], [1]]],
+    "LinkedList": JavaList("java.util.LinkedList", ["a", 1]),
+    "ArrayDeque": JavaList("java.util.ArrayDeque", ["a", 1]),
+    "LinkedHashSet": JavaList("java.util.LinkedHashSet", ["b", "a", JavaLong(3)]),
+    "TreeSet": JavaList("java.util.TreeSet", ["a", "b"]),
+    "List.of": JavaList(None, ["a"]),
+    "List.of two": JavaList(None, ["a", "b"]),
+    "List.of three": JavaList(None, [1, JavaLong(2), "c"]),
+    "Arrays.asList": JavaList("java.util.Arrays$ArrayList", ["a", JavaLong(2)]),
+    "emptyList": JavaList("java.util.Collections$EmptyList"),
+    "singletonList": JavaList("java.util.Collections$SingletonList", ["a"]),
+    "String[]": JavaList(None, ["a", None, "b"]),
+    "Object[]": JavaList("[Ljava.lang.Object;", ["a", 1, JavaLong(2), JavaLong(5_000_000_000)]),
+    "int[]": JavaList(None, [1, -2]),
+    "long[]": JavaList(None, [1, 5_000_000_000]),
+    "double[]": JavaList(None, [1.5, 1e10, "NaN"]),
+    "Long[]": JavaList("[Ljava.lang.Long;", [JavaLong(1), None]),
+    "list of arrays": [JavaList("[I", [1]), JavaList("[Ljava.lang.String;", ["a", "b"]), JavaList("[J", [5_000_000_000])],
+    "empty HashMap": JavaMap("java.util.HashMap"),
+    "HashMap": JavaMap("java.util.HashMap", {"k": JavaLong(1)}),
+    "TreeMap": JavaMap("java.util.TreeMap", {"a": 5_000_000_000, "b": 1}),
+    "ConcurrentHashMap": JavaMap("java.util.concurrent.ConcurrentHashMap", {"k": JavaLong(1)}),
+    "Map.of": JavaMap(None, {"k": JavaList("java.util.ImmutableCollections$List12", [JavaLong(1)])}),
+    "emptyMap": JavaMap("java.util.Collections$EmptyMap"),
+    "singletonMap": JavaMap("java.util.Collections$SingletonMap", {"k": JavaLong(1)}),
+    "LinkedHashMap": {"id": 1, "name": "é😀", "price": 19.99, "paid": True, "large": 5_000_000_000, "at": EPOCH},
+    "map with a class key": {"b": 1, "@class": "x"},
+    "map with int keys": JavaMap("java.util.TreeMap", {"1": "a", "2": "b"}),
+    "enum": "RED",
+}
+# Of these something changes on the way: what is encoded, and what is decoded.
+CHANGED: dict[str, tuple[Any, Any]] = {
+    "map with nulls": ({"a": None, "b": 1, "c": None, "": "empty"}, {"b": 1, "": "empty"}),
+    # Alone, Redisson itself takes it for a class and a value.
+    "String[] of two": (JavaList(None, ["java.util.Date", "b"]), JavaValue("java.util.Date", "b")),
+}
+EVERYTHING = [
+    *(1, 5_000_000_000, JavaLong(7), JavaBigInteger(10), 1.5, math.nan, -math.inf, JavaFloat(2.5), JavaShort(3), JavaByte(4)),
+    *(JavaChar("c"), "s", True, None, b"\1\2", EPOCH + timedelta(milliseconds=5), Decimal("1.50"), UUID(int=1 << 64 | 2)),
+    Colour.RED,
+]
+DEEP = {
+    "lines": [{"n": 1}, {"n": JavaLong(2)}],
+    "empty": {},
+    "list": [],
+    "blob": b"\1",
+    "colour": Colour.GREEN,
+    "strings": ["a", "b"],
+}
+BY_TYPES: dict[str, Any] = {
+    "ArrayList of everything": EVERYTHING,
+    "deep map": DEEP,
+    "Pojo": Pojo(),
+    "list of Pojo": [Pojo()],
+    "enum": Colour.RED,
+}
+
+
+def of(codec: str, vectors: list[Vector] = CONTAINERS) -> list[Vector]:
+    return [vector for vector in vectors if vector.codec == codec]
+
+
+@pytest.mark.parametrize("vector", SCALARS, ids=str)
+def test_a_scalar_is_written_and_read_as_redisson_does(vector: Vector) -> None:
+    check(vector)
+
+
+def is_plain(vector: Vector) -> bool:
+    """Whether a plain int is written as that number: it is too large for a smaller class, or no class is written."""
+    value = to_encode(vector)
+    bits = 0 if vector.codec == "TypedJson" else {"Long": 32, "BigInteger": 64}.get(vector.kind, 999)
+    return isinstance(value, int) and vector.kind != "Boolean" and max(value, ~value) >= 1 << bits >> 1
+
+
+@pytest.mark.parametrize("vector", [vector for vector in SCALARS if is_plain(vector)], ids=str)
+def test_a_plain_int_takes_the_smallest_class_that_holds_it(vector: Vector) -> None:
+    assert CODECS[vector.codec].encode(int(vector.told)) == vector.payload
+
+
+@pytest.mark.parametrize("vector", of("Kryo5", SCALARS), ids=str)
+def test_kryo_gives_back_the_very_type(vector: Vector) -> None:
+    if not is_beyond_python(vector):
+        assert type(Kryo5Codec().decode(vector.payload)) is type(to_encode(vector))
+
+
+@pytest.mark.parametrize("vector", [vector for vector in CONTAINERS if vector.codec != "Kryo5"], ids=str)
+def test_what_redisson_wrote_is_the_same_bytes_after_decoding_and_encoding(vector: Vector) -> None:
+    for codec in (CODECS[vector.codec], WITH_TYPES if vector.codec == "JsonJackson" else TypedJsonJacksonCodec()):
+        assert codec.encode(codec.decode(vector.payload)) == vector.payload
+
+
+def test_every_container_has_a_value_in_python() -> None:
+    assert {vector.told for vector in CONTAINERS} == {*NATURAL, *CHANGED, *BY_TYPES}
+
+
+@pytest.mark.parametrize("vector", [vector for vector in of("JsonJackson") if vector.told in NATURAL], ids=str)
+def test_a_container_with_classes_is_written_and_read_as_redisson_does(vector: Vector) -> None:
+    codec, value = JsonJacksonCodec(), NATURAL[vector.told]
+    assert codec.encode(value) == vector.payload
+    assert codec.decode(vector.payload) == value
+    assert type(codec.decode(vector.payload)) is type(value)
+
+
+@pytest.mark.parametrize("vector", [vector for vector in of("TypedJson") if vector.told in NATURAL], ids=str)
+def test_a_container_without_classes_is_written_as_redisson_does(vector: Vector) -> None:
+    assert TypedJsonJacksonCodec().encode(NATURAL[vector.told]) == vector.payload
+
+
+@pytest.mark.parametrize("vector", [vector for vector in CONTAINERS if vector.told in CHANGED], ids=str)
+def test_some_containers_change_on_the_way(vector: Vector) -> None:
+    before, after = CHANGED[vector.told]
+    if vector.codec != "Kryo5":
+        assert CODECS[vector.codec].encode(before) == vector.payload
+    if vector.codec == "JsonJackson":
+        assert JsonJacksonCodec().decode(vector.payload) == after
+
+
+@pytest.mark.parametrize("vector", [vector for vector in CONTAINERS if vector.told in BY_TYPES], ids=str)
+def test_dataclasses_and_enums_are_written_as_redisson_does(vector: Vector) -> None:
+    if vector.codec != "Kryo5":
+        codec = WITH_TYPES if vector.codec == "JsonJackson" else TypedJsonJacksonCodec()
+        assert codec.encode(BY_TYPES[vector.told]) == vector.payload
+
+
+def payload_of(codec: str, told: str) -> bytes:
+    (payload,) = (vector.payload for vector in of(codec) if vector.told == told)
+    return payload
+
+
+def test_types_bring_back_dataclasses_and_enums() -> None:
+    # A field declared as byte[] or as the enum is mere text: the payload does not say what it is.
+    pojo = Pojo(blob="AQI=", colour="GREEN")
+    assert WITH_TYPES.decode(payload_of("JsonJackson", "Pojo")) == pojo
+    assert WITH_TYPES.decode(payload_of("JsonJackson", "list of Pojo")) == [pojo]
+    decoded = WITH_TYPES.decode(payload_of("JsonJackson", "ArrayList of everything"))
+    assert decoded[-1] is Colour.RED
+    assert decoded[6:-1] == EVERYTHING[6:-1]
+    assert list(map(type, decoded)) == list(map(type, [*EVERYTHING[:1], JavaLong(1), *EVERYTHING[2:]]))
+
+
+def test_without_types_an_object_is_a_dict_of_its_fields() -> None:
+    pojo = JsonJacksonCodec().decode(payload_of("JsonJackson", "Pojo"))
+    assert isinstance(pojo, JavaObject)
+    assert pojo.class_name == f"{VECTORS}Pojo"
+    assert (pojo["name"], pojo["boxed"], pojo["price"], pojo["items"]) == ("né😀", 5, Decimal("1.50"), ["a", 1, 2])
+    assert JsonJacksonCodec().decode(payload_of("JsonJackson", "ArrayList of everything"))[-1] == JavaValue(
+        f"{VECTORS}Colour", "RED"
+    )
+
+
+@pytest.mark.parametrize("vector", of("Kryo5"), ids=str)
+def test_a_kryo_container_passes_through_as_opaque_bytes(vector: Vector) -> None:
+    value = Kryo5Codec().decode(vector.payload)
+    assert type(value) is KryoOpaque
+    assert value == vector.payload
+    assert Kryo5Codec().encode(value) == vector.payload
+
+
+# --- the file that came first: its values are told in Java's words
+
+FIRST_VALUES: dict[str, Any] = {
+    "String hello": "hello",
+    "String ": "",
+    "String hi": "hi",
+    f"String {'x' * 33}": "x" * 33,
+    "Integer 1": 1,
+    "Integer 300": 300,
+    "Long -5": JavaLong(-5),
+    "Long -3": -3,
+    "Boolean true": True,
+    "byte[] ": b"\1\2",
+    "ArrayList [a, 1, 2]": ["a", 1, JavaLong(2)],
+    "LinkedHashMap {k=1}": {"k": JavaLong(1)},
+    "Date Tue Nov 14 22:13:20 UTC 2023": datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC),
+    "EmptyList []": JavaList("java.util.Collections$EmptyList"),
+    "String[] [Ljava.lang.String;@4facf68f": JavaList(None, ["a"]),
+    "E A": "A",
+}
+
+
+@pytest.mark.parametrize("vector", FIRST, ids=str)
+def test_the_first_vectors_are_written_and_read(vector: Vector) -> None:
+    if vector.codec == "Serialization":
+        # Java's own. It passes as bytes.
+        assert BytesCodec().encode(BytesCodec().decode(vector.payload)) == vector.payload
+        return
+    codec, told = CODECS[vector.codec], f"{vector.kind} {vector.told}"
+    value = codec.decode(vector.payload)
+    assert codec.encode(value) == vector.payload
+    if told == "Long 5":
+        # StringCodec writes what Java's toString says.
+        assert value == "5"
+        return
+    wanted = FIRST_VALUES[told]
+    if vector.codec == "Kryo5" and (isinstance(wanted, list | dict) or vector.kind == "E"):
+        assert value == KryoOpaque(vector.payload)
+        return
+    assert codec.encode(wanted) == vector.payload
+    if vector.codec != "TypedJson" and not (vector.codec == "JsonJackson" and wanted == b"\1\2"):
+        assert value == wanted
+
+
+DECODED: dict[str, Any] = {
+    "5": 5,
+    "5000000000": 5_000_000_000,
+    '{"@class":"java.util.HashMap","k":"v"}': {"k": "v"},
+    '["java.util.ArrayList",[1,2]]': [1, 2],
+    '{"@class":"Gen$Order","id":"zz","unknown":1}': {"id": "zz", "unknown": 1},
+    "null": None,
+}
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in (DATA / "redisson_codec_vectors.txt").read_text().splitlines() if line.startswith("DEC ")]
+)
+def test_what_redisson_decodes_is_decoded(line: str) -> None:
+    text = line.removeprefix("DEC ").partition(" -> " if " -> " in line else " ERR ")[0]
+    if " ERR " in line:
+        with pytest.raises(Exception, match="JsonJacksonCodec cannot decode"):
+            JsonJacksonCodec().decode(text.encode())
+    else:
+        assert JsonJacksonCodec().decode(text.encode()) == DECODED[text]
+
+
+def test_a_known_class_ignores_fields_that_it_lacks_as_redisson_does() -> None:
+    @dataclass
+    class Order:
+        id: str
+
+    codec = JsonJacksonCodec({"Gen$Order": Order})
+    assert codec.decode(b'{"@class":"Gen$Order","id":"zz","unknown":1}') == Order("zz")
+
+
+def test_a_list_of_the_opaque_is_refused() -> None:
+    with pytest.raises(EncodeError, match="single values"):
+        Kryo5Codec().encode([KryoOpaque(b"\0")])

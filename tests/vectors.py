@@ -1,0 +1,156 @@
+"""What Redisson's codecs make of Java values, as Java told it in ``tests/data``; and the Python values that these are."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from delayq import codecs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+DATA = Path(__file__).parent / "data"
+CODECS: dict[str, codecs.Codec[Any]] = {
+    "JsonJackson": codecs.JsonJacksonCodec(),
+    "TypedJson": codecs.TypedJsonJacksonCodec(),
+    "Kryo5": codecs.Kryo5Codec(),
+    "String": codecs.StringCodec(),
+    "Long": codecs.LongCodec(),
+    "Integer": codecs.IntegerCodec(),
+    "Bytes": codecs.BytesCodec(),
+}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A value that Java encoded.
+
+    Attributes:
+        codec: Redisson's, without "Codec".
+        kind: The simple name of the value's class; or "=", for a container.
+        told: The value, in text; or the container's name.
+        payload: What the codec made of it.
+    """
+
+    codec: str
+    kind: str
+    told: str
+    payload: bytes
+
+    def __str__(self) -> str:
+        return f"{self.codec}-{self.kind}-{self.told[:40]}{len(self.told) if len(self.told) > 40 else ''}"
+
+    def __repr__(self) -> str:
+        return f"{self.codec} {self.kind} {self.told[:40]}: {self.payload[:60]!r}"
+
+
+def parse(lines: Iterable[str]) -> list[Vector]:
+    """The vectors of a file, without its comments and what Java decoded."""
+    vectors = []
+    for line in lines:
+        if not line.startswith(("#", "DEC ")):
+            codec, value, _, payload = line.split(" | ")
+            kind, _, told = value.partition(" ")
+            vectors.append(Vector(codec, kind, told, bytes.fromhex(payload)))
+    return vectors
+
+
+def read(name: str) -> list[Vector]:
+    return parse((DATA / name).read_text("utf-8").splitlines())
+
+
+def _moment(milliseconds: str) -> datetime | None:
+    try:
+        return _EPOCH + timedelta(milliseconds=int(milliseconds))
+    except OverflowError:
+        return None
+
+
+def _text(quoted: str) -> str:
+    # Java's escapes are UTF-16 units; here a pair of them is one character.
+    return str(json.loads(quoted)).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+_MAKERS: dict[str, Callable[[str], Any]] = {
+    "null": lambda _: None,
+    "Boolean": "true".__eq__,
+    "Integer": int,
+    "Long": codecs.JavaLong,
+    "BigInteger": codecs.JavaBigInteger,
+    "Short": codecs.JavaShort,
+    "Byte": codecs.JavaByte,
+    "Double": float,
+    "Float": lambda told: codecs.JavaFloat(float(told)),
+    "Character": lambda told: codecs.JavaChar(_text(told)),
+    "String": _text,
+    "byte[]": bytes.fromhex,
+    "Date": _moment,
+    "BigDecimal": Decimal,
+    "UUID": UUID,
+}
+
+
+def to_encode(vector: Vector) -> Any:
+    """What Python encodes to have that scalar. A Date beyond Python's has no such value: None."""
+    return _MAKERS[vector.kind](vector.told)
+
+
+def is_beyond_python(vector: Vector) -> bool:
+    return vector.kind == "Date" and to_encode(vector) is None
+
+
+def decoded(vector: Vector) -> Any:
+    """What Python decodes that scalar to."""
+    if is_beyond_python(vector):
+        return {
+            "Kryo5": codecs.KryoOpaque(vector.payload),
+            "JsonJackson": codecs.JavaValue("java.util.Date", int(vector.told)),
+            "TypedJson": int(vector.told),
+        }[vector.codec]
+    value = to_encode(vector)
+    if vector.codec in ("JsonJackson", "TypedJson"):
+        return _read_from_json(vector, value)
+    if vector.codec == "Kryo5" and isinstance(value, codecs.JavaFloat):
+        # As many digits as 32 bits have: 0.1 is another number there.
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    return value
+
+
+def _read_from_json(vector: Vector, value: Any) -> Any:
+    # What Jackson writes as text or a number without a class.
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}[str(float(value))]
+    if isinstance(value, codecs.JavaFloat):
+        return float(json.loads(vector.payload))
+    if vector.codec == "TypedJson" and isinstance(value, datetime | Decimal | UUID):
+        return json.loads(vector.payload)
+    return value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two values are equal, also if they are NaN, or zeros of different signs, which are not."""
+    if isinstance(one, float) and isinstance(other, float):
+        return (math.isnan(one) and math.isnan(other)) or (one == other and math.copysign(1, one) == math.copysign(1, other))
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+def check(vector: Vector) -> None:
+    """Assert that a scalar is encoded and decoded as Java does it, and encoded again after that."""
+    codec = CODECS[vector.codec]
+    if not is_beyond_python(vector):
+        assert codec.encode(to_encode(vector)) == vector.payload, vector
+    value = codec.decode(vector.payload)
+    assert same(value, decoded(vector)), (vector, value)
+    assert codec.encode(value) == vector.payload, (vector, value)
