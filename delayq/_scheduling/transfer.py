@@ -60,7 +60,8 @@ class TransferTask:
         # Names this task's calls on the server.
         self._token = secrets.token_hex(6)
         self._calls = itertools.count()
-        self._turns = itertools.count()
+        # The last call that had something for those who take for good (0), or under a lease of so long.
+        self._served: dict[int, int] = {}
         self.quarantined: int = 0
         self.returned: int = 0
 
@@ -99,8 +100,9 @@ class TransferTask:
             for _, taker in takers:
                 await taker.returned(RETURN_WITHIN)
             wanted = [taker for taker in takers if taker[1].wanted] or takers[:1]
-            # Whoever was last comes first the next time.
-            waits = [await self._call(*taker) for taker in (wanted if next(self._turns) % 2 else reversed(wanted))]
+            # Whoever has had nothing for longest comes first.
+            wanted.sort(key=lambda taker: self._served.get(taker[0], -1))
+            waits = [await self._call(*taker) for taker in wanted]
         except DelayqError as error:
             for _, taker in takers:
                 taker.fail(error)
@@ -111,7 +113,8 @@ class TransferTask:
         return wait
 
     async def _call(self, lease_us: int, taker: Taker[Any]) -> int:
-        keys, call = self.keys, f"{self._token}-{next(self._calls):08}"
+        keys, number = self.keys, next(self._calls)
+        call = f"{self._token}-{number:08}"
         taken_key = keys.taken(call)
 
         def confirm(answer: Any) -> tuple[str, ...] | None:
@@ -139,6 +142,8 @@ class TransferTask:
         if returned:
             self.returned += returned
             _log.warning("queue %r: the lease of %d messages ended, they are ready again", keys.name, returned)
+        if payloads:
+            self._served[lease_us] = number
         if lease_us:
             ends_ms = -(-(now + lease_us) // 1000)
             taker.end(Lease(token(call, place), payload, ends_ms) for place, payload in enumerate(payloads, 1))

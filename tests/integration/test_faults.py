@@ -65,8 +65,8 @@ async def test_a_transfer_that_fails_loses_and_doubles_nothing(
     queue: DelayedQueue[int], faults: Faults, fault: str, times: int
 ) -> None:
     await queue.offer_many([(i, 0) for i in range(20)])
-    done = faults.calls.count("transfer")
-    faults.plan = lambda name, n: fault if name == "transfer" and n <= done + times else None
+    done = faults.calls.count(TRANSFER.name)
+    faults.plan = lambda name, n: fault if name == TRANSFER.name and n <= done + times else None
     assert [await asyncio.wait_for(queue.take(), 10) for _ in range(20)] == list(range(20))
     await asyncio.sleep(0.02)
     assert await queue.poll() is None
@@ -75,10 +75,12 @@ async def test_a_transfer_that_fails_loses_and_doubles_nothing(
 async def test_a_lost_answer_is_fetched_even_if_fetching_fails_first(queue: DelayedQueue[int], faults: Faults) -> None:
     await queue.offer(1, 60)
     await queue.pending.poll_last_and_offer_first_to("orders")
-    done = faults.calls.count("transfer")
-    faults.plan = lambda name, n: "lost" if (name == "transfer" and n == done + 1) or (name == "recover" and n <= 2) else None
+    done = faults.calls.count(TRANSFER.name)
+    faults.plan = lambda name, n: (
+        "lost" if (name == TRANSFER.name and n == done + 1) or (name == RECOVER.name and n <= 2) else None
+    )
     assert await asyncio.wait_for(queue.take(), 10) == 1
-    assert faults.calls.count("recover") == 3
+    assert faults.calls.count(RECOVER.name) == 3
 
 
 async def test_a_call_that_was_given_up_hands_nothing_out_when_it_arrives_late(
@@ -110,7 +112,7 @@ async def test_giving_back_is_repeated_and_never_doubles(
 
         async def settled() -> bool:
             # The marker is gone too.
-            return faults.calls.count("give_back") >= 3 and await raw.keys() == [b"orders"]
+            return faults.calls.count(GIVE_BACK.name) >= 3 and await raw.keys() == [b"orders"]
 
         await until(settled)
         assert await raw.lrange("orders", 0, -1) == [b"5", b"6", b"7", b"8", b"9"]
@@ -118,7 +120,7 @@ async def test_giving_back_is_repeated_and_never_doubles(
 
 async def test_what_cannot_be_given_back_goes_to_the_next_caller(queue: DelayedQueue[int], faults: Faults) -> None:
     await queue.offer_many([(i, 0) for i in range(10)])
-    faults.plan = lambda name, _n: "unsent" if name == "give_back" else None
+    faults.plan = lambda name, _n: "unsent" if name == GIVE_BACK.name else None
     async for value in queue:
         if value == 4:
             break
@@ -129,7 +131,7 @@ async def test_closing_fetches_what_a_lost_answer_had_handed_out(server: Private
     async with delayq.connect(server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer(1, 0.05)
-        faults.plan = lambda name, _n: "lost" if name == "transfer" else None
+        faults.plan = lambda name, _n: "lost" if name == TRANSFER.name else None
         with suppress(delayq.OutcomeUnknown):
             while True:
                 await queue.poll()
@@ -144,7 +146,7 @@ async def test_closing_says_what_it_could_not_give_back(
     async with delayq.connect(server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer_many([(i, 0) for i in range(10)])
-        faults.plan = lambda name, _n: "unsent" if name == "give_back" else None
+        faults.plan = lambda name, _n: "unsent" if name == GIVE_BACK.name else None
         async for value in queue:
             if value == 4:
                 break
@@ -162,11 +164,11 @@ async def test_an_offer_whose_answer_is_lost_is_unknown_and_stored_once(queue: D
     with pytest.raises(delayq.OutcomeUnknown):
         await queue.offer(1, 60)
     assert await queue.pending.read_all() == [1]
-    assert faults.calls.count("offer") == 1
+    assert faults.calls.count(OFFER.name) == 1
 
 
 async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(queue: DelayedQueue[int], faults: Faults) -> None:
-    faults.plan = lambda name, n: "lost" if name == "offer" and n == 2 else None
+    faults.plan = lambda name, n: "lost" if name == OFFER.name and n == 2 else None
     with pytest.raises(delayq.OutcomeUnknown, match="400 of 600 messages are stored") as caught:
         await queue.offer_many([(i, 60) for i in range(600)])
     assert len(caught.value.stored) == 400
@@ -178,7 +180,7 @@ async def test_offer_many_that_stored_nothing_says_so(
     queue: DelayedQueue[int], faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.05)
-    faults.plan = lambda name, _n: "unsent" if name == "offer" else None
+    faults.plan = lambda name, _n: "unsent" if name == OFFER.name else None
     with pytest.raises(delayq.ServerUnavailable):
         await queue.offer_many([(i, 60) for i in range(600)])
     with pytest.raises(delayq.ServerUnavailable):
@@ -186,7 +188,7 @@ async def test_offer_many_that_stored_nothing_says_so(
 
 
 async def test_a_poll_that_does_not_wait_tells_of_a_server_that_is_away(queue: DelayedQueue[int], faults: Faults) -> None:
-    faults.plan = lambda name, _n: "unsent" if name == "transfer" else None
+    faults.plan = lambda name, _n: "unsent" if name == TRANSFER.name else None
     with pytest.raises(delayq.ServerUnavailable):
         await queue.poll()
     with pytest.raises(delayq.ServerUnavailable):
@@ -210,8 +212,8 @@ async def test_a_drain_that_fails_half_way_puts_back_what_it_had(queue: DelayedQ
     await queue.offer_many([(i, 60) for i in range(300)])
     for _ in range(300):
         await queue.pending.poll_last_and_offer_first_to("orders")
-    done = faults.calls.count("transfer")
-    faults.plan = lambda name, n: "unsent" if name == "transfer" and n == done + 2 else None
+    done = faults.calls.count(TRANSFER.name)
+    faults.plan = lambda name, n: "unsent" if name == TRANSFER.name and n == done + 2 else None
     with pytest.raises(delayq.ServerUnavailable):
         await queue.drain()
     await until(lambda: all_back(queue))
