@@ -30,6 +30,7 @@ from delayq.errors import (
     TimerStopped,
 )
 from delayq.message import Message, Reject, RetryAfter
+from delayq.recurring import Schedule
 from delayq.reliable_queue import Offer, ReliableQueue, Stats
 from delayq.timer import HashedWheelTimer
 from delayq.wheel import Timeout
@@ -65,6 +66,7 @@ __all__ = [
     "Reject",
     "ReliableQueue",
     "RetryAfter",
+    "Schedule",
     "ServerError",
     "ServerRefused",
     "ServerUnavailable",

@@ -37,10 +37,11 @@ class Backoff:
     def __post_init__(self) -> None:
         if not self.delays:
             raise BadInput("a backoff needs at least one delay")
-        for name, value in (*(("a delay", delay) for delay in self.delays), ("factor", self.factor), ("max", self.max)):
+        facts = (("factor", self.factor), ("max", self.max), ("jitter", self.jitter))
+        for name, value in (*(("a delay", delay) for delay in self.delays), *facts):
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise BadInput(f"{name} of a backoff is a number that is not negative, not {value!r}")
-        if not 0 <= self.jitter <= 1:
+        if self.jitter > 1:
             raise BadInput(f"jitter lies between 0 and 1, not at {self.jitter!r}")
 
     @classmethod

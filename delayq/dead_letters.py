@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delayq._durations import moment_us
 from delayq._redis.bodies import parse, parse_letter
-from delayq._redis.reliable_scripts import REDRIVE
+from delayq._redis.reliable_scripts import DROP_DEAD, REDRIVE
+from delayq.errors import BadInput, DecodeError, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime
 
     from delayq._redis.keys import ReliableKeys
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_A_TIME = 100
+_TAKEN = -1
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,6 @@ class DeadLetter(Generic[T]):
 
     Attributes:
         id: Its id.
-        value: What was offered.
         reason: Why it died: ``attempts`` (all were used), ``expired`` (past its time to live), or what ``bury`` was told.
         error: The last error in one line; empty if there was none.
         traceback: The last error's traceback; empty if there was none.
@@ -40,7 +42,6 @@ class DeadLetter(Generic[T]):
     """
 
     id: str
-    value: T
     reason: str
     error: str
     traceback: str
@@ -49,6 +50,16 @@ class DeadLetter(Generic[T]):
     enqueued_at: datetime
     headers: dict[str, str]
     priority: int
+    _decode: Callable[[], T] = field(repr=False, compare=False)
+
+    @property
+    def value(self) -> T:
+        """What was offered. Decoded when it is asked for: one that nobody can read hides no other.
+
+        Raises:
+            DecodeError: The codec cannot read it.
+        """
+        return self._decode()
 
 
 class DeadLetters(Generic[T]):
@@ -66,9 +77,13 @@ class DeadLetters(Generic[T]):
     async def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter[T]]:
         """Some of them, the one that died first first.
 
-        Raises:
-            DecodeError: The codec cannot read one of them.
+        Args:
+            limit: So many at most.
+            offset: Pass over so many.
         """
+        check_page(offset, limit)
+        if not limit:
+            return []
         found = await self._server.command("ZRANGE", self._keys.dead, offset, offset + limit - 1, "WITHSCORES")
         if not found:
             return []
@@ -89,22 +104,28 @@ class DeadLetters(Generic[T]):
 
         Returns:
             How many live again.
+
+        Raises:
+            OutcomeUnknown: Some live again, or may do so. Any other error: none does.
         """
         keys = (*self._keys.messages, self._keys.wake, self._keys.dead, self._keys.dead_messages)
         chosen = None if ids is None else list(ids)
         total = await self.size() if chosen is None else len(chosen)
         done = looked_at = stayed = 0
         while looked_at < total:
-            if chosen is None:
-                some = await self._server.command("ZRANGE", self._keys.dead, stayed, stayed + _AT_A_TIME - 1)
-            else:
-                some = chosen[looked_at : looked_at + _AT_A_TIME]
-            if not some:
+            step = _AT_A_TIME if chosen is None else len(chosen[looked_at : looked_at + _AT_A_TIME])
+            try:
+                some = await self._some(chosen, stayed if chosen is None else looked_at)
+                answer = await self._server.run(REDRIVE, keys, some) if some else []
+            except ServerError as error:
+                raise half_way(error, done) from error.__cause__
+            if chosen is None and not some:
                 break
-            lives = sum(await self._server.run(REDRIVE, keys, some))
-            done += lives
-            stayed += len(some) - lives
-            looked_at += len(some)
+            # All were there a moment ago. What is not there any more lives again: the answer of a first try was lost.
+            taken = answer.count(_TAKEN)
+            done += len(some) - taken
+            stayed += taken
+            looked_at += step
             if progress is not None:
                 progress(min(looked_at, total), total)
         return done
@@ -117,19 +138,34 @@ class DeadLetters(Generic[T]):
 
         Returns:
             How many were dropped.
+
+        Raises:
+            OutcomeUnknown: Some were dropped, or may have been. Any other error: none was.
         """
         chosen = None if ids is None else list(ids)
-        dropped = 0
+        dropped = looked_at = 0
         while True:
-            if chosen is None:
-                some = await self._server.command("ZRANGE", self._keys.dead, 0, _AT_A_TIME - 1)
-            else:
-                some, chosen = chosen[:_AT_A_TIME], chosen[_AT_A_TIME:]
-            if not some:
+            try:
+                some = await self._some(chosen, 0 if chosen is None else looked_at)
+                if some:
+                    await self._server.run(DROP_DEAD, (self._keys.dead, self._keys.dead_messages), some)
+            except ServerError as error:
+                raise half_way(error, dropped) from error.__cause__
+            dropped += len(some)
+            looked_at += _AT_A_TIME
+            if len(some) < _AT_A_TIME if chosen is None else looked_at >= len(chosen):
                 return dropped
-            # In this order: a letter without a place would stay for ever.
-            await self._server.command("HDEL", self._keys.dead_messages, *some)
-            dropped += int(await self._server.command("ZREM", self._keys.dead, *some))
+
+    async def _some(self, chosen: Sequence[str] | None, offset: int) -> Sequence[str | bytes]:
+        """A page of those that there are, or those of a page of ``chosen`` that there are; each once."""
+        if chosen is None:
+            page: list[bytes] = await self._server.command("ZRANGE", self._keys.dead, offset, offset + _AT_A_TIME - 1)
+            return page
+        names = list(dict.fromkeys(chosen[offset : offset + _AT_A_TIME]))
+        if not names:
+            return names
+        scores = await self._server.command("ZMSCORE", self._keys.dead, *names)
+        return [name for name, score in zip(names, scores, strict=True) if score is not None]
 
     def _letter(self, message: bytes, letter: bytes, died_us: float) -> DeadLetter[T]:
         why, body = parse_letter(letter)
@@ -137,7 +173,6 @@ class DeadLetters(Generic[T]):
         trace: str = why.get("error") or ""
         return DeadLetter(
             id=message.decode(errors="replace"),
-            value=self._codec.decode(payload),
             reason=why["reason"],
             error=trace.rsplit("\n", 1)[-1],
             traceback=trace,
@@ -146,4 +181,26 @@ class DeadLetters(Generic[T]):
             enqueued_at=moment_us(enqueued_us),
             headers=headers,
             priority=int(why["priority"]),
+            _decode=partial(_decoded, self._codec, payload),
         )
+
+
+def _decoded(codec: Codec[T], payload: bytes) -> T:
+    try:
+        return codec.decode(payload)
+    except DecodeError:
+        raise
+    except Exception as error:
+        raise DecodeError(type(codec).__name__, payload) from error
+
+
+def half_way(error: ServerError, done: int) -> ServerError:
+    """What to raise when a step of many has failed, after ``done`` messages: nobody shall think that nothing was done."""
+    return OutcomeUnknown(f"{done} messages were done, then: {error}") if done else error
+
+
+def check_page(offset: int, limit: int) -> None:
+    """Raise :class:`~delayq.BadInput` unless both are ints of at least 0."""
+    for name, count in (("offset", offset), ("limit", limit)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise BadInput(f"{name} is an int of at least 0, not {count!r}")

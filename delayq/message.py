@@ -38,10 +38,14 @@ class RetryAfter(Exception):
     Args:
         delay: Seconds or a timedelta.
         reason: Kept with the message.
+
+    Raises:
+        BadDelay: As :meth:`ReliableQueue.offer`.
     """
 
     def __init__(self, delay: Duration, reason: str = "") -> None:
         super().__init__(delay, reason)
+        microseconds(delay)
         self.delay: Duration = delay
         self.reason: str = reason
 
@@ -79,6 +83,8 @@ class Message(Generic[T]):
 
     __slots__ = (
         "_body",
+        "_cancelled",
+        "_cancelling",
         "_claim",
         "_codec",
         "_due_us",
@@ -122,6 +128,8 @@ class Message(Generic[T]):
         self._value: tuple[T] | None = None
         self._settled = not mine
         self._lost = False
+        self._cancelled = False
+        self._cancelling = 0
         self._task: asyncio.Task[object] | None = None
 
     @property
@@ -223,20 +231,31 @@ class Message(Generic[T]):
     async def release(self) -> None:
         """Give it back untouched: it is due as before, and the attempt is not counted. Raises as :meth:`ack`."""
         self._demand_lease()
-        await self._open.claims.release([self._claim])
+        await self._open.settling.release(self._claim)
         self._done()
 
     async def __aenter__(self) -> Self:
         self._demand_lease()
+        keeper = self._open.keeper
+        if keeper.is_short(self._claim) and await keeper.freshen([self._claim]):
+            self._lose()
+            raise LeaseLost(_LOST)
         self._task = asyncio.current_task()
-        self._open.keeper.hold(self._claim, self._lose)
+        assert self._task is not None, "an async with block runs in a task"
+        self._cancelling = self._task.cancelling()
+        keeper.hold(self._claim, self._lose)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         self._open.keeper.let_go(self._claim)
         task, self._task = self._task, None
-        if self._lost and isinstance(error, asyncio.CancelledError) and task is not None and task.uncancel() == 0:
-            raise LeaseLost(_LOST) from None
+        if self._lost:
+            by_others = task is not None and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
+            if error is None or isinstance(error, RetryAfter | Reject):
+                raise LeaseLost(_LOST)
+            if self._cancelled and isinstance(error, asyncio.CancelledError) and not by_others:
+                raise LeaseLost(_LOST) from None
+            return False
         if self._settled:
             return isinstance(error, RetryAfter | Reject)
         # Shielded: a handler that is cancelled still hands its message back.
@@ -257,7 +276,7 @@ class Message(Generic[T]):
         return f"<Message {self.id!r}, {self.state}, attempt {self.attempt}>"
 
     async def _die(self, reason: str, error: str) -> None:
-        why = {"reason": reason, "attempt": self.attempt, "priority": self.priority, "error": error}
+        why = {"reason": _text(reason), "attempt": self.attempt, "priority": self.priority, "error": error}
         await self._open.settling.bury(self._claim, json.dumps(why, separators=(",", ":")))
         self._done()
 
@@ -281,7 +300,9 @@ class Message(Generic[T]):
 
     def _lose(self) -> None:
         self._lost = self._settled = True
-        if self._task is not None:
+        # Whoever finds out by asking is told by what he asked.
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._cancelled = True
             self._task.cancel("the lease of the message was lost")
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import secrets
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -21,9 +23,10 @@ from delayq._redis.reliable_scripts import CANCEL, GET, LIST, PURGE, RESCHEDULE,
 from delayq._redis.retry import retry_delay
 from delayq._scheduling.claims import Claim, Policy
 from delayq._scheduling.open_reliable import NewMessage, OpenReliableQueue
+from delayq._scheduling.recurrence import is_occurrence
 from delayq._session import GRACE
 from delayq.backoff import Backoff
-from delayq.dead_letters import DeadLetters
+from delayq.dead_letters import DeadLetters, check_page, half_way
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -34,16 +37,20 @@ from delayq.errors import (
     OutcomeUnknown,
     PayloadTooLarge,
     QueueFull,
+    ServerError,
 )
 from delayq.message import Message, State
+from delayq.recurring import Recurring
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections import deque
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Self
 
     from delayq._redis.keys import ReliableKeys
+    from delayq._scheduling.taker import Taken
     from delayq._session import Session
     from delayq.codecs import Codec
 
@@ -59,6 +66,7 @@ RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
 """The default of ``backoff``."""
 
 _STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL = 1, 2, 0, -1, -2
+_THERE = (_STORED, _REPLACED, _IGNORED)
 # What is looked at or dropped per script.
 _AT_A_TIME = 200
 _LONGEST_ID = 512
@@ -66,6 +74,16 @@ _LARGEST_HEADERS = 16 * 1024
 
 _session = secrets.token_hex(4)
 _count = itertools.count()
+
+
+def _after_fork() -> None:
+    global _session  # noqa: PLW0603
+    _session = secrets.token_hex(4)
+
+
+if hasattr(os, "register_at_fork"):
+    # Processes that were one would make the same ids.
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def new_id() -> str:
@@ -144,7 +162,7 @@ class Settings:
         )
 
 
-class ReliableQueue(Generic[T]):
+class ReliableQueue(Recurring[T], Generic[T]):
     """A queue that delivers each message after its own delay, and again until it was handled.
 
     Made by :meth:`delayq.Client.reliable_queue`. Order: priority, then due time, then offer order.
@@ -233,20 +251,17 @@ class ReliableQueue(Generic[T]):
         """
         self._check_open()
         messages = [self._message(offer) for offer in offers]
-        results: dict[str, int | BaseException] = {}
-        waiting, tries = messages, 0
-        while waiting:
-            outcomes = await asyncio.gather(*map(self._open.offer, waiting), return_exceptions=True)
-            results |= {message.id: outcome for message, outcome in zip(waiting, outcomes, strict=True)}
-            waiting = [message for message, outcome in zip(waiting, outcomes, strict=True) if outcome == _FULL]
-            if self._settings.when_full == "raise":
+        outcomes: list[int | BaseException] = [_FULL] * len(messages)
+        tries = 0
+        while waiting := [place for place, outcome in enumerate(outcomes) if outcome == _FULL]:
+            answers = await asyncio.gather(*(self._offer(messages[place]) for place in waiting), return_exceptions=True)
+            for place, answer in zip(waiting, answers, strict=True):
+                outcomes[place] = answer
+            if self._settings.when_full == "raise" or _FULL not in answers:
                 break
-            if waiting:
-                tries += 1
-                await asyncio.sleep(retry_delay(tries, most=1.0))
-                self._check_open()
-        stored = tuple(message for message, outcome in results.items() if outcome in (_STORED, _REPLACED, _IGNORED))
-        self._raise(results, stored)
+            tries += 1
+            await asyncio.sleep(retry_delay(tries, most=1.0))
+        self._raise([message.id for message in messages], outcomes)
         return [message.id for message in messages]
 
     # Taking
@@ -270,7 +285,7 @@ class ReliableQueue(Generic[T]):
         self._check_open()
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise BadInput(f"count is an int of at least 1, not {count!r}")
-        taken = await self._open.claims.taker.get(count, seconds(wait, "wait"))
+        taken = await self._open.recurrence.claim(count, seconds(wait, "wait"))
         return [self._leased(claim) for _, claim in taken]
 
     async def __aiter__(self) -> AsyncIterator[Message[T]]:
@@ -283,7 +298,12 @@ class ReliableQueue(Generic[T]):
         async with aclosing(self._open.claims.taker.batches()) as batches:
             async for batch in batches:
                 while batch:
-                    yield self._leased(batch.popleft()[1])
+                    await self._drop_lost(batch)
+                    if not batch:
+                        break
+                    taken = batch.popleft()
+                    if not is_occurrence(taken[1].id) or await self._open.recurrence.begin([taken]):
+                        yield self._leased(taken[1])
 
     # By id
 
@@ -346,6 +366,7 @@ class ReliableQueue(Generic[T]):
         self._check_open()
         if state not in ("delayed", "ready", "leased"):
             raise BadInput(f'state is "delayed", "ready" or "leased", not {state!r}')
+        check_page(offset, limit)
         found = await self._server.run(LIST, self._keys.messages, (state, offset, limit))
         return [self._seen(id, facts) for id, facts in zip(found[::2], found[1::2], strict=True)]  # noqa: A001
 
@@ -355,14 +376,22 @@ class ReliableQueue(Generic[T]):
         Args:
             state: ``"delayed"`` or ``"ready"``; ``"all"`` drops also those that workers have: their acks raise
                 :class:`~delayq.LeaseLost`.
+
+        Raises:
+            OutcomeUnknown: Some were dropped, or may have been. Any other error: none was.
         """
         self._check_open()
         if state not in ("delayed", "ready", "all"):
             raise BadInput(f'state is "delayed", "ready" or "all", not {state!r}')
         total = 0
-        while dropped := int(await self._server.run(PURGE, self._keys.messages, (state, _AT_A_TIME))):
+        while True:
+            try:
+                dropped = int(await self._server.run(PURGE, self._keys.messages, (state, _AT_A_TIME)))
+            except ServerError as error:
+                raise half_way(error, total) from error.__cause__
             total += dropped
-        return total
+            if dropped < _AT_A_TIME:
+                return total
 
     async def pause(self) -> None:
         """Let nobody claim anything any more, in any process, until :meth:`resume`. What is leased goes on."""
@@ -424,19 +453,42 @@ class ReliableQueue(Generic[T]):
             content(_checked_headers(offer.headers), payload),
         )
 
-    def _raise(self, results: dict[str, int | BaseException], stored: tuple[str, ...]) -> None:
-        errors = [outcome for outcome in results.values() if isinstance(outcome, BaseException)]
+    def _offer(self, message: NewMessage) -> asyncio.Future[int]:
+        try:
+            return self._open.offer(message)
+        except Closed as error:
+            refused: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return refused
+
+    def _occurrence(self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None) -> NewMessage:
+        return self._message(Offer(value=value, headers=headers, priority=priority, ttl=ttl))
+
+    def _raise(self, ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> None:
+        # Each id once: one list may name it twice.
+        stored = tuple(dict.fromkeys(name for name, outcome in zip(ids, outcomes, strict=True) if outcome in _THERE))
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
-            if stored or isinstance(errors[0], OutcomeUnknown):
+            unknown = next((error for error in errors if isinstance(error, OutcomeUnknown)), None)
+            if stored or unknown:
+                error = unknown or errors[0]
                 raise OutcomeUnknown(
-                    f"{len(stored)} of {len(results)} messages are stored, the others may be: {errors[0]}", stored
-                ) from errors[0]
+                    f"{len(stored)} of {len(ids)} messages are stored, the others may be: {error}", stored
+                ) from error
             raise errors[0]
-        refused = {message: outcome for message, outcome in results.items() if outcome in (_DUPLICATE, _FULL)}
+        refused = {name: outcome for name, outcome in zip(ids, outcomes, strict=True) if outcome in (_DUPLICATE, _FULL)}
         if refused:
             kinds = Counter(refused.values())
             kind = DuplicateMessage if kinds[_DUPLICATE] else QueueFull
             raise kind(tuple(refused), stored)
+
+    async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:
+        """What was claimed ahead may have waited long for a slow handler, and be somebody else's by now."""
+        keeper = self._open.keeper
+        if keeper.is_short(batch[0][1]):
+            lost = await keeper.freshen([claim for _, claim in batch])
+            for item in [item for item in batch if item[1] in lost]:
+                batch.remove(item)
 
     def _leased(self, claim: Claim) -> Message[T]:
         return Message(claim, "leased", self._codec, self._open, self._retries, mine=True)
@@ -470,6 +522,8 @@ def _checked_id(id: str) -> str:  # noqa: A002
 def _checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
     if headers is None:
         return None
+    if not isinstance(headers, Mapping):
+        raise BadInput(f"headers are a mapping of str to str, not {type(headers).__name__}")
     size = 0
     for name, text in headers.items():
         if not isinstance(name, str) or not isinstance(text, str):

@@ -89,6 +89,8 @@ class ReliableKeys:
     """HASH of dead letters by id."""
     paused: str
     """STRING that is there while the queue is paused."""
+    schedules: str
+    """HASH of recurring messages by name."""
 
     @classmethod
     def of(cls, name: str, mapper: Callable[[str], str] | None = None) -> ReliableKeys:
@@ -108,6 +110,7 @@ class ReliableKeys:
             dead=f"{prefix}dead",
             dead_messages=f"{prefix}dead:messages",
             paused=f"{prefix}paused",
+            schedules=f"{prefix}schedules",
         )
 
     @property

@@ -41,7 +41,18 @@ LIST = Script("reliable/list", MESSAGES, ("state", "offset", "limit"), repeatabl
 STATS = Script("reliable/stats", (*MESSAGES, "dead", "paused"), (), repeatable=True)
 PURGE = Script("reliable/purge", MESSAGES, ("state", "limit"), repeatable=True)
 REDRIVE = Script("reliable/redrive", (*MESSAGES, "wake", "dead", "dead_messages"), ("id...",), repeatable=True)
+DROP_DEAD = Script("reliable/drop_dead", ("dead", "dead_messages"), ("id...",), repeatable=True)
 RESUME = Script("reliable/resume", ("paused", "wake"), (), repeatable=True)
+SCHEDULE = Script(
+    "reliable/schedule",
+    (*MESSAGES, "wake", "schedules"),
+    ("name", "timing", "version", "every_us", "priority", "ttl_us", "content", "moment..."),
+    repeatable=True,
+)
+UNSCHEDULE = Script("reliable/unschedule", (*MESSAGES, "schedules"), ("name",))
+OCCUR = Script("reliable/occur", (*MESSAGES, "wake", "schedules"), _SETTLED, repeatable=True)
+RECUR = Script("reliable/recur", (*MESSAGES, "wake", "schedules"), ("name...",), repeatable=True)
+REFILL = Script("reliable/refill", (*MESSAGES, "wake", "schedules"), ("name", "timing", "moment..."), repeatable=True)
 
 ALL = (
     OFFER,
@@ -58,5 +69,11 @@ ALL = (
     STATS,
     PURGE,
     REDRIVE,
+    DROP_DEAD,
     RESUME,
+    SCHEDULE,
+    UNSCHEDULE,
+    OCCUR,
+    RECUR,
+    REFILL,
 )

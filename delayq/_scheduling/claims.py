@@ -159,13 +159,16 @@ class Claims:
         self.died += died
         if died:
             _log.warning("queue %r: %d messages died: their last lease ended", keys.name, died)
+        if wait == 0 and not found:
+            # All that was looked at is gone, and there is more.
+            return await self._call(take)
         ends_us = now + policy.lease_us
         parts = iter(found)
         claims = [
             Claim(message, token, priority, attempt, int(float(due)), body, ends_us)
             for message, priority, attempt, due, body in zip(parts, parts, parts, parts, parts, strict=True)
         ]
-        if len(claims) + expired + died < take:
+        if wait:
             # Nothing is left that was due by then.
             self.pushes.settled(now)
         self.taker.end(claims)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
 from delayq.errors import ServerError
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from delayq._scheduling.claims import Claim
     from delayq._scheduling.services import Services
@@ -61,13 +61,31 @@ class LeaseKeeper:
         self._held.clear()
         self._disarm()
 
-    async def renew(self) -> bool:
-        """Renew everything that is held, and say whether that went well."""
-        claims = list(self._held)
+    def is_short(self, claim: Claim) -> bool:
+        """Whether less than half of its lease is left: it has waited here for its handler."""
+        return self._clock.seconds_until(claim.ends_us) < self._lease_us / 2_000_000
+
+    async def freshen(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Give claims that have waited here their whole lease again, and return those that are lost."""
         try:
             ours = await self._settling.extend(claims, self._lease_us)
-        except ServerError as error:
-            _log.warning("queue %r: %d leases could not be renewed: %s", self._name, len(claims), error)
+        except ServerError:
+            # Nobody knows. Those whose lease has surely ended are no good.
+            return [claim for claim in claims if not self._clock.seconds_until(claim.ends_us)]
+        return [claim for claim, mine in zip(claims, ours, strict=True) if not mine]
+
+    async def renew(self) -> bool:
+        """Renew everything that is held, and say whether that went well."""
+        # Not what somebody has extended further than we would.
+        lease = self._lease_us / 1_000_000
+        claims = [claim for claim in self._held if self._clock.seconds_until(claim.ends_us) < lease]
+        try:
+            # In time for another try, or to tell the handlers.
+            async with asyncio.timeout(lease / _TIMES):
+                ours = await self._settling.extend(claims, self._lease_us)
+        except (ServerError, TimeoutError) as error:
+            reason = str(error) or "no answer in time"
+            _log.warning("queue %r: %d leases could not be renewed: %s", self._name, len(claims), reason)
             for claim in claims:
                 # As far as we can tell it has ended, so another worker may have the message.
                 if not self._clock.seconds_until(claim.ends_us):

@@ -12,6 +12,7 @@ from delayq._redis.group_commit import GroupCommit
 from delayq._redis.reliable_scripts import OFFER
 from delayq._scheduling.claims import Claims
 from delayq._scheduling.lease_keeper import LeaseKeeper
+from delayq._scheduling.recurrence import Recurrence
 from delayq._scheduling.settling import Settling
 from delayq.errors import ServerError
 
@@ -57,6 +58,7 @@ class OpenReliableQueue:
         claims: Claims what is due, and hands it out.
         settling: Settles what was handed out.
         keeper: Renews the leases of what is being handled.
+        recurrence: Puts in place what recurs.
         closed: Whether it was closed.
     """
 
@@ -66,6 +68,7 @@ class OpenReliableQueue:
         self.claims: Claims = Claims(keys, policy, services)
         self.settling: Settling = Settling(keys, policy, services)
         self.keeper: LeaseKeeper = LeaseKeeper(keys.name, policy.lease_us, self.settling, services)
+        self.recurrence: Recurrence = Recurrence(self, services)
         self.closed: bool = False
         self._server = services.server
         self._offers: GroupCommit[NewMessage, int] = GroupCommit(
@@ -106,6 +109,7 @@ class OpenReliableQueue:
 
     async def aclose(self, grace: float) -> None:
         self.keeper.close()
+        self.recurrence.close()
         await asyncio.gather(self._offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace))
         if self._number:
             with suppress(ServerError, TimeoutError):

@@ -85,11 +85,10 @@ class Scheduler:
         background: Background,
         resync_interval: float,
     ) -> None:
-        self._interval = resync_interval
         # Nobody shall wait longer for a retry than for the re-check.
         retry_most = min(5.0, resync_interval)
         clock = ServerClock(asyncio.get_running_loop().time)
-        self.services: Services = Services(server, connections, timer, clock, background, retry_most)
+        self.services: Services = Services(server, connections, timer, clock, background, resync_interval, retry_most)
         self._queues: dict[str, OpenQueue] = {}
         self._check_now = asyncio.Event()
         self._resync: asyncio.Task[Any] | None = None
@@ -142,7 +141,7 @@ class Scheduler:
         failing = False
         while True:
             try:
-                async with asyncio.timeout(self._interval):
+                async with asyncio.timeout(self.services.resync_interval):
                     await self._check_now.wait()
                 # Confirmations of many queues arrive together: one look serves them all.
                 self._check_now.clear()

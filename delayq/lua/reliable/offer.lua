@@ -16,6 +16,8 @@ local last = redis.call('GET', KEYS[19])
 if last then
   local known, reply = string.match(last, '^(%d+) (.*)$')
   if known == ARGV[1] then return cjson.decode(reply) end
+  -- A first try that was overtaken by its repetition: nobody waits for the answer any more.
+  if tonumber(known) > tonumber(ARGV[1]) then return redis.error_reply('DELAYQ_LATE the call was repeated, and answered') end
 end
 
 local now = now_us()
@@ -27,7 +29,7 @@ for i = 3, #ARGV, 6 do
     return redis.error_reply('DELAYQ_DELAY delay out of range')
   end
 end
-local remembers = redis.call('ZREMRANGEBYSCORE', KEYS[18], '-inf', number(now)) > 0 or redis.call('EXISTS', KEYS[18]) == 1
+local remembers = redis.call('EXISTS', KEYS[18]) == 1
 local live = redis.call('HLEN', KEYS[11])
 local enqueued = string.format('%.0f ', now)
 local reply, earliest = {}, {}
@@ -42,7 +44,7 @@ for i = 3, #ARGV, 6 do
       live = live - 1
       status = 2
     end
-  elseif remembers and on_duplicate ~= 'replace' and redis.call('ZSCORE', KEYS[18], id) then
+  elseif remembers and on_duplicate ~= 'replace' and tonumber(redis.call('ZSCORE', KEYS[18], id) or 0) > now then
     status = on_duplicate == 'ignore' and 0 or -1
   end
   if status == 1 and max_size > 0 and live >= max_size then status = -2 end
@@ -64,8 +66,10 @@ end
 -- Tell the others only if they would wake too late.
 for priority, first in pairs(earliest) do
   if redis.call('ZRANGE', KEYS[priority + 1], 0, 0)[1] == first[1] then
-    redis.call('PUBLISH', KEYS[17], string.format('%.0f', math.ceil(first[2])))
+    announce(first[2], KEYS[17])
   end
 end
+-- Last, because a full server refuses a script only before its first write.
+if remembers then trim(KEYS[18], now) end
 redis.call('SET', KEYS[19], ARGV[1] .. ' ' .. cjson.encode(reply), 'PX', 120000)
 return reply

@@ -26,11 +26,16 @@ local function wait_of_all(now)
   return wait
 end
 
+-- Never a moment that has passed: whoever has looked since then would take the news for old.
+local function announce(due, wake)
+  redis.call('PUBLISH', wake, string.format('%.0f', math.max(math.ceil(due), now_us())))
+end
+
 local function place(id, priority, due, wake)
   local live = KEYS[priority + 1]
   redis.call('ZADD', live, number(due), id)
   -- Tell the others only if they would wake too late.
-  if redis.call('ZRANGE', live, 0, 0)[1] == id then redis.call('PUBLISH', wake, string.format('%.0f', math.ceil(due))) end
+  if redis.call('ZRANGE', live, 0, 0)[1] == id then announce(due, wake) end
 end
 
 local function priority_of(id) return tonumber(redis.call('HGET', KEYS[16], id) or 0) end
@@ -46,6 +51,12 @@ local function holds(value, token) return value and string.sub(value, -#token - 
 local function is_leased(id, priority, now)
   if redis.call('HEXISTS', KEYS[12], id) == 0 then return false end
   return tonumber(redis.call('ZSCORE', KEYS[priority + 1], id) or 0) > now
+end
+
+-- Drop ids that are remembered no longer, a bounded number of them: a few more than one call adds.
+local function trim(done, now)
+  local old = redis.call('ZRANGEBYSCORE', done, '-inf', number(now), 'LIMIT', 0, 400)
+  if #old > 0 then redis.call('ZREM', done, unpack(old)) end
 end
 
 -- Everything about these messages but their places in the sorted sets.

@@ -1,0 +1,191 @@
+"""Recurring messages: one waiting message per name, however many processes schedule it.
+
+What recurs is kept on the server, in one hash per queue: a definition, when the next occurrence is due, and for a cron
+expression the moments after it. An occurrence is a message like any other; its id is ``name@moment``. Whoever claims one
+puts the next in its place before the handler sees it, in one script that needs neither Python nor a time zone. So nothing
+has to be elected, and no death of a worker ends a recurrence: an occurrence that was claimed and not yet followed up comes
+back when its lease ends. Whatever else may happen to the one that waits (cancelled, purged, past its time to live) is found
+by a look that each process takes, once per ``resync_interval``, at the schedules it knows: those that it has scheduled, or
+of which it has had an occurrence. Such a look never brings a definition back: the server's counts, and the last call wins.
+
+Moments are the server's clock's. What was missed while nobody was there to claim it runs once, late, and then on schedule.
+An occurrence that comes due while the one before it is still at work or waiting for another attempt is passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from delayq._durations import moment_us
+from delayq._redis.reliable_scripts import OCCUR, RECUR, REFILL, SCHEDULE, UNSCHEDULE
+from delayq._timing import AHEAD, Timing
+from delayq.errors import BadInput, ConfigurationError, ServerError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from delayq._scheduling.claims import Claim
+    from delayq._scheduling.open_reliable import NewMessage, OpenReliableQueue
+    from delayq._scheduling.services import Services
+    from delayq._scheduling.taker import Taken
+    from delayq.wheel import Timeout
+
+_log = logging.getLogger("delayq")
+
+# When the server knows fewer moments of a cron expression than this, more are computed.
+_FEW = AHEAD // 4
+# Schedules looked at in one script.
+_AT_A_TIME = 100
+DIGITS = 16
+"""An id ends in "@" and the microseconds since the epoch: sixteen digits from 2001 to 2286."""
+_NO_SUCH = -2
+
+
+def is_occurrence(id: bytes) -> bool:  # noqa: A002
+    """Whether a message may be an occurrence, by its id."""
+    return id[-DIGITS - 1 : -DIGITS] == b"@" and id[-DIGITS:].isdigit()
+
+
+class Recurrence:
+    """The recurring messages of one queue that is open on this client."""
+
+    def __init__(self, queue: OpenReliableQueue, services: Services) -> None:
+        self._open = queue
+        self._server = services.server
+        self._timer = services.timer
+        self._background = services.background
+        # So often each process looks at the schedules it knows, if it knows any.
+        self._interval = services.resync_interval
+        self._keys = (*queue.keys.messages, queue.keys.wake, queue.keys.schedules)
+        self._names: set[str] = set()
+        self._refilling: set[str] = set()
+        self._timeout: Timeout | None = None
+
+    async def schedule(self, name: str, timing: Timing, version: int, message: NewMessage) -> datetime:
+        """Let ``message`` recur. Returns when it is due next."""
+        moments = timing.moments(await self._now_us()) if timing.cron else []
+        due_us, _ = await self._server.run(
+            SCHEDULE,
+            self._keys,
+            (name, timing.text, version, timing.every_us, message.priority, message.ttl_us, message.content, *moments),
+        )
+        self._know(name)
+        return moment_us(due_us)
+
+    async def unschedule(self, name: str) -> bool:
+        """Let it recur no more."""
+        self._names.discard(name)
+        keys = (*self._open.keys.messages, self._open.keys.schedules)
+        return bool(await self._server.run(UNSCHEDULE, keys, (name,)))
+
+    async def stored(self) -> tuple[dict[str, dict[str, Any]], int]:
+        """What is known of each schedule, by name, and how far tests have moved the time, microseconds."""
+        stored = await self._server.command("HGETALL", self._open.keys.schedules)
+        records = dict(zip(stored[::2], stored[1::2], strict=True)) if isinstance(stored, list) else dict(stored)
+        shift_us = int(records.pop(b"", 0))
+        return {name.decode(): _facts(record) for name, record in records.items()}, shift_us
+
+    async def claim(self, count: int, wait: float) -> list[Taken[Claim]]:
+        """Take what is due, as :meth:`Taker.get`, and follow up what recurs."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait
+        while True:
+            taken = await self._open.claims.taker.get(count, max(0.0, until - loop.time()) if wait else 0.0)
+            kept = await self.begin(taken)
+            if kept or not taken:
+                return kept
+
+    async def begin(self, taken: list[Taken[Claim]]) -> list[Taken[Claim]]:
+        """These are about to be handed out: put what follows in place. Returns those that are to be handed out."""
+        claims = [claim for _, claim in taken if is_occurrence(claim.id)]
+        if not claims:
+            return taken
+        try:
+            reply = await self._server.run(OCCUR, self._keys, [part for claim in claims for part in claim.name])
+        except ServerError as error:
+            # Handed out all the same: the look finds what is missing.
+            _log.warning("queue %r: what follows %d messages is not in place yet: %s", self._open.name, len(claims), error)
+            reply = [1, -1] * len(claims)
+        except BaseException:
+            self._open.claims.taker.give_back(taken)
+            raise
+        dropped = set()
+        for claim, hand_out, left in zip(claims, reply[::2], reply[1::2], strict=True):
+            if left != _NO_SUCH:
+                self._heed(claim.id[: -DIGITS - 1].decode(errors="replace"), left)
+            if not hand_out:
+                dropped.add(claim)
+        return [one for one in taken if one[1] not in dropped]
+
+    async def look(self) -> None:
+        """See to it that the next occurrence of every known schedule is in place.
+
+        Raises:
+            ServerError: The server could not be asked.
+        """
+        names = sorted(self._names)
+        for at in range(0, len(names), _AT_A_TIME):
+            some = names[at : at + _AT_A_TIME]
+            for name, left in zip(some, await self._server.run(RECUR, self._keys, some), strict=True):
+                if left == _NO_SUCH:
+                    self._names.discard(name)
+                else:
+                    self._heed(name, left)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timeout is not None:
+            self._timeout.cancel()
+
+    def _heed(self, name: str, left: int) -> None:
+        self._know(name)
+        if 0 <= left < _FEW and name not in self._refilling:
+            self._refilling.add(name)
+            self._background.spawn(self._refill(name), f"moments of {name}")
+
+    async def _refill(self, name: str) -> None:
+        try:
+            record = await self._server.command("HGET", self._open.keys.schedules, name)
+            if record is None:
+                return
+            facts = _facts(record)
+            timing = Timing.parse(facts["timing"])
+            after_us = int(facts["next"]) if facts["next"] else await self._now_us()
+            await self._server.run(REFILL, self._keys, (name, timing.text, *timing.moments(after_us)))
+        except (ServerError, ConfigurationError, BadInput) as error:
+            _log.warning("queue %r: when %r recurs cannot be computed here: %s", self._open.name, name, error)
+        finally:
+            self._refilling.discard(name)
+
+    async def _now_us(self) -> int:
+        """The server's time, and how far tests have moved it."""
+        shift = await self._server.command("HGET", self._open.keys.schedules, "")
+        whole, rest = await self._server.command("TIME")
+        return int(whole) * 1_000_000 + int(rest) + int(shift or 0)
+
+    def _know(self, name: str) -> None:
+        self._names.add(name)
+        if self._timeout is None:
+            self._timeout = self._timer.new_timeout(lambda _: self._due(), self._interval)
+
+    def _due(self) -> None:
+        self._timeout = None
+        if not self._open.closed:
+            self._background.spawn(self._look_again(), f"schedules of {self._open.name}")
+
+    async def _look_again(self) -> None:
+        try:
+            await self.look()
+        except ServerError as error:
+            _log.warning("queue %r: its schedules could not be looked at: %s", self._open.name, error)
+        finally:
+            for name in list(self._names)[:1]:
+                self._know(name)
+
+
+def _facts(record: bytes) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(record.partition(b"\n")[0])
+    return facts

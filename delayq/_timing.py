@@ -1,0 +1,223 @@
+"""When a recurring message is due: a period, or a cron expression in a time zone. Pure.
+
+**Daylight saving.** An expression whose minute and hour are both fixed means a time of day, and runs once on each day that
+it names: where the clock jumps over that time, at the first moment after the jump; where it shows it twice, the first
+time. An expression whose minute or hour begins with ``*`` follows the clock: it runs whenever the clock shows what it says,
+twice in an hour that comes twice, and not in one that does not come.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from delayq._durations import MICROSECOND, Duration, microseconds
+from delayq.errors import BadInput, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+AHEAD = 32
+"""So many moments of an expression are computed at a time."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIXED_OFFSET = re.compile(r"UTC(?:([+-])(\d\d):(\d\d))?")
+# Longer than any jump of a clock: one country moved across the date line.
+_LONGEST_JUMP = timedelta(hours=25)
+# No clock is set twice within so long.
+_STEADY = timedelta(hours=6)
+_SECOND = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What says when a message recurs.
+
+    Attributes:
+        every_us: The period, microseconds; 0 for an expression.
+        cron: The expression, fields apart by one space; empty for a period.
+        timezone: The name of its time zone; empty for a period.
+    """
+
+    every_us: int
+    cron: str = ""
+    timezone: str = ""
+
+    @property
+    def text(self) -> str:
+        """As it is stored: the same for the same timing."""
+        facts = {"cron": self.cron, "timezone": self.timezone} if self.cron else {"every_us": self.every_us}
+        return json.dumps(facts, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> Timing:
+        """Read what :attr:`text` gave."""
+        facts: dict[str, Any] = json.loads(text)
+        return cls(facts.get("every_us", 0), facts.get("cron", ""), facts.get("timezone", ""))
+
+    def moments(self, after_us: int) -> list[int]:
+        """The next moments of the expression after ``after_us``, microseconds since the epoch; none of a period.
+
+        Raises:
+            BadInput: The expression or the time zone cannot be read, or never comes.
+            ConfigurationError: The library for it is not installed.
+        """
+        if not self.cron:
+            return []
+        zone = zone_of(self.timezone)[1]
+        found = [
+            (moment - _EPOCH) // MICROSECOND
+            for moment in islice(cron_moments(self.cron, zone, _EPOCH + after_us * MICROSECOND), AHEAD)
+        ]
+        if not found:
+            raise BadInput(f"the cron expression {self.cron!r} never comes")
+        return found
+
+
+def timing_of(cron: str | None, every: Duration | None, timezone: str | tzinfo) -> Timing:
+    """Check what a caller says.
+
+    Raises:
+        BadInput: Neither or both of ``cron`` and ``every``, or one that cannot work.
+    """
+    if (cron is None) == (every is None):
+        raise BadInput("give cron or every, and not both")
+    if every is not None:
+        every_us = microseconds(every, "every")
+        if not every_us:
+            raise BadInput("every must be more than 0")
+        return Timing(every_us)
+    if not isinstance(cron, str) or not cron.strip():
+        raise BadInput(f"cron is a non-empty str, not {cron!r}")
+    return Timing(0, " ".join(cron.split()), zone_of(timezone)[0])
+
+
+def zone_of(timezone: str | tzinfo) -> tuple[str, tzinfo]:
+    """A time zone, and a name for it that every process understands.
+
+    Raises:
+        BadInput: There is none of that name, or it is one that has none.
+    """
+    name = timezone if isinstance(timezone, str) else _zone_name(timezone)
+    if fixed := _FIXED_OFFSET.fullmatch(name):
+        sign, hours, minutes = fixed.groups(default="0")
+        offset = timedelta(hours=int(hours), minutes=int(minutes))
+        if offset >= timedelta(days=1):
+            raise BadInput(f"there is no time zone {name!r}")
+        return name, _fixed(-offset if sign == "-" else offset)
+    try:
+        return name, ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise BadInput(
+            f"there is no time zone {name!r} here: use a name as Europe/Berlin (a system without any: pip install tzdata)"
+        ) from None
+
+
+def _fixed(offset: timedelta) -> tzinfo:
+    return timezone(offset) if offset else UTC
+
+
+def _zone_name(zone: tzinfo) -> str:
+    if isinstance(zone, ZoneInfo) and zone.key is not None:
+        return zone.key
+    if isinstance(zone, timezone):
+        minutes, rest = divmod(zone.utcoffset(None), timedelta(minutes=1))
+        if not rest:
+            hours, minutes_left = divmod(abs(minutes), 60)
+            return f"UTC{'-' if minutes < 0 else '+'}{hours:02}:{minutes_left:02}" if minutes else "UTC"
+    raise BadInput(f"timezone is a name as Europe/Berlin, a ZoneInfo, or a datetime.timezone of whole minutes, not {zone!r}")
+
+
+def cron_moments(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:
+    """The moments (UTC) after ``after`` at which an expression comes, in order; see the module for daylight saving.
+
+    The library reads the expression and counts in plain local time. What that means in a zone is decided here.
+
+    Raises:
+        BadInput: The expression cannot be read.
+        ConfigurationError: The library is not installed.
+    """
+    fields = expression.split()
+    minute_and_hour = fields[-5:-3]
+    if any(field.startswith("*") for field in minute_and_hour):
+        return _following_the_clock(expression, zone, after)
+    return _once_a_day(expression, zone, after)
+
+
+def _local_times(expression: str, after: datetime) -> Iterator[datetime]:
+    """The plain local times after ``after`` at which the expression comes."""
+    try:
+        from cronsim import CronSim, CronSimError  # noqa: PLC0415 - an extra, loaded only when it is asked for
+    except ImportError:
+        raise ConfigurationError("cron expressions need the extra: pip install 'delayq[cron]'") from None
+    try:
+        return CronSim(expression, after)
+    except CronSimError as error:
+        raise BadInput(f"the cron expression {expression!r} cannot be read: {error}") from None
+
+
+def _once_a_day(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:
+    # What the clock has shown by now for the first time, or jumped over, is over.
+    times = _local_times(expression, _shown(zone, after))
+    last = after
+    return (last := moment for time in times if (moment := first_moment(time, zone)) > last)
+
+
+def first_moment(local: datetime, zone: tzinfo) -> datetime:
+    """The first moment (UTC) at which a clock in ``zone`` shows a local time; the end of the jump if it never does."""
+    moment = local.replace(tzinfo=zone).astimezone(UTC)
+    if moment.astimezone(zone).replace(tzinfo=None) == local:
+        return moment
+    # It lies within the longest jump before that moment.
+    return _change(zone, moment - _LONGEST_JUMP, moment)
+
+
+def _change(zone: tzinfo, before: datetime, after: datetime) -> datetime:
+    """The first moment at which the clock has the offset that it has at ``after``, and had not at ``before``."""
+    offset = after.astimezone(zone).utcoffset()
+    while after - before > _SECOND:
+        middle = before + (after - before) // 2 // _SECOND * _SECOND
+        if middle.astimezone(zone).utcoffset() == offset:
+            after = middle
+        else:
+            before = middle
+    return after
+
+
+def _following_the_clock(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:
+    # Here, so that a bad expression is found before the first moment is asked for.
+    times = _local_times(expression, _shown(zone, after))
+
+    def moments() -> Iterator[datetime]:
+        nonlocal times
+        at = after.replace(microsecond=0)
+        offset = _offset(zone, at)
+        while True:
+            for time in times:
+                moment = (time - offset).replace(tzinfo=UTC)
+                # From here to there, is the clock set?
+                while at < moment and _offset(zone, min(at + _STEADY, moment)) == offset:
+                    at = min(at + _STEADY, moment)
+                if at < moment:
+                    break
+                yield moment
+            else:
+                return
+            at = _change(zone, at, min(at + _STEADY, moment))
+            offset = _offset(zone, at)
+            times = _local_times(expression, _shown(zone, at) - _SECOND)
+
+    return moments()
+
+
+def _offset(zone: tzinfo, moment: datetime) -> timedelta:
+    return moment.astimezone(zone).utcoffset() or timedelta()
+
+
+def _shown(zone: tzinfo, moment: datetime) -> datetime:
+    return moment.astimezone(zone).replace(tzinfo=None, fold=0)

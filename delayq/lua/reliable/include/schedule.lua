@@ -1,0 +1,47 @@
+-- schedule: recurring messages. Needs clock and queue. See docs/redis-data-model.md.
+--
+-- The hash of schedules holds, by name, facts as JSON, newline, headers and payload as a body has them. Moments in it are
+-- decimal text, because cjson rounds numbers of that size. An occurrence is a message whose id is "name@moment": when it is
+-- due. `facts.next` is the one that waits, `facts.last` the one that was handed out before it.
+--
+-- The field with the empty name is how far delayq.testing has moved the queue's time, microseconds: schedules tell the time
+-- with it, all else was moved back instead.
+local function shift_of(schedules) return tonumber(redis.call('HGET', schedules, '') or 0) end
+
+local function text(moment) return string.format('%.0f', moment) end
+
+local function load(schedules, name)
+  local stored = redis.call('HGET', schedules, name)
+  if not stored then return nil end
+  local facts, content = string.match(stored, '^([^\n]*)\n(.*)$')
+  return cjson.decode(facts), content
+end
+
+local function save(schedules, name, facts, content)
+  redis.call('HSET', schedules, name, cjson.encode(facts) .. '\n' .. content)
+end
+
+-- Whether the occurrence of that moment is alive.
+local function lives(name, moment) return moment ~= '' and redis.call('HEXISTS', KEYS[11], name .. '@' .. moment) == 1 end
+
+-- Let the schedule's next occurrence be the first one after `moment`; none where nobody has said when that is.
+local function go_on(facts, moment)
+  local every = tonumber(facts.every)
+  if every > 0 then
+    local first = tonumber(facts.first)
+    facts.next = text(first + math.max(0, math.floor((moment - first) / every) + 1) * every)
+    return
+  end
+  while facts.upcoming[1] and tonumber(facts.upcoming[1]) <= moment do table.remove(facts.upcoming, 1) end
+  facts.next = table.remove(facts.upcoming, 1) or ''
+end
+
+-- Put the next occurrence in place, unless it is there.
+local function put(name, facts, content, now, shift, wake)
+  if facts.next == '' or lives(name, facts.next) then return end
+  local id, due = name .. '@' .. facts.next, tonumber(facts.next) - shift
+  redis.call('HSET', KEYS[11], id, text(now) .. ' ' .. content)
+  if facts.priority > 0 then redis.call('HSET', KEYS[16], id, facts.priority) end
+  if tonumber(facts.ttl) > 0 then redis.call('HSET', KEYS[14], id, number(due + tonumber(facts.ttl))) end
+  place(id, facts.priority, due, wake)
+end

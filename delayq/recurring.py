@@ -1,0 +1,157 @@
+"""Recurring messages, as callers see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from delayq._durations import Duration, moment_us
+from delayq._scheduling.recurrence import DIGITS
+from delayq._timing import Timing, timing_of
+from delayq.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime, tzinfo
+
+    from delayq._scheduling.open_reliable import NewMessage, OpenReliableQueue
+
+T = TypeVar("T")
+
+_LONGEST_NAME = 512 - DIGITS - 1
+_MOST_VERSION = 2**53
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A recurring message.
+
+    Attributes:
+        name: Its name.
+        cron: The cron expression, or None.
+        every: The period, or None.
+        timezone: Where the expression's time of day is meant; None of a period.
+        next_at: When the next occurrence is due, by the server's clock (UTC); None while no process that can tell is there.
+        last_at: When the last one that was handed out had been due; None before the first.
+        priority: 0 to 9.
+        version: As passed to :meth:`ReliableQueue.schedule`.
+    """
+
+    name: str
+    cron: str | None
+    every: timedelta | None
+    timezone: str | None
+    next_at: datetime | None
+    last_at: datetime | None
+    priority: int
+    version: int
+
+
+def to_schedule(name: str, facts: Mapping[str, Any], shift_us: int) -> Schedule:
+    """What a stored schedule says."""
+    timing = Timing.parse(facts["timing"])
+
+    def moment(text: str) -> datetime | None:
+        return moment_us(int(text) - shift_us) if text else None
+
+    return Schedule(
+        name=name,
+        cron=timing.cron or None,
+        every=timedelta(microseconds=timing.every_us) if timing.every_us else None,
+        timezone=timing.timezone or None,
+        next_at=moment(facts["next"]),
+        last_at=moment(facts["last"]),
+        priority=int(facts["priority"]),
+        version=int(facts["version"]),
+    )
+
+
+class Recurring(Generic[T]):
+    """What a reliable queue does with recurring messages."""
+
+    _open: OpenReliableQueue
+
+    async def schedule(
+        self,
+        name: str,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        value: T,
+        timezone: str | tzinfo = UTC,
+        headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        ttl: Duration | None = None,
+        version: int = 0,
+    ) -> datetime:
+        """Let a message recur. One of each name waits, however many processes call this.
+
+        Call it wherever a process starts: saying the same again changes nothing, and never puts the next one off. Saying
+        something else replaces the definition and the message that waits; as long as ``cron`` and ``timezone``, or
+        ``every``, are the same, it stays due when it was.
+
+        Args:
+            name: Of the schedule; its messages have the ids ``name@<microseconds>``.
+            cron: Five fields, as in a crontab, or six, the first of them seconds. Needs ``delayq[cron]``.
+            every: Instead of ``cron``, a period: seconds or a timedelta. The first one is due after one period.
+            value: What the codec can encode.
+            timezone: Where the times of ``cron`` are meant: a name as ``"Europe/Berlin"``, or a tzinfo.
+            headers: As in :meth:`offer`.
+            priority: As in :meth:`offer`.
+            ttl: How long after its moment an occurrence is still worth handling.
+            version: Where releases with different definitions run side by side, the higher version wins. Among equal
+                ones the last call does.
+
+        Returns:
+            When the next one is due, by the server's clock (UTC).
+
+        Raises:
+            BadInput, EncodeError: Nothing was written.
+            ConfigurationError: ``delayq[cron]`` is not installed.
+            ServerUnavailable, ServerRefused, OutcomeUnknown, Closed: As :meth:`offer`. Calling it again is safe.
+        """
+        self._check_open()
+        _check_name(name)
+        timing = timing_of(cron, every, timezone)
+        if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= _MOST_VERSION:
+            raise BadInput(f"version is an int from 0 to 2**53, not {version!r}")
+        message = self._occurrence(value, headers, priority, ttl)
+        return await self._open.recurrence.schedule(name, timing, version, message)
+
+    async def unschedule(self, name: str) -> bool:
+        """Let it recur no more, and drop the message that waits. One that a worker has is handled to its end.
+
+        Returns:
+            True if there was such a schedule.
+
+        Raises:
+            OutcomeUnknown: The answer was lost: it may have been carried out. Any other error: it was not.
+        """
+        self._check_open()
+        _check_name(name)
+        return await self._open.recurrence.unschedule(name)
+
+    async def schedules(self) -> list[Schedule]:
+        """What recurs in this queue, by name."""
+        self._check_open()
+        stored, shift_us = await self._open.recurrence.stored()
+        return [to_schedule(name, facts, shift_us) for name, facts in sorted(stored.items())]
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def _occurrence(self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None) -> NewMessage:
+        """What is stored again and again, checked."""
+        raise NotImplementedError
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise BadInput("a schedule's name is a non-empty str")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise BadInput("a schedule's name must be writable as UTF-8") from None
+    if size > _LONGEST_NAME:
+        raise BadInput(f"a schedule's name has {_LONGEST_NAME} bytes at most, not {size}")

@@ -1,0 +1,64 @@
+"""Fixtures for pytest, for whoever asks for them: ``pytest_plugins = ["delayq.testing.pytest_plugin"]`` in ``conftest.py``.
+
+``delayq_client``: a client on a private server, which starts once per session and is empty for each test.
+``delayq_clock``: its :class:`~delayq.testing.Clock`.
+``delayq_server``: that server, for a program that makes its own client: ``delayq_server.url``. It is not emptied for a test
+that asks for nothing else.
+
+They work with anyio's plugin and with pytest-asyncio, also side by side, in whichever mode.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delayq.embedded import EmbeddedServer
+from delayq.testing.time_travel import Clock, running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from delayq.client import Client
+
+
+@pytest.fixture(scope="session")
+def delayq_server() -> Iterator[EmbeddedServer]:
+    """A private server for the session."""
+    with EmbeddedServer(None) as server:
+        yield server
+
+
+async def _client(delayq_server: EmbeddedServer) -> AsyncIterator[Client]:
+    async with running(delayq_server) as client:
+        yield client
+
+
+# The plugin that runs the test must run the fixture, and only a fixture of its own kind it surely does.
+@pytest.fixture
+async def _delayq_client_by_anyio(delayq_server: EmbeddedServer, anyio_backend: Any) -> AsyncIterator[Client]:  # noqa: ARG001
+    async with running(delayq_server) as client:
+        yield client
+
+
+if importlib.util.find_spec("pytest_asyncio") is not None:
+    _delayq_client_by_pytest_asyncio = importlib.import_module("pytest_asyncio").fixture(_client)
+
+
+@pytest.fixture
+def delayq_client(request: pytest.FixtureRequest) -> Client:
+    """A client on a private, empty server."""
+    if "anyio_backend" in request.fixturenames:
+        return request.getfixturevalue("_delayq_client_by_anyio")  # type: ignore[no-any-return]
+    if request.config.pluginmanager.hasplugin("asyncio"):
+        return request.getfixturevalue("_delayq_client_by_pytest_asyncio")  # type: ignore[no-any-return]
+    raise pytest.UsageError("delayq_client is for async tests: mark the test with pytest.mark.anyio, or install pytest-asyncio")
+
+
+@pytest.fixture
+def delayq_clock(delayq_client: Client) -> Clock:
+    """The clock of ``delayq_client``."""
+    return Clock(delayq_client)

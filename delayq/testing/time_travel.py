@@ -1,0 +1,238 @@
+"""A private server, and time on it that a test moves."""
+# ruff: noqa: SLF001 - what moves time under a client's feet must know what it stands on
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from anyio import to_thread
+
+from delayq._durations import Duration, microseconds, seconds
+from delayq._redis.keys import DelayedKeys, ReliableKeys
+from delayq._redis.reliable_scripts import MESSAGES, STATS
+from delayq._redis.scripts import RESYNC, Script
+from delayq._scheduling.open_delayed import OpenDelayedQueue
+from delayq._scheduling.open_reliable import OpenReliableQueue
+from delayq.client import Client, connect
+from delayq.delayed_queue import DelayedQueue
+from delayq.embedded import EmbeddedServer
+from delayq.errors import BadInput, ConfigurationError
+from delayq.reliable_queue import ReliableQueue
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from delayq._redis.server import Server
+    from delayq._session import Session
+
+Target = Client | DelayedQueue[Any] | ReliableQueue[Any]
+Keys = DelayedKeys | ReliableKeys
+
+# Moments stay after the epoch.
+_MOST_US = 20 * 365 * 86_400_000_000
+_LOOK_AGAIN = 0.002
+_SCAN = 500
+# What is left of a queue when all its messages have gone, at least; in the names of its keys stands what it is called.
+_DELAYED = re.compile(r"(?:redisson_delay_queue_timeout|delayq_leases):(.+)", re.DOTALL)
+_RELIABLE = re.compile(r"delayq:\{(.+)\}:(?:bodies|done|dead|schedules)", re.DOTALL)
+_BRACED = re.compile(r"\{([^{}]+)\}")
+
+# Clients whose server is ours alone.
+_private: WeakSet[Client] = WeakSet()
+
+
+@dataclass(frozen=True)
+class _OwnScript(Script):
+    """A script that no production code runs."""
+
+    @cached_property
+    def text(self) -> str:
+        return files("delayq.testing").joinpath("lua", f"{self.name}.lua").read_text("utf-8")
+
+
+ADVANCE_RELIABLE = _OwnScript("advance_reliable", (*MESSAGES, "wake", "done", "dead", "dead_messages", "schedules"), ("by_us",))
+ADVANCE_DELAYED = _OwnScript("advance_delayed", ("timeout", "ordered", "channel", "leases"), ("by_us",))
+
+
+@asynccontextmanager
+async def running(
+    server: EmbeddedServer | None = None,
+    *,
+    resync_interval: Duration = 5.0,
+    name_mapper: Callable[[str], str] | None = None,
+) -> AsyncIterator[Client]:
+    """A client on a private, empty server.
+
+    Args:
+        server: A temporary one that is running, which is emptied. Without it one is started, and ended afterwards; that
+            takes a tenth of a second.
+        resync_interval: As :func:`delayq.connect`.
+        name_mapper: As :func:`delayq.connect`.
+
+    Raises:
+        EmbeddedServerError: It did not start, or ``delayq[embedded]`` is not installed.
+        ConfigurationError: The server is not a temporary one.
+    """
+    if server is not None and not server._temporary:
+        raise ConfigurationError(f"running() empties its server, and {server!r} is kept: give it an EmbeddedServer(None)")
+    own = EmbeddedServer(None) if server is None else server
+    if server is None:
+        await to_thread.run_sync(own.start)
+    try:
+        async with connect(own.url, resync_interval=resync_interval, name_mapper=name_mapper) as client:
+            await _session(client).server.command("FLUSHALL")
+            _private.add(client)
+            yield client
+    finally:
+        if server is None:
+            await to_thread.run_sync(own.stop)
+
+
+async def advance(target: Target, by: Duration) -> None:
+    """Let time go by, at once.
+
+    Whoever waits for a message that is due by then gets it. A handler that is at work has lost its lease if that would
+    have ended by then, as if its process had hung. Timeouts that run in this process, as of ``poll(timeout=...)``, do not
+    pass.
+
+    Args:
+        target: A client, for all queues on its server if :func:`running` has made it, otherwise for those that are open
+            on it; or one queue.
+        by: Seconds or a timedelta; at most 20 years at a time.
+
+    Raises:
+        BadInput: ``by`` cannot be read, is negative, or too much.
+        ServerError: The server does not answer, or not this.
+    """
+    by_us = microseconds(by, "by")
+    if by_us > _MOST_US:
+        raise BadInput("time advances by 20 years at most")
+    session = _session(target)
+    for keys in await _keys_of(target):
+        if isinstance(keys, ReliableKeys):
+            names = (*keys.messages, keys.wake, keys.done, keys.dead, keys.dead_messages, keys.schedules)
+            await session.server.run(ADVANCE_RELIABLE, names, (by_us,))
+        else:
+            await session.server.run(ADVANCE_DELAYED, (keys.timeout, keys.ordered, keys.channel, keys.leases), (by_us,))
+    await _wake(session)
+
+
+class Clock:
+    """Time as a test sees it.
+
+    Args:
+        target: As of :func:`advance`.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._passed = timedelta()
+
+    async def advance(self, by: Duration) -> None:
+        """Let time go by: :func:`advance`."""
+        await advance(self._target, by)
+        self._passed += timedelta(microseconds=microseconds(by, "by"))
+
+    async def now(self) -> datetime:
+        """The server's time (UTC), and what has passed on this clock."""
+        whole, rest = await _session(self._target).server.command("TIME")
+        return datetime.fromtimestamp(int(whole), UTC) + timedelta(microseconds=int(rest)) + self._passed
+
+
+async def settled(target: Target, *, within: Duration = 10.0) -> None:
+    """Wait until nothing is due and no worker has anything, in real time; what is due later stays.
+
+    What a consumer has popped from a delayed queue for good cannot be seen, and is not waited for.
+
+    Args:
+        target: As of :func:`advance`.
+        within: Seconds or a timedelta.
+
+    Raises:
+        TimeoutError: It takes longer. The message says what there is.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + seconds(within, "within")
+    server = _session(target).server
+    while busy := [found for keys in await _keys_of(target) if (found := await _busy(server, keys))]:
+        if loop.time() >= give_up_at:
+            raise TimeoutError("not settled: " + "; ".join(busy))
+        await asyncio.sleep(_LOOK_AGAIN)
+
+
+def _session(target: Target) -> Session:
+    return target._open_session() if isinstance(target, Client) else target._session
+
+
+async def _keys_of(target: Target) -> list[Keys]:
+    if not isinstance(target, Client):
+        return [target._keys]
+    session = _session(target)
+    found: dict[str, Keys] = {}
+    for queue in session.scheduler.queues:
+        if isinstance(queue, OpenDelayedQueue | OpenReliableQueue):
+            found[queue.channel] = queue.keys
+    if target in _private:
+        for keys in _named_by([key async for key in _scan(session.server)]):
+            found.setdefault(keys.channel if isinstance(keys, DelayedKeys) else keys.wake, keys)
+    return list(found.values())
+
+
+async def _scan(server: Server) -> AsyncIterator[str]:
+    cursor: bytes | str | int = b"0"
+    while True:
+        cursor, keys = await server.command("SCAN", cursor, "COUNT", _SCAN)
+        for key in keys:
+            yield key.decode(errors="replace")
+        if int(cursor) == 0:
+            return
+
+
+def _named_by(keys: Iterable[str]) -> list[Keys]:
+    """The queues to which these keys belong."""
+    found: list[Keys] = []
+    for key in keys:
+        if match := _RELIABLE.fullmatch(key):
+            found.append(ReliableKeys.of(match[1]))
+        elif match := _DELAYED.fullmatch(key):
+            braced = _BRACED.fullmatch(match[1])
+            found.append(DelayedKeys.of(braced[1] if braced else match[1]))
+    return found
+
+
+async def _wake(session: Session) -> None:
+    """Let every queue of the client look, and wait until it has."""
+    tasks: set[asyncio.Task[Any]] = set()
+    for queue in session.scheduler.queues:
+        queue.push()
+        if isinstance(queue, OpenReliableQueue):
+            pushes = queue.claims.pushes
+            await queue.recurrence.look()
+        elif isinstance(queue, OpenDelayedQueue):
+            pushes = queue.transfer.pushes
+        else:
+            continue
+        if pushes._task is not None:
+            tasks.add(pushes._task)
+    if tasks:
+        await asyncio.wait(tasks, timeout=5.0)
+
+
+async def _busy(server: Server, keys: Keys) -> str:
+    """What is due of a queue, or out; empty if nothing is."""
+    if isinstance(keys, ReliableKeys):
+        _, ready, leased, *_ = await server.run(STATS, (*keys.messages, keys.dead, keys.paused))
+        return f"{keys.name!r} has {ready} ready and {leased} leased" if ready or leased else ""
+    _, wait_us, ready = await server.run(RESYNC, (keys.timeout, keys.leases, keys.ready), ("delayed",))
+    leased = await server.command("ZCARD", keys.leases)
+    if wait_us and not ready and not leased:
+        return ""
+    return f"{keys.name!r} has {ready} ready, {leased} leased{'' if wait_us else ', and some that are just due'}"

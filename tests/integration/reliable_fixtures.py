@@ -1,0 +1,55 @@
+"""What the tests of a reliable queue share."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.integration.reliable_store import HOUR, Store
+from tests.integration.test_faults import Faults
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from delayq import Client, Message, ReliableQueue
+    from tests.servers import PrivateServer
+
+__all__ = ["LEASE", "faults", "jobs", "raw", "store", "take"]
+
+# Longer than any test takes.
+LEASE = HOUR
+
+
+@pytest.fixture
+async def raw(server: PrivateServer) -> AsyncIterator[Any]:
+    async with Redis.from_url(server.url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def store(raw: Any) -> Store:
+    return Store(raw, "jobs")
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(monkeypatch)
+
+
+@pytest.fixture
+async def jobs(client: Client) -> ReliableQueue[int]:
+    return client.reliable_queue("jobs", lease=LEASE)
+
+
+async def take(queue: ReliableQueue[Any], count: int = 1) -> list[Message[Any]]:
+    """So many messages out of the loop, which is then left."""
+    taken: list[Message[Any]] = []
+    async with aclosing(queue.__aiter__()) as messages:  # type: ignore[type-var]
+        async for message in messages:
+            taken.append(message)
+            if len(taken) == count:
+                break
+    return taken

@@ -1,0 +1,127 @@
+"""What a reliable queue has stored, seen from outside, and a way to let time pass for it.
+
+The server's clock cannot be set. So instead of moving on, everything stored moves back: an hour passes when each moment on
+the server is an hour less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from delayq._redis.keys import ReliableKeys
+
+HOUR = 3600
+_HOUR_US = HOUR * 1_000_000
+
+_PASS = """
+for at = 1, 10 do
+  for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do redis.call('ZINCRBY', KEYS[at], -ARGV[1], id) end
+end
+for at = 17, 18 do
+  for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do redis.call('ZINCRBY', KEYS[at], -ARGV[1], id) end
+end
+local leases = redis.call('HGETALL', KEYS[12])
+for i = 1, #leases, 2 do
+  local attempt, due, token = string.match(leases[i + 1], '^(%d+):([%d.]+):(.*)$')
+  redis.call('HSET', KEYS[12], leases[i], attempt .. ':' .. string.format('%.2f', due - ARGV[1]) .. ':' .. token)
+end
+local expiries = redis.call('HGETALL', KEYS[14])
+for i = 1, #expiries, 2 do redis.call('HSET', KEYS[14], expiries[i], string.format('%.2f', expiries[i + 1] - ARGV[1])) end
+"""
+
+_DUMP = """
+local reply = {redis.call('TIME')}
+for at = 1, 10 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
+for at = 11, 16 do reply[#reply + 1] = redis.call('HGETALL', KEYS[at]) end
+for at = 17, 18 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
+reply[#reply + 1] = redis.call('HGETALL', KEYS[19])
+reply[#reply + 1] = redis.call('EXISTS', KEYS[20])
+return reply
+"""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Everything under a queue's keys. Moments are microseconds after the server's now."""
+
+    live: dict[str, tuple[int, float]]
+    """By id: priority and moment."""
+    order: list[str]
+    """Ids by priority, then moment."""
+    bodies: dict[str, bytes]
+    leases: dict[str, bytes]
+    attempts: dict[str, int]
+    expiries: dict[str, float]
+    errors: dict[str, str]
+    priorities: dict[str, int]
+    done: dict[str, float]
+    dead: list[str]
+    dead_messages: dict[str, bytes]
+    paused: bool
+
+    def demand_no_orphans(self) -> None:
+        """Everything that is known belongs to a message, and every message is in one place."""
+        live = set(self.live)
+        assert len(self.order) == len(live), "an key is in two live sets"
+        assert set(self.bodies) == live
+        for known in (self.leases, self.attempts, self.expiries, self.errors, self.priorities):
+            assert set(known) <= live
+        assert not set(self.attempts) & set(self.leases), "the attempts of a leased message stand in its lease"
+        assert {key: priority for key, (priority, _) in self.live.items() if priority} == self.priorities
+        assert set(self.dead) == set(self.dead_messages)
+        assert len(self.dead) == len(self.dead_messages)
+
+
+class Store:
+    """Looks at one queue on the server, past the library.
+
+    Args:
+        connection: A connection of one's own.
+        name: The queue.
+    """
+
+    def __init__(self, connection: Any, name: str) -> None:
+        self.keys = ReliableKeys.of(name)
+        self._raw = connection
+        self._names = (*self.keys.messages, self.keys.done, self.keys.dead, self.keys.dead_messages, self.keys.paused)
+
+    async def let_pass(self, seconds: float) -> None:
+        """Let so much time pass for everything that is stored."""
+        await self._raw.eval(_PASS, len(self._names), *self._names, int(seconds * 1_000_000))
+
+    async def look(self) -> Stored:
+        """Everything, at one moment."""
+        (whole, rest), *parts = await self._raw.eval(_DUMP, len(self._names), *self._names)
+        now = int(whole) * 1_000_000 + int(rest)
+        sets, hashes = [_pairs(part) for part in parts[:10]], [_pairs(part) for part in parts[10:16]]
+        bodies, leases, attempts, expiries, errors, priorities = hashes
+        done, dead = (_pairs(part) for part in parts[16:18])
+        return Stored(
+            live={key: (at, float(moment) - now) for at in range(10) for key, moment in sets[at].items()},
+            order=[key for at in range(9, -1, -1) for key in sets[at]],
+            bodies=bodies,
+            leases=leases,
+            attempts={key: int(used) for key, used in attempts.items()},
+            expiries={key: float(end) - now for key, end in expiries.items()},
+            errors={key: error.decode() for key, error in errors.items()},
+            priorities={key: int(priority) for key, priority in priorities.items()},
+            done={key: float(end) - now for key, end in done.items()},
+            dead=list(dead),
+            dead_messages=_pairs(parts[18]),
+            paused=bool(parts[19]),
+        )
+
+    async def values(self) -> list[bytes]:
+        """The payloads of all live messages, in the order in which they stand."""
+        stored = await self.look()
+        return [stored.bodies[key].partition(b"\n")[2] for key in stored.order]
+
+
+def hours(microseconds: float) -> int:
+    """A moment in whole hours: what a test takes meanwhile does not count."""
+    return round(microseconds / _HOUR_US)
+
+
+def _pairs(flat: list[bytes]) -> dict[str, bytes]:
+    return {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}

