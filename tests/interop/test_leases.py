@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from tests.interop.pairs import TEXT
+from tests.interop.settings import with_current
 from tests.interop.test_redisson import DEADLINE, Log, for_java, for_python, nothing_is_left, random_messages
 
 if TYPE_CHECKING:
@@ -18,19 +17,13 @@ if TYPE_CHECKING:
 MESSAGES = 2000
 
 
-@pytest.fixture
-def current(redisson: Redisson) -> Redisson:
-    if redisson.release.writes_old_records:
-        pytest.skip("an old Redisson cannot read current records")
-    return redisson
-
-
+@with_current
 async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(
-    server: PrivateServer, client: delayq.Client, current: Redisson, name: str
+    server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
     """Every third delivery is refused. It waits again as a record of Redisson's: Java moves it, and Java takes it."""
     log, messages = Log(TEXT), random_messages(TEXT, MESSAGES)
-    java = await current.open(name, TEXT.java)
+    java = await redisson.open(name, TEXT.java)
     queue: delayq.DelayedQueue[Any] = client.delayed_queue(name, codec=TEXT.codec)
     refused = 0
     acks: list[asyncio.Task[None]] = []
@@ -57,11 +50,12 @@ async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(
     await java.detach()
 
 
+@with_current
 async def test_java_delivers_what_python_offered_without_an_ordered_list(
-    server: PrivateServer, client: delayq.Client, current: Redisson, name: str
+    server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
     log, messages = Log(TEXT), random_messages(TEXT, MESSAGES)
-    java = await current.open(name, TEXT.java)
+    java = await redisson.open(name, TEXT.java)
     taken = asyncio.create_task(java.take(MESSAGES))
     queue: delayq.DelayedQueue[Any] = client.delayed_queue(name, codec=TEXT.codec, ordered_list=False)
     for (value, _), receipt in zip(messages, await queue.offer_many(for_python(messages)), strict=True):
