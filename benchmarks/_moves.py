@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis
@@ -14,6 +14,7 @@ from delayq._redis.scripts import TRANSFER
 from delayq.embedded import EmbeddedServer
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
 
     from delayq._redis.keys import DelayedKeys
@@ -33,26 +34,35 @@ return redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
 """
 
 
+def add_server_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--server", metavar="URL", help="one that is there for this alone, instead of a private Valkey")
+
+
 @contextmanager
-def private_server() -> Iterator[Any]:
-    with EmbeddedServer(None) as embedded, Redis.from_url(embedded.url, socket_timeout=600) as server:
-        yield server
+def measured_server(url: str | None) -> Iterator[Any]:
+    with ExitStack() as stack:
+        if url is None:
+            url = stack.enter_context(EmbeddedServer(None)).url
+        yield stack.enter_context(Redis.from_url(url, socket_timeout=600))
 
 
 def fill(
     server: Any, keys: DelayedKeys, pending: int, *, java_ids: bool, due: Callable[[int], int], payload: Callable[[int], bytes]
 ) -> None:
-    """Store messages that were offered a millisecond apart. ``due`` and ``payload`` tell of each by its place.
+    """Store messages that were offered at random, a millisecond apart in the mean, as web requests come.
+
+    ``due`` and ``payload`` tell of each by its place.
 
     With ``java_ids`` their ids are random, as Redisson writes them.
     """
     server.delete(keys.timeout, keys.ordered, keys.ready)
     chance = random.Random(1)
-    start = int(time.time() * 1_000_000) - pending * 1000
+    offered = time.time() * 1_000_000 - 2000 * pending
     for first in range(0, pending, 1000):
         scored: list[Any] = []
         for place in range(first, min(first + 1000, pending)):
-            record_id = chance.randbytes(8) if java_ids else ((start + place * 1000) * 4096).to_bytes(8, "big")
+            offered += chance.expovariate(0.001)
+            record_id = chance.randbytes(8) if java_ids else (int(offered) * 4096).to_bytes(8, "big")
             scored += (due(place), pack(record_id, payload(place), 8))
         server.execute_command("ZADD", keys.timeout, *scored)
         server.rpush(keys.ordered, *scored[1::2])

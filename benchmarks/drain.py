@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from benchmarks._moves import BATCH, delayq_transfer, fill, private_server, redisson_transfer
+from benchmarks._moves import BATCH, add_server_option, delayq_transfer, fill, measured_server, redisson_transfer
 from benchmarks._report import Table, machine
 from delayq._redis.keys import DelayedKeys
 
@@ -31,9 +31,10 @@ def drain(server: Any, script: str, messages: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_server_option(parser)
     parser.add_argument("--messages", type=int, default=100_000, help="how many are due")
     options = parser.parse_args()
-    with private_server() as server:
+    with measured_server(options.server) as server:
         about = {"machine": machine(server), "measured": f"{options.messages} messages of one due time, {BATCH} a call; one run"}
         table = Table(about, ("script  ", " total ms", " longest block ms", " us a message"), as_json=options.json)
         for script in ("delayq", "Redisson"):

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from benchmarks._moves import fill, private_server, timed
+from benchmarks._moves import add_server_option, fill, measured_server, timed
 from benchmarks._report import Table, machine
 from delayq import connect
 from delayq._redis.keys import DelayedKeys
@@ -86,10 +86,11 @@ def fill_queue(server: Any, pending: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_server_option(parser)
     parser.add_argument("--pending", type=int, default=1_000_000, help="pending messages")
     parser.add_argument("--redisson", type=int, default=100_000, help="pending messages for Redisson's steps")
     options = parser.parse_args()
-    with private_server() as server:
+    with measured_server(options.server) as server:
         about = {"machine": machine(server), "measured": "messages of 100 bytes; one run"}
         columns = ("script  ", "search           ", "  pending", "found", " caller waits ms", " longest block ms")
         table = Table(about, columns, as_json=options.json)

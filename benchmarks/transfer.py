@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._moves import BATCH, delayq_transfer, fill, private_server, redisson_transfer
+from benchmarks._moves import BATCH, add_server_option, delayq_transfer, fill, measured_server, redisson_transfer
 from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, add_options, machine, plotter, save
 from delayq._redis.keys import DelayedKeys
 
@@ -134,10 +134,11 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
+    add_server_option(parser)
     parser.add_argument("--most", type=int, default=1_000_000, help="pending messages at most")
     options = parser.parse_args()
     plt = plotter() if options.plot else None
-    with private_server() as server:
+    with measured_server(options.server) as server:
         about = {
             "machine": machine(server),
             "measured": f"{BATCH} messages of 100 bytes a call; medians of {RUNS} interleaved runs,"

@@ -49,9 +49,10 @@ local function find(ordered, record, high, low, from, to)
     -- By time, and every third round by halves: offers may have come in bursts.
     if round % 3 == 0 or not (part >= 0 and part <= 1) then part = 0.5 end
     local guess = from[1] + 1 + math.floor(part * (gap - 1))
-    -- Going there is what costs, so look around as well.
-    local first = math.max(from[1] + 1, guess - LOOK_AROUND)
-    local window = redis.call('LRANGE', ordered, first, math.min(to[1] - 1, guess + LOOK_AROUND))
+    -- Going there costs as well, so look around: as far as the guess will be off if offers came at random.
+    local around = math.min(LOOK_AROUND, 2 + math.ceil(math.sqrt(guess - from[1])))
+    local first = math.max(from[1] + 1, guess - around)
+    local window = redis.call('LRANGE', ordered, first, math.min(to[1] - 1, guess + around))
     for place, found in ipairs(window) do
       if found == record then return first + place - 1 end
     end
