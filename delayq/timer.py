@@ -1,4 +1,4 @@
-"""The timer wheel in an event loop: one ``loop.call_at`` for all of its timeouts."""
+"""The timer wheel in an event loop: one alarm for all of its timeouts."""
 # ruff: noqa: SLF001 - the timer and its wheel are friends: calls would cost half the speed.
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import sys
 import time
 from datetime import timedelta
 from math import floor  # Four times as fast as int().
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
+from delayq.alarm import Alarm, AlarmKind, Cancellable, LoopAlarm, TimerLoop, new_alarm
 from delayq.errors import TimerFull, TimerStopped
 from delayq.wheel import Timeout, Wheel, spent
 
@@ -27,18 +28,6 @@ _NEVER = 2**70  # No wake-up is armed: any tick is earlier.
 _BUSY = -1  # Awake, or about to be: no tick is earlier, so nobody arms.
 
 
-class _Cancellable(Protocol):
-    def cancel(self) -> object: ...
-
-
-class TimerLoop(Protocol):
-    """What :class:`HashedWheelTimer` needs of an event loop."""
-
-    def time(self) -> float: ...
-    def call_soon(self, callback: Callable[[], object], *, context: contextvars.Context) -> _Cancellable: ...
-    def call_at(self, when: float, callback: Callable[[], object], *, context: contextvars.Context) -> _Cancellable: ...
-
-
 class TimerStatistics(NamedTuple):
     """What :meth:`HashedWheelTimer.statistics` returns."""
 
@@ -48,6 +37,8 @@ class TimerStatistics(NamedTuple):
     """How often the loop has called the timer."""
     armed: bool
     """Whether the loop will call it again."""
+    alarm: AlarmKind | None
+    """What wakes the loop: a Linux timerfd, or the loop's own timer. None before the first timeout."""
 
 
 class HashedWheelTimer:
@@ -91,7 +82,8 @@ class HashedWheelTimer:
         self._is_running: Callable[[], bool] = lambda: loop is not None
         # One for all: otherwise callbacks would run in the context of whoever happened to arm the timer.
         self._context = contextvars.copy_context()
-        self._handle: _Cancellable | None = None
+        self._alarm: Alarm | None = None
+        self._next_slice: Cancellable | None = None
         self._armed = _NEVER  # The tick at which the loop will call us. No bucket is due before it.
         self._wakeups = 0
 
@@ -156,15 +148,17 @@ class HashedWheelTimer:
             What was pending, in the order in which it would have expired; each is cancelled now. Empty the second time.
         """
         self._limit = -1
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        if self._alarm is not None:
+            self._alarm.close()
+        if self._next_slice is not None:
+            self._next_slice.cancel()
         self._armed = _NEVER
         return self._wheel.clear()
 
     def statistics(self) -> TimerStatistics:
         """Return a few counts."""
-        return TimerStatistics(self._wheel.pending, self._wakeups, self._handle is not None)
+        kind = self._alarm.kind if self._alarm is not None else None
+        return TimerStatistics(self._wheel.pending, self._wakeups, self._armed != _NEVER, kind)
 
     def __repr__(self) -> str:
         state = "stopped" if self._limit < 0 else f"pending={self._wheel.pending}"
@@ -188,17 +182,17 @@ class HashedWheelTimer:
         self._is_running = loop.is_running
 
     def _arm(self, tick: int) -> None:
-        assert self._loop is not None
-        if self._handle is not None:
-            self._handle.cancel()
+        if self._alarm is None:
+            # A timerfd knows the monotonic clock only.
+            exact = self._clock is time.monotonic
+            self._alarm = new_alarm(self._loop, self._context, self) if exact else LoopAlarm(self._loop, self._context)
         self._armed = tick
-        self._handle = self._loop.call_at(self._wheel.time_of(tick), self._wake, context=self._context)
+        self._alarm.set(self._wheel.time_of(tick), self._wake)
 
     def _wake(self) -> None:
-        self._handle = None
         self._armed = _BUSY
         self._wakeups += 1
-        now = self._clock()  # The loop may have woken us early: uvloop rounds to the nearest millisecond.
+        now = self._clock()  # The loop may have woken us early: uvloop rounds its own timers to the nearest millisecond.
         try:
             for timeout in self._wheel.expire(now):
                 callback = timeout._callback
@@ -219,7 +213,7 @@ class HashedWheelTimer:
         elif tick <= self._wheel.tick_of(now):
             # The budget is spent. Let the others have a turn.
             assert self._loop is not None
-            self._handle = self._loop.call_soon(self._wake, context=self._context)
+            self._next_slice = self._loop.call_soon(self._wake, context=self._context)
         else:
             self._arm(tick)
 

@@ -1,0 +1,219 @@
+"""What wakes the loop: a timerfd where there is one, else the loop's own timer. In real time; only bounds are asserted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delayq import HashedWheelTimer, alarm
+from delayq.alarm import LoopAlarm, TimerfdAlarm, new_alarm
+from delayq.testing import ManualLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+needs_timerfd = pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")
+pytestmark = pytest.mark.anyio
+
+
+class Owner:
+    """Something to belong to."""
+
+
+OWNER = Owner()
+
+
+def by_loop(_owner: object = OWNER) -> LoopAlarm:
+    return LoopAlarm(asyncio.get_running_loop(), contextvars.copy_context())
+
+
+def by_timerfd(owner: object = OWNER) -> TimerfdAlarm:
+    return TimerfdAlarm(asyncio.get_running_loop(), contextvars.copy_context(), owner)
+
+
+KINDS = [pytest.param(by_loop, id="loop"), pytest.param(by_timerfd, id="timerfd", marks=needs_timerfd)]
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("make", KINDS)
+async def test_it_calls_once_and_not_before_the_moment(make: Callable[[], Any]) -> None:
+    rings, rang = [], asyncio.Event()
+
+    def ring() -> None:
+        rings.append(time.monotonic())
+        rang.set()
+
+    made = make()
+    when = time.monotonic() + 0.02
+    made.set(when, ring)
+    await asyncio.wait_for(rang.wait(), 10)
+    await asyncio.sleep(0.02)
+    assert len(rings) == 1
+    assert rings[0] >= when
+    made.close()
+
+
+@pytest.mark.parametrize("make", KINDS)
+async def test_a_moment_that_has_passed_is_now(make: Callable[[], Any]) -> None:
+    made = make()
+    for when in (time.monotonic() - 5, 0.0, -1.0):
+        rang = asyncio.Event()
+        made.set(when, rang.set)
+        await asyncio.wait_for(rang.wait(), 10)
+    made.close()
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("how", ["set", "clear", "close"])
+async def test_what_was_set_before_does_not_ring(make: Callable[[], Any], how: str) -> None:
+    made, rings, rang = make(), [], asyncio.Event()
+    made.set(time.monotonic() + 0.01, lambda: rings.append("first"))
+    if how == "set":
+        made.set(time.monotonic() + 0.02, rang.set)
+    else:
+        getattr(made, how)()
+        asyncio.get_running_loop().call_later(0.03, rang.set)
+    await asyncio.wait_for(rang.wait(), 10)
+    assert rings == []
+    made.close()
+
+
+@pytest.mark.parametrize("make", KINDS)
+async def test_a_ring_that_is_on_its_way_is_taken_back(make: Callable[[], Any]) -> None:
+    made, rings = make(), []
+    made.set(time.monotonic(), lambda: rings.append("first"))
+    time.sleep(0.005)  # it has rung, and the loop does not know yet
+    made.set(time.monotonic() + 3600, lambda: rings.append("second"))
+    await asyncio.sleep(0.02)
+    assert rings == []
+    made.close()
+
+
+@pytest.mark.parametrize("make", KINDS)
+async def test_it_can_be_set_anew_while_it_rings(make: Callable[[], Any]) -> None:
+    made, rings, done = make(), [], asyncio.Event()
+
+    def ring() -> None:
+        rings.append(time.monotonic())
+        if len(rings) == 5:
+            done.set()
+        else:
+            made.set(time.monotonic() + 0.001, ring)
+
+    made.set(time.monotonic(), ring)
+    await asyncio.wait_for(done.wait(), 10)
+    made.close()
+    made.close()
+
+
+@needs_timerfd
+class TestTimerfd:
+    async def test_its_callbacks_run_in_the_context_that_was_given(self) -> None:
+        variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="plain")
+        context = contextvars.copy_context()
+        context.run(variable.set, "given")
+        seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        made = TimerfdAlarm(asyncio.get_running_loop(), context, OWNER)
+        variable.set("of whoever sets it")
+        made.set(0, lambda: seen.set_result(variable.get()))
+        assert await asyncio.wait_for(seen, 10) == "given"
+        made.close()
+
+    async def test_closing_gives_its_descriptor_back(self) -> None:
+        before = descriptors()
+        made = by_timerfd()
+        assert descriptors() == before + 1
+        made.close()
+        assert descriptors() == before
+
+    async def test_a_timer_that_nobody_keeps_gives_its_descriptor_back(self) -> None:
+        before = descriptors()
+        timer = HashedWheelTimer()
+        timer.new_timeout(lambda _: None, 0.001)
+        await asyncio.sleep(0.02)
+        assert timer.statistics() == (0, 1, False, "timerfd")
+        del timer
+        gc.collect()
+        await asyncio.sleep(0)
+        assert descriptors() == before
+
+    async def test_a_timer_that_nobody_keeps_fires_first(self) -> None:
+        fired = asyncio.Event()
+        HashedWheelTimer().new_timeout(lambda _: fired.set(), 0.02)
+        gc.collect()
+        await asyncio.wait_for(fired.wait(), 10)
+
+    @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "left"])
+    def test_a_loop_that_was_closed_first_leaves_nothing(self, *, stopped: bool) -> None:
+        before = descriptors()
+
+        async def use() -> HashedWheelTimer:
+            timer = HashedWheelTimer()
+            timer.new_timeout(lambda _: None, 3600)
+            return timer
+
+        timer = asyncio.run(use())
+        if stopped:
+            assert len(timer.stop()) == 1
+        weak = weakref.ref(timer)
+        del timer
+        gc.collect()
+        assert weak() is None
+        assert descriptors() == before
+
+    async def test_one_timer_needs_one_descriptor(self) -> None:
+        before = descriptors()
+        timer = HashedWheelTimer()
+        for n in range(1000):
+            timer.new_timeout(lambda _: None, 3600 - n)
+        assert descriptors() == before + 1
+        timer.stop()
+        assert descriptors() == before
+
+
+class TestFallingBack:
+    async def test_to_the_loops_own_timer_where_the_system_gives_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def none() -> Any:
+            raise OSError("no more descriptors")
+
+        monkeypatch.setattr(alarm, "_system_calls", none)
+        timer, fired = HashedWheelTimer(), asyncio.Event()
+        timer.new_timeout(lambda _: fired.set(), 0.01)
+        assert timer.statistics().alarm == "loop"
+        await asyncio.wait_for(fired.wait(), 10)
+
+    @needs_timerfd
+    async def test_where_the_loop_watches_no_descriptors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        before, loop = descriptors(), asyncio.get_running_loop()
+
+        def none(*_: Any) -> None:
+            raise NotImplementedError
+
+        monkeypatch.setattr(loop, "add_reader", none)
+        assert new_alarm(loop, contextvars.copy_context(), OWNER).kind == "loop"
+        assert descriptors() == before
+
+    def test_with_a_loop_or_a_clock_of_a_test(self) -> None:
+        assert new_alarm(ManualLoop(), contextvars.copy_context(), OWNER).kind == "loop"
+
+        async def use() -> None:
+            timer = HashedWheelTimer(clock=lambda: time.monotonic() + 1000)
+            timer.new_timeout(lambda _: None, 1)
+            assert timer.statistics().alarm == "loop"
+            timer.stop()
+
+        asyncio.run(use())
+
+    def test_before_the_first_timeout_there_is_none(self) -> None:
+        assert HashedWheelTimer().statistics().alarm is None
