@@ -1,0 +1,228 @@
+"""Measure how late messages come: ``python -m benchmarks.lateness [--json] [--plot FILE] [--runs 5]``.
+
+From a message's due time to the first line of its handler, in ms, by the clock of one machine. "spread": 2,000 messages that
+are due at random within 10 s, offered before. "steady": a producer process offers 10,000 a second, each due a second later, for
+5 s. The floor is what anybody can do: one timer, one script that takes what is due, no queue; with the event loop's own
+timer, and with a timerfd. Every sample is a process of its own, by turns; medians of the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextvars
+import json
+import random
+import sys
+import time
+from typing import Any
+
+import delayq
+from benchmarks._moves import add_server_option, measured_server
+from benchmarks._report import BLUE, GREEN, ORANGE, VERMILION, Table, machine, plotter, save
+from benchmarks._samples import LOOPS, medians, quantile, result, run_in, start
+from delayq.alarm import LoopAlarm, new_alarm
+
+SPREAD, SPREAD_S, LEAD_S = 2000, 10.0, 0.5
+STEADY, STEADY_S, STEADY_DELAY_S, PACE_S = 10_000, 5.0, 1.0, 0.01
+WAYS = {
+    "floor, loop's timer": VERMILION,
+    "floor, timerfd": ORANGE,
+    "DelayedQueue": BLUE,
+    "ReliableQueue": GREEN,
+}
+# What is due by now leaves, with its due time; and the time until the next one, microseconds.
+TAKE_DUE = """
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'WITHSCORES', 'LIMIT', 0, 100)
+if #due > 0 then redis.call('ZREMRANGEBYRANK', KEYS[1], 0, #due / 2 - 1) end
+local head = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
+return {due, head and math.max(0, math.ceil(head - now)) or -1}
+"""
+
+
+def random_delays() -> list[float]:
+    chance = random.Random()
+    return [LEAD_S + chance.uniform(0, SPREAD_S) for _ in range(SPREAD)]
+
+
+async def floor(url: str, way: str) -> list[float]:
+    """One timer and one script. Return the latenesses in ms."""
+    from redis.asyncio import Redis
+
+    loop: Any = asyncio.get_running_loop()
+    late, rang = list[float](), asyncio.Event()
+    context = contextvars.copy_context()
+    waker = new_alarm(loop, context, rang) if way.endswith("timerfd") else LoopAlarm(loop, context)
+    async with Redis.from_url(url) as redis:
+        script = redis.register_script(TAKE_DUE)
+        base = time.time()
+        await redis.zadd("floor", {str(n): (base + delay) * 1e6 for n, delay in enumerate(random_delays())})
+        while len(late) < SPREAD:
+            found, wait_us = await script(keys=["floor"])
+            arrived = time.time()
+            late += [(arrived - float(due) / 1e6) * 1000 for due in found[1::2]]
+            if wait_us > 0:
+                rang.clear()
+                waker.set(loop.time() + wait_us / 1e6, rang.set)
+                await rang.wait()
+    waker.close()
+    return late
+
+
+async def spread(url: str, way: str) -> list[float]:
+    async with delayq.connect(url) as client:
+        late: list[float] = []
+        if way == "DelayedQueue":
+            queue: delayq.DelayedQueue[int] = client.delayed_queue("late")
+            receipts = await queue.offer_many(list(enumerate(random_delays())))
+            due = [receipt.due_at.timestamp() for receipt in receipts]
+            async for number in queue:
+                late.append((time.time() - due[number]) * 1000)
+                if len(late) == SPREAD:
+                    break
+        else:
+            jobs: delayq.ReliableQueue[int] = client.reliable_queue("late")
+            await jobs.offer_many([delayq.Offer(n, delay=delay) for n, delay in enumerate(random_delays())])
+            async for message in jobs:
+                late.append((time.time() - message.due_at.timestamp()) * 1000)
+                await message.ack()
+                if len(late) == SPREAD:
+                    break
+    return late
+
+
+async def produce(url: str, way: str) -> list[float]:
+    """Offer at a steady rate. Return when each is due, seconds since the epoch, or nothing where the consumer can tell."""
+    at_once, due = int(STEADY * PACE_S), list[float]()
+    async with delayq.connect(url) as client:
+        queue: delayq.DelayedQueue[int] = client.delayed_queue("steady")
+        jobs: delayq.ReliableQueue[int] = client.reliable_queue("steady")
+        started = time.monotonic()
+        for turn in range(int(STEADY_S / PACE_S)):
+            await asyncio.sleep(started + turn * PACE_S - time.monotonic())
+            numbers = range(turn * at_once, (turn + 1) * at_once)
+            if way == "DelayedQueue":
+                receipts = await queue.offer_many([(n, STEADY_DELAY_S) for n in numbers])
+                due += [receipt.due_at.timestamp() for receipt in receipts]
+            else:
+                await jobs.offer_many([delayq.Offer(n, delay=STEADY_DELAY_S) for n in numbers])
+    return due
+
+
+async def consume(url: str, way: str) -> list[float]:
+    """Take what is produced. Return the latenesses in ms; of a delayed queue, when each came, seconds since the epoch."""
+    count = int(STEADY * STEADY_S)
+    async with delayq.connect(url) as client:
+        if way == "DelayedQueue":
+            queue: delayq.DelayedQueue[int] = client.delayed_queue("steady")
+            at, left = [0.0] * count, count
+            async for number in queue:
+                at[number] = time.time()
+                left -= 1
+                if not left:
+                    break
+            return at
+        jobs: delayq.ReliableQueue[int] = client.reliable_queue("steady")
+        late, acks = [], set[asyncio.Task[None]]()
+        async for message in jobs:
+            late.append((time.time() - message.due_at.timestamp()) * 1000)
+            acks.add(task := asyncio.create_task(message.ack()))
+            task.add_done_callback(acks.discard)
+            if len(late) == count:
+                break
+        await asyncio.gather(*acks)
+        return late
+
+
+ROLES = {"spread": spread, "floor": floor, "produce": produce, "consume": consume}
+
+
+def figures(late: list[float]) -> dict[str, float]:
+    late.sort()
+    p50, p90, p99 = (quantile(late, part) for part in (0.5, 0.9, 0.99))
+    return {"p50": p50, "p90": p90, "p99": p99, "max": late[-1], "early": sum(one < 0 for one in late)}
+
+
+def run_sample(server: Any, url: str, load: str, way: str, loop: str) -> dict[str, float]:
+    server.flushall()
+    if load == "spread":
+        role = "floor" if way.startswith("floor") else "spread"
+        return figures(result(start("lateness", role=role, url=url, way=way, loop=loop)))
+    consumer = start("lateness", role="consume", url=url, way=way, loop=loop)
+    producer = start("lateness", role="produce", url=url, way=way, loop=loop)
+    due, came = result(producer), result(consumer)
+    return figures([(at - then) * 1000 for at, then in zip(came, due, strict=True)] if due else came)
+
+
+def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
+    shown = [row for row in rows if row["load"] == "spread"]
+    figure, axes = plt.subplots(figsize=(8.6, 0.5 * len(shown) + 1.5))
+    for place, row in enumerate(shown):
+        colour = WAYS[row["way"]]
+        axes.plot([row["p50"], row["p99"]], [place, place], color=colour, linewidth=5, solid_capstyle="butt", alpha=0.45)
+        axes.plot([row["p50"]], [place], marker="o", color=colour)
+        axes.annotate(f"{row['p50']:.2f}", (row["p50"], place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+        axes.annotate(f"{row['p99']:.2f}", (row["p99"], place), (4, -3), textcoords="offset points", fontsize=8)
+    axes.set_yticks(range(len(shown)), [f"{row['way']}, {row['loop']}" for row in shown])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("from the due time to the handler, ms: median (dot) to 99th percentile")
+    best = min(row["p50"] for row in shown if not row["way"].startswith("floor"))
+    figure.suptitle(
+        f"Half of all messages are handled within {best:.1f} ms of their due time", x=0.012, ha="left", fontweight="bold"
+    )
+    figure.subplots_adjust(left=0.24, right=0.95, top=0.86, bottom=0.2)
+    save(figure, file, footer)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--plot", metavar="FILE", help="also draw the figures (.svg or .png); needs matplotlib")
+    parser.add_argument("--runs", type=int, default=5, help="interleaved runs; the median counts")
+    parser.add_argument("--load", choices=["spread", "steady"], help="only this one")
+    add_server_option(parser)
+    parser.add_argument("--sample", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sample:
+        sample = json.loads(options.sample)
+        role, loop, arguments = ROLES[sample.pop("role")], sample.pop("loop"), sample
+        json.dump(run_in(loop, lambda: role(**arguments)), sys.stdout)
+        return
+    plt = plotter() if options.plot else None
+    loads = [options.load] if options.load else ["spread", "steady"]
+    samples = [
+        (load, way, loop)
+        for load in loads
+        for way in WAYS
+        for loop in LOOPS
+        if load == "spread" or not way.startswith("floor")
+        if sys.platform == "linux" or way != "floor, timerfd"
+    ]
+    with measured_server(options.server) as server:
+        about = {
+            "machine": machine(server),
+            "measured": f"{SPREAD:,} messages within {SPREAD_S:g} s; {STEADY:,} a second for {STEADY_S:g} s;"
+            f" ms from due to handled; medians of {options.runs} interleaved runs",
+        }
+        columns = ("load  ", "way                ", "loop   ", "  p50", "   p90", "   p99", "    max", "early")
+        url = options.server or "unix://" + server.connection_pool.connection_kwargs["path"]
+        runs: dict[tuple[str, str, str], list[dict[str, float]]] = {sample: [] for sample in samples}
+        for _ in range(options.runs):
+            for sample in samples:
+                runs[sample].append(run_sample(server, url, *sample))
+        table = Table(about, columns, as_json=options.json)
+        for (load, way, loop), values in runs.items():
+            row = medians(values)
+            cells = (f"{row['p50']:.2f}", f"{row['p90']:.2f}", f"{row['p99']:.2f}", f"{row['max']:.2f}", f"{row['early']:.0f}")
+            table.add({"load": load, "way": way, "loop": loop} | row, load, way, loop, *cells)
+    table.end()
+    if plt:
+        draw(plt, options.plot, table.rows, f"{about['machine']}. {SPREAD:,} messages; medians of {options.runs} runs.")
+
+
+if __name__ == "__main__":
+    main()
