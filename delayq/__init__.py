@@ -34,6 +34,7 @@ from delayq.recurring import Schedule
 from delayq.reliable_queue import Offer, ReliableQueue, Stats
 from delayq.timer import HashedWheelTimer
 from delayq.wheel import Timeout
+from delayq.worker import Worker
 
 __all__ = [
     "Backoff",
@@ -76,5 +77,6 @@ __all__ = [
     "TimerError",
     "TimerFull",
     "TimerStopped",
+    "Worker",
     "connect",
 ]

@@ -65,7 +65,7 @@ class LoopAlarm:
 
     kind: AlarmKind = "loop"
 
-    def __init__(self, loop: TimerLoop, context: contextvars.Context) -> None:
+    def __init__(self, loop: TimerLoop | asyncio.AbstractEventLoop, context: contextvars.Context) -> None:
         self._loop = loop
         self._context = context
         self._handle: Cancellable | None = None

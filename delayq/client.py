@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from delayq.alarm import AlarmKind
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.reliable_queue import Expired, WhenFull
@@ -84,6 +85,8 @@ class ClientStatistics:
         connections: Open connections to the server.
         connections_opened: Connections opened so far.
         timers: Wake-ups that are armed.
+        alarm: What wakes the event loop for them: ``"timerfd"`` (Linux, exact to a tenth of a millisecond) or ``"loop"`` (its own
+            timers: whole milliseconds on asyncio). None before the first.
         round_trips: Commands sent so far.
         errors: Calls that failed so far.
         queues: Open queues.
@@ -95,6 +98,7 @@ class ClientStatistics:
     connections: int
     connections_opened: int
     timers: int
+    alarm: AlarmKind | None
     round_trips: int
     errors: int
     queues: int
@@ -130,6 +134,11 @@ class Client:
             self._address = from_url(address) if isinstance(address, str) else from_client(address)
         self._session: Session | None = None
         self._closed = False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was never opened: it still can be."""
+        return self._session is None and not self._closed
 
     async def __aenter__(self) -> Self:
         """Open the client: start the embedded server if it is to be one, and ask the server once.
@@ -283,6 +292,7 @@ class Client:
             connections=session.connections.open,
             connections_opened=session.connections.opened,
             timers=session.timer.pending_timeouts,
+            alarm=session.timer.statistics().alarm,
             round_trips=session.server.round_trips + session.scheduler.subscriber.round_trips,
             errors=session.server.errors,
             queues=len(queues),

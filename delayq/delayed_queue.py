@@ -187,8 +187,7 @@ class DelayedQueue(Generic[T]):
         """
         self._check_open()
         items = [(microseconds(delay), self._encode(value)) for value, delay in messages]
-        futures = [self._open.offers.submit(*item) for item in items]
-        results = await asyncio.gather(*futures, return_exceptions=True)
+        results = await asyncio.gather(*self._open.offers.submit_many(items), return_exceptions=True)
         receipts: list[Receipt[T]] = []
         errors: list[BaseException] = []
         for result in results:

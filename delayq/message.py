@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from delayq._scheduling.open_reliable import OpenReliableQueue
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
+    from delayq.errors import OutcomeUnknown
 
 T = TypeVar("T")
 
@@ -183,7 +184,12 @@ class Message(Generic[T]):
             ServerUnavailable, ServerRefused, Closed: Not carried out: the message comes again when the lease ends.
         """
         self._demand_lease()
-        await self._open.settling.ack(self._claim)
+        try:
+            await self._open.settling.ack(self._claim)
+        except asyncio.CancelledError:
+            # It leaves all the same: nothing is left to give back.
+            self._done()
+            raise
         self._done()
 
     async def nack(self, delay: Duration | None = None, error: BaseException | str | None = None) -> None:
@@ -258,11 +264,13 @@ class Message(Generic[T]):
             return False
         if self._settled:
             return isinstance(error, RetryAfter | Reject)
+        if error is None:
+            # Needs no shield: it is carried out whatever becomes of us.
+            await self.ack()
+            return False
         # Shielded: a handler that is cancelled still hands its message back.
         with anyio.CancelScope(shield=True):
-            if error is None:
-                await self.ack()
-            elif isinstance(error, RetryAfter):
+            if isinstance(error, RetryAfter):
                 await self.nack(error.delay, error.reason)
             elif isinstance(error, Reject):
                 await self._die(error.reason or "rejected", "")
@@ -274,6 +282,18 @@ class Message(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r}, {self.state}, attempt {self.attempt}>"
+
+    def _ack_later(self) -> asyncio.Future[bool | OutcomeUnknown]:
+        """As :meth:`ack`, for who does not wait: what this returns tells whether the lease was still ours.
+
+        Raises:
+            LeaseLost: It surely was not.
+            Closed: As :meth:`ack`.
+        """
+        self._demand_lease()
+        answer = self._open.settling.ack_later(self._claim)
+        self._done()
+        return answer
 
     async def _die(self, reason: str, error: str) -> None:
         why = {"reason": _text(reason), "attempt": self.attempt, "priority": self.priority, "error": error}

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
@@ -95,7 +95,7 @@ def new_id() -> str:
 class Offer(Generic[T]):
     """One message for :meth:`ReliableQueue.offer_many`. Its fields are the arguments of :meth:`ReliableQueue.offer`."""
 
-    value: T
+    value: T = field(kw_only=False)
     delay: Duration | None = None
     at: datetime | None = None
     id: str | None = None
@@ -112,7 +112,8 @@ class Stats:
     Attributes:
         delayed: Not due yet.
         ready: Due, and with no worker. Messages whose lease has ended are among them.
-        leased: With workers. Exact up to a thousand; beyond, those whose lease has just ended may be counted too.
+        leased: With workers. This and ``delayed`` are exact up to a thousand leases; beyond, messages that are delayed may be
+            counted here, as many as there are leases that have ended and whose messages nobody has claimed again yet.
         dead: Dead letters.
         oldest_due_age: For how long the oldest ready message has been due, seconds; 0 when none is.
         paused: Whether the queue is paused.
@@ -254,7 +255,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         outcomes: list[int | BaseException] = [_FULL] * len(messages)
         tries = 0
         while waiting := [place for place, outcome in enumerate(outcomes) if outcome == _FULL]:
-            answers = await asyncio.gather(*(self._offer(messages[place]) for place in waiting), return_exceptions=True)
+            answers = await self._outcomes([messages[place] for place in waiting])
             for place, answer in zip(waiting, answers, strict=True):
                 outcomes[place] = answer
             if self._settings.when_full == "raise" or _FULL not in answers:
@@ -295,12 +296,14 @@ class ReliableQueue(Recurring[T], Generic[T]):
         quick; their leases run from then on. What was not handed to you goes back when the loop is left.
         """
         self._check_open()
+        keeper = self._open.keeper
         async with aclosing(self._open.claims.taker.batches()) as batches:
             async for batch in batches:
                 while batch:
-                    await self._drop_lost(batch)
-                    if not batch:
-                        break
+                    if keeper.is_short(batch[0][1]):
+                        await self._drop_lost(batch)
+                        if not batch:
+                            break
                     taken = batch.popleft()
                     if not is_occurrence(taken[1].id) or await self._open.recurrence.begin([taken]):
                         yield self._leased(taken[1])
@@ -453,13 +456,11 @@ class ReliableQueue(Recurring[T], Generic[T]):
             content(_checked_headers(offer.headers), payload),
         )
 
-    def _offer(self, message: NewMessage) -> asyncio.Future[int]:
+    async def _outcomes(self, messages: Sequence[NewMessage]) -> Sequence[int | BaseException]:
         try:
-            return self._open.offer(message)
+            return await asyncio.gather(*self._open.offer_many(messages), return_exceptions=True)
         except Closed as error:
-            refused: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            refused.set_exception(error)
-            return refused
+            return [error] * len(messages)
 
     def _occurrence(self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None) -> NewMessage:
         return self._message(Offer(value=value, headers=headers, priority=priority, ttl=ttl))
@@ -484,11 +485,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:
         """What was claimed ahead may have waited long for a slow handler, and be somebody else's by now."""
-        keeper = self._open.keeper
-        if keeper.is_short(batch[0][1]):
-            lost = await keeper.freshen([claim for _, claim in batch])
-            for item in [item for item in batch if item[1] in lost]:
-                batch.remove(item)
+        lost = await self._open.keeper.freshen([claim for _, claim in batch])
+        for item in [item for item in batch if item[1] in lost]:
+            batch.remove(item)
 
     def _leased(self, claim: Claim) -> Message[T]:
         return Message(claim, "leased", self._codec, self._open, self._retries, mine=True)

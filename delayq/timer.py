@@ -183,6 +183,7 @@ class HashedWheelTimer:
 
     def _arm(self, tick: int) -> None:
         if self._alarm is None:
+            assert self._loop is not None
             # A timerfd knows the monotonic clock only.
             exact = self._clock is time.monotonic
             self._alarm = new_alarm(self._loop, self._context, self) if exact else LoopAlarm(self._loop, self._context)

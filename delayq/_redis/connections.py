@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import anyio
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -20,6 +21,7 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
+from delayq._redis.wire import Wire
 from delayq.errors import Closed, DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ LINK_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError, EOFError)
 
 
 class Connections:
-    """A small pool over redis-py's connections.
+    """A small pool of connections that redis-py opens.
 
     redis-py's own pools raise or wait when they are full, hide whether a command was sent before an error, and count
     nothing. Here acquiring and sending are two steps, so that an error in the first means: nothing was sent.
@@ -42,13 +44,11 @@ class Connections:
 
     def __init__(self, address: Address, limit: int) -> None:
         self._address = address
-        self._free: list[AbstractConnection] = []
-        self._used: set[AbstractConnection] = set()
-        # How many answers are still to come that nobody waits for.
-        self._owed: dict[AbstractConnection, int] = {}
+        self._free: list[Wire] = []
+        self._used: set[Wire] = set()
         # How many free connections, from the start of the list, were not needed since the last look.
         self._spare: int = 0
-        self._slots = asyncio.Semaphore(limit)
+        self._slots = anyio.Semaphore(limit, fast_acquire=True)
         self._closed = False
         self.opened: int = 0
 
@@ -57,8 +57,21 @@ class Connections:
         """How many connections are open now."""
         return len(self._free) + len(self._used)
 
-    async def acquire(self) -> AbstractConnection:
-        """A connected connection, to be handed to :meth:`release` or :meth:`drop`. Waits while all are in use.
+    def acquire_nowait(self) -> Wire | None:
+        """As :meth:`acquire`, if an open connection is free; otherwise None."""
+        if self._closed or not self._free:
+            return None
+        try:
+            self._slots.acquire_nowait()
+        except anyio.WouldBlock:
+            return None
+        wire = self._take_free()
+        if wire is None:
+            self._slots.release()
+        return wire
+
+    async def acquire(self) -> Wire:
+        """An open connection, to be handed to :meth:`release` or :meth:`drop`. Waits while all are in use.
 
         Raises:
             ServerUnavailable: Nobody answers at the address.
@@ -71,29 +84,28 @@ class Connections:
             self._slots.release()
             raise
 
-    def release(self, connection: AbstractConnection, owed: int = 0) -> None:
-        """Take back a connection on which every answer was read but ``owed``, which interest nobody."""
+    def release(self, wire: Wire) -> None:
+        """Take back a connection on which no answer is to come that interests anybody."""
         self._slots.release()
-        if connection in self._used:
-            self._used.discard(connection)
-            self._free.append(connection)
-            if owed:
-                self._owed[connection] = owed
+        if wire in self._used:
+            self._used.discard(wire)
+            if wire.is_open:
+                self._free.append(wire)
 
-    async def drop(self, connection: AbstractConnection) -> None:
+    def drop(self, wire: Wire) -> None:
         """Close a connection whose state is unknown."""
         self._slots.release()
-        await self.close(connection)
+        self.close(wire)
 
-    async def prune(self) -> None:
+    def prune(self) -> None:
         """Close the connections that were not used since the last call: a burst leaves more than everyday work needs."""
         idle, self._spare = self._free[: self._spare], len(self._free)
         del self._free[: len(idle)]
         self._spare -= len(idle)
-        for connection in idle:
-            await self.close(connection)
+        for wire in idle:
+            self.close(wire)
 
-    async def open_own(self) -> AbstractConnection:
+    async def open_own(self) -> Wire:
         """A connection that counts against no limit: for calls that block. To be closed by :meth:`close`.
 
         Raises:
@@ -105,57 +117,60 @@ class Connections:
         except TimeoutError as error:
             raise ServerUnavailable(f"{self._address.label} does not answer within {OPEN_TIMEOUT:g} s") from error
 
-    async def close(self, connection: AbstractConnection) -> None:
+    def close(self, wire: Wire) -> None:
         """Close a connection of :meth:`open_own`."""
-        self._used.discard(connection)
-        self._owed.pop(connection, None)
-        with suppress(RedisError, OSError):
-            await connection.disconnect(nowait=True)
+        self._used.discard(wire)
+        wire.close()
 
     async def aclose(self) -> None:
         """Close every connection, also those in use."""
         self._closed = True
-        for connection in (*self._free, *self._used):
-            await self.close(connection)
+        for wire in (*self._free, *self._used):
+            self.close(wire)
         self._free.clear()
+        # The sockets are closed in the loop's next turn.
+        await asyncio.sleep(0)
 
-    async def _connected(self) -> AbstractConnection:
-        if self._closed:
-            raise Closed("the client is closed")
+    def _take_free(self) -> Wire | None:
         while self._free:
-            connection = self._free.pop()
+            wire = self._free.pop()
             # The last one released is the first one taken: what lies below was not needed.
             self._spare = min(self._spare, len(self._free))
-            self._used.add(connection)
-            if await self._is_clean(connection):
-                return connection
-            await self.close(connection)
-        connection = self._address.connection()
-        self._used.add(connection)
+            if wire.is_clean:
+                self._used.add(wire)
+                return wire
+            wire.close()
+        return None
+
+    def _demand_open(self) -> None:
+        if self._closed:
+            raise Closed("the client is closed")
+
+    async def _connected(self) -> Wire:
+        self._demand_open()
+        if (free := self._take_free()) is not None:
+            return free
+        opened = self._address.connection()
         try:
-            await connection.connect()  # type: ignore[no-untyped-call,unused-ignore]
-            if connection.client_name is None:
-                await _introduce(connection)
+            await opened.connect()  # type: ignore[no-untyped-call,unused-ignore]
+            if opened.client_name is None:
+                await _introduce(opened)
         except BaseException as error:
-            await self.close(connection)
+            with suppress(RedisError, OSError):
+                await opened.disconnect(nowait=True)
             reason = _why_not_connected(error, self._address)
             if reason is None:
                 raise
             raise reason from error
-        self.opened += 1
-        return connection
-
-    async def _is_clean(self, connection: AbstractConnection) -> bool:
-        """Whether a pooled connection is open and has nothing to read. It costs no system call."""
-        # The method was renamed in redis-py 8.
-        can_read = getattr(connection, "can_read", None) or connection.can_read_destructive
+        wire = Wire(opened)
         try:
-            for _ in range(self._owed.pop(connection, 0)):
-                with suppress(ResponseError):
-                    await connection.read_response()
-            return connection.is_connected and not await can_read()
-        except LINK_ERRORS:
-            return False
+            self._demand_open()
+        except Closed:
+            wire.close()
+            raise
+        self._used.add(wire)
+        self.opened += 1
+        return wire
 
 
 async def _introduce(connection: AbstractConnection) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import RedisError, ResponseError
-
-from delayq._redis.connections import LINK_ERRORS
 from delayq._redis.retry import retry_delay
+from delayq._redis.wire import ReplyError
 from delayq.errors import ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -16,9 +14,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from redis.asyncio.connection import AbstractConnection
-
     from delayq._redis.connections import Connections
+    from delayq._redis.wire import Wire
 
 
 class Link:
@@ -30,7 +27,7 @@ class Link:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._connection: AbstractConnection | None = None
+        self._wire: Wire | None = None
         self.answered: bool = False
 
     async def __aenter__(self) -> Self:
@@ -40,18 +37,19 @@ class Link:
             ServerUnavailable: Nobody answers.
             ServerRefused: The server does not let us in.
         """
-        self._connection = await self._connections.open_own()
+        self._wire = await self._connections.open_own()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self.cut()
+        self.cut()
 
     async def send(self, *command: str | bytes | int) -> None:
         """Send a command. Raises :class:`ServerUnavailable` when the link is broken."""
-        assert self._connection is not None, "used outside of its block"
+        assert self._wire is not None, "used outside of its block"
         try:
-            await self._connection.send_command(*command)
-        except (*LINK_ERRORS, RedisError) as error:
+            self._wire.write(*command)
+            await self._wire.drain()
+        except OSError as error:
             raise ServerUnavailable(f"the connection broke: {error}") from error
 
     async def read(self) -> Any:
@@ -61,20 +59,20 @@ class Link:
             ServerUnavailable: The link is broken.
             ServerRefused: The answer is an error.
         """
-        assert self._connection is not None, "used outside of its block"
+        assert self._wire is not None, "used outside of its block"
         try:
-            answer = await self._connection.read_response()
-        except ResponseError as error:
+            answer = await self._wire.read()
+        except ReplyError as error:
             raise ServerRefused(str(error)) from error
-        except (*LINK_ERRORS, RedisError) as error:
+        except OSError as error:
             raise ServerUnavailable(f"the connection broke: {error}") from error
         self.answered = True
         return answer
 
-    async def cut(self) -> None:
+    def cut(self) -> None:
         """Close the connection. A :meth:`read` that waits in another task ends with :class:`ServerUnavailable`."""
-        if self._connection is not None:
-            await self._connections.close(self._connection)
+        if self._wire is not None:
+            self._connections.close(self._wire)
 
 
 async def keep_linked(

@@ -4,39 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import (
-    AuthenticationError,
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    NoScriptError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
-
-from delayq._redis.connections import LINK_ERRORS
 from delayq._redis.retry import retry_delay
+from delayq._redis.wire import ANSWER_WITHIN, NotSent, ReplyError
 from delayq.errors import DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from redis.asyncio.connection import AbstractConnection
-
     from delayq._redis.connections import Connections
     from delayq._redis.scripts import Script
+    from delayq._redis.wire import Wire
 
 # Answers that say "not now": nothing was carried out. Redis 6.2 hides the code inside a script's error text.
 _NOT_NOW = re.compile(r"(?:^|-)(LOADING|BUSY|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS)\b")
-# redis-py cuts the code off where it has a class for the error.
-_NOT_NOW_CLASSES = (BusyLoadingError, ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError)
-
-# How long one call may take, and how long a call that was not carried out is tried again, seconds.
-CALL_TIMEOUT = 5.0
+# How long a call that was not carried out is tried again, seconds.
 RETRY_FOR = 5.0
 
 
@@ -57,6 +41,42 @@ class Server:
             ServerRefused: The server answered with an error.
         """
         return await self._repeat(("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable)
+
+    def run_soon(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | bytes | int],
+        told: Callable[[Any], object],
+    ) -> bool:
+        """Send a script's call before this returns, if a connection is free, without repetition.
+
+        ``told`` is called with the answer, or with what :meth:`run` raises; :class:`ServerUnavailable` also where the server
+        does not know the script: :meth:`run` then tells it.
+
+        Returns:
+            False if no connection was free, and nothing was sent.
+        """
+        wire = self._connections.acquire_nowait()
+        if wire is None:
+            return False
+
+        def landed(answer: Any) -> None:
+            if isinstance(answer, OSError):
+                self._connections.drop(wire)
+                self.errors += 1
+                told(_lost(answer))
+                return
+            self._connections.release(wire)
+            if isinstance(answer, ReplyError):
+                self.errors += 1
+                told(ServerUnavailable(str(answer)) if _is_unknown_script(answer) else _refusal(answer))
+            else:
+                told(answer)
+
+        self.round_trips += 1
+        wire.call(("EVALSHA", script.sha, len(keys), *keys, *args), landed)
+        return True
 
     async def command(self, *command: str | bytes | int) -> Any:
         """Run a command that is safe to repeat, for :data:`RETRY_FOR` seconds. Raises as :meth:`run` does."""
@@ -101,66 +121,68 @@ class Server:
         script: Script | None,
         confirm: Callable[[Any], tuple[str, ...] | None] | None = None,
     ) -> Any:
+        wire = await self._acquire()
+        keep = False
         try:
-            async with asyncio.timeout(CALL_TIMEOUT):
-                connection = await self._connections.acquire()
+            reply = await self._exchange(wire, command, script)
+            keep = True
+            if confirm is not None and (last := confirm(reply)):
+                self.round_trips += 1
+                with suppress(OSError):
+                    wire.tell(*last)
+        except ReplyError as error:
+            keep = True
+            self.errors += 1
+            raise _refusal(error) from error
+        except NotSent as error:
+            self.errors += 1
+            raise ServerUnavailable(f"the connection broke: {error}") from error
+        except OSError as error:
+            self.errors += 1
+            raise _lost(error) from error
+        finally:
+            if keep:
+                self._connections.release(wire)
+            else:
+                self._connections.drop(wire)
+        return reply
+
+    async def _acquire(self) -> Wire:
+        try:
+            if (wire := self._connections.acquire_nowait()) is not None:
+                return wire
+            async with asyncio.timeout(ANSWER_WITHIN):
+                return await self._connections.acquire()
         except TimeoutError as error:
             self.errors += 1
             raise ServerUnavailable("every connection is busy, or the server accepts none") from error
         except DelayqError:
             self.errors += 1
             raise
-        keep = False
-        owed = 0
-        try:
-            async with asyncio.timeout(CALL_TIMEOUT):
-                reply = await self._exchange(connection, command, script)
-            keep = True
-            if confirm is not None and (last := confirm(reply)):
-                keep = await self._tell(connection, last)
-                owed = 1
-        except (ResponseError, BusyLoadingError, AuthenticationError) as error:
-            keep = isinstance(error, ResponseError)
-            self.errors += 1
-            raise _refusal(error) from error
-        except (*LINK_ERRORS, TimeoutError) as error:
-            self.errors += 1
-            raise OutcomeUnknown(f"the connection broke before the answer came: {error or type(error).__name__}") from error
-        finally:
-            if keep:
-                self._connections.release(connection, owed)
-            else:
-                # Left in the middle of an exchange, it would give its answer to the next caller.
-                await self._connections.drop(connection)
-        return reply
 
-    async def _tell(self, connection: AbstractConnection, command: tuple[str, ...]) -> bool:
-        """Send a command without reading its answer, and say whether the connection survived it."""
+    async def _exchange(self, wire: Wire, command: tuple[Any, ...], script: Script | None) -> Any:
         self.round_trips += 1
         try:
-            async with asyncio.timeout(CALL_TIMEOUT):
-                await connection.send_command(*command)
-        except (*LINK_ERRORS, TimeoutError):
-            return False
-        return True
-
-    async def _exchange(self, connection: AbstractConnection, command: tuple[Any, ...], script: Script | None) -> Any:
-        self.round_trips += 1
-        await connection.send_command(*command)
-        try:
-            return await connection.read_response()
-        except NoScriptError:
+            return await wire.ask(*command)
+        except ReplyError as error:
             # Not carried out. EVAL needs no SCRIPT permission and cannot be overtaken by another SCRIPT FLUSH.
-            if script is None:
+            if script is None or not _is_unknown_script(error):
                 raise
         self.round_trips += 1
-        await connection.send_command("EVAL", script.text, *command[2:])
-        return await connection.read_response()
+        return await wire.ask("EVAL", script.text, *command[2:])
 
 
-def _refusal(error: RedisError) -> DelayqError:
+def _is_unknown_script(error: ReplyError) -> bool:
+    return str(error).startswith("NOSCRIPT")
+
+
+def _lost(error: OSError) -> OutcomeUnknown:
+    return OutcomeUnknown(f"the connection broke before the answer came: {error or type(error).__name__}")
+
+
+def _refusal(error: ReplyError) -> DelayqError:
     text = str(error)
-    if isinstance(error, _NOT_NOW_CLASSES) or _NOT_NOW.search(text):
+    if _NOT_NOW.search(text):
         return ServerUnavailable(f"the server cannot serve now: {text}")
     if "WRONGTYPE" in text:
         return ServerRefused("one of the queue's keys holds a value of another type: it is used by something else")

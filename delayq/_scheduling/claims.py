@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delayq._redis.reliable_scripts import CLAIM, RELEASE
-from delayq._scheduling.push import Pushes
+from delayq._scheduling.push import Pushes, due_us
 from delayq._scheduling.taker import Taker
 from delayq.errors import DelayqError, OutcomeUnknown, ServerError
 
@@ -104,13 +104,6 @@ class Claims:
         if self.taker.wanted:
             self.pushes.announced(due_us)
 
-    def resynced(self, wait_us: int) -> None:
-        """The safety re-check found the next one due in ``wait_us`` (-1: none)."""
-        if wait_us == 0:
-            self.pushes.push()
-        elif wait_us > 0:
-            self.pushes.wake_in(wait_us / 1_000_000)
-
     async def run_once(self) -> int:
         """One call, if anybody wants something. Returns as :class:`Pushes` asks.
 
@@ -128,6 +121,11 @@ class Claims:
             self.taker.fail(error)
             raise
 
+    async def quiet(self, within: float) -> None:
+        """Wait until no call is on its way and what was given back is back, ``within`` seconds at most each."""
+        await self.pushes.idle(within)
+        await self.taker.returned(within)
+
     async def release(self, claims: Sequence[Claim]) -> None:
         """Give back what was not touched: it is as it was before it was claimed."""
         names = [part for claim in claims for part in claim.name]
@@ -144,6 +142,7 @@ class Claims:
 
     async def _call(self, take: int) -> int:
         keys, policy, token = self.keys, self._policy, f"{self._session}-{next(self._calls)}"
+        asked_at = self._clock.local()
         try:
             now, wait, expired, died, found = await self._server.run_once(
                 CLAIM,
@@ -154,7 +153,7 @@ class Claims:
         except OutcomeUnknown:
             self._unsure = token
             raise
-        self._clock.observe(now)
+        self._clock.observe(now, asked_at)
         self.expired += expired
         self.died += died
         if died:
@@ -171,8 +170,8 @@ class Claims:
         if wait:
             # Nothing is left that was due by then.
             self.pushes.settled(now)
-        self.taker.end(claims)
-        return 0 if len(claims) == take and self.taker.waiting else int(wait)
+        self.taker.end(claims, more=wait == 0)
+        return 0 if len(claims) == take and self.taker.waiting else due_us(now, wait)
 
     async def _put_back(self, claims: Sequence[Claim], _call: str) -> None:
         await self.release(claims)

@@ -30,6 +30,7 @@ class LeaseKeeper:
     def __init__(self, name: str, lease_us: int, settling: Settling, services: Services) -> None:
         self._name = name
         self._lease_us = lease_us
+        self._half = lease_us / 2_000_000
         self._settling = settling
         self._timer = services.timer
         self._clock = services.clock
@@ -52,9 +53,8 @@ class LeaseKeeper:
 
     def let_go(self, claim: Claim) -> None:
         """Keep it no longer."""
+        # The timer stays: it is worth more than that it finds nothing held once.
         self._held.pop(claim, None)
-        if not self._held:
-            self._disarm()
 
     def close(self) -> None:
         """Keep nothing any longer."""
@@ -63,7 +63,7 @@ class LeaseKeeper:
 
     def is_short(self, claim: Claim) -> bool:
         """Whether less than half of its lease is left: it has waited here for its handler."""
-        return self._clock.seconds_until(claim.ends_us) < self._lease_us / 2_000_000
+        return self._clock.seconds_until(claim.ends_us) < self._half
 
     async def freshen(self, claims: Sequence[Claim]) -> list[Claim]:
         """Give claims that have waited here their whole lease again, and return those that are lost."""
@@ -112,6 +112,8 @@ class LeaseKeeper:
 
     def _due(self) -> None:
         self._timeout = None
+        if not self._held:
+            return
         self._task = self._background.spawn(self._run(), f"leases of {self._name}")
 
     async def _run(self) -> None:

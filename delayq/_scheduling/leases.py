@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delayq._redis.group_commit import GroupCommit
+from delayq._redis.group_commit import GroupCommit, Request
 from delayq._redis.scripts import ACK, EXTEND, NACK, RELEASE
-from delayq.errors import LeaseLost, OutcomeUnknown, ServerError
+from delayq._scheduling.settling import settle, settled
+from delayq.errors import LeaseLost, OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 _ACKS_AT_A_TIME = 200
 # An ack whose answer was lost, and which then finds nothing, was carried out, if the lease could not have ended yet. So
-# much of it must be left for us to say so, seconds: our idea of the server's clock lags by the way of an answer.
-_SURELY = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -54,11 +53,18 @@ class Leases:
         """
         self._keys = keys
         self._server = services.server
-        self._clock = services.clock
         self._announced = announced
         self._listed = int(listed)
         self._acks: GroupCommit[Lease, bool | OutcomeUnknown] = GroupCommit(
-            self._commit, services.background, max_items=_ACKS_AT_A_TIME, max_bytes=_ACKS_AT_A_TIME
+            services.server,
+            services.background,
+            request=lambda leases: Request(ACK, (keys.leases, keys.leased), [lease.token for lease in leases]),
+            repeat=lambda request, leases, lost: settle(
+                services.server, services.clock, request, [lease.ends_ms * 1000 for lease in leases], lost
+            ),
+            results=lambda _, answer: settled(answer),
+            max_items=_ACKS_AT_A_TIME,
+            max_bytes=_ACKS_AT_A_TIME,
         )
 
     async def ack(self, lease: Lease) -> None:
@@ -98,21 +104,6 @@ class Leases:
     async def aclose(self, grace: float) -> None:
         """Take nothing more. What is on its way has ``grace`` seconds."""
         await self._acks.aclose(grace)
-
-    async def _commit(self, leases: Sequence[Lease]) -> list[bool | OutcomeUnknown]:
-        keys, tokens = (self._keys.leases, self._keys.leased), [lease.token for lease in leases]
-        try:
-            return [bool(done) for done in await self._server.run(ACK, keys, tokens)]
-        except OutcomeUnknown as lost:
-            try:
-                again = await self._server.run(ACK, keys, tokens)
-            except ServerError:
-                # Whatever became of the second try, the first one may have been carried out.
-                raise lost from lost.__cause__
-            return [
-                bool(done) or self._clock.seconds_until(lease.ends_ms * 1000) > _SURELY or lost
-                for done, lease in zip(again, leases, strict=True)
-            ]
 
 
 _LOST = "the lease has ended: the message went back to the queue, and another worker may have it"

@@ -46,8 +46,8 @@ class OpenDelayedQueue:
     def resync_keys(self) -> tuple[str, ...]:
         return (self.keys.timeout, self.keys.leases, self.keys.ready)
 
-    def resynced(self, wait_us: int, ready: int) -> None:
-        self.transfer.resynced(wait_us, ready)
+    def resynced(self, due_us: int, ready: int) -> None:
+        self.transfer.resynced(due_us, ready)
 
     def heard(self, moment: int) -> None:
         self.transfer.announced(moment)

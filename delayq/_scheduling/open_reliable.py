@@ -8,20 +8,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delayq._redis.group_commit import GroupCommit
+from delayq._redis.group_commit import GroupCommit, Request
 from delayq._redis.reliable_scripts import OFFER
 from delayq._scheduling.claims import Claims
 from delayq._scheduling.lease_keeper import LeaseKeeper
 from delayq._scheduling.recurrence import Recurrence
 from delayq._scheduling.settling import Settling
-from delayq.errors import ServerError
+from delayq.errors import ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from delayq._redis.keys import ReliableKeys
     from delayq._scheduling.claims import Policy
     from delayq._scheduling.services import Services
+    from delayq.errors import OutcomeUnknown
 
 # What shares one script: a script blocks the whole server while it runs.
 _AT_A_TIME = 200
@@ -72,7 +73,13 @@ class OpenReliableQueue:
         self.closed: bool = False
         self._server = services.server
         self._offers: GroupCommit[NewMessage, int] = GroupCommit(
-            self._commit, services.background, max_items=_AT_A_TIME, max_bytes=_BYTES_AT_A_TIME
+            services.server,
+            services.background,
+            request=self._request,
+            repeat=self._repeat,
+            results=lambda _, answer: answer,
+            max_items=_AT_A_TIME,
+            max_bytes=_BYTES_AT_A_TIME,
         )
         # Names this client's calls: the server keeps the reply of the last one, for the case that it was lost.
         self._call_key = keys.call(secrets.token_hex(6))
@@ -86,9 +93,9 @@ class OpenReliableQueue:
     def channel(self) -> str:
         return self.keys.wake
 
-    def offer(self, message: NewMessage) -> asyncio.Future[int]:
-        """Store a message with the next call. Await or cancel what this returns: what ``offer.lua`` says of it."""
-        return self._offers.submit(message, len(message.content))
+    def offer_many(self, messages: Iterable[NewMessage]) -> list[asyncio.Future[int]]:
+        """Store messages with the next calls. Await or cancel what this returns: what ``offer.lua`` says of each."""
+        return self._offers.submit_many((message, len(message.content)) for message in messages)
 
     @property
     def kind(self) -> str:
@@ -97,9 +104,9 @@ class OpenReliableQueue:
     def resync_keys(self) -> tuple[str, ...]:
         return self.keys.live if self.claims.taker.waiting else ()
 
-    def resynced(self, wait_us: int, ready: int) -> None:
+    def resynced(self, due_us: int, ready: int) -> None:
         del ready
-        self.claims.resynced(wait_us)
+        self.claims.pushes.next_due(due_us)
 
     def heard(self, moment: int) -> None:
         self.claims.announced(moment)
@@ -116,7 +123,7 @@ class OpenReliableQueue:
                 async with asyncio.timeout(grace / 2):
                     await self._server.command("UNLINK", self._call_key)
 
-    async def _commit(self, messages: Sequence[NewMessage]) -> list[int]:
+    def _request(self, messages: Sequence[NewMessage]) -> Request:
         keys = self.keys
         self._number += 1
         args: list[str | bytes | int] = [self._number, self.policy.max_size]
@@ -129,4 +136,12 @@ class OpenReliableQueue:
                 message.on_duplicate,
                 message.content,
             )
-        return list(await self._server.run(OFFER, (*keys.messages, keys.wake, keys.done, self._call_key), args))
+        return Request(OFFER, (*keys.messages, keys.wake, keys.done, self._call_key), args)
+
+    async def _repeat(self, request: Request, _messages: Sequence[NewMessage], lost: OutcomeUnknown | None) -> list[int]:
+        try:
+            # Under its number: what was carried out is not carried out again.
+            answer: list[int] = await self._server.run(*request)
+        except ServerUnavailable as error:
+            raise lost or error from error.__cause__
+        return answer

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 
+def due_us(now_us: int, wait_us: int) -> int:
+    """When what is due in ``wait_us`` from ``now_us`` is due; 0 and -1, now and never, stay."""
+    return now_us + wait_us if wait_us > 0 else wait_us
+
+
 class Pushes:
     """Makes one queue's calls, one at a time, and arms the timer for the next.
 
@@ -29,7 +34,7 @@ class Pushes:
     def __init__(self, name: str, once: Callable[[], Awaitable[int]], services: Services) -> None:
         """Args:
         name: The queue, for the log.
-        once: One call. Returns the microseconds until the next one is due: 0 when it is already, -1 when there is none.
+        once: One call. Returns when the next one is due, as :meth:`next_due` takes it.
         """
         self._name = name
         self._once = once
@@ -58,18 +63,25 @@ class Pushes:
             return
         wait = self._clock.seconds_until(due_us)
         if wait > 0:
-            self.wake_in(wait)
+            self._wake_in(wait)
         else:
             self.push(due_us)
 
-    def wake_in(self, seconds: float) -> None:
-        """Push in ``seconds``, unless that is to happen earlier anyhow."""
-        if not self._closed:
-            self._last_timeout.arm(seconds)
+    def next_due(self, due_us: int) -> None:
+        """The server says when the next message is due, microseconds by its clock: 0 when it is due, -1 when there is none."""
+        if due_us == 0:
+            self.push()
+        elif due_us > 0:
+            self._wake_in(self._clock.seconds_until(due_us))
 
     def settled(self, through_us: int) -> None:
         """Nothing that is due before this moment is left: whoever still announces such a message is late."""
         self._settled_through = through_us
+
+    async def idle(self, within: float) -> None:
+        """Wait until no call is on its way, ``within`` seconds at most."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=within)
 
     async def aclose(self, grace: float) -> None:
         """Stop, within ``grace`` seconds."""
@@ -103,12 +115,14 @@ class Pushes:
                 _log.warning("queue %r: a call for what is due failed: %s", self._name, error)
             return None
 
-    def _act_on(self, wait_us: int | None) -> None:
-        if wait_us is None:
-            self.wake_in(retry_delay(self._failures, most=self._retry_most))
-            return
-        self._failures = 0
-        if wait_us == 0:
-            self.push()
-        elif wait_us > 0:
-            self.wake_in(wait_us / 1_000_000)
+    def _act_on(self, due_us: int | None) -> None:
+        if due_us is None:
+            self._wake_in(retry_delay(self._failures, most=self._retry_most))
+        else:
+            self._failures = 0
+            self.next_due(due_us)
+
+    def _wake_in(self, seconds: float) -> None:
+        # Unless it is to push earlier anyhow.
+        if not self._closed:
+            self._last_timeout.arm(seconds)

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq._redis.scripts import RESYNC
+from delayq._scheduling.push import due_us
 from delayq._scheduling.server_clock import ServerClock
 from delayq._scheduling.services import Services
 from delayq._scheduling.subscriber import Subscriber
@@ -50,8 +51,8 @@ class OpenQueue(Protocol):
         """The keys at which the re-check looks, as many as its kind has; none: nobody waits for what it would find."""
         ...
 
-    def resynced(self, wait_us: int, ready: int) -> None:
-        """The re-check found the next one due in ``wait_us`` (-1: none), and ``ready`` payloads waiting."""
+    def resynced(self, due_us: int, ready: int) -> None:
+        """The re-check found when the next one is due, microseconds (0: now, -1: never), and ``ready`` payloads waiting."""
         ...
 
     def heard(self, moment: int) -> None:
@@ -130,12 +131,13 @@ class Scheduler:
         looked_at = [(queue, keys) for queue in self.queues if (keys := queue.resync_keys())]
         for at in range(0, len(looked_at), _AT_A_TIME):
             some = looked_at[at : at + _AT_A_TIME]
+            asked_at = self.services.clock.local()
             now, *facts = await self.services.server.run(
                 RESYNC, [key for _, keys in some for key in keys], [queue.kind for queue, _ in some]
             )
-            self.services.clock.observe(now)
+            self.services.clock.observe(now, asked_at)
             for (queue, _), wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
-                queue.resynced(wait_us, ready)
+                queue.resynced(due_us(now, wait_us), ready)
 
     async def _run(self) -> None:
         failing = False
@@ -149,7 +151,7 @@ class Scheduler:
                 pass
             try:
                 await self.run_once()
-                await self.services.connections.prune()
+                self.services.connections.prune()
             except ServerError as error:
                 if not failing:
                     _log.warning("the re-check of %d queues failed: %s", len(self._queues), error)

@@ -1,4 +1,4 @@
-"""What the server's clock shows, guessed from its last answer."""
+"""What the server's clock shows, guessed from its answers. Never ahead of it. Pure."""
 
 from __future__ import annotations
 
@@ -7,27 +7,38 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# So much may two clocks drift apart, seconds per second; the next answer corrects it.
+_DRIFT = 1e-5
+
 
 class ServerClock:
-    """The server's time, never ahead of it.
+    """The server's time.
 
-    Each answer carries the server's time. It is older when it arrives than when it left, so a guess that counts on from
-    there lags by the answer's way, and a wake-up computed from it is late by that much, not early.
+    An answer carries the time at which the server wrote it: after the question left here, and before the answer arrived. So
+    each bounds the offset between the two clocks from both sides. The lower bound never leads; it lags by the answer's way.
+    The highest of the last answers' lower bounds lags least, so that one is kept until an answer contradicts it.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._server_us: int | None = None
+        """Args:
+        now: Monotonic seconds.
+        """
+        self.local: Callable[[], float] = now
+        self._offset: float | None = None
         self._seen_at = 0.0
 
-    def observe(self, server_us: int) -> None:
-        """Note the time that an answer carried, microseconds since the epoch."""
-        self._server_us = server_us
-        self._seen_at = self._now()
+    def observe(self, server_us: int, asked_at: float) -> None:
+        """Note the time that an answer carried, microseconds since the epoch, to a question that left at ``asked_at``."""
+        arrived = self.local()
+        lowest, highest = server_us / 1_000_000 - arrived, server_us / 1_000_000 - asked_at
+        kept = None if self._offset is None else self._offset - _DRIFT * (arrived - self._seen_at)
+        # Above the highest, one of the clocks was set.
+        if kept is None or not lowest <= kept <= highest:
+            self._offset, self._seen_at = lowest, arrived
 
     def seconds_until(self, due_us: int) -> float:
         """How long until the server's clock shows ``due_us``; 0 if that has passed, or if it never answered."""
-        if self._server_us is None:
+        if self._offset is None:
             return 0.0
-        elapsed = self._now() - self._seen_at
-        return max(0.0, (due_us - self._server_us) / 1_000_000 - elapsed)
+        now = self.local()
+        return max(0.0, due_us / 1_000_000 - self._offset + _DRIFT * (now - self._seen_at) - now)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
-from delayq._redis.group_commit import GroupCommit
+from delayq._redis.group_commit import GroupCommit, Request
 from delayq._redis.reliable_scripts import ACK, BURY, EXTEND, NACK, RELEASE
 from delayq.errors import LeaseLost, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
 
     from delayq._redis.keys import ReliableKeys
-    from delayq._redis.scripts import Script
+    from delayq._redis.server import Server
     from delayq._scheduling.claims import Claim, Policy
+    from delayq._scheduling.server_clock import ServerClock
     from delayq._scheduling.services import Services
 
 _AT_A_TIME = 200
@@ -35,7 +36,14 @@ class Settling:
         self._server = services.server
         self._clock = services.clock
         self._acks: GroupCommit[Claim, bool | OutcomeUnknown] = GroupCommit(
-            self._commit_acks, services.background, max_items=_AT_A_TIME, max_bytes=_AT_A_TIME
+            services.server,
+            services.background,
+            request=self._acks_of,
+            repeat=self._settle,
+            results=lambda _, answer: settled(answer),
+            max_items=_AT_A_TIME,
+            max_bytes=_AT_A_TIME,
+            final=True,
         )
 
     async def ack(self, claim: Claim) -> None:
@@ -45,23 +53,28 @@ class Settling:
             LeaseLost: The lease had ended, and somebody else may have the message. Nothing was changed.
             OutcomeUnknown: It may have been carried out.
         """
-        # A caller who is cancelled now has handled the message all the same.
-        _demand(await asyncio.shield(self._acks.submit(claim, 1)))
+        # A caller who is cancelled now has handled the message all the same: acks are final.
+        if (done := await self._acks.submit(claim, 1)) is not True:
+            _demand(done)
+
+    def ack_later(self, claim: Claim) -> asyncio.Future[bool | OutcomeUnknown]:
+        """The same, for who does not wait. Do not cancel what this returns: whether the lease was still ours."""
+        return self._acks.submit(claim, 1)
 
     async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
         """The message is due again after a delay. Raises as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.wake)
-        _demand(*await self._settle(NACK, keys, (), [claim], (delay_us, error)))
+        _demand(*await self._settle(Request(NACK, keys, (*claim.name, delay_us, error)), [claim]))
 
     async def bury(self, claim: Claim, why: str) -> None:
         """The message becomes a dead letter. ``why`` is JSON on one line. Raises as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.dead, self._keys.dead_messages)
-        _demand(*await self._settle(BURY, keys, (), [claim], (why,)))
+        _demand(*await self._settle(Request(BURY, keys, (*claim.name, why)), [claim]))
 
     async def release(self, claim: Claim) -> None:
         """The message is as it was before it was claimed. Raises as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.wake)
-        _demand(*await self._settle(RELEASE, keys, (), [claim], ()))
+        _demand(*await self._settle(Request(RELEASE, keys, claim.name), [claim]))
 
     async def extend(self, claims: Sequence[Claim], lease_us: int) -> list[bool]:
         """Let leases end so much from now, and say which of them are still ours.
@@ -73,8 +86,9 @@ class Settling:
         for at in range(0, len(claims), _AT_A_TIME):
             some = claims[at : at + _AT_A_TIME]
             names = [part for claim in some for part in claim.name]
+            asked_at = self._clock.local()
             now, *ours = await self._server.run(EXTEND, self._keys.messages, (lease_us, *names))
-            self._clock.observe(now)
+            self._clock.observe(now, asked_at)
             for claim, mine in zip(some, ours, strict=True):
                 if mine:
                     claim.ends_us = now + lease_us
@@ -85,26 +99,50 @@ class Settling:
         """Take nothing more. What is on its way has ``grace`` seconds."""
         await self._acks.aclose(grace)
 
-    async def _commit_acks(self, claims: Sequence[Claim]) -> list[bool | OutcomeUnknown]:
-        keys = (*self._keys.messages, self._keys.done)
-        return await self._settle(ACK, keys, (self._policy.remember_us,), claims, ())
+    def _acks_of(self, claims: Sequence[Claim]) -> Request:
+        args: list[Part] = [self._policy.remember_us]
+        for claim in claims:
+            args += claim.name
+        return Request(ACK, (*self._keys.messages, self._keys.done), args)
 
     async def _settle(
-        self, script: Script, keys: Sequence[str], head: tuple[Part, ...], claims: Sequence[Claim], tail: tuple[Part, ...]
+        self, request: Request, claims: Sequence[Claim], lost: OutcomeUnknown | None = None
     ) -> list[bool | OutcomeUnknown]:
-        args = [*head, *(part for claim in claims for part in (*claim.name, *tail))]
+        return await settle(self._server, self._clock, request, [claim.ends_us for claim in claims], lost)
+
+
+async def settle(
+    server: Server, clock: ServerClock, request: Request, ends_us: Sequence[int], lost: OutcomeUnknown | None
+) -> list[bool | OutcomeUnknown]:
+    """Make a call that settles what is leased, and once more if its answer is lost.
+
+    Args:
+        server: Runs it.
+        clock: The server's.
+        request: The call. It answers for each lease whether it was ours.
+        ends_us: The end of each lease, microseconds.
+        lost: The call was made once, and this became of its answer.
+
+    Returns:
+        For each lease whether it was ours, or that nobody knows.
+    """
+    if lost is None:
         try:
-            return [bool(done) for done in await self._server.run(script, keys, args)]
-        except OutcomeUnknown as lost:
-            try:
-                again = await self._server.run(script, keys, args)
-            except ServerError:
-                # Whatever became of the second try, the first one may have been carried out.
-                raise lost from lost.__cause__
-            return [
-                bool(done) or self._clock.seconds_until(claim.ends_us) > _SURELY or lost
-                for done, claim in zip(again, claims, strict=True)
-            ]
+            return [bool(done) for done in await server.run(*request)]
+        except OutcomeUnknown as error:
+            lost = error
+    try:
+        again = await server.run(*request)
+    except ServerError:
+        # Whatever became of the second try, the first one may have been carried out.
+        raise lost from lost.__cause__
+    # What is not there any more, and cannot have ended, was settled by the first try.
+    return [bool(done) or clock.seconds_until(ends) > _SURELY or lost for done, ends in zip(again, ends_us, strict=True)]
+
+
+def settled(answer: Sequence[int | OutcomeUnknown]) -> list[bool | OutcomeUnknown]:
+    """What the server, or :func:`settle`, said of each lease."""
+    return [done if isinstance(done, OutcomeUnknown) else bool(done) for done in answer]
 
 
 def _demand(done: bool | OutcomeUnknown) -> None:

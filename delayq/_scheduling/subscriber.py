@@ -103,7 +103,7 @@ class Subscriber:
                 except TimeoutError:
                     if not self._answered:
                         _log.warning("notifications are interrupted: the connection does not answer")
-                        await link.cut()
+                        link.cut()
                         return
                     self._answered = False
                     self.round_trips += 1
@@ -115,7 +115,7 @@ class Subscriber:
                 await self._tell(link, "SUBSCRIBE", new)
                 await self._tell(link, "UNSUBSCRIBE", old)
         except ServerError:
-            await link.cut()  # the reader reports it
+            link.cut()  # the reader reports it
 
     async def _tell(self, link: Link, command: str, channels: Iterable[str]) -> None:
         names = sorted(channels)

@@ -79,7 +79,8 @@ class Taker(Generic[Item]):
         self._idle = idle
         self._put_back = put_back
         self._patient = 0
-        self._waiters: deque[_Waiter[Item]] = deque()
+        # In the order in which they came.
+        self._waiters: dict[_Waiter[Item], None] = {}
         self._buffers: dict[int, deque[Taken[Item]]] = {}
         self._returned: list[Taken[Item]] = []
         self._returning: asyncio.Task[Any] | None = None
@@ -103,8 +104,9 @@ class Taker(Generic[Item]):
         if self._closed:
             raise Closed("the queue is closed")
         once = timeout is not None and timeout <= 0
-        waiter = _Waiter[Item](asyncio.get_running_loop().create_future(), want, once=once, joined=self._attempts)
-        self._waiters.append(waiter)
+        # Not _Waiter[Item](...): calling an alias costs more than all the rest.
+        waiter: _Waiter[Item] = _Waiter(asyncio.get_running_loop().create_future(), want, once=once, joined=self._attempts)
+        self._waiters[waiter] = None
         self._patient += not once
         self._push()
         limit = None
@@ -131,20 +133,21 @@ class Taker(Generic[Item]):
         self._attempts += 1
         return self.wanted
 
-    def end(self, items: Iterable[Item]) -> None:
-        """The attempt has ended with these."""
-        self.receive(items)
+    def end(self, items: Iterable[Item], *, more: bool = False) -> None:
+        """The attempt has ended with these. If there is ``more`` to come at once, callers need not share."""
+        self.receive(items, more=more)
         for waiter in list(self._waiters):
-            if waiter.once and waiter.joined < self._attempts:
+            # While there is more, nobody is told that there is nothing: the next attempt follows at once.
+            if not more and waiter.once and waiter.joined < self._attempts:
                 self._resolve(waiter, [])
 
-    def receive(self, items: Iterable[Item]) -> None:
+    def receive(self, items: Iterable[Item], *, more: bool = False) -> None:
         """These came from the server, in this order."""
         taken = []
         for item in items:
             self._taken += 1
             taken.append((self._taken, item))
-        self.give_back(taken)
+        self.give_back(taken, more=more)
 
     def fail(self, error: DelayqError) -> None:
         """The attempt has failed. Who can wait waits for the next one, unless that is bound to fail too."""
@@ -154,9 +157,9 @@ class Taker(Generic[Item]):
                 if not waiter.future.done():
                     waiter.future.set_exception(own_copy(error))
 
-    def give_back(self, taken: Iterable[Taken[Item]]) -> None:
+    def give_back(self, taken: Iterable[Taken[Item]], *, more: bool = False) -> None:
         """Hand items to whoever waits, and what nobody wants back to the server, in order."""
-        rest = self._hand_out(sorted(taken))
+        rest = self._hand_out(sorted(taken), more=more)
         if rest:
             self._returned.extend(rest)
             if self._returning is None:
@@ -211,18 +214,20 @@ class Taker(Generic[Item]):
                 self._queue,
             )
 
-    def _hand_out(self, taken: list[Taken[Item]]) -> list[Taken[Item]]:
+    def _hand_out(self, taken: list[Taken[Item]], *, more: bool = False) -> list[Taken[Item]]:
         waiters = [waiter for waiter in self._waiters if not waiter.future.done()]
+        wants = [waiter.want for waiter in waiters]
         at = 0
-        for waiter, share in zip(waiters, shares(len(taken), [waiter.want for waiter in waiters]), strict=True):
-            if share:
+        # Where more is on its way, the first ones get all they want, and handle it while the others' comes.
+        for waiter, share in zip(waiters, wants if more else shares(len(taken), wants), strict=True):
+            if share and at < len(taken):
                 self._resolve(waiter, taken[at : at + share])
                 at += share
         return taken[at:]
 
     def _leave(self, waiter: _Waiter[Item]) -> None:
         if waiter in self._waiters:
-            self._waiters.remove(waiter)
+            del self._waiters[waiter]
             self._patient -= not waiter.once
             if not waiter.once and not self._patient:
                 self._idle()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._redis.scripts import GIVE_BACK, RECOVER, TRANSFER
 from delayq._scheduling.leases import Lease, Leases, token
-from delayq._scheduling.push import Pushes
+from delayq._scheduling.push import Pushes, due_us
 from delayq._scheduling.ready_watch import ReadyWatch
 from delayq._scheduling.taker import Taker
 from delayq.errors import DelayqError, OutcomeUnknown, ServerError
@@ -80,15 +80,12 @@ class TransferTask:
         """Somebody says that a message is due at ``due_ms`` by the server's clock."""
         self.pushes.announced(due_ms * 1000)
 
-    def resynced(self, wait_us: int, ready: int) -> None:
-        """The safety re-check found the next one due in ``wait_us`` (-1: none) and ``ready`` payloads waiting."""
-        if wait_us == 0 or (ready and self.waiting):
-            self.pushes.push()
-        elif wait_us > 0:
-            self.pushes.wake_in(wait_us / 1_000_000)
+    def resynced(self, due_us: int, ready: int) -> None:
+        """The safety re-check found when the next one is due, as :meth:`Pushes.next_due` takes it, and ``ready`` payloads."""
+        self.pushes.next_due(0 if ready and self.waiting else due_us)
 
     async def run_once(self) -> int:
-        """One push. Returns the microseconds until the next one is due: 0 when it is already, -1 when there is none.
+        """One push. Returns when the next one is due, as :meth:`Pushes.next_due` takes it.
 
         Raises:
             ServerError: As :meth:`Server.run_once`. Who can wait waits on, the others have the error.
@@ -102,15 +99,15 @@ class TransferTask:
             wanted = [taker for taker in takers if taker[1].wanted] or takers[:1]
             # Whoever has had nothing for longest comes first.
             wanted.sort(key=lambda taker: self._served.get(taker[0], -1))
-            waits = [await self._call(*taker) for taker in wanted]
+            dues = [await self._call(*taker) for taker in wanted]
         except DelayqError as error:
             for _, taker in takers:
                 taker.fail(error)
             raise
-        wait = 0 if 0 in waits else waits[-1]
-        if wait and self.waiting:
+        due = 0 if 0 in dues else dues[-1]
+        if due and self.waiting:
             self._watch.start()
-        return wait
+        return due
 
     async def _call(self, lease_us: int, taker: Taker[Any]) -> int:
         keys, number = self.keys, next(self._calls)
@@ -121,6 +118,7 @@ class TransferTask:
             return ("UNLINK", taken_key) if answer[5] and not lease_us else None
 
         take = min(taker.begin(), BATCH)
+        asked_at = self._clock.local()
         try:
             now, wait, moved, poison, returned, payloads = await self._server.run_once(
                 TRANSFER,
@@ -132,7 +130,7 @@ class TransferTask:
             if take:
                 self._unsure = call, take, lease_us
             raise
-        self._clock.observe(now)
+        self._clock.observe(now, asked_at)
         if moved < BATCH:
             # One that is due in this very millisecond may be offered yet.
             self.pushes.settled(now - now % 1000)
@@ -151,7 +149,7 @@ class TransferTask:
             taker.end(payloads)
         if take and len(payloads) == take and taker.waiting:
             return 0  # there may be more
-        return int(wait)
+        return due_us(now, wait)
 
     async def _recover(self) -> None:
         """Settle what the last call handed out, if its answer was lost, so that it reaches somebody after all."""

@@ -9,11 +9,13 @@ import typer
 from delayq.cli.demo.command import demo
 from delayq.cli.errors import CommandFailed
 from delayq.cli.migrate import migrate
+from delayq.cli.worker.command import worker
 from delayq.errors import DelayqError
 
 app: typer.Typer = typer.Typer(add_completion=False, invoke_without_command=True)
 app.command()(demo)
 app.command()(migrate)
+app.command()(worker)
 
 
 # With a callback, a lone command keeps its name.

@@ -2,6 +2,7 @@
 
 The codecs other than :class:`JsonCodec` write what the Redisson codec of the same name writes, byte for byte;
 :class:`BytesCodec` is its ``ByteArrayCodec``. ``docs/codecs.md`` tells which value becomes which Java type.
+:func:`codec_for` makes a codec for a Python type.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from delayq.codecs.json import JsonCodec
 from delayq.codecs.protocol import Codec
 from delayq.codecs.string import BytesCodec, IntegerCodec, LongCodec, StringCodec
+from delayq.codecs.typed import codec_for
 
 if TYPE_CHECKING:
     from delayq.codecs.jackson import JsonJacksonCodec, TypedJsonJacksonCodec
@@ -52,6 +54,7 @@ __all__ = [
     "LongCodec",
     "StringCodec",
     "TypedJsonJacksonCodec",
+    "codec_for",
 ]
 
 # For who shares a queue with Java. Nobody else pays for their import: some 10 ms.

@@ -41,14 +41,14 @@ async def test_the_connection_that_was_used_last_is_used_next(connections: Conne
 
 async def test_what_a_burst_opened_and_nobody_needed_since_is_closed(connections: Connections) -> None:
     await burst(connections, 4)
-    await connections.prune()
+    connections.prune()
     assert connections.open == 4
     await burst(connections, 1)
     await burst(connections, 2)
-    await connections.prune()
+    connections.prune()
     assert connections.open == 2
-    await connections.prune()
-    await connections.prune()
+    connections.prune()
+    connections.prune()
     assert connections.open == 0
     await burst(connections, 1)
     assert connections.open == 1
@@ -58,10 +58,9 @@ async def test_a_connection_that_is_in_use_is_not_closed(connections: Connection
     await burst(connections, 2)
     used = await connections.acquire()
     for _ in range(3):
-        await connections.prune()
+        connections.prune()
     assert connections.open == 1
-    await used.send_command("PING")
-    assert await used.read_response() == b"PONG"
+    assert await used.ask("PING") == b"PONG"
     connections.release(used)
 
 
@@ -79,19 +78,17 @@ async def test_a_connection_that_the_server_has_closed_is_replaced(connections: 
     server.call("CLIENT", "KILL", "TYPE", "normal")
     await asyncio.sleep(0.05)
     connection = await connections.acquire()
-    await connection.send_command("PING")
-    assert await connection.read_response() == b"PONG"
+    assert await connection.ask("PING") == b"PONG"
     assert connections.opened == 2
     connections.release(connection)
 
 
 async def test_an_answer_that_nobody_waits_for_reaches_nobody(connections: Connections) -> None:
     connection = await connections.acquire()
-    await connection.send_command("NONSENSE")
-    connections.release(connection, owed=1)
+    connection.tell("NONSENSE")
+    connections.release(connection)
     assert await connections.acquire() is connection
-    await connection.send_command("PING")
-    assert await connection.read_response() == b"PONG"
+    assert await connection.ask("PING") == b"PONG"
 
 
 async def test_a_closed_pool_opens_nothing(connections: Connections) -> None:

@@ -121,6 +121,12 @@ async def test_a_message_that_meets_a_lock_comes_again(own_server: PrivateServer
     assert "booked 100 in all" in printed
 
 
+async def test_a_worker_closes_orders_and_tries_again(own_server: PrivateServer) -> None:
+    async with program(own_server, EXAMPLES / "worker.py") as example:
+        printed = await example.end()
+    assert {f"order {number} is closed" for number in (1, 2, 3)} <= {line.partition(",")[0] for line in printed.splitlines()}
+
+
 @pytest.mark.parametrize("path", sorted(path.relative_to(EXAMPLES) for path in EXAMPLES.rglob("*.py")), ids=str)
 def test_the_readme_lists_every_example(path: Path) -> None:
     entry = path.name if path.parent == Path() else f"{path.parent}/"

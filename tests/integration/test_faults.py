@@ -29,7 +29,19 @@ class Faults:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.plan: Callable[[str, int], str | None] = lambda _name, _n: None
-        attempt = Server._attempt
+        attempt, run_soon = Server._attempt, Server.run_soon
+
+        def faulty_soon(server: Server, script: Script, keys: Any, args: Any, told: Callable[[Any], object]) -> bool:
+            self.calls.append(script.name)
+            fault = self.plan(script.name, self.calls.count(script.name))
+            if fault == "unsent":
+                asyncio.get_running_loop().call_soon(told, ServerUnavailable("planned"))
+                return True
+            if run_soon(server, script, keys, args, (lambda _: told(OutcomeUnknown("planned"))) if fault == "lost" else told):
+                return True
+            # Made by another way, which counts it again.
+            self.calls.pop()
+            return False
 
         async def faulty(server: Server, command: Any, script: Script | None, confirm: Any = None) -> Any:
             name = script.name if script else command[0]
@@ -44,6 +56,7 @@ class Faults:
             return reply
 
         monkeypatch.setattr(Server, "_attempt", faulty)
+        monkeypatch.setattr(Server, "run_soon", faulty_soon)
 
 
 async def all_back(queue: DelayedQueue[int]) -> bool:

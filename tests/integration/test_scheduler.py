@@ -212,7 +212,7 @@ async def test_a_server_that_is_killed_and_restarted_loses_nothing_it_kept(own_s
 async def test_a_server_that_stalls_for_longer_than_a_call_may_take_loses_nothing(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.server.CALL_TIMEOUT", 0.3)
+    monkeypatch.setattr("delayq._redis.wire.ANSWER_WITHIN", 0.3)
     log = Log()
     async with delayq.connect(own_server.url, resync_interval=0.2) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")

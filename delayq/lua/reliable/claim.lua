@@ -18,8 +18,8 @@
 local now = now_us()
 if redis.call('EXISTS', KEYS[17]) == 1 then return {now, -1, 0, 0, {}} end
 local limit, lease, max_attempts = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4])
-local ends = now + lease
-local reply = {}
+local ends, token = now + lease, ':' .. ARGV[3]
+local reply, handed_out = {}, 0
 local expired, died = 0, 0
 
 local function die(id, priority, attempt, reason, body)
@@ -30,6 +30,11 @@ end
 
 -- What is gone makes room for more, but not without end.
 local look_at = limit + 100
+-- Most messages have no attempt behind them and no end: then there is nothing to look up.
+local none = {}
+local some_tried = redis.call('EXISTS', KEYS[13]) == 1
+local some_expire = redis.call('EXISTS', KEYS[14]) == 1
+local some_leased = redis.call('EXISTS', KEYS[12]) == 1
 
 for _, at in ipairs(live_sets()) do
   while limit > 0 and look_at > 0 do
@@ -38,15 +43,16 @@ for _, at in ipairs(live_sets()) do
     local ids = {}
     for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
     local bodies = redis.call('HMGET', KEYS[11], unpack(ids))
-    local leases = redis.call('HMGET', KEYS[12], unpack(ids))
-    local attempts = redis.call('HMGET', KEYS[13], unpack(ids))
-    local expiries = redis.call('HMGET', KEYS[14], unpack(ids))
+    local leases = some_leased and redis.call('HMGET', KEYS[12], unpack(ids)) or none
+    local attempts = some_tried and redis.call('HMGET', KEYS[13], unpack(ids)) or none
+    local expiries = some_expire and redis.call('HMGET', KEYS[14], unpack(ids)) or none
     -- First what frees memory: then a server that is full takes the rest.
-    redis.call('HDEL', KEYS[13], unpack(ids))
+    redis.call('HDEL', KEYS[13], unpack(some_tried and ids or {ids[1]}))
     local scores, values, gone = {}, {}, {}
-    for i, id in ipairs(ids) do
+    for i = 1, #ids do
+      local id = ids[i]
       local used, was_due = tonumber(attempts[i] or 0), due[i * 2]
-      if leases[i] then used, was_due = lease_of(leases[i]) end
+      if leases[i] then used, was_due = lease_of(leases[i]); was_due = number(was_due) end
       if not bodies[i] then
         gone[#gone + 1] = id
       elseif expiries[i] and tonumber(expiries[i]) < now then
@@ -56,9 +62,14 @@ for _, at in ipairs(live_sets()) do
         die(id, at - 1, used, 'attempts', bodies[i])
         gone[#gone + 1], died = id, died + 1
       else
-        scores[#scores + 1], scores[#scores + 2] = number(ends + #reply / 20), id
-        values[#values + 1], values[#values + 2] = id, (used + 1) .. ':' .. number(was_due) .. ':' .. ARGV[3]
-        for _, part in ipairs({id, at - 1, used + 1, number(was_due), bodies[i]}) do reply[#reply + 1] = part end
+        local place = #scores
+        used = used + 1
+        scores[place + 1], scores[place + 2] = ends + handed_out / 4, id
+        values[place + 1], values[place + 2] = id, used .. ':' .. was_due .. token
+        place = handed_out * 5
+        reply[place + 1], reply[place + 2], reply[place + 3] = id, at - 1, used
+        reply[place + 4], reply[place + 5] = was_due, bodies[i]
+        handed_out = handed_out + 1
       end
     end
     if #gone > 0 then

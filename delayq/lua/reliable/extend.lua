@@ -9,15 +9,22 @@
 -- include: queue
 
 local now = now_us()
-local reply = {now}
-for i = 2, #ARGV, 3 do
-  local id, token, priority = unpack(ARGV, i, i + 2)
-  local mine = holds(redis.call('HGET', KEYS[12], id), token)
-  reply[#reply + 1] = mine and 1 or 0
-  if mine then
-    -- Nothing stands there. But a server that is full lets a script write what frees memory, and then all the rest.
-    redis.call('HDEL', KEYS[13], id)
-    redis.call('ZADD', KEYS[priority + 1], 'XX', number(now + tonumber(ARGV[1])), id)
+local ids, reply, mine, by_set = {}, {now}, {}, {}
+for i = 2, #ARGV, 3 do ids[#ids + 1] = ARGV[i] end
+local leases = redis.call('HMGET', KEYS[12], unpack(ids))
+local ends = number(now + tonumber(ARGV[1]))
+for i, id in ipairs(ids) do
+  local held = holds(leases[i], ARGV[i * 3])
+  reply[i + 1] = held and 1 or 0
+  if held then
+    mine[#mine + 1] = id
+    local at = tonumber(ARGV[i * 3 + 1]) + 1
+    local set = by_set[at] or {}
+    set[#set + 1], set[#set + 2] = ends, id
+    by_set[at] = set
   end
 end
+-- Nothing stands there. But a server that is full lets a script write what frees memory, and then all the rest.
+if #mine > 0 then redis.call('HDEL', KEYS[13], unpack(mine)) end
+for at, set in pairs(by_set) do redis.call('ZADD', KEYS[at], 'XX', unpack(set)) end
 return reply

@@ -22,9 +22,15 @@ local function add(id)
 end
 
 if state == 'leased' then
-  local leased = {}
-  for _, id in ipairs(redis.call('HKEYS', KEYS[12])) do
-    leased[#leased + 1] = {tonumber(redis.call('ZSCORE', KEYS[priority_of(id) + 1], id)), id}
+  -- A look at each lease: no more of those than workers hold. A few commands for a thousand of them.
+  local leased, ids = {}, redis.call('HKEYS', KEYS[12])
+  for first = 1, #ids, 1000 do
+    local last = math.min(first + 999, #ids)
+    for _, at in ipairs(live_sets()) do
+      for i, moment in ipairs(redis.call('ZMSCORE', KEYS[at], unpack(ids, first, last))) do
+        if moment then leased[#leased + 1] = {tonumber(moment), ids[first + i - 1]} end
+      end
+    end
   end
   table.sort(leased, function(a, b) return a[1] < b[1] end)
   for i = offset + 1, math.min(#leased, offset + limit) do add(leased[i][2]) end

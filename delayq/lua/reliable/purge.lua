@@ -14,15 +14,17 @@ local from, to = '-inf', '+inf'
 if ARGV[1] == 'ready' then to = number(now) end
 if ARGV[1] == 'delayed' then from = '(' .. number(now) end
 -- Leased ones stand among those that are delayed: look past them.
-local look_at = limit + redis.call('HLEN', KEYS[12])
-local dropped = 0
+local look_at = limit
+if ARGV[1] == 'delayed' then look_at = limit + redis.call('HLEN', KEYS[12]) end
+local dropped = {}
 for _, at in ipairs(live_sets()) do
+  local here = {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[at], from, to, 'LIMIT', 0, look_at)) do
-    if dropped < limit and (ARGV[1] == 'all' or not is_leased(id, at - 1, now)) then
-      redis.call('ZREM', KEYS[at], id)
-      forget({id})
-      dropped = dropped + 1
+    if #dropped < limit and (ARGV[1] ~= 'delayed' or not is_leased(id, at - 1, now)) then
+      here[#here + 1], dropped[#dropped + 1] = id, id
     end
   end
+  if #here > 0 then redis.call('ZREM', KEYS[at], unpack(here)) end
 end
-return dropped
+forget(dropped)
+return #dropped

@@ -21,8 +21,13 @@ end
 local leased = redis.call('HLEN', KEYS[12])
 if leased > 0 and leased <= 1000 then
   local ids = redis.call('HKEYS', KEYS[12])
-  for _, id in ipairs(ids) do
-    if tonumber(redis.call('ZSCORE', KEYS[priority_of(id) + 1], id) or 0) <= now then leased = leased - 1 end
+  leased = 0
+  for _, at in ipairs(live_sets()) do
+    for _, moment in ipairs(redis.call('ZMSCORE', KEYS[at], unpack(ids))) do
+      if moment and tonumber(moment) > now then leased = leased + 1 end
+    end
   end
 end
-return {math.max(0, delayed - leased), ready, leased, redis.call('ZCARD', KEYS[17]), math.floor(oldest), redis.call('EXISTS', KEYS[18])}
+-- Those that are not looked at may have ended; but not more of them run than stand among what is not due.
+leased = math.min(leased, delayed)
+return {delayed - leased, ready, leased, redis.call('ZCARD', KEYS[17]), math.floor(oldest), redis.call('EXISTS', KEYS[18])}

@@ -62,7 +62,9 @@ end
 -- Everything about these messages but their places in the sorted sets.
 local function forget(ids)
   if #ids == 0 then return end
-  for at = 11, 16 do redis.call('HDEL', KEYS[at], unpack(ids)) end
+  -- Of most messages there is only the first: one look spares the others.
+  local last = redis.call('EXISTS', unpack(KEYS, 13, 16)) == 0 and 12 or 16
+  for at = 11, last do redis.call('HDEL', KEYS[at], unpack(ids)) end
 end
 
 -- The same, and their places.

@@ -1,0 +1,117 @@
+"""One process of ``delayq worker``: ``python -m delayq.cli.worker.child MODULE:ATTRIBUTE LIFELINE REPORT [--burst]``.
+
+LIFELINE and REPORT are file descriptors. The end of the first means that the parent is gone, and that this process is to
+stop; it comes also when the parent was killed. On the second goes one line: ``ready``, or why the worker could not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import delayq
+from delayq.cli.errors import CommandFailed
+
+# A process whose parent is gone ends by force so long after it should have, seconds.
+_MORE = 10.0
+
+
+def find(where: str) -> delayq.Worker:
+    """Import the worker that ``module:attribute`` names.
+
+    Raises:
+        CommandFailed: There is none, in one line.
+    """
+    module_name, colon, attribute = where.partition(":")
+    if not (module_name and colon and attribute):
+        raise CommandFailed(f"{where!r} is no module:attribute, as in app.jobs:worker")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise CommandFailed(f"there is no module {error.name!r} here: {Path.cwd()}") from None
+        traceback.print_exc()
+        raise CommandFailed(f"importing {module_name!r} failed: {error}") from None
+    except Exception as error:  # noqa: BLE001 - whatever that module does
+        traceback.print_exc()
+        raise CommandFailed(f"importing {module_name!r} failed: {type(error).__name__}: {error}") from None
+    for name in attribute.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise CommandFailed(f"module {module_name!r} has no attribute {attribute!r}") from None
+    if not isinstance(found, delayq.Worker):
+        raise CommandFailed(f"{where} is a {type(found).__name__}, not a delayq.Worker")
+    return found
+
+
+def main() -> int:
+    """Run the worker, and return the exit status: 0, 2 if it could not be started, 1 if it failed later."""
+    where, lifeline, report, *options = sys.argv[1:]
+    # Behind the import of delayq: nothing that lies around there is in its way.
+    sys.path.insert(0, str(Path.cwd()))
+    told = _Report(int(report))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+    try:
+        worker = find(where)
+        asyncio.run(_run(worker, int(lifeline), told, burst="--burst" in options))
+    except (CommandFailed, delayq.DelayqError) as error:
+        if told.tell(str(error)):
+            return 2
+        traceback.print_exc()
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # noqa: BLE001 - a lifespan's, or a dependency's
+        traceback.print_exc()
+        return 2 if told.tell(f"the worker could not start: {type(error).__name__}: {error}") else 1
+    return 0
+
+
+async def _run(worker: delayq.Worker, lifeline: int, told: _Report, *, burst: bool) -> None:
+    loop = asyncio.get_running_loop()
+
+    def wait_for_the_end() -> None:
+        # Nobody ever writes there.
+        os.read(lifeline, 1)
+        loop.call_soon_threadsafe(worker.stop)
+        time.sleep(worker.shutdown_timeout + _MORE)
+        os._exit(1)
+
+    # A thread, for a handler may block the loop; daemonic, for it may wait for ever.
+    threading.Thread(target=wait_for_the_end, daemon=True, name="lifeline").start()
+    await worker.run(burst=burst, started=lambda: told.tell("ready"))
+
+
+class _Report:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def tell(self, line: str) -> bool:
+        """Say it, unless something was said already; return whether it was said."""
+        if self._descriptor is None:
+            return False
+        descriptor, self._descriptor = self._descriptor, None
+        with open(descriptor, "wb") as pipe:  # noqa: PTH123 - it has no path
+            pipe.write(" ".join(line.split()).encode() + b"\n")
+        return True
+
+
+def _end(status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    logging.shutdown()
+    # Not sys.exit(): a sync handler that hangs in a thread would keep the process.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    _end(main())

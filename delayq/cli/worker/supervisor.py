@@ -1,0 +1,143 @@
+"""Keeps a number of worker processes running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from delayq._redis.retry import retry_delay
+from delayq.cli.errors import CommandFailed
+
+# A process that lived so long was no failure to start, seconds: the next one is not put off any longer.
+_STEADY = 10.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Supervisor:
+    """Starts the processes, replaces those that die, and passes signals on."""
+
+    def __init__(self, where: str, processes: int, *, burst: bool) -> None:
+        self._where = where
+        self._count = processes
+        self._burst = burst
+        self._running: set[asyncio.subprocess.Process] = set()
+        self._stopping = asyncio.Event()
+        self._killed_by: int | None = None
+        # Whether a process has ever started well. Until then a failure is one of the command, not of a process.
+        self._proven = False
+        self._refused: str | None = None
+        self._died = 0
+
+    async def run(self) -> int:
+        """Run until everything has ended, and return the exit status.
+
+        Raises:
+            CommandFailed: The worker could not be started.
+        """
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._signalled, number)
+        try:
+            await asyncio.gather(*(self._keep(place) for place in range(1, self._count + 1)))
+        finally:
+            for process in self._running:
+                process.kill()
+        if self._killed_by is not None:
+            return 128 + self._killed_by
+        if self._refused is not None:
+            raise CommandFailed(self._refused)
+        return 1 if self._burst and self._died else 0
+
+    async def _keep(self, place: int) -> None:
+        """Have one process run, again and again."""
+        failures = 0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            status = await self._run_once()
+            if self._stopping.is_set() or (self._burst and status == 0):
+                return
+            if time.monotonic() - started > _STEADY:
+                failures = 0
+            failures += 1
+            self._died += 1
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            if self._burst:
+                _say(f"process {place} {how}")
+                return
+            wait = retry_delay(failures, base=0.5, most=30.0)
+            _say(f"process {place} {how}; another one starts in {wait:.1f} s")
+            try:
+                await asyncio.wait_for(self._stopping.wait(), wait)
+            except TimeoutError:
+                continue
+
+    async def _run_once(self) -> int:
+        """Run one process, and return its exit status."""
+        theirs, lifeline = os.pipe()
+        report, told = os.pipe()
+        try:
+            # As in this process, modules come from the working directory only if it was asked for; theirs do later.
+            flags = [] if {"", str(Path.cwd())} & set(sys.path) else ["-P"]
+            command = [sys.executable, *flags, "-m", "delayq.cli.worker.child", self._where, str(theirs), str(told)]
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                *(["--burst"] if self._burst else []),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs, told),
+                # Ctrl-C is for this process, which passes it on.
+                process_group=0,
+            )
+            self._running.add(process)
+            os.close(theirs)
+            os.close(told)
+            theirs = told = -1
+            if self._stopping.is_set():
+                # A signal came while it started.
+                process.send_signal(signal.SIGTERM if self._killed_by is None else signal.SIGKILL)
+            await self._listen(report)
+            status = await process.wait()
+            self._running.discard(process)
+            return status
+        finally:
+            for descriptor in (theirs, told, lifeline, report):
+                if descriptor >= 0:
+                    os.close(descriptor)
+
+    async def _listen(self, report: int) -> None:
+        """Wait until it says how it started."""
+        loop = asyncio.get_running_loop()
+        said = asyncio.Event()
+        loop.add_reader(report, said.set)
+        try:
+            await said.wait()
+        finally:
+            loop.remove_reader(report)
+        line = os.read(report, 4096).decode(errors="replace").strip()
+        if line == "ready":
+            self._proven = True
+        elif line and self._proven:
+            _say(line)
+        elif line and self._refused is None:
+            self._refused = line
+            self._stop(signal.SIGTERM)
+
+    def _signalled(self, number: int) -> None:
+        if self._stopping.is_set():
+            self._killed_by = number
+            self._stop(signal.SIGKILL)
+        else:
+            self._stop(signal.SIGTERM)
+
+    def _stop(self, number: int) -> None:
+        self._stopping.set()
+        for process in self._running:
+            if process.returncode is None:
+                process.send_signal(number)
+
+
+def _say(line: str) -> None:
+    print(f"delayq: {line}", file=sys.stderr, flush=True)

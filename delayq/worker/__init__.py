@@ -1,0 +1,5 @@
+"""Handles messages: functions that listen to reliable queues. See :class:`Worker`."""
+
+from delayq.worker._worker import Worker
+
+__all__ = ["Worker"]

@@ -1,0 +1,216 @@
+"""One message from its claim to its end: the handler, what is around it, and what its outcome means."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from delayq.errors import DecodeError, DelayqError, LeaseLost
+from delayq.message import Message, Reject, RetryAfter
+from delayq.worker._contexts import InOwnContext
+from delayq.worker._dependencies import Scope
+from delayq.worker._verdicts import Never, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from types import TracebackType
+
+    from delayq.errors import OutcomeUnknown
+    from delayq.worker._listener import Listener
+    from delayq.worker._signatures import Dependency
+    from delayq.worker._threads import Threads
+
+    Middleware = Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]
+
+_log = logging.getLogger("delayq")
+
+UNDECODABLE = "undecodable"
+_LOST = "queue %r: the lease of message %r was lost: what its handler did may be done again"
+_HERE = str(Path(__file__).parent)
+
+
+class Handling:
+    """Handles the messages of one listener."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        middleware: Sequence[Middleware],
+        makers: Mapping[Any, Dependency],
+        made: Mapping[Any, Any],
+        threads: Threads,
+    ) -> None:
+        """Args:
+        listener: Whose.
+        middleware: What is around the handler, outermost first.
+        makers: How dependencies are made, by type.
+        made: Those that are there for the whole run.
+        threads: Where a handler runs that is no coroutine.
+        """
+        self._queue = listener.queue
+        self._listener = listener
+        self._plan = listener.plan
+        self._middleware = tuple(reversed(middleware))
+        self._makers = makers
+        self._made = made
+        self._threads = threads
+        # The acknowledgements on their way, in the order in which they will arrive.
+        self._unacked: deque[tuple[asyncio.Future[bool | OutcomeUnknown], Message[Any]]] = deque()
+        handler = listener.handler
+        self._is_bare = inspect.iscoroutinefunction(handler) and not (middleware or listener.plan.injected)
+        self._awaited = False
+        # How far handling may be ahead of the acknowledgements.
+        self._most_unacked = 2 * listener.concurrency
+
+    @property
+    def unacked(self) -> set[asyncio.Future[Any]]:
+        """The acknowledgements on their way."""
+        return {answer for answer, _ in self._unacked if not answer.done()}
+
+    async def handle(self, message: Message[Any]) -> None:
+        """Handle it and settle it. Raises nothing but what ends the task: cancellation, and ``KeyboardInterrupt``."""
+        answer: asyncio.Future[bool | OutcomeUnknown] | None = None
+        try:
+            async with message:
+                try:
+                    value = message.value
+                except DecodeError as error:
+                    # No attempt will ever read it.
+                    _log.error("queue %r: message %r is undecodable and dead: %s", self._queue, message.id, _reason(error))
+                    await message.bury(UNDECODABLE, _reason(error))
+                    return
+                failure = await self._run(message, value)
+                if failure is not None:
+                    await self._failed(message, failure)
+                elif not message._settled or message._lost:  # noqa: SLF001 - a handler may settle its message itself
+                    answer = message._ack_later()  # noqa: SLF001 - the next message need not wait for it
+        except LeaseLost:
+            _log.warning(_LOST, *self._of(message))
+        except DelayqError as error:
+            _log.warning("queue %r: message %r could not be settled and will come again: %s", *self._of(message), error)
+        if answer is not None:
+            self._unacked.append((answer, message))
+            if not self._awaited:
+                self._awaited = True
+                answer.add_done_callback(self._arrived)
+            if len(self._unacked) > self._most_unacked:
+                self._look_at_answers()
+                if len(self._unacked) > self._most_unacked:
+                    await asyncio.wait((answer,))
+
+    async def _run(self, message: Message[Any], value: Any) -> BaseException | None:
+        """Run what there is to run. Returns the error with which it ended, if it did."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancelling = task.cancelling()
+        seconds = self._listener.timeout
+        try:
+            if seconds is None:
+                await InOwnContext(self._start(message, value))
+                return None
+            try:
+                async with asyncio.timeout(seconds) as limit:
+                    await InOwnContext(self._start(message, value))
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise TimeoutError(f"timed out after {seconds:g} s") from error.__cause__
+        except KeyboardInterrupt:
+            raise
+        except asyncio.CancelledError as error:
+            if task.cancelling() > cancelling:
+                # The lease is lost, or the worker stops.
+                raise
+            # Nobody has cancelled us: something for which the handler waited was cancelled.
+            return error
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, only its message has failed
+            return error
+        return None
+
+    def _start(self, message: Message[Any], value: Any) -> Coroutine[Any, Any, None]:
+        if not self._is_bare:
+            return self._around(message, value)
+        # The handler and nothing else: the most frequent case, and the one whose speed counts.
+        coroutine: Coroutine[Any, Any, None] = self._listener.handler(message if self._plan.takes_message else value)
+        return coroutine
+
+    async def _around(self, message: Message[Any], value: Any) -> None:
+        call: Callable[[], Awaitable[None]] = partial(self._call, message, value)
+        for middleware in self._middleware:
+            call = partial(middleware, message, call)
+        await call()
+
+    async def _call(self, message: Message[Any], value: Any) -> None:
+        plan, handler = self._plan, self._listener.handler
+        first = message if plan.takes_message else value
+        if not plan.injected:
+            await (handler(first) if plan.is_async else self._in_thread(partial(handler, first)))
+            return
+        async with AsyncExitStack() as stack:
+            scope = Scope(self._makers, {Message: message, **self._made}, stack)
+            arguments = await scope.fill(plan.injected)
+            await (handler(first, **arguments) if plan.is_async else self._in_thread(partial(handler, first, **arguments)))
+
+    async def _in_thread(self, call: Callable[[], Any]) -> None:
+        result = await self._threads.run(call)
+        # A decorator may have made a plain function out of a coroutine function.
+        if inspect.isawaitable(result):
+            await result
+
+    async def _failed(self, message: Message[Any], error: BaseException) -> None:
+        error.__traceback__ = _below_the_worker(error.__traceback__)
+        what = verdict(error, self._listener.on_error)
+        said = isinstance(error, RetryAfter | Reject)
+        if said:
+            _log.info("queue %r: message %r, attempt %d: %s: %s", *self._of(message), message.attempt, _name(error), error)
+        else:
+            _log.error("queue %r: message %r failed in attempt %d", *self._of(message), message.attempt, exc_info=error)
+        if message._settled and not message._lost:  # noqa: SLF001 - as above
+            return
+        if isinstance(what, Never):
+            await message.bury(what.reason, "" if said else error)
+        elif what.delay is not None:
+            await message.nack(what.delay.delay, what.delay.reason if said else error)
+        else:
+            await message.nack(None if what.backoff is None else what.backoff.delay(message.attempt), error)
+
+    def _arrived(self, _: object) -> None:
+        self._look_at_answers()
+        self._awaited = bool(self._unacked)
+        if self._unacked:
+            # One callback for all that travel together: one for each would cost as much as all the rest of an acknowledgement.
+            self._unacked[-1][0].add_done_callback(self._arrived)
+
+    def _look_at_answers(self) -> None:
+        while self._unacked and self._unacked[0][0].done():
+            answer, message = self._unacked.popleft()
+            outcome = answer.exception() or answer.result()
+            if outcome is False:
+                _log.warning(_LOST, *self._of(message))
+            elif outcome is not True:
+                _log.warning("queue %r: message %r is handled, but may come again: %s", *self._of(message), outcome)
+
+    def _of(self, message: Message[Any]) -> tuple[str, str]:
+        return self._queue, message.id
+
+
+def _below_the_worker(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the worker's own frames at its top: they tell nobody anything."""
+    below = trace
+    while below is not None and below.tb_frame.f_code.co_filename.startswith(_HERE):
+        below = below.tb_next
+    return below or trace
+
+
+def _reason(error: DecodeError) -> str:
+    return f"{error}: {error.__cause__}" if error.__cause__ else str(error)
+
+
+def _name(error: BaseException) -> str:
+    return type(error).__name__

@@ -1,0 +1,81 @@
+"""A listener: a handler, the queue it is for, and how it is to be run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from delayq._durations import Duration, seconds
+from delayq._redis.keys import ReliableKeys
+from delayq.codecs import codec_for
+from delayq.errors import BadInput, ConfigurationError
+from delayq.worker._signatures import HandlerPlan, name_of, plan_handler
+from delayq.worker._verdicts import OnError, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from delayq.codecs import Codec
+    from delayq.reliable_queue import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class Listener:
+    """What ``@worker.listener`` was told, checked.
+
+    Attributes:
+        queue: The queue's name.
+        handler: What is called.
+        plan: How it is called.
+        codec: The queue's codec.
+        settings: The queue's settings.
+        concurrency: How many handlers at a time at most.
+        timeout: How long one may take, seconds.
+        on_error: What to do about errors.
+    """
+
+    queue: str
+    handler: Callable[..., Any]
+    plan: HandlerPlan
+    codec: Codec[Any]
+    settings: Settings
+    concurrency: int
+    timeout: float | None
+    on_error: OnError
+
+
+def make_listener(
+    queue: str,
+    handler: Callable[..., Any],
+    known: Collection[Any],
+    *,
+    codec: Codec[Any] | None,
+    settings: Settings,
+    concurrency: int,
+    timeout: Duration | None,
+    on_error: OnError | None,
+) -> Listener:
+    """Check everything that can be known before a message comes.
+
+    Raises:
+        BadName, BadInput, ConfigurationError: It cannot work.
+    """
+    # The server may know it by another name; whether it can be one at all is seen from this.
+    ReliableKeys.of(queue)
+    settings.policy()
+    check_count("concurrency", concurrency)
+    limit = None if timeout is None else seconds(timeout, "timeout")
+    if limit == 0:
+        raise BadInput("timeout must be more than 0")
+    plan = plan_handler(handler, known)
+    try:
+        chosen = codec_for(plan.value) if codec is None else codec
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name_of(handler)}: {error}") from error
+    return Listener(queue, handler, plan, chosen, settings, concurrency, limit, checked(on_error))
+
+
+def check_count(name: str, count: int) -> None:
+    """Raise :class:`~delayq.BadInput` unless it is an int of at least 1."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise BadInput(f"{name} is an int of at least 1, not {count!r}")

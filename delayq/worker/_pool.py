@@ -1,0 +1,353 @@
+"""Who handles which message when: the hands of a worker, and what each listener has claimed for them.
+
+A *lane* is a listener at work: its queue, what it has claimed ahead, how many of its handlers run. A fixed number of *hands*
+take from the lanes in turn, so a flood in one lane holds up another by one message and no more. Each lane claims as many as
+there are free hands, and as many more as are begun within a moment: nothing where handling takes long, a few hundred where it
+is quick. Where there are several lanes each holds one more, so that its turn finds something.
+
+What a lane holds may turn out too much: hands that were free are taken by other lanes, a handler hangs. Whatever comes for
+which no hand will be free soon goes back to the server at once, and so does what has waited a second while nothing moved;
+no attempt is counted. A lane that gave messages back has the next free hand, or it might never get one: while it asks the
+server for them again, the hand is kept free for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from delayq._redis.retry import retry_delay
+from delayq.errors import Closed, ServerError
+from delayq.worker import _pace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from delayq._scheduling.claims import Claim
+    from delayq._scheduling.taker import Taken
+    from delayq.worker._handling import Handling
+    from delayq.worker._source import Source
+
+_log = logging.getLogger("delayq")
+
+# What is claimed ahead goes back if nothing was begun for so long, seconds.
+_PATIENCE = 1.0
+# A hand that never had to wait lets others work after so many messages.
+_IN_A_ROW = 25
+# What was cancelled has so long to hand its message back, and is then cancelled again, seconds.
+_HAND_BACK_WITHIN = 1.0
+# In a burst a lane that is empty looks again so often while others are at work, seconds.
+_LOOK_AGAIN = 0.05
+# What one call claims at most.
+_BATCH = 100
+
+
+class Lane:
+    """A listener at work."""
+
+    def __init__(self, source: Source, handling: Handling, concurrency: int) -> None:
+        self.source: Source = source
+        self.handling: Handling = handling
+        self.concurrency: int = concurrency
+        self.buffer: deque[Taken[Claim]] = deque()
+        self.running: int = 0
+        self.begun: int = 0
+        # How long handling one takes, seconds; None: nobody knows.
+        self.took: float | None = None
+        # What was claimed ahead went back, and no hand was free since.
+        self.stuck: bool = False
+        self.queued: bool = False
+        self.hungry: asyncio.Future[None] | None = None
+        # What the pool had finished when the queue was last found empty, in a burst.
+        self.empty_at: int = -1
+
+
+class Pool:
+    """The hands, and the lanes from which they take.
+
+    Attributes:
+        running: How many handlers run.
+        finished: How many have ended.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], hands: int, *, burst: bool, stop: Callable[[BaseException | None], None]) -> None:
+        """Args:
+        lanes: Where messages come from.
+        hands: How many handlers run at a time.
+        burst: Whether to stop when nothing is due.
+        stop: Called when there is nothing more to do, with the reason if that is an error.
+        """
+        self._lanes = tuple(lanes)
+        self._hands = hands
+        self._burst = burst
+        self._stop = stop
+        self._ready: deque[Lane] = deque()
+        # Those that gave messages back for want of a hand, in order; those that did and had none since; and those whose
+        # feeders wait for room.
+        self._owed: dict[Lane, None] = {}
+        self._stuck: set[Lane] = set()
+        self._hungry: dict[Lane, None] = {}
+        self._idle: list[asyncio.Future[None]] = []
+        # A hand was called and has not come yet.
+        self._called = False
+        self._workers: set[asyncio.Task[None]] = set()
+        self._feeders: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._time = asyncio.get_running_loop().time
+        self.running: int = 0
+        self.finished: int = 0
+
+    def start(self) -> None:
+        """Begin to claim."""
+        for lane in self._lanes:
+            feeder = asyncio.create_task(self._feed(lane), name=f"delayq feed {lane.source.name}")
+            feeder.add_done_callback(self._stop_on_error)
+            self._feeders.append(feeder)
+
+    async def close(self) -> None:
+        """Claim no more, and give back what was claimed ahead. What runs goes on."""
+        self._closing = True
+        for feeder in self._feeders:
+            feeder.cancel()
+        if self._feeders:
+            await asyncio.wait(self._feeders)
+            self._feeders.clear()
+        for lane in self._lanes:
+            self._hand_back(lane)
+        for idle in self._idle:
+            _wake(idle)
+
+    async def drain(self, within: float, hurry: asyncio.Event) -> None:
+        """Wait until nothing runs any more, ``within`` seconds at most, or until somebody is in a hurry."""
+        until = self._time() + within
+        hurried = asyncio.ensure_future(hurry.wait())
+        try:
+            while (pending := self._pending()) and not hurried.done() and (left := until - self._time()) > 0:
+                await asyncio.wait({*pending, hurried}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurried.cancel()
+
+    async def end(self) -> None:
+        """Cancel what still runs, and see to it that everything is back on the server. Takes a few seconds at most."""
+        await self.close()
+        # What is cancelled hands its message back, and may be kept from that by a server that does not answer.
+        for _ in range(2):
+            for worker in self._workers:
+                worker.cancel()
+            if pending := self._pending():
+                await asyncio.wait(pending, timeout=_HAND_BACK_WITHIN)
+        if self._workers:
+            _log.error("%d handlers do not end although they were cancelled: they are left behind", len(self._workers))
+        await asyncio.gather(*(lane.source.quiet(_HAND_BACK_WITHIN / 2) for lane in self._lanes))
+
+    def _pending(self) -> set[asyncio.Future[Any]]:
+        return {*self._workers, *(answer for lane in self._lanes for answer in lane.handling.unacked)}
+
+    # Claiming
+
+    def room(self, lane: Lane) -> int:
+        """How many messages the lane may claim now."""
+        free = min(lane.concurrency - lane.running, self._hands - self.running)
+        if lane not in self._owed:
+            free = min(free, self._hands - self.running - len(self._owed))
+        return max(0, free) + self._ahead(lane) - len(lane.buffer)
+
+    def _ahead(self, lane: Lane) -> int:
+        if lane.stuck:
+            return 0
+        least = 1 if len(self._lanes) > 1 and lane.running < lane.concurrency else 0
+        return max(least, _pace.ahead(min(lane.concurrency, self._hands), lane.took))
+
+    async def _feed(self, lane: Lane) -> None:
+        failures = 0
+        while not self._closing:
+            try:
+                await self._wait_for_room(lane)
+                await self._fill(lane)
+            except Closed as error:
+                self._stop(error)
+                return
+            except ServerError as error:
+                failures += 1
+                if failures == 1:
+                    _log.error("queue %r: nothing can be claimed: %s", lane.source.name, error)
+                self._owed.pop(lane, None)
+                self._kick()
+                await asyncio.sleep(retry_delay(failures))
+            else:
+                failures = 0
+
+    async def _fill(self, lane: Lane) -> None:
+        owed = lane in self._owed
+        finished, begun = self.finished, lane.begun
+        # What it holds meanwhile must not wait for ever either.
+        wait = 0.0 if owed or self._burst else (_PATIENCE if lane.buffer else None)
+        taken = await lane.source.claim(min(self.room(lane), _BATCH), wait)
+        if wait and not taken and lane.begun == begun:
+            self._give_up(lane)
+        if owed and not taken:
+            # It has had its chance. Otherwise the hand is kept until it takes it.
+            self._owed.pop(lane, None)
+        room = max(0, self.room(lane))
+        lane.buffer.extend(taken[:room])
+        if len(taken) > room:
+            lane.source.give_back(taken[room:])
+        self._offer(lane)
+        # Also for others: the hand that was kept for it may be free.
+        self._kick()
+        if self._burst and not taken:
+            lane.empty_at = finished
+            self._stop_if_done()
+            await asyncio.sleep(_LOOK_AGAIN if self._at_work() else 0)
+
+    async def _wait_for_room(self, lane: Lane) -> None:
+        while self.room(lane) <= 0 or len(lane.buffer) > self._ahead(lane) // 2:
+            lane.hungry = asyncio.get_running_loop().create_future()
+            self._hungry[lane] = None
+            begun = lane.begun
+            try:
+                async with asyncio.timeout(_PATIENCE if lane.buffer else None):
+                    await lane.hungry
+            except TimeoutError:
+                if lane.begun == begun:
+                    self._give_up(lane)
+            finally:
+                lane.hungry = None
+                del self._hungry[lane]
+
+    def _give_up(self, lane: Lane) -> None:
+        self._hand_back(lane)
+        lane.stuck = True
+        self._stuck.add(lane)
+        lane.took = None
+        if len(self._lanes) > 1 and lane.running < lane.concurrency:
+            self._owed[lane] = None
+
+    def _hand_back(self, lane: Lane) -> None:
+        if lane.buffer:
+            lane.source.give_back(list(lane.buffer))
+            lane.buffer.clear()
+
+    def _feed_if_hungry(self, lane: Lane) -> None:
+        if lane.hungry is not None and len(lane.buffer) <= self._ahead(lane) // 2 and self.room(lane) > 0:
+            _wake(lane.hungry)
+
+    # In a burst
+
+    def _at_work(self) -> bool:
+        return bool(self.running or any(lane.buffer or lane.handling.unacked for lane in self._lanes))
+
+    def _stop_if_done(self) -> None:
+        # Whatever ended after a lane was found empty may have offered something to it.
+        if not self._at_work() and all(lane.empty_at == self.finished for lane in self._lanes):
+            self._stop(None)
+
+    # Handling
+
+    def _offer(self, lane: Lane) -> None:
+        """The lane may have something to do."""
+        if not lane.queued and lane.buffer and lane.running < lane.concurrency:
+            lane.queued = True
+            self._ready.append(lane)
+
+    def _kick(self) -> None:
+        """Put one more hand to work, if there is work. It calls the next one: quick work needs few hands."""
+        if not self._ready or self._closing or self._called:
+            return
+        while self._idle:
+            if _wake(self._idle.pop()):
+                self._called = True
+                return
+        if len(self._workers) < self._hands:
+            self._called = True
+            worker = asyncio.create_task(self._work(), name="delayq worker")
+            self._workers.add(worker)
+            worker.add_done_callback(self._gone)
+
+    def _gone(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        self._called = False
+        self._stop_on_error(worker)
+        self._kick()
+
+    def _stop_on_error(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._stop(error)
+
+    def _next(self) -> Lane | None:
+        """The lane whose turn it is. Lanes that are owed a hand may have the last ones, others not."""
+        free = self._hands - self.running
+        for _ in range(len(self._ready)):
+            lane = self._ready.popleft()
+            if not lane.buffer:
+                lane.queued = False
+            elif lane in self._owed or free > len(self._owed):
+                lane.queued = False
+                return lane
+            else:
+                self._ready.append(lane)
+        return None
+
+    async def _work(self) -> None:
+        in_a_row = 0
+        self._called = False
+        while not self._closing:
+            lane = self._next()
+            if lane is None:
+                await self._rest()
+                in_a_row = 0
+                continue
+            _, claim = lane.buffer.popleft()
+            lane.running += 1
+            lane.begun += 1
+            self.running += 1
+            if self._owed:
+                self._owed.pop(lane, None)
+            # In turn: it stands behind the others now.
+            self._offer(lane)
+            if self._ready and not self._called:
+                self._kick()
+            if lane.hungry is not None:
+                self._feed_if_hungry(lane)
+            started = self._time()
+            try:
+                await lane.handling.handle(lane.source.message(claim))
+            finally:
+                self._ended(lane, self._time() - started)
+            in_a_row += 1
+            if in_a_row == _IN_A_ROW:
+                in_a_row = 0
+                await asyncio.sleep(0)
+
+    async def _rest(self) -> None:
+        idle = asyncio.get_running_loop().create_future()
+        self._idle.append(idle)
+        try:
+            await idle
+        finally:
+            if idle.done():
+                self._called = False
+
+    def _ended(self, lane: Lane, took: float) -> None:
+        lane.running -= 1
+        self.running -= 1
+        self.finished += 1
+        lane.took = _pace.mean(lane.took, took)
+        self._offer(lane)
+        if self._stuck:
+            for other in self._stuck:
+                other.stuck = False
+            self._stuck.clear()
+        if self._hungry:
+            # The hand is free for whichever lane: those that were promised it first.
+            for other in (*self._owed, *self._hungry):
+                self._feed_if_hungry(other)
+
+
+def _wake(sleeper: asyncio.Future[None]) -> bool:
+    if sleeper.done():
+        return False
+    sleeper.set_result(None)
+    return True

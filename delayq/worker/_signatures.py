@@ -1,0 +1,247 @@
+"""What a handler or a dependency asks for: its parameters, and the types in their annotations. Pure."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import typing
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from delayq.errors import ConfigurationError
+from delayq.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+NOTHING: Any = inspect.Parameter.empty
+"""The annotation of what has none."""
+
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_STREAMS = (AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator)
+
+
+@dataclass(frozen=True)
+class Injected:
+    """A parameter that is filled by its type: :class:`Message` for the message, else the type of a dependency."""
+
+    name: str
+    kind: Any
+
+
+@dataclass(frozen=True)
+class HandlerPlan:
+    """How a handler is called.
+
+    Attributes:
+        value: The type of the value.
+        takes_message: Whether the first parameter is the message, and the value is taken from there.
+        injected: The other parameters.
+        is_async: Whether it runs in the event loop. Otherwise in a thread.
+    """
+
+    value: Any
+    takes_message: bool
+    injected: tuple[Injected, ...]
+    is_async: bool
+
+
+def name_of(function: Any) -> str:
+    """What to call it in an error."""
+    function = _plain(function)
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> HandlerPlan:
+    """Decide how a handler is called.
+
+    Args:
+        handler: A function, sync or async, a method, a partial, or an object with ``__call__``.
+        known: The types of which there are dependencies.
+
+    Raises:
+        ConfigurationError: It takes no value, a parameter can be filled by nothing, or an annotation cannot be read.
+    """
+    if not callable(handler) or _is_generator(handler):
+        raise ConfigurationError(f"{name_of(handler)} is no handler: a function, sync or async, that yields nothing")
+    parameters = _parameters(handler)
+    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+        raise ConfigurationError(f"{name_of(handler)} takes no value: its first parameter gets it")
+    first, *others = parameters
+    kind = annotation_of(handler, first.name)
+    takes_message = _is_message(kind)
+    if not takes_message and _hashable(kind) and kind in known:
+        raise ConfigurationError(f"{name_of(handler)}: the first parameter gets the value, or the message; not {show(kind)}")
+    value = _of_message(kind) if takes_message else kind
+    injected = _injected(handler, others, known)
+    for parameter in injected:
+        if _is_message(parameter.kind) and (other := _of_message(parameter.kind)) not in (NOTHING, Any, value):
+            raise ConfigurationError(f"{name_of(handler)} takes a {show(value)}, and a message of {show(other)}")
+    return HandlerPlan(
+        value,
+        takes_message,
+        tuple(Injected(one.name, Message if _is_message(one.kind) else one.kind) for one in injected),
+        _is(inspect.iscoroutinefunction, handler),
+    )
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """A function that makes something by its type.
+
+    Attributes:
+        kind: The type.
+        function: What makes it.
+        is_async: Whether it is a coroutine function, or an async generator.
+        yields: Whether it is a generator: what follows its ``yield`` tears down.
+        takes: Its parameters.
+        once: Whether it is made once in a run of the worker; else for each message that asks for it.
+    """
+
+    kind: Any
+    function: Callable[..., Any]
+    is_async: bool
+    yields: bool
+    takes: tuple[Injected, ...]
+    once: bool
+
+
+def plan_dependency(function: Callable[..., Any], known: Collection[Any], *, once: bool) -> Dependency:
+    """Decide how a dependency is made.
+
+    Args:
+        function: Its return annotation says of what type it is.
+        known: The types that it may ask for.
+        once: See :class:`Dependency`.
+
+    Raises:
+        ConfigurationError: It has no return annotation, a parameter can be filled by nothing, or an annotation cannot be read.
+    """
+    if not callable(function) or inspect.isclass(function):
+        raise ConfigurationError(f"{name_of(function)} is no dependency: a function, sync or async, that returns or yields it")
+    yields = _is_generator(function)
+    kind = annotation_of(function, "return")
+    if yields and typing.get_origin(kind) in _STREAMS:
+        kind = typing.get_args(kind)[0]
+    elif yields:
+        kind = NOTHING
+    if kind in (NOTHING, None, type(None), Any):
+        raise ConfigurationError(f"{name_of(function)}: its return annotation must say of what type the dependency is")
+    takes = tuple(
+        Injected(one.name, Message if _is_message(one.kind) else one.kind)
+        for one in _injected(function, _parameters(function), known)
+    )
+    if once and any(one.kind is Message for one in takes):
+        raise ConfigurationError(f"{name_of(function)} is made once, so it cannot take a message")
+    is_async = _is(inspect.iscoroutinefunction, function) or _is(inspect.isasyncgenfunction, function)
+    return Dependency(kind, function, is_async, yields, takes, once)
+
+
+def annotation_of(function: Callable[..., Any], name: str) -> Any:
+    """The annotation of one parameter, or of ``return``; also where it is text. The others may be unreadable.
+
+    Raises:
+        ConfigurationError: It names something that does not exist where the function stands.
+    """
+    plain = _plain(function)
+    annotations = getattr(plain, "__annotations__", {})
+    if name not in annotations:
+        return NOTHING
+    module = sys.modules.get(getattr(plain, "__module__", ""), None)
+    names = getattr(plain, "__globals__", None) or vars(module or typing)
+    found = {**names, **_closure(plain)}
+    try:
+        hints = typing.get_type_hints(SimpleNamespace(__annotations__={name: annotations[name]}), found, include_extras=True)
+    except (NameError, TypeError, SyntaxError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{name_of(function)}: the annotation of {name!r} cannot be read: {error}. What it names must exist in the module"
+        ) from error
+    return None if hints[name] is type(None) else hints[name]
+
+
+def show(kind: Any) -> str:
+    """A type as one would write it."""
+    return kind.__qualname__ if isinstance(kind, type) and typing.get_origin(kind) is None else str(kind)
+
+
+def _injected(function: Callable[..., Any], parameters: list[inspect.Parameter], known: Collection[Any]) -> tuple[Injected, ...]:
+    result = []
+    for parameter in parameters:
+        if parameter.kind in _VARIABLE:
+            continue
+        kind = annotation_of(function, parameter.name)
+        has_default = parameter.default is not inspect.Parameter.empty
+        by_name = parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+        if by_name and (_is_message(kind) or (_hashable(kind) and kind in known)):
+            result.append(Injected(parameter.name, kind))
+        elif not has_default:
+            what = "has no annotation" if kind is NOTHING else f"is a {show(kind)}"
+            if not by_name:
+                what = "is positional only"
+            raise ConfigurationError(
+                f"{name_of(function)}: nothing fills the parameter {parameter.name!r}, which {what}: "
+                "annotate it with Message, Client, Worker or the type of a dependency registered before, or give a default"
+            )
+    return tuple(result)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{name_of(function)}: its parameters cannot be read: {error}") from error
+
+
+def _plain(function: Any) -> Any:
+    """The function in a partial, a method, a decorator's wrapper, or an object with ``__call__``."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif inspect.ismethod(function):
+            function = function.__func__
+        elif callable(function) and not inspect.isroutine(function) and not inspect.isclass(function):
+            return getattr(type(function), "__call__")  # noqa: B004, B009 - of the class, for it is the plain function
+        else:
+            return function
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    cells = getattr(function, "__closure__", None) or ()
+    result = {}
+    for name, cell in zip(names, cells, strict=True):
+        try:
+            result[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    return result
+
+
+def _is(test: Callable[[Any], bool], function: Any) -> bool:
+    return test(function) or test(getattr(function, "__call__", None))  # noqa: B004 - the bound method itself is looked at
+
+
+def _is_generator(function: Any) -> bool:
+    return _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function)
+
+
+def _is_message(kind: Any) -> bool:
+    return kind is Message or typing.get_origin(kind) is Message
+
+
+def _of_message(kind: Any) -> Any:
+    (value,) = typing.get_args(kind) or (NOTHING,)
+    return value
+
+
+def _hashable(kind: Any) -> bool:
+    try:
+        hash(kind)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,61 @@
+"""What becomes of a message whose handler has raised. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from delayq.backoff import Backoff
+from delayq.errors import BadInput
+from delayq.message import Reject, RetryAfter
+
+Answer = Backoff | RetryAfter | Reject | type[Reject]
+"""What to do about an error: try again as the backoff says, after that delay, or never."""
+OnError = Mapping[type[BaseException], Answer]
+"""What to do about errors, by class. The most specific class counts."""
+
+
+@dataclass(frozen=True)
+class Again:
+    """It is tried again. ``backoff`` or ``delay`` if not as the queue's backoff says."""
+
+    backoff: Backoff | None = None
+    delay: RetryAfter | None = None
+
+
+@dataclass(frozen=True)
+class Never:
+    """It becomes a dead letter."""
+
+    reason: str
+
+
+def verdict(error: BaseException, on_error: OnError) -> Again | Never:
+    """What becomes of the message. What the handler says itself, by raising it, goes first."""
+    said = error if isinstance(error, RetryAfter | Reject) else None
+    match said or next((on_error[kind] for kind in type(error).__mro__ if kind in on_error), None):
+        case None:
+            return Again()
+        case Backoff() as backoff:
+            return Again(backoff=backoff)
+        case RetryAfter() as later:
+            return Again(delay=later)
+        case Reject(reason=reason) if reason:
+            return Never(reason)
+        case _:
+            return Never("rejected" if said else type(error).__name__)
+
+
+def checked(on_error: OnError | None) -> OnError:
+    """A copy of it.
+
+    Raises:
+        BadInput: It is no such mapping.
+    """
+    result = dict(on_error or {})
+    for kind, answer in result.items():
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            raise BadInput(f"on_error is by class of exception, not by {kind!r}")
+        if answer is not Reject and not isinstance(answer, Backoff | RetryAfter | Reject):
+            raise BadInput(f"on_error has Backoff, RetryAfter or Reject for {kind.__name__}, not {answer!r}")
+    return result

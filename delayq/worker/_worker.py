@@ -1,0 +1,364 @@
+"""The worker: listeners on reliable queues, and their life from start to graceful stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import anyio
+
+from delayq._durations import Duration, seconds
+from delayq.client import Client, connect
+from delayq.errors import Closed, ConfigurationError
+from delayq.message import Message
+from delayq.reliable_queue import RETRIES, Settings
+from delayq.worker._dependencies import Scope
+from delayq.worker._handling import Handling
+from delayq.worker._listener import check_count, make_listener
+from delayq.worker._pool import Lane, Pool
+from delayq.worker._signals import heeding
+from delayq.worker._signatures import name_of, plan_dependency, show
+from delayq.worker._source import Source
+from delayq.worker._threads import Threads
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
+    from typing import Self
+
+    from delayq.backoff import Backoff
+    from delayq.codecs import Codec
+    from delayq.reliable_queue import Expired, WhenFull
+    from delayq.worker._listener import Listener
+    from delayq.worker._signatures import Dependency
+    from delayq.worker._verdicts import OnError
+
+F = TypeVar("F", bound="Callable[..., Any]")
+M = TypeVar("M", bound="Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]")
+
+_log = logging.getLogger("delayq")
+
+
+class Worker:
+    """Handles messages of reliable queues: one listener for each queue.
+
+    ::
+
+        worker = delayq.Worker("redis://127.0.0.1:6379/0")
+
+        @worker.listener("orders")
+        async def close_order(order: Order) -> None: ...
+
+        asyncio.run(worker.run())
+
+    A message whose handler returns is acknowledged. One whose handler raises is tried again with the queue's backoff, and
+    at last becomes a dead letter. Its lease is renewed while the handler runs; it is delivered at least once.
+    """
+
+    def __init__(
+        self,
+        client: Client | str | None = None,
+        *,
+        concurrency: int = 100,
+        shutdown_timeout: Duration = 30.0,
+        lifespan: Callable[[Worker], AbstractAsyncContextManager[object]] | None = None,
+    ) -> None:
+        """Args:
+        client: Whose queues. An address, or None, as for :func:`delayq.connect`: then the worker opens a client for each
+            run. So it does with a client that is not open yet. One that is open stays yours to close.
+        concurrency: How many handlers run at a time, over all listeners.
+        shutdown_timeout: How long a stop waits for the handlers that run, seconds or a timedelta.
+        lifespan: Called with the worker; what it returns is entered when the client is open and before the first
+            message, and left after the last.
+
+        Raises:
+            BadInput: A setting cannot work.
+        """
+        check_count("concurrency", concurrency)
+        self._given = client
+        self._concurrency = concurrency
+        self._shutdown_timeout = seconds(shutdown_timeout, "shutdown_timeout")
+        self._lifespan = lifespan
+        self._listeners: dict[str, Listener] = {}
+        self._makers: dict[Any, Dependency] = {}
+        self._middleware: list[Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]] = []
+        self._client: Client | None = None
+        self._stop: _Stop | None = None
+        self._background: asyncio.Task[None] | None = None
+
+    @property
+    def client(self) -> Client:
+        """The client, while the worker runs.
+
+        Raises:
+            Closed: It does not run.
+        """
+        if self._client is None:
+            raise Closed("the worker does not run")
+        return self._client
+
+    @property
+    def shutdown_timeout(self) -> float:
+        """How long a stop waits for the handlers that run, seconds."""
+        return self._shutdown_timeout
+
+    # What it does
+
+    def listener(
+        self,
+        queue: str,
+        *,
+        concurrency: int | None = None,
+        timeout: Duration | None = None,
+        codec: Codec[Any] | None = None,
+        on_error: OnError | None = None,
+        lease: Duration = 30.0,
+        max_attempts: int | None = 10,
+        backoff: Backoff = RETRIES,
+        dedup_window: Duration = 0.0,
+        expired: Expired = "drop",
+        max_size: int | None = None,
+        when_full: WhenFull = "raise",
+        max_payload: int = 512 * 1024,
+    ) -> Callable[[F], F]:
+        """Let a function handle the messages of a queue. It is returned as it is.
+
+        Its first parameter gets the value, whose type is read from the annotation (see :func:`delayq.codecs.codec_for`);
+        or the message, if it is a :class:`~delayq.Message`. Others are filled by their type: ``Message``, ``Client``,
+        ``Worker``, or that of a :meth:`dependency`. A function that is no coroutine function runs in a thread.
+
+        Args:
+            queue: Its name.
+            concurrency: How many of its handlers run at a time; as many as the worker's if None.
+            timeout: How long a handler may take, seconds or a timedelta: then it is cancelled, and the message tried again.
+            codec: How bytes become values, instead of what the annotation says.
+            on_error: What to do about errors, by class, the most specific one first: a :class:`~delayq.Backoff` or a
+                :class:`~delayq.RetryAfter` tries again, :class:`~delayq.Reject` never.
+            lease: As for :meth:`delayq.Client.reliable_queue`, and so are all below.
+            max_attempts: After so many a message becomes a dead letter; None: never.
+            backoff: How long a message that failed waits for its next attempt.
+            dedup_window: For how long after a message was handled its id still counts as taken.
+            expired: What happens to a message past its ``ttl``: ``"drop"``, or ``"dead"`` for a dead letter.
+            max_size: For who offers through the worker's client.
+            when_full: The same.
+            max_payload: The same.
+
+        Raises:
+            BadName, BadInput: A setting cannot work.
+            ConfigurationError: The queue has a listener already, a parameter can be filled by nothing, an annotation
+                cannot be read, or no codec knows the type.
+        """
+
+        def register(handler: F) -> F:
+            self._check_idle()
+            if queue in self._listeners:
+                other = name_of(self._listeners[queue].handler)
+                raise ConfigurationError(f"queue {queue!r} has a listener already: {other}; {name_of(handler)} is one too many")
+            self._listeners[queue] = make_listener(
+                queue,
+                handler,
+                self._known(),
+                codec=codec,
+                settings=Settings(lease, max_attempts, backoff, dedup_window, expired, max_size, when_full, max_payload),
+                concurrency=self._concurrency if concurrency is None else concurrency,
+                timeout=timeout,
+                on_error=on_error,
+            )
+            return handler
+
+        return register
+
+    @overload
+    def dependency(self, function: F, /) -> F: ...
+    @overload
+    def dependency(self, function: None = None, /, *, once: bool = False) -> Callable[[F], F]: ...
+    def dependency(self, function: F | None = None, /, *, once: bool = False) -> F | Callable[[F], F]:
+        """Let a function make what handlers ask for by type: the type in its return annotation.
+
+        It may be a coroutine function or not; or a generator of either kind that yields once, and what follows the
+        ``yield`` takes down: it sees the handler's exception. Its parameters are filled as those of a handler. Register
+        it before what asks for it.
+
+        Args:
+            function: When used without parentheses.
+            once: Make it once, when the worker starts, and take it down when it ends. Otherwise it is made for each
+                message whose handler asks for it, once.
+
+        Raises:
+            ConfigurationError: It has no return annotation, there is one of that type, or a parameter can be filled by nothing.
+        """
+
+        def register(function: F) -> F:
+            self._check_idle()
+            known = {kind for kind in self._known() if not once or kind not in self._makers or self._makers[kind].once}
+            made = plan_dependency(function, known, once=once)
+            if made.kind in self._known() or made.kind is Message:
+                raise ConfigurationError(f"{name_of(function)}: there is a {show(made.kind)} already")
+            self._makers[made.kind] = made
+            return function
+
+        return register if function is None else register(function)
+
+    def middleware(self, around: M) -> M:
+        """Let a coroutine function run around every handler: ``async def around(message, call_next)``.
+
+        It awaits ``call_next()``, which runs the rest; the first that was registered is outermost. What it raises counts as
+        the handler's error; what it does not let pass counts as success. A message that cannot be decoded does not get here.
+        """
+        self._check_idle()
+        self._middleware.append(around)
+        return around
+
+    # Its life
+
+    async def run(self, *, burst: bool = False, started: Callable[[], object] | None = None) -> None:
+        """Handle messages until :meth:`stop`, SIGTERM or SIGINT.
+
+        Then it claims no more, waits for the handlers that run for ``shutdown_timeout``, cancels what is left, gives back
+        every message that was not handled without counting an attempt, and returns. A second signal cancels at once. Signals
+        are heeded in the main thread only. If the caller is cancelled, handlers are cancelled at once.
+
+        Args:
+            burst: Return when nothing is due in any of the queues and no handler runs. What is delayed, as a message that
+                is to be tried again, is not waited for; nor what other workers have.
+            started: Called when everything is set up and messages are about to come.
+
+        Raises:
+            ConfigurationError: There is no listener, it runs already, or a queue is open here with other settings.
+            ServerUnavailable, ServerRefused: The client could not be opened. Once it is, the worker waits for the server.
+            Closed: The client was closed meanwhile.
+        """
+        stop = self._begin()
+        with heeding(stop.signalled):
+            await self._run(stop, burst=burst, started=started)
+
+    def stop(self) -> None:
+        """Let :meth:`run` end as upon a signal. Call it in the event loop; it returns at once. Not running: does nothing."""
+        if self._stop is not None:
+            self._stop.ask(None)
+
+    async def __aenter__(self) -> Self:
+        """Run in the background, without signals, until the block ends. Raises as :meth:`run`."""
+        stop = self._begin()
+        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        running = self._run(stop, burst=False, started=lambda: started.set_result(None))
+        task = asyncio.create_task(running, name="delayq worker run")
+        try:
+            await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
+        if not started.done():
+            # It has ended before it began.
+            await task
+        self._background = task
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop, and wait for that.
+
+        Raises:
+            Closed: The client was closed meanwhile.
+        """
+        task, self._background = self._background, None
+        assert task is not None
+        self.stop()
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
+        if error is None:
+            await task
+
+    def __repr__(self) -> str:
+        return f"<Worker of {', '.join(map(repr, self._listeners)) or 'nothing'}>"
+
+    # Inside
+
+    def _known(self) -> set[Any]:
+        return {Client, Worker, *self._makers}
+
+    def _check_idle(self) -> None:
+        if self._stop is not None:
+            raise ConfigurationError("the worker runs already")
+
+    def _begin(self) -> _Stop:
+        self._check_idle()
+        if not self._listeners:
+            raise ConfigurationError("the worker has no listener")
+        self._stop = _Stop()
+        return self._stop
+
+    async def _run(self, stop: _Stop, *, burst: bool, started: Callable[[], object] | None) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                self._client = await self._opened(stack)
+                # First in, last out: a lifespan may use the client, a dependency what the lifespan has set up.
+                if self._lifespan is not None:
+                    await stack.enter_async_context(self._lifespan(self))
+                made: dict[Any, Any] = {Client: self._client, Worker: self}
+                scope = Scope(self._makers, made, stack)
+                for kind in [kind for kind, maker in self._makers.items() if maker.once]:
+                    await scope.get(kind)
+                pool = Pool(self._lanes(made), self._concurrency, burst=burst, stop=stop.ask)
+                pool.start()
+                if started is not None:
+                    started()
+                await self._until_stopped(pool, stop)
+        finally:
+            self._client = self._stop = None
+
+    async def _opened(self, stack: AsyncExitStack) -> Client:
+        client = self._given if isinstance(self._given, Client) else connect(self._given)
+        return await stack.enter_async_context(client) if client.is_new else client
+
+    def _lanes(self, made: dict[Any, Any]) -> list[Lane]:
+        assert self._client is not None
+        threads = Threads(self._concurrency)
+        lanes = []
+        for listener in self._listeners.values():
+            settings = {name: getattr(listener.settings, name) for name in Settings.__dataclass_fields__}
+            queue = self._client.reliable_queue(listener.queue, codec=listener.codec, **settings)
+            handling = Handling(listener, self._middleware, self._makers, made, threads)
+            lanes.append(Lane(Source(queue), handling, listener.concurrency))
+        return lanes
+
+    async def _until_stopped(self, pool: Pool, stop: _Stop) -> None:
+        try:
+            await stop.asked.wait()
+            await pool.close()
+            await pool.drain(self._shutdown_timeout, stop.at_once)
+        finally:
+            # Shielded: who is cancelled hands everything back all the same.
+            with anyio.CancelScope(shield=True):
+                await pool.end()
+        if stop.error is not None:
+            raise stop.error
+
+
+class _Stop:
+    """Whether the worker is to stop, and how."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Event = asyncio.Event()
+        self.at_once: asyncio.Event = asyncio.Event()
+        self.error: BaseException | None = None
+
+    def ask(self, error: BaseException | None) -> None:
+        """Stop, with that error if there is one."""
+        self.error = self.error or error
+        self.asked.set()
+
+    def signalled(self) -> None:
+        """A signal came. The second one is meant seriously."""
+        if self.asked.is_set():
+            self.at_once.set()
+        else:
+            _log.info("the worker stops")
+            self.ask(None)

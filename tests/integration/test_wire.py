@@ -1,0 +1,191 @@
+"""One connection: questions, answers, and what becomes of those who wait when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delayq._redis import wire as wire_module
+from delayq._redis.address import from_url
+from delayq._redis.connections import Connections
+from delayq._redis.wire import NotSent, ReplyError, Wire
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.servers import PrivateServer
+
+
+@pytest.fixture
+async def wire(server: PrivateServer) -> AsyncIterator[Wire]:
+    connections = Connections(from_url(server.url), 1)
+    yield await connections.open_own()
+    await connections.aclose()
+
+
+class Peer:
+    """A server that says what a test wants, when it wants."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+        self.writer: Any = None
+
+    async def listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        while data := await reader.read(65536):
+            self.heard += data
+
+    def say(self, data: bytes) -> None:
+        self.writer.write(data)
+
+
+@pytest.fixture
+async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
+    peer = Peer()
+    listening = await asyncio.start_unix_server(peer.listen, tmp_path / "s")
+    yield peer
+    listening.close()
+    if peer.writer is not None:
+        peer.writer.close()
+
+
+@pytest.fixture
+async def to_peer(peer: Peer, tmp_path: Path) -> AsyncIterator[Wire]:
+    """A wire whose other end the test holds. Its handshake needs one answer: to CLIENT SETNAME."""
+    connections = Connections(from_url(f"unix://{tmp_path / 's'}"), 1)
+    opening = asyncio.create_task(connections.open_own())
+    answered = 0
+
+    def answer() -> bool:
+        nonlocal answered
+        count = peer.heard.count(b"*") - answered
+        answered += count
+        if count:
+            peer.say(b"+OK\r\n" * count)
+        return opening.done()
+
+    await until(answer)
+    peer.heard = b""
+    yield await opening
+    await connections.aclose()
+
+
+async def test_answers_come_in_the_order_of_the_questions(wire: Wire) -> None:
+    answers = await asyncio.gather(*(wire.ask("ECHO", f"{n}") for n in range(100)))
+    assert answers == [b"%d" % n for n in range(100)]
+
+
+async def test_an_error_reaches_the_one_who_asked(wire: Wire) -> None:
+    good, bad, after = wire.ask("PING"), wire.ask("NONSENSE"), wire.ask("PING")
+    assert await good == b"PONG"
+    with pytest.raises(ReplyError, match=r"^unknown command"):
+        await bad
+    assert await after == b"PONG"
+
+
+async def test_what_interests_nobody_is_dropped_when_it_comes(wire: Wire) -> None:
+    wire.tell("ECHO", "nobody")
+    wire.tell("NONSENSE")
+    assert await wire.ask("ECHO", "somebody") == b"somebody"
+    assert wire.is_clean
+
+
+async def test_a_question_may_be_given_up(wire: Wire) -> None:
+    first, second = wire.ask("ECHO", "first"), wire.ask("ECHO", "second")
+    first.cancel()
+    assert await second == b"second"
+
+
+async def test_what_nobody_has_asked_for_is_kept_for_whoever_reads(wire: Wire) -> None:
+    wire.write("SUBSCRIBE", "channel")
+    assert await wire.read() == [b"subscribe", b"channel", 1]
+    wire.write("SUBSCRIBE", "another")
+    await until(lambda: not wire.is_clean)
+    assert await wire.read() == [b"subscribe", b"another", 2]
+
+
+async def test_a_large_command_and_a_large_answer_pass(wire: Wire) -> None:
+    text = b"x" * 20_000_000
+    assert await wire.ask("ECHO", text) == text
+
+
+async def test_an_answer_may_come_in_pieces(peer: Peer, to_peer: Wire) -> None:
+    first, second = to_peer.ask("GET", "a"), to_peer.ask("GET", "b")
+    for byte in b"$3\r\none\r\n$3\r\nt":
+        peer.say(bytes([byte]))
+        await asyncio.sleep(0)
+    assert await asyncio.wait_for(first, 10) == b"one"
+    peer.say(b"wo\r\n")
+    assert await asyncio.wait_for(second, 10) == b"two"
+
+
+@pytest.mark.parametrize("how", ["closed", "reset", "nonsense", "by us"])
+async def test_when_it_breaks_whoever_waits_is_told_and_nothing_more_is_sent(peer: Peer, to_peer: Wire, how: str) -> None:
+    waiting, given_up = to_peer.ask("GET", "a"), to_peer.ask("GET", "b")
+    given_up.cancel()
+    await until(lambda: b"GET" in peer.heard)
+    if how == "closed":
+        peer.writer.close()
+    elif how == "reset":
+        peer.writer.transport.abort()
+    elif how == "nonsense":
+        peer.say(b"HTTP/1.1 400 Bad Request\r\n")
+    else:
+        to_peer.close()
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(waiting, 10)
+    assert not to_peer.is_open
+    for send in (to_peer.ask, to_peer.tell, to_peer.write):
+        with pytest.raises(NotSent):
+            send("PING")
+    with pytest.raises(NotSent):
+        await to_peer.read()
+
+
+async def test_a_reader_is_told_when_it_breaks(peer: Peer, to_peer: Wire) -> None:
+    reading = asyncio.create_task(to_peer.read())
+    await asyncio.sleep(0)
+    peer.writer.close()
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(reading, 10)
+
+
+async def test_an_answer_that_takes_too_long_ends_it(peer: Peer, to_peer: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.2)
+    first = to_peer.ask("GET", "a")
+    await asyncio.sleep(0.15)
+    peer.say(b"$3\r\none\r\n")
+    assert await asyncio.wait_for(first, 10) == b"one"
+    # Its time counts from its own question on.
+    second = to_peer.ask("GET", "b")
+    await asyncio.sleep(0.1)
+    assert to_peer.is_open
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(second, 10)
+    assert not to_peer.is_open
+
+
+async def test_a_reader_may_wait_for_ever(peer: Peer, to_peer: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.02)
+    reading = asyncio.create_task(to_peer.read())
+    await asyncio.sleep(0.1)
+    peer.say(b"+at last\r\n")
+    assert await asyncio.wait_for(reading, 10) == b"at last"
+
+
+async def test_what_was_told_arrives_although_the_wire_is_closed_at_once(wire: Wire, server: PrivateServer) -> None:
+    wire.tell("SET", "told", "x" * 5_000_000)
+    wire.close()
+    await until(lambda: server.call("STRLEN", "told") == b":5000000")
+    server.call("DEL", "told")
+
+
+async def test_what_is_not_taken_yet_can_be_waited_for(wire: Wire) -> None:
+    answer = wire.ask("ECHO", b"x" * 10_000_000)
+    await wire.drain()
+    assert len(await answer) == 10_000_000
+    await wire.drain()

@@ -1,0 +1,262 @@
+"""``delayq worker``: processes that run a worker, seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from tests.integration.test_demo import ROOT, alive, descendants, linux_only
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.servers import PrivateServer
+
+PATIENCE = 60.0
+
+# Says on a list which process has begun and ended what.
+APP = """
+import asyncio, os, time
+import delayq
+import redis
+
+worker = delayq.Worker(os.environ["SERVER"], shutdown_timeout=float(os.environ.get("SHUTDOWN_TIMEOUT", "30")))
+log = redis.Redis.from_url(os.environ["SERVER"])
+not_a_worker = "text"
+
+@worker.listener("jobs")
+async def handle(value: str) -> None:
+    log.rpush("log", f"{os.getpid()} begin {value}")
+    if value == "crash":
+        os._exit(9)
+    if value.startswith("block"):
+        time.sleep(3600)
+    while value.startswith("wait") and not log.exists("go"):
+        await asyncio.sleep(0.01)
+    log.rpush("log", f"{os.getpid()} end {value}")
+"""
+
+
+class Command:
+    """A running ``delayq worker``."""
+
+    def __init__(self, process: asyncio.subprocess.Process, server: PrivateServer) -> None:
+        self.process = process
+        self._server = server
+        self.children: dict[int, str] = {}
+
+    async def log(self) -> list[list[str]]:
+        """What its processes have said: process, what happened, value."""
+        from redis.asyncio import Redis
+
+        async with Redis.from_url(self._server.url, decode_responses=True) as raw:
+            return [line.split() for line in await raw.lrange("log", 0, -1)]  # type: ignore[misc]
+
+    async def has_said(self, *words: str, times: int = 1) -> None:
+        async def said() -> bool:
+            return sum(line[1:] == [*words] for line in await self.log()) >= times
+
+        await until(said, PATIENCE)
+
+    async def end(self) -> tuple[int, str]:
+        """Wait until it has ended; its status, and what it wrote."""
+        async with asyncio.timeout(PATIENCE):
+            _, errors = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, errors.decode()
+
+    def find_children(self) -> dict[int, str]:
+        self.children = {pid: line for pid, line in descendants(self.process.pid).items() if "worker.child" in line}
+        return self.children
+
+    async def nobody_is_left(self) -> None:
+        await until(lambda: not any(map(alive, self.children)), PATIENCE)
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "__init__.py").touch()
+    (tmp_path / "shop" / "jobs.py").write_text(APP)
+    (tmp_path / "redis_of_ours.py").write_text("raise SystemExit('imported by nobody')")
+    (tmp_path / "broken.py").write_text("import no_such_library")
+    (tmp_path / "failing.py").write_text("1 / 0")
+    return tmp_path
+
+
+@asynccontextmanager
+async def command(server: PrivateServer, app: Path, *arguments: str, **variables: str) -> AsyncIterator[Command]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "delayq",
+        "worker",
+        *arguments,
+        cwd=app,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "SERVER": server.url} | variables,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        process_group=0,
+    )
+    it = Command(process, server)
+    try:
+        yield it
+    finally:
+        # Whatever a failed test leaves.
+        left = [*descendants(process.pid), *it.children]
+        if process.returncode is None:
+            process.kill()
+        for pid in left:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        await process.communicate()
+
+
+async def offer(server: PrivateServer, *values: Any) -> None:
+    async with delayq.connect(server.url) as client:
+        await client.reliable_queue("jobs").offer_many([delayq.Offer(value=value) for value in values])
+
+
+async def stats(server: PrivateServer) -> tuple[int, int, int, int]:
+    async with delayq.connect(server.url) as client:
+        found = await client.reliable_queue("jobs").stats()
+    return found.delayed, found.ready, found.leased, found.dead
+
+
+async def test_a_burst_handles_what_is_due_and_ends(own_server: PrivateServer, app: Path) -> None:
+    await offer(own_server, *(f"value-{number}" for number in range(50)))
+    async with command(own_server, app, "shop.jobs:worker", "--processes", "2", "--burst") as it:
+        status, errors = await it.end()
+        assert status == 0, errors
+        assert "delayq: " not in errors
+        ended = [line[2] for line in await it.log() if line[1] == "end"]
+        assert sorted(ended) == sorted(f"value-{number}" for number in range(50))
+    assert await stats(own_server) == (0, 0, 0, 0)
+
+
+@linux_only
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_stops_every_process_gracefully(own_server: PrivateServer, app: Path, number: signal.Signals) -> None:
+    await offer(own_server, "wait-1", "wait-2")
+    async with command(own_server, app, "shop.jobs:worker", "--processes", "2") as it:
+        await it.has_said("begin", "wait-1")
+        await it.has_said("begin", "wait-2")
+        assert len(it.find_children()) == 2
+        if number == signal.SIGINT:
+            # As a terminal does, on Ctrl-C: to all that are in the foreground.
+            os.killpg(it.process.pid, number)
+        else:
+            it.process.send_signal(number)
+        await asyncio.sleep(0.2)
+        assert it.process.returncode is None
+        own_server.call("SET", "go", "1")
+        status, errors = await it.end()
+        assert status == 0, errors
+        assert len([line for line in await it.log() if line[1] == "end"]) == 2
+        await it.nobody_is_left()
+    assert await stats(own_server) == (0, 0, 0, 0)
+
+
+@linux_only
+async def test_a_second_signal_kills_at_once(own_server: PrivateServer, app: Path) -> None:
+    await offer(own_server, "block-1")
+    async with command(own_server, app, "shop.jobs:worker", "--processes", "2") as it:
+        await it.has_said("begin", "block-1")
+        assert len(it.find_children()) == 2
+        it.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        it.process.send_signal(signal.SIGINT)
+        status, _ = await it.end()
+        assert status == 128 + signal.SIGINT
+        await it.nobody_is_left()
+
+
+@linux_only
+async def test_a_process_that_dies_is_replaced(own_server: PrivateServer, app: Path) -> None:
+    await offer(own_server, "crash")
+    async with command(own_server, app, "shop.jobs:worker") as it:
+        await it.has_said("begin", "crash")
+        await offer(own_server, "after")
+        await it.has_said("end", "after")
+        log = await it.log()
+        assert log[0][0] != log[-1][0]
+        it.process.send_signal(signal.SIGTERM)
+        status, errors = await it.end()
+        assert status == 0
+        assert re.search(r"^delayq: process 1 ended with status 9; another one starts in 0\.\d s$", errors, re.MULTILINE)
+
+
+async def test_in_a_burst_it_is_not_replaced_and_the_status_says_so(own_server: PrivateServer, app: Path) -> None:
+    await offer(own_server, "crash")
+    async with command(own_server, app, "shop.jobs:worker", "--burst") as it:
+        status, errors = await it.end()
+    assert status == 1
+    assert "delayq: process 1 ended with status 9\n" in errors
+
+
+@linux_only
+async def test_no_process_survives_one_that_was_killed(own_server: PrivateServer, app: Path) -> None:
+    await offer(own_server, "wait-1")
+    async with command(own_server, app, "shop.jobs:worker", "--processes", "2", SHUTDOWN_TIMEOUT="0.1") as it:
+        await it.has_said("begin", "wait-1")
+        assert len(it.find_children()) == 2
+        it.process.kill()
+        await it.nobody_is_left()
+    # Handed back: what it was doing is for others, at once.
+    assert await stats(own_server) == (0, 1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("nonsense", "'nonsense' is no module:attribute"),
+        ("no_such_module:worker", "there is no module 'no_such_module'"),
+        ("shop.nothing:worker", "there is no module 'shop.nothing'"),
+        ("shop.jobs:nobody", "module 'shop.jobs' has no attribute 'nobody'"),
+        ("shop.jobs:not_a_worker", "shop.jobs:not_a_worker is a str, not a delayq.Worker"),
+    ],
+)
+async def test_what_cannot_be_started_is_an_error_in_one_line(
+    own_server: PrivateServer, app: Path, where: str, words: str
+) -> None:
+    async with command(own_server, app, where, "--processes", "2") as it:
+        status, errors = await it.end()
+    assert (status, errors.count("\n")) == (2, 1)
+    assert errors.startswith(f"delayq: {words}")
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("broken", "importing 'broken' failed: No module named 'no_such_library'"), ("failing", "importing 'failing' failed: Zero")],
+)
+async def test_a_module_that_fails_is_shown_with_its_trace(own_server: PrivateServer, app: Path, module: str, words: str) -> None:
+    async with command(own_server, app, f"{module}:worker") as it:
+        status, errors = await it.end()
+    assert status == 2
+    assert f"delayq: {words}" in errors
+    assert f'{module}.py", line 1' in errors
+
+
+async def test_a_server_that_is_not_there_is_an_error_in_one_line(own_server: PrivateServer, app: Path) -> None:
+    async with command(own_server, app, "shop.jobs:worker", SERVER="redis://127.0.0.1:1/0") as it:
+        status, errors = await it.end()
+    assert (status, errors.count("\n")) == (2, 1)
+    assert "redis://127.0.0.1:1" in errors or "127.0.0.1:1" in errors
+
+
+async def test_wrong_usage_is_an_error_in_one_line(own_server: PrivateServer, app: Path) -> None:
+    async with command(own_server, app, "shop.jobs:worker", "--processes", "0") as it:
+        status, errors = await it.end()
+    assert (status, errors.count("\n")) == (2, 1)
+    assert "--processes" in errors
