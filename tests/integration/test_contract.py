@@ -1,0 +1,160 @@
+"""What users rely on, by its names, from end to end: a change here breaks programs."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+import delayq.codecs
+from delayq.testing import advance
+
+if TYPE_CHECKING:
+    from delayq import Client
+
+
+async def test_a_delayed_queue(client: Client) -> None:
+    queue: delayq.DelayedQueue[Any] = client.delayed_queue("orders", codec=delayq.JsonCodec())
+    assert queue.name == "orders"
+    receipt = await queue.offer("soon", delay=0.02)
+    assert (isinstance(receipt.id, str), receipt.due_at.tzinfo) == (True, UTC)
+    await queue.offer("in an hour", at=datetime.now(UTC) + timedelta(hours=1))
+    receipts = await queue.offer_many([("far", timedelta(days=1)), ("farther", 100_000)])
+    assert await queue.take() == "soon"
+    assert await queue.poll(timeout=0) is None
+    assert await queue.drain(max_items=None) == []
+    assert await receipt.cancel() is False
+    assert await receipts[0].reschedule(0) is True
+    async for value in queue:
+        assert value == "far"
+        break
+    pending = queue.pending
+    assert (await pending.size(), await pending.peek()) == (2, "in an hour")
+    assert [value for value, due_at in await pending.entries()] == ["in an hour", "farther"]
+    assert await pending.contains("farther")
+    assert await pending.contains_all(["farther", "in an hour"])
+    assert await pending.poll_many(1) == ["in an hour"]
+    assert await pending.remove("farther")
+    assert (await pending.poll(), await pending.read_all()) == (None, [])
+    await queue.offer_many([(n, 60) for n in range(4)])
+    assert await pending.remove_all([0]) is True
+    assert await pending.retain_all([1, 2]) is True
+    assert await pending.poll_last_and_offer_first_to("others") == 2
+    assert await pending.expire(60) is True
+    await pending.clear()
+    await queue.offer("leased")
+    async for message in queue.deliveries(lease=30):
+        async with message:
+            assert message.value == "leased"
+        break
+    await queue.offer("ready")
+    assert (await queue.poll(timeout=1.0), await queue.ready.size(), await queue.ready.read_all()) == ("ready", 0, [])
+    await queue.ready.clear()
+
+
+async def test_a_reliable_queue(client: Client) -> None:
+    backoff = delayq.Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
+    jobs: delayq.ReliableQueue[Any] = client.reliable_queue("jobs", lease=30, max_attempts=10, backoff=backoff)
+    assert await jobs.offer("a", delay=2.5, id="order-42", headers={"k": "v"}, priority=0, ttl=None) == "order-42"
+    with pytest.raises(delayq.DuplicateMessage):
+        await jobs.offer("b", id="order-42")
+    for how in ("ignore", "replace"):
+        assert await jobs.offer("c", id="order-42", on_duplicate=how) == "order-42"  # type: ignore[arg-type]
+    ids = await jobs.offer_many([delayq.Offer("d", delay=60, id="x"), delayq.Offer("e", delay=60)])
+    assert (await jobs.cancel("x"), await jobs.reschedule(ids[1], 0), await jobs.get("nobody")) == (True, True, None)
+    async for message in jobs:
+        async with message:
+            assert isinstance(message, delayq.Message)
+            assert (message.value, message.id, message.attempt, message.headers) == ("c", "order-42", 1, {})
+            assert message.enqueued_at - message.due_at < timedelta(milliseconds=1)
+        break
+    (message,) = await jobs.claim(10, wait=1.0)
+    await message.extend(60)
+    await message.nack(delay=0, error="it broke")
+    with pytest.raises(delayq.LeaseLost):
+        await message.ack()
+    (message,) = await jobs.claim(10, wait=1.0)
+    assert message.attempt == 2
+    await message.bury("no good")
+    stats = await jobs.stats()
+    assert (stats.delayed, stats.ready, stats.leased, stats.dead, stats.oldest_due_age) == (0, 0, 0, 1, 0)
+    (letter,) = await jobs.dead.list()
+    assert (letter.id, letter.value, letter.attempt) == (ids[1], "e", 2)
+    assert letter.died_at <= datetime.now(UTC) + timedelta(minutes=1)
+    assert isinstance(letter.error, str)
+    assert await jobs.dead.redrive(ids=None) == 1
+    (message,) = await jobs.claim()
+    await message.ack()
+    assert await jobs.dead.purge() == 0
+    await jobs.pause()
+    await jobs.resume()
+    await jobs.purge()
+
+
+async def test_a_worker(client: Client) -> None:
+    worker, handled = delayq.Worker(client, concurrency=100), list[str]()
+
+    @worker.listener("orders")
+    async def close_order(order: str) -> None:
+        handled.append(order)
+        worker.stop()
+
+    await client.reliable_queue("orders").offer("order-42", delay=0.02)
+    await worker.run()
+    assert handled == ["order-42"]
+
+
+async def test_a_timer() -> None:
+    timer = delayq.HashedWheelTimer(tick_duration=0.001, ticks_per_wheel=512, max_pending_timeouts=0)
+    fired = asyncio.Event()
+    timeout, far = timer.new_timeout(lambda _: fired.set(), 0.01), timer.new_timeout(print, 3600)
+    await asyncio.wait_for(fired.wait(), 10)
+    assert (timeout.expired, timeout.cancelled, timeout.cancel(), timeout.deadline < far.deadline) == (True, False, False, True)
+    assert timer.pending_timeouts == 1
+    assert timer.stop() == [far]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "JsonCodec",
+        "StringCodec",
+        "LongCodec",
+        "IntegerCodec",
+        "BytesCodec",
+        "TypedJsonJacksonCodec",
+        "JsonJacksonCodec",
+        "Kryo5Codec",
+    ],
+)
+async def test_the_codecs(client: Client, name: str) -> None:
+    codec = getattr(delayq.codecs, name)()
+    value: Any = {"BytesCodec": b"seven", "LongCodec": 7, "IntegerCodec": 7}.get(name, "seven")
+    queue: delayq.DelayedQueue[Any] = client.delayed_queue("orders", codec=codec)
+    await queue.offer(value, delay=60)
+    assert codec.decode(codec.encode(value)) == value == await queue.pending.poll()
+
+
+async def test_statistics_and_errors(client: Client) -> None:
+    statistics = client.statistics()
+    assert statistics.connections >= 0
+    assert (statistics.timers, statistics.errors) >= (0, 0)
+    assert statistics.round_trips >= 0
+    queue: delayq.DelayedQueue[Any] = client.delayed_queue("orders", max_payload=10)
+    for delay in (-1, float("nan"), float("inf"), 2**53):
+        with pytest.raises(delayq.BadDelay):
+            await queue.offer(1, delay=delay)
+    with pytest.raises(ValueError, match=r"timezone|aware|naive"):
+        await queue.offer(1, at=datetime(2040, 1, 1))  # noqa: DTZ001
+    with pytest.raises(delayq.PayloadTooLarge):
+        await queue.offer("x" * 100)
+    with pytest.raises(delayq.EncodeError):
+        await queue.offer(object())
+    for name in ("", "a{b", "{}x"):
+        with pytest.raises(delayq.BadName):
+            client.delayed_queue(name)
+    await advance(queue, 1)
+    assert await queue.pending.size() == 0
