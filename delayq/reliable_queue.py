@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import os
-import secrets
-import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
 
 from delayq._durations import Duration, delay_us, microseconds, seconds
+from delayq._ids import new_id
 from delayq._redis.bodies import content
 from delayq._redis.keys import PRIORITIES
 from delayq._redis.reliable_scripts import CANCEL, GET, LIST, PURGE, RESCHEDULE, RESUME, STATS
@@ -71,24 +68,6 @@ _THERE = (_STORED, _REPLACED, _IGNORED)
 _AT_A_TIME = 200
 _LONGEST_ID = 512
 _LARGEST_HEADERS = 16 * 1024
-
-_session = secrets.token_hex(4)
-_count = itertools.count()
-
-
-def _after_fork() -> None:
-    global _session  # noqa: PLW0603
-    _session = secrets.token_hex(4)
-
-
-if hasattr(os, "register_at_fork"):
-    # Processes that were one would make the same ids.
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def new_id() -> str:
-    """An id that nobody else makes. Ids of one process sort by when they were made."""
-    return f"{time.time_ns() // 1000:014x}{_session}{next(_count):06x}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,13 +230,21 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 Otherwise as :meth:`offer`.
         """
         self._check_open()
-        messages = [self._message(offer) for offer in offers]
+        offered = list(offers)
+        messages = [self._message(offer) for offer in offered]
         outcomes: list[int | BaseException] = [_FULL] * len(messages)
         tries = 0
         while waiting := [place for place, outcome in enumerate(outcomes) if outcome == _FULL]:
             answers = await self._outcomes([messages[place] for place in waiting])
+            renamed = False
             for place, answer in zip(waiting, answers, strict=True):
                 outcomes[place] = answer
+                if answer == _DUPLICATE and offered[place].id is None:
+                    # Another process has made up the same one.
+                    messages[place], outcomes[place] = replace(messages[place], id=new_id()), _FULL
+                    renamed = True
+            if renamed:
+                continue
             if self._settings.when_full == "raise" or _FULL not in answers:
                 break
             tries += 1

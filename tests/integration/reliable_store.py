@@ -37,6 +37,7 @@ for at = 11, 16 do reply[#reply + 1] = redis.call('HGETALL', KEYS[at]) end
 for at = 17, 18 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
 reply[#reply + 1] = redis.call('HGETALL', KEYS[19])
 reply[#reply + 1] = redis.call('EXISTS', KEYS[20])
+reply[#reply + 1] = redis.call('HGETALL', KEYS[21])
 return reply
 """
 
@@ -59,11 +60,12 @@ class Stored:
     dead: list[str]
     dead_messages: dict[str, bytes]
     paused: bool
+    schedules: dict[str, bytes]
 
     def demand_no_orphans(self) -> None:
         """Everything that is known belongs to a message, and every message is in one place."""
         live = set(self.live)
-        assert len(self.order) == len(live), "an key is in two live sets"
+        assert len(self.order) == len(live), "an id is in two live sets"
         assert set(self.bodies) == live
         for known in (self.leases, self.attempts, self.expiries, self.errors, self.priorities):
             assert set(known) <= live
@@ -84,7 +86,8 @@ class Store:
     def __init__(self, connection: Any, name: str) -> None:
         self.keys = ReliableKeys.of(name)
         self._raw = connection
-        self._names = (*self.keys.messages, self.keys.done, self.keys.dead, self.keys.dead_messages, self.keys.paused)
+        keys = self.keys
+        self._names = (*keys.messages, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules)
 
     async def let_pass(self, seconds: float) -> None:
         """Let so much time pass for everything that is stored."""
@@ -110,7 +113,12 @@ class Store:
             dead=list(dead),
             dead_messages=_pairs(parts[18]),
             paused=bool(parts[19]),
+            schedules=_pairs(parts[20]),
         )
+
+    async def others(self) -> set[str]:
+        """Every key of the server that is not one of the queue's."""
+        return {key.decode() for key in await self._raw.keys("*")} - set(self._names)
 
     async def values(self) -> list[bytes]:
         """The payloads of all live messages, in the order in which they stand."""

@@ -62,7 +62,7 @@ async def test_a_reliable_queue(client: Client) -> None:
     with pytest.raises(delayq.DuplicateMessage):
         await jobs.offer("b", id="order-42")
     for how in ("ignore", "replace"):
-        assert await jobs.offer("c", id="order-42", on_duplicate=how) == "order-42"  # type: ignore[arg-type]
+        assert await jobs.offer("c", id="order-42", on_duplicate=how) == "order-42"
     ids = await jobs.offer_many([delayq.Offer("d", delay=60, id="x"), delayq.Offer("e", delay=60)])
     assert (await jobs.cancel("x"), await jobs.reschedule(ids[1], 0), await jobs.get("nobody")) == (True, True, None)
     async for message in jobs:

@@ -31,5 +31,8 @@ if remember > 0 and #acked > 0 then
   local now = now_us()
   trim(KEYS[17], now)
   for _, id in ipairs(acked) do redis.call('ZADD', KEYS[17], number(now + remember), id) end
+  -- Gone with the last of them, also where nobody comes to trim it.
+  local keep_ms = math.ceil(remember / 1000)
+  if redis.call('PTTL', KEYS[17]) < keep_ms then redis.call('PEXPIRE', KEYS[17], keep_ms) end
 end
 return reply

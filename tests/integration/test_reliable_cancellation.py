@@ -1,0 +1,269 @@
+"""A caller of a reliable queue who goes away loses nothing, doubles nothing, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq import Offer
+from tests.integration.reliable_fixtures import LEASE, jobs, raw, store
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from delayq import Client, Message, ReliableQueue
+    from tests.integration.reliable_store import Store
+    from tests.servers import PrivateServer
+
+__all__ = ["jobs", "raw", "store"]
+
+
+async def rest(queue: ReliableQueue[Any], store: Store, held: int) -> list[Message[Any]]:
+    """Everything that can still be claimed, once nothing is on its way back any more."""
+
+    async def back() -> bool:
+        return len((await store.look()).leases) == held
+
+    await until(back)
+    messages: list[Message[Any]] = []
+    while some := await queue.claim(100):
+        messages += some
+    return messages
+
+
+async def test_ten_thousand_cancelled_claims_lose_and_double_nothing(
+    client: Client, jobs: ReliableQueue[int], store: Store
+) -> None:
+    wanted = 10_000
+    chance = random.Random(1)
+    got: list[Message[int]] = []
+    cancelled = offered = 0
+
+    async def claim() -> None:
+        got.extend(await jobs.claim(3, wait=60))
+
+    while cancelled < wanted:
+        claims = [asyncio.create_task(claim()) for _ in range(50)]
+        offers = [asyncio.create_task(jobs.offer(offered + i)) for i in range(10)]
+        offered += 10
+        for task in claims:
+            if chance.random() < 0.3:
+                await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.gather(*offers)
+        results = await asyncio.gather(*claims, return_exceptions=True)
+        cancelled += sum(isinstance(result, asyncio.CancelledError) for result in results)
+
+    got += await rest(jobs, store, len(got))
+    assert sorted(message.value for message in got) == list(range(offered))
+    # Whatever came back was not counted.
+    assert {message.attempt for message in got} == {1}
+    assert client.statistics().waiting == 0
+
+
+async def test_ten_thousand_short_claims_that_race_with_offers_lose_and_double_nothing(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
+    chance = random.Random(2)
+    got: list[Message[int]] = []
+    claims, messages = 10_000, 3_000
+
+    async def claim(count: int) -> None:
+        for _ in range(count):
+            got.extend(await jobs.claim(1, wait=chance.choice((0, 0.0001, 0.0005, 0.001, 0.002))))
+
+    async def offer() -> None:
+        for at in range(0, messages, 10):
+            await jobs.offer_many([Offer(value=at + i, delay=chance.random() * 0.002) for i in range(10)])
+            if chance.random() < 0.2:
+                await asyncio.sleep(0.001)
+
+    await asyncio.gather(offer(), *(claim(claims // 20) for _ in range(20)))
+    got += await rest(jobs, store, len(got))
+    assert sorted(message.value for message in got) == list(range(messages))
+    assert {message.attempt for message in got} == {1}
+
+
+async def test_workers_that_come_and_go_handle_everything(server: PrivateServer, store: Store) -> None:
+    chance = random.Random(4)
+    handled: list[int] = []
+    async with delayq.connect(server.url) as one, delayq.connect(server.url) as two:
+        queues = [client.reliable_queue("jobs", lease=LEASE, max_attempts=1) for client in (one, two)]
+
+        async def work(queue: ReliableQueue[int]) -> None:
+            async for message in queue:
+                async with message:
+                    if chance.random() < 0.5:
+                        await asyncio.sleep(0)
+                    handled.append(message.value)
+
+        for start in range(0, 3_000, 30):
+            workers = [asyncio.create_task(work(queue)) for queue in queues for _ in range(3)]
+            await queues[0].offer_many([Offer(value=start + i) for i in range(30)])
+            await asyncio.sleep(chance.random() * 0.003)
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        workers = [asyncio.create_task(work(queues[0]))]
+        await until(lambda: set(handled) == set(range(3_000)))
+        workers[0].cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        # One attempt each: so nobody's cancellation was counted, or some would be dead.
+        assert (await queues[0].stats()).dead == 0
+    stored = await store.look()
+    stored.demand_no_orphans()
+    assert stored.bodies == {}
+
+
+async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(jobs: ReliableQueue[int], store: Store) -> None:
+    chance = random.Random(3)
+    finished = set()
+
+    async def offer(value: int) -> None:
+        await jobs.offer(value)
+        finished.add(value)
+
+    for base in range(0, 2000, 20):
+        offers = [asyncio.create_task(offer(base + i)) for i in range(20)]
+        for task in offers:
+            if chance.random() < 0.5:
+                await asyncio.sleep(0)
+            if chance.random() < 0.5:
+                task.cancel()
+        await asyncio.gather(*offers, return_exceptions=True)
+    stored = [message.value for message in await rest(jobs, store, 0)]
+    assert len(stored) == len(set(stored))
+    assert finished <= set(stored)
+
+
+@pytest.mark.parametrize("wait", ["claim", "loop"])
+async def test_closing_ends_every_waiting_call_within_a_second(server: PrivateServer, wait: str) -> None:
+    client = delayq.connect(server.url)
+    await client.__aenter__()
+    queue = client.reliable_queue("empty")
+
+    async def loop() -> str:
+        async for _ in queue:
+            pass
+        return "ended"
+
+    waiting = [asyncio.create_task(loop() if wait == "loop" else queue.claim(wait=60)) for _ in range(10)]
+    await until(lambda: client.statistics().waiting)
+    start = asyncio.get_running_loop().time()
+    await client.aclose()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert asyncio.get_running_loop().time() - start < 1
+    assert all(result == "ended" or isinstance(result, delayq.Closed) for result in results)
+
+
+async def test_closing_is_quick_while_the_server_does_not_answer(own_server: PrivateServer) -> None:
+    client = delayq.connect(own_server.url)
+    await client.__aenter__()
+    queue = client.reliable_queue("jobs")
+    await queue.offer(1)
+    (message,) = await queue.claim()
+    claim = asyncio.create_task(queue.claim(wait=60))
+    await until(lambda: client.statistics().waiting)
+    own_server.pause()
+    offer, ack = asyncio.create_task(queue.offer(1)), asyncio.create_task(message.ack())
+    await asyncio.sleep(0.05)
+    start = asyncio.get_running_loop().time()
+    await client.aclose()
+    assert asyncio.get_running_loop().time() - start < 1.5
+    results = await asyncio.gather(claim, offer, ack, return_exceptions=True)
+    own_server.resume()
+    assert [type(result) for result in results] == [delayq.Closed, delayq.OutcomeUnknown, delayq.OutcomeUnknown]
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside its block", "where its block ends"])
+@pytest.mark.parametrize("turns", [0, 1, 2, 5])
+async def test_an_ack_whose_caller_is_cancelled_is_carried_out(
+    server: PrivateServer, jobs: ReliableQueue[int], store: Store, inside: bool, turns: int
+) -> None:
+    """Wherever the cancellation comes, it goes on: the message was handled, and is not given back."""
+    await jobs.offer(1)
+    (message,) = await jobs.claim()
+    handled = asyncio.Event()
+
+    async def handle() -> None:
+        async with message:
+            handled.set()
+            if inside:
+                await message.ack()
+
+    # No answer comes before that.
+    with server.paused():
+        handler = asyncio.create_task(handle())
+        await handled.wait()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        handler.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await handler
+
+    async def gone() -> bool:
+        return not (await store.look()).bodies
+
+    await until(gone)
+    (await store.look()).demand_no_orphans()
+
+
+async def test_an_ack_in_a_scope_that_is_cancelled_is_carried_out(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer(1)
+    (message,) = await jobs.claim()
+    with anyio.CancelScope() as scope:
+        async with message:
+            scope.cancel()
+
+    async def gone() -> bool:
+        return not (await store.look()).bodies
+
+    await until(gone)
+
+
+async def test_closing_inside_a_loop_hands_back_what_was_claimed_ahead(server: PrivateServer, store: Store) -> None:
+    seen = []
+    async with delayq.connect(server.url) as client:
+        queue = client.reliable_queue("jobs", lease=LEASE)
+        await queue.offer_many([Offer(value=n) for n in range(300)])
+        async for message in queue:
+            await message.ack()
+            seen.append(message.value)
+            if len(seen) == 40:
+                await client.aclose()
+    assert seen == list(range(40))
+    async with delayq.connect(server.url) as client:
+        messages = await rest(client.reliable_queue("jobs", lease=LEASE), store, 0)
+        assert [(message.value, message.attempt) for message in messages] == [(n, 1) for n in range(40, 300)]
+
+
+async def test_nothing_is_left_behind_by_a_client(server: PrivateServer) -> None:
+    tasks = len(asyncio.all_tasks())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        async with delayq.connect(server.url) as client:
+            queue = client.reliable_queue("jobs")
+            await queue.offer(1, 3600)
+            await queue.offer(2)
+            async for message in queue:
+                async with message:
+                    break
+            waiting = asyncio.create_task(queue.claim(wait=60))
+            await until(lambda: client.statistics().waiting)
+        with suppress(delayq.Closed):
+            await waiting
+        del message, waiting
+        await asyncio.sleep(0)
+        gc.collect()
+    assert len(asyncio.all_tasks()) == tasks
+    async with Redis.from_url(server.url) as observer:
+        assert {entry["name"] for entry in await observer.client_list()} == {""}
+        assert set(await observer.keys()) == {b"delayq:{jobs}:live", b"delayq:{jobs}:bodies"}

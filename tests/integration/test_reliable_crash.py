@@ -1,0 +1,175 @@
+"""Workers and the server are killed again and again: nothing is lost, and nothing is handled twice without a cause."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq import Offer
+from tests.conftest import _USED, FOUND
+from tests.crash_log import DOWN, KILLED, UP, Log, Offers, check, read
+from tests.integration import crash_worker
+from tests.integration.crash_worker import LEASE
+from tests.servers import PrivateServer
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MESSAGES = 20_000
+WORKERS = 4
+RESTARTS = 3
+KILL_EVERY = 0.3
+# They come in bursts, so that workers are killed while they have all that they can have.
+BURST = 400
+BURST_EVERY = 0.4
+# With so many at work the server is killed.
+BUSY = 40
+
+
+class Killer:
+    """Keeps four workers, and kills one after the other."""
+
+    def __init__(self, url: str, folder: Path, log: Log, way: str) -> None:
+        self._url = url
+        self._way = way
+        self._folder = folder
+        self._log = log
+        # Forked from a process that has imported everything: there is no time to start an interpreter for each.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([crash_worker.__name__])
+        self._names = (f"worker-{number}" for number in itertools.count(1))
+        self._workers: list[tuple[str, Any]] = []
+        self.kills: int = 0
+
+    def start(self) -> None:
+        name = next(self._names)
+        process = self._context.Process(
+            target=crash_worker.main, args=(self._url, self._folder / name, name, self._way), daemon=True
+        )
+        process.start()
+        self._workers.append((name, process))
+
+    def kill(self) -> None:
+        """Kill the one that has lived longest."""
+        name, process = self._workers.pop(0)
+        # Written first: what it had may come to others at once.
+        self._log.write(KILLED, who=name)
+        process.kill()
+        process.join()
+        self.kills += 1
+
+    def close(self) -> None:
+        while self._workers:
+            self.kill()
+
+
+@pytest.fixture
+def durable_server() -> Iterator[PrivateServer]:
+    """What it has answered, it finds again after its death."""
+    if not FOUND:
+        pytest.skip("no server found on this machine")
+    name = next(iter(FOUND))
+    _USED.add(name)
+    with PrivateServer(FOUND[name], appendonly="always") as server:
+        yield server
+
+
+async def offer_all(queue: delayq.ReliableQueue[int], offers: Offers) -> None:
+    chance = random.Random(11)
+
+    async def offer(some: list[Offer[int]]) -> None:
+        ids = {str(one.id) for one in some}
+        try:
+            offers.stored |= set(await queue.offer_many(some))
+        except delayq.OutcomeUnknown as error:
+            offers.stored |= set(error.stored)
+            offers.unknown |= ids - set(error.stored)
+        except delayq.ServerUnavailable:
+            offers.refused |= ids
+
+    for start in range(0, MESSAGES, BURST):
+        burst = [
+            Offer(value=chance.randint(0, 50), id=f"m{place:05}", delay=chance.random() * 0.1)
+            for place in range(start, min(start + BURST, MESSAGES))
+        ]
+        # Many callers at once, some with one message and some with several.
+        cuts = sorted(chance.sample(range(1, len(burst)), 20))
+        parts = [burst[at:to] for at, to in zip([0, *cuts], [*cuts, len(burst)], strict=True)]
+        await asyncio.gather(*(offer(part) for part in parts), asyncio.sleep(BURST_EVERY))
+
+
+@pytest.mark.parametrize("way", ["loop", "worker"])
+async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
+    durable_server: PrivateServer, tmp_path: Path, way: str
+) -> None:
+    server, offers, log = durable_server, Offers(), Log(tmp_path / "driver")
+    killer = Killer(server.unix_url, tmp_path, log, way)
+    done = asyncio.Event()
+
+    async def kill_workers() -> None:
+        while not done.is_set():
+            await asyncio.sleep(KILL_EVERY)
+            killer.start()
+            await asyncio.to_thread(killer.kill)
+
+    async def kill_the_server(queue: delayq.ReliableQueue[int], offering: asyncio.Task[None]) -> None:
+        async def busy() -> bool:
+            return offering.done() or (await queue.stats()).leased >= BUSY
+
+        for restart in range(1, RESTARTS + 1):
+            # Spread over the time of the offers.
+            share = MESSAGES * restart // (RESTARTS + 1)
+            await until(lambda share=share: len(offers.stored) >= share or offering.done(), 100)  # type: ignore[misc]
+            await until(busy)
+            log.write(DOWN)
+            server.kill()
+            if restart == RESTARTS:
+                # The last time it stays away until an offer has been given up; leases end meanwhile.
+                await until(lambda: offers.unknown or offers.refused, 60)
+            else:
+                await asyncio.sleep(0.2)
+            await asyncio.to_thread(server.start)
+            log.write(UP)
+
+    try:
+        for _ in range(WORKERS):
+            killer.start()
+        async with (
+            delayq.connect(server.unix_url) as client,
+            Redis.from_url(server.unix_url, retry_on_error=[ConnectionError]) as raw,
+        ):
+            queue: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
+            offering = asyncio.create_task(offer_all(queue, offers))
+            killing = [asyncio.create_task(kill_workers()), asyncio.create_task(kill_the_server(queue, offering))]
+            await offering
+            await killing[1]
+
+            async def empty() -> bool:
+                stats = await queue.stats()
+                return not (stats.delayed or stats.ready or stats.leased)
+
+            await until(empty, 100)
+            done.set()
+            await killing[0]
+            await queue.aclose()
+            assert await raw.keys("*") == []
+    finally:
+        done.set()
+        await asyncio.to_thread(killer.close)
+        log.close()
+    verdict = check(read(tmp_path.iterdir()), offers, LEASE)
+    told = {"stored": len(offers.stored), "unknown": len(offers.unknown), "refused": len(offers.refused)}
+    print(server.kind.name, told, "handled", verdict.handled, "again", dict(verdict.again), "killed", killer.kills)
+    assert verdict.problems == []
+    assert sum(told.values()) == MESSAGES
+    # Otherwise it proves nothing.
+    assert verdict.again["died"] > 0

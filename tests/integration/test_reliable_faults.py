@@ -1,0 +1,590 @@
+"""Each server call of a reliable queue, failed: what is left on the server, and what the caller is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import Offer
+from delayq._redis.reliable_scripts import ACK, CLAIM, OFFER, RELEASE
+from tests.integration.reliable_fixtures import LEASE, faults, jobs, raw, store
+from tests.integration.reliable_store import HOUR, Store, Stored, hours
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delayq import Client, Message, ReliableQueue
+    from tests.integration.test_faults import Faults
+    from tests.servers import PrivateServer
+
+__all__ = ["faults", "jobs", "raw", "store"]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.05)
+
+
+def meaning(stored: Stored) -> dict[str, Any]:
+    """What is stored, without what differs from run to run."""
+    stored.demand_no_orphans()
+
+    def plain(key: str) -> str:
+        # The id of an occurrence has its moment.
+        return re.sub(r"@\d{16}$", "@", key)
+
+    def facts(record: bytes) -> dict[str, Any]:
+        known = json.loads(record.partition(b"\n")[0])
+        return {name: fact for name, fact in known.items() if name in ("timing", "version", "priority", "ttl", "every", "last")}
+
+    return {
+        "live": [(plain(key), *stored.live[key][:1], hours(stored.live[key][1])) for key in stored.order],
+        "payloads": {plain(key): body.partition(b"\n")[2] for key, body in stored.bodies.items()},
+        "schedules": {name: facts(record) for name, record in stored.schedules.items()},
+        "leased": set(stored.leases),
+        "attempts": stored.attempts,
+        "errors": {key: error.rsplit("\n", 1)[-1] for key, error in stored.errors.items()},
+        "done": set(stored.done),
+        "dead": sorted(stored.dead),
+        "paused": stored.paused,
+    }
+
+
+# The operations: each has what it needs: "held" is leased to us, "later" waits, "dead" is a dead letter, and it is paused.
+
+
+async def handle(message: Message[int]) -> None:
+    async with message:
+        pass
+
+
+async def fail(message: Message[int]) -> None:
+    error = ZeroDivisionError("divided")
+    with suppress(ZeroDivisionError):
+        async with message:
+            raise error
+
+
+async def be_cancelled(message: Message[int]) -> None:
+    with suppress(asyncio.CancelledError):
+        async with message:
+            raise asyncio.CancelledError
+
+
+OPERATIONS: dict[str, Any] = {
+    "offer": lambda queue, _: queue.offer(7, HOUR, id="new"),
+    "replace": lambda queue, _: queue.offer(7, HOUR, id="later", on_duplicate="replace"),
+    "offer_many": lambda queue, _: queue.offer_many([Offer(value=n, id=f"new {n}", delay=HOUR) for n in range(5)]),
+    "ack": lambda _, message: message.ack(),
+    "nack": lambda _, message: message.nack(2 * HOUR, "it broke"),
+    "nack at once": lambda _, message: message.nack(0),
+    "extend": lambda _, message: message.extend(5 * HOUR),
+    "bury": lambda _, message: message.bury("no good"),
+    "release": lambda _, message: message.release(),
+    "handle": lambda _, message: handle(message),
+    "fail": lambda _, message: fail(message),
+    "be cancelled": lambda _, message: be_cancelled(message),
+    "cancel": lambda queue, _: queue.cancel("later"),
+    "reschedule": lambda queue, _: queue.reschedule("later", 9 * HOUR),
+    "get": lambda queue, _: queue.get("later"),
+    "stats": lambda queue, _: queue.stats(),
+    "list": lambda queue, _: queue.list("delayed"),
+    "peek": lambda queue, _: queue.peek(3),
+    "purge": lambda queue, _: queue.purge(),
+    "pause": lambda queue, _: queue.pause(),
+    "resume": lambda queue, _: queue.resume(),
+    "schedule": lambda queue, _: queue.schedule("new", every=9 * HOUR, value=8),
+    "schedule a cron": lambda queue, _: queue.schedule("new", cron="0 0 1 1 *", value=8),
+    "schedule otherwise": lambda queue, _: queue.schedule("known", every=8 * HOUR, value=9),
+    "unschedule": lambda queue, _: queue.unschedule("known"),
+    "schedules": lambda queue, _: queue.schedules(),
+    "dead.size": lambda queue, _: queue.dead.size(),
+    "dead.list": lambda queue, _: queue.dead.list(),
+    "dead.redrive": lambda queue, _: queue.dead.redrive(),
+    "dead.redrive one": lambda queue, _: queue.dead.redrive(["dead"]),
+    "dead.purge": lambda queue, _: queue.dead.purge(),
+    "dead.purge one": lambda queue, _: queue.dead.purge(["dead"]),
+}
+
+PLANS: dict[str, Callable[[int, int], str | None]] = {
+    "unsent": lambda call, n: "unsent" if call == n else None,
+    "lost": lambda call, n: "lost" if call == n else None,
+    "unsent ever after": lambda call, n: "unsent" if call >= n else None,
+    "lost ever after": lambda call, n: "lost" if call >= n else None,
+    "lost, then unsent ever after": lambda call, n: "lost" if call == n else "unsent" if call > n else None,
+    "unsent, then lost ever after": lambda call, n: "unsent" if call == n else "lost" if call > n else None,
+}
+
+
+async def prepare(client: Client, name: str, operation: str) -> tuple[ReliableQueue[int], Message[int]]:
+    # With dedup_window there is more for an ack to do.
+    queue = client.reliable_queue(name, lease=LEASE, backoff=delayq.Backoff.fixed(3 * HOUR), dedup_window=HOUR)
+    await queue.offer(1, id="dead", priority=3)
+    (dead,) = await queue.claim()
+    await dead.bury("no good", "it broke")
+    await queue.offer(2, id="held", priority=1, ttl=9 * HOUR)
+    (held,) = await queue.claim()
+    await queue.offer(3, 2 * HOUR, id="later")
+    if "schedule" in operation:
+        await queue.schedule("known", every=7 * HOUR, value=9)
+    if operation == "resume":
+        await queue.pause()
+    return queue, held
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_an_operation_has_its_whole_effect_or_none_and_tells_truly(
+    client: Client, raw: Any, faults: Faults, operation: str, plan: str
+) -> None:
+    act = OPERATIONS[operation]
+    queue, held = await prepare(client, "undisturbed", operation)
+    none = meaning(await Store(raw, "undisturbed").look())
+    count = len(faults.calls)
+    answer = await act(queue, held)
+    count = len(faults.calls) - count
+    whole = meaning(await Store(raw, "undisturbed").look())
+
+    for n in range(1, count + 1):
+        name = f"disturbed {n}"
+        queue, held = await prepare(client, name, operation)
+        before = len(faults.calls)
+        faults.plan = lambda _name, _n, before=before, n=n: PLANS[plan](len(faults.calls) - before, n)  # type: ignore[misc]
+        error: Exception | None = None
+        try:
+            again = await act(queue, held)
+        except delayq.ServerError as raised:
+            error = raised
+        faults.plan = lambda _name, _n: None
+        after = meaning(await Store(raw, name).look())
+        if error is None:
+            assert after == whole
+            # Whether there was a pause, and how many were dropped, cannot be told when the answer was lost.
+            if operation not in ("resume", "purge", "get", "list", "peek", "dead.list", "stats") and "schedule" not in operation:
+                assert again == answer
+        elif isinstance(error, delayq.OutcomeUnknown):
+            assert after in (none, whole)
+        else:
+            assert after == none, "it says that nothing was done"
+        # What was cancelled, or unscheduled, may be there again by the time of a repetition.
+        if plan == "unsent" or (plan == "lost" and operation not in ("cancel", "unschedule")):
+            assert error is None, "one fault is overcome"
+
+
+# Offers
+
+
+async def test_an_offer_repeated_after_its_message_was_handled_is_not_stored_again(
+    jobs: ReliableQueue[int], faults: Faults, store: Store
+) -> None:
+    handled = False
+
+    def fault(name: str, n: int) -> str | None:
+        if name != OFFER.name or handled:
+            return None
+        return "lost" if n == 1 else "unsent"
+
+    faults.plan = fault
+    with pytest.MonkeyPatch.context() as patience:
+        patience.setattr("delayq._redis.server.RETRY_FOR", 10)
+        offer = asyncio.create_task(jobs.offer(7))
+        (message,) = await jobs.claim(1, wait=10)
+        await message.ack()
+        handled = True
+        assert await offer == message.id
+    assert (await store.look()).bodies == {}
+    assert await jobs.claim(1) == []
+
+
+async def test_a_call_that_arrives_after_later_ones_stores_nothing(
+    client: Client, jobs: ReliableQueue[int], store: Store
+) -> None:
+    """It was given up and repeated; then the first try arrives."""
+    for n in range(2):
+        await jobs.offer(n, HOUR)
+    keys = jobs._keys
+    names = (*keys.messages, keys.wake, keys.done, jobs._open._call_key)
+    message = ("late", 0, 0, 0, "raise", b"\n1")
+    with pytest.raises(delayq.ServerRefused, match="LATE"):
+        await jobs._server.run(OFFER, names, (1, 0, *message))
+    assert len((await store.look()).bodies) == 2
+
+
+async def test_every_client_numbers_its_own_calls(server: PrivateServer, jobs: ReliableQueue[int], store: Store) -> None:
+    async with delayq.connect(server.url) as other:
+        for queue in (jobs, other.reliable_queue("jobs")):
+            for n in range(3):
+                await queue.offer(n, HOUR)
+    assert len((await store.look()).bodies) == 6
+
+
+async def test_the_record_of_calls_goes_with_the_client_or_by_itself(server: PrivateServer, raw: Any) -> None:
+    async with delayq.connect(server.url) as client:
+        await client.reliable_queue("jobs").offer(1)
+        (key,) = await raw.keys("*:call:*")
+        assert 60 < await raw.ttl(key) <= 120
+    assert await raw.keys("*:call:*") == []
+
+
+@pytest.mark.parametrize("fault", ["unsent", "lost"])
+async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(
+    jobs: ReliableQueue[int], faults: Faults, fault: str, store: Store
+) -> None:
+    """200 go in one call. The second call fails for good."""
+    second: list[int] = []
+
+    def plan(name: str, n: int) -> str | None:
+        if name == OFFER.name and (n == 2 or (n in second and n - 1 in (2, *second))):
+            return fault
+        return None
+
+    # Its repetitions too: they come right after it.
+    second.extend(range(3, 1000))
+    faults.plan = plan
+    with pytest.raises(delayq.OutcomeUnknown, match="200 of 600 messages are stored") as caught:
+        await jobs.offer_many([Offer(value=n, id=str(n), delay=HOUR) for n in range(600)])
+    assert caught.value.stored == tuple(str(n) for n in range(200))
+    assert set(caught.value.stored) <= set((await store.look()).bodies)
+
+
+async def test_offer_many_whose_first_call_was_not_sent_and_whose_second_is_unknown_is_unknown(
+    jobs: ReliableQueue[int], faults: Faults, store: Store
+) -> None:
+    ended = asyncio.get_running_loop().time() + 0.05
+
+    def plan(name: str, _n: int) -> str | None:
+        if name != OFFER.name:
+            return None
+        return "unsent" if asyncio.get_running_loop().time() <= ended else "lost"
+
+    faults.plan = plan
+    with pytest.raises(delayq.OutcomeUnknown):
+        await jobs.offer_many([Offer(value=n, delay=HOUR) for n in range(600)])
+    assert len((await store.look()).bodies) >= 200
+
+
+async def test_offers_of_made_up_ids_are_stored_once_whatever_fails(server: PrivateServer, faults: Faults) -> None:
+    chance = random.Random(3)
+    faults.plan = lambda name, _n: chance.choice(["lost", "unsent", None]) if name == OFFER.name else None
+    sure: list[int] = []
+    unsure: list[int] = []
+    got: list[int] = []
+    async with delayq.connect(server.url) as client, delayq.connect(server.url) as other:
+        queue, jobs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
+
+        async def consume() -> None:
+            async for message in jobs:
+                async with message:
+                    got.append(message.value)
+
+        async def offer(value: int) -> None:
+            try:
+                await queue.offer(value)
+                sure.append(value)
+            except delayq.OutcomeUnknown:
+                unsure.append(value)
+            except delayq.ServerUnavailable:
+                pass
+
+        consumer = asyncio.create_task(consume())
+        for start in range(0, 600, 20):
+            await asyncio.gather(*(offer(n) for n in range(start, start + 20)))
+        await until(lambda: set(sure) <= set(got))
+        stats = await jobs.stats()
+        await until(lambda: not stats.ready or len(got) >= len(sure))
+        consumer.cancel()
+        await asyncio.gather(consumer, return_exceptions=True)
+    assert len(got) == len(set(got))
+    assert set(got) <= {*sure, *unsure}
+
+
+# Claims
+
+
+@pytest.mark.parametrize("fault", ["unsent", "lost"])
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_claim_that_fails_loses_nothing_and_counts_no_attempt(
+    jobs: ReliableQueue[int], faults: Faults, fault: str, times: int
+) -> None:
+    await jobs.offer_many([Offer(value=n) for n in range(20)])
+    faults.plan = lambda name, n: fault if name == CLAIM.name and n <= times else None
+    got: list[Message[int]] = []
+    while len(got) < 20:
+        got += await jobs.claim(7, wait=10)
+    assert [(message.value, message.attempt) for message in got] == [(n, 1) for n in range(20)]
+
+
+@pytest.mark.parametrize(("fault", "error"), [("unsent", delayq.ServerUnavailable), ("lost", delayq.OutcomeUnknown)])
+async def test_a_claim_that_does_not_wait_tells_of_a_server_that_is_away(
+    jobs: ReliableQueue[int], faults: Faults, fault: str, error: type[Exception]
+) -> None:
+    await jobs.offer(1)
+    faults.plan = lambda name, _n: fault if name == CLAIM.name else None
+    with pytest.raises(error):
+        await jobs.claim()
+    assert await jobs.claim(wait=0.05) == []
+    faults.plan = lambda _name, _n: None
+    (message,) = await jobs.claim(wait=10)
+    assert (message.value, message.attempt) == (1, 1)
+
+
+@pytest.mark.parametrize("failing", ["HSCAN", "HMGET", RELEASE.name])
+async def test_what_a_lost_answer_had_claimed_goes_back_even_if_that_fails_first(
+    jobs: ReliableQueue[int], faults: Faults, failing: str
+) -> None:
+    await jobs.offer_many([Offer(value=n, priority=n) for n in range(3)])
+    faults.plan = lambda name, n: "lost" if (name == CLAIM.name and n == 1) or (name == failing and n <= 2) else None
+    got = await jobs.claim(3, wait=10)
+    assert [(message.value, message.attempt) for message in got] == [(2, 1), (1, 1), (0, 1)]
+
+
+async def claim_without_waiting(queue: ReliableQueue[int]) -> list[Message[int]]:
+    return await queue.claim(3)
+
+
+async def claim_and_wait(queue: ReliableQueue[int]) -> list[Message[int]]:
+    return await queue.claim(3, wait=0.1)
+
+
+async def loop_and_leave(queue: ReliableQueue[int]) -> list[Message[int]]:
+    taken: list[Message[int]] = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.1), aclosing(queue.__aiter__()) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                taken.append(message)
+                if len(taken) == 3:
+                    break
+    return taken
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("operation", [claim_without_waiting, claim_and_wait, loop_and_leave])
+async def test_a_call_that_claims_hands_each_message_out_once_whatever_fails(
+    client: Client, raw: Any, faults: Faults, operation: Callable[[ReliableQueue[int]], Any], plan: str
+) -> None:
+    # The longest way: claim, look for what was claimed in vain, its priorities, give it back, claim again.
+    for n in range(1, 7):
+        queue = client.reliable_queue(f"disturbed {n}", lease=LEASE)
+        await queue.offer_many([Offer(value=value, id=str(value), priority=value % 2) for value in range(5)])
+        before = len(faults.calls)
+        faults.plan = lambda _name, _n, before=before, n=n: PLANS[plan](len(faults.calls) - before, n)  # type: ignore[misc]
+        got: list[Message[int]] = []
+        with suppress(delayq.ServerError):
+            got += await operation(queue)
+        faults.plan = lambda _name, _n: None
+        # All the others come now, and none of them had an attempt that nobody made.
+        async with asyncio.timeout(20):
+            while len(got) < 5:
+                got += await queue.claim(5, wait=10)
+        assert sorted((message.id, message.attempt) for message in got) == [(str(value), 1) for value in range(5)]
+        assert await queue.claim(5) == []
+        await asyncio.gather(*(message.ack() for message in got))
+        stored = await Store(raw, queue.name).look()
+        stored.demand_no_orphans()
+        assert stored.bodies == {}
+        await queue.aclose()
+
+
+async def test_closing_gives_back_what_a_lost_answer_had_claimed(
+    server: PrivateServer, faults: Faults, jobs: ReliableQueue[int]
+) -> None:
+    await jobs.offer(1)
+    async with delayq.connect(server.url) as client:
+        faults.plan = lambda name, _n: "lost" if name == CLAIM.name else None
+        with pytest.raises(delayq.OutcomeUnknown):
+            await client.reliable_queue("jobs", lease=LEASE).claim()
+    faults.plan = lambda _name, _n: None
+    (message,) = await jobs.claim()
+    assert (message.value, message.attempt) == (1, 1)
+
+
+@pytest.mark.parametrize("fault", ["unsent", "lost"])
+async def test_leaving_the_loop_gives_back_in_spite_of_faults(
+    jobs: ReliableQueue[int], faults: Faults, fault: str, store: Store
+) -> None:
+    await jobs.offer_many([Offer(value=n) for n in range(10)])
+    faults.plan = lambda name, n: fault if name == RELEASE.name and n <= 2 else None
+    taken = 0
+    async for message in jobs:
+        await message.ack()
+        taken += 1
+        if taken == 4:
+            break
+
+    async def back() -> bool:
+        stored = await store.look()
+        return not stored.leases
+
+    await until(back)
+    assert await store.values() == [str(n).encode() for n in range(4, 10)]
+    assert (await store.look()).attempts == {}
+
+
+# Settling
+
+
+@pytest.mark.parametrize("fault", ["unsent", "lost"])
+async def test_acks_of_concurrent_handlers_share_a_call_that_may_fail(
+    jobs: ReliableQueue[int], faults: Faults, fault: str, store: Store
+) -> None:
+    await jobs.offer_many([Offer(value=n) for n in range(100)])
+    held = await jobs.claim(100)
+    faults.plan = lambda name, n: fault if name == ACK.name and n == 1 else None
+    await asyncio.gather(*(message.ack() for message in held))
+    assert faults.calls.count(ACK.name) <= 3
+    assert (await store.look()).bodies == {}
+
+
+async def test_an_ack_that_may_have_come_too_late_says_so(client: Client, faults: Faults) -> None:
+    """It was carried out, or the lease had ended: near the end of the lease nobody can tell."""
+    queue = client.reliable_queue("short", lease=0.5)
+    await queue.offer(1)
+    (message,) = await queue.claim()
+    faults.plan = lambda name, n: "lost" if name == ACK.name and n == 1 else None
+    with pytest.raises(delayq.OutcomeUnknown):
+        await message.ack()
+
+
+async def test_a_settled_message_can_be_settled_again_after_an_unknown_outcome(
+    jobs: ReliableQueue[int], faults: Faults, store: Store
+) -> None:
+    await jobs.offer(1)
+    (message,) = await jobs.claim()
+    faults.plan = lambda name, _n: "unsent" if name == ACK.name else None
+    with pytest.raises(delayq.ServerUnavailable):
+        await message.ack()
+    faults.plan = lambda _name, _n: None
+    await message.ack()
+    assert (await store.look()).bodies == {}
+
+
+# Many
+
+
+@pytest.mark.parametrize("fault", ["unsent", "lost"])
+@pytest.mark.parametrize("n", [2, 4])
+async def test_dead_letters_redriven_or_dropped_in_steps_survive_a_fault(
+    jobs: ReliableQueue[int], faults: Faults, fault: str, n: int, store: Store
+) -> None:
+    await jobs.offer_many([Offer(value=value, id=str(value)) for value in range(250)])
+    while messages := await jobs.claim(100):
+        await asyncio.gather(*(message.bury("no good") for message in messages))
+    before = len(faults.calls)
+    faults.plan = lambda _name, _n: fault if len(faults.calls) - before == n else None
+    assert await jobs.dead.redrive() == 250
+    stored = await store.look()
+    stored.demand_no_orphans()
+    assert (len(stored.bodies), stored.dead) == (250, [])
+    faults.plan = lambda _name, _n: None
+    while messages := await jobs.claim(100):
+        await asyncio.gather(*(message.bury("no good") for message in messages))
+    before = len(faults.calls)
+    faults.plan = lambda _name, _n: fault if len(faults.calls) - before == n else None
+    assert await jobs.dead.purge() == 250
+    assert await store.values() == []
+
+
+async def test_random_faults_everywhere_lose_nothing(server: PrivateServer, faults: Faults, raw: Any) -> None:
+    chance = random.Random(7)
+    faults.plan = lambda _name, _n: chance.choice(["lost", "unsent"]) if chance.random() < 0.1 else None
+    handled: list[int] = []
+    offered: set[int] = set()
+
+    async def consume(queue: ReliableQueue[int]) -> None:
+        while True:
+            # What a fault does to a handler must not end the others.
+            with suppress(delayq.ServerError, delayq.LeaseLost):
+                async for message in queue:
+                    async with message:
+                        if chance.random() < 0.1:
+                            raise delayq.RetryAfter(0)
+                        handled.append(message.value)
+
+    async with delayq.connect(server.url, resync_interval=0.2) as one, delayq.connect(server.url, resync_interval=0.2) as two:
+        queues = [client.reliable_queue("jobs", lease=2, max_attempts=None) for client in (one, two)]
+        consumers = [asyncio.create_task(consume(queue)) for queue in queues for _ in range(3)]
+        for value in range(300):
+            with suppress(delayq.ServerError):
+                await queues[value % 2].offer(value)
+                offered.add(value)
+        await until(lambda: offered <= set(handled), 60)
+        for consumer in consumers:
+            consumer.cancel()
+        await asyncio.gather(*consumers, return_exceptions=True)
+        faults.plan = lambda _name, _n: None
+    (await Store(raw, "jobs").look()).demand_no_orphans()
+
+
+# A server that is full
+
+FULL: dict[str, Any] = {
+    "ack": lambda _, message: message.ack(),
+    "nack": lambda _, message: message.nack(0, "it broke"),
+    "bury": lambda _, message: message.bury("no good"),
+    "release": lambda _, message: message.release(),
+    "extend": lambda _, message: message.extend(HOUR),
+    "cancel": lambda queue, _: queue.cancel("later"),
+    "purge": lambda queue, _: queue.purge(),
+    "claim": lambda queue, _: queue.claim(),
+    "redrive": lambda queue, _: queue.dead.redrive(),
+    "dead.purge": lambda queue, _: queue.dead.purge(),
+}
+
+
+@pytest.mark.parametrize("operation", FULL)
+async def test_a_full_server_refuses_offers_and_lets_everything_else_go_on(client: Client, raw: Any, operation: str) -> None:
+    queue, message = await prepare(client, "jobs", operation)
+    await queue.offer(4, id="due")
+    store = Store(raw, "jobs")
+    # There are ids to be forgotten: that must not open the door.
+    await queue.offer(5, id="done", priority=9)
+    await (await queue.claim())[0].ack()
+    await store.let_pass(2 * HOUR)
+    await raw.config_set("maxmemory", 1)
+    try:
+        before = meaning(await store.look())
+        with pytest.raises(delayq.ServerRefused, match=r"OOM|memory"):
+            await queue.offer(6)
+        assert meaning(await store.look()) == before
+        await FULL[operation](queue, message)
+    finally:
+        await raw.config_set("maxmemory", 0)
+    (await store.look()).demand_no_orphans()
+
+
+async def test_a_full_server_still_lets_expired_and_exhausted_messages_die(client: Client, raw: Any) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, max_attempts=1, expired="dead")
+    await queue.offer(1, id="expires", ttl=HOUR)
+    await queue.offer(2, id="dies", priority=1)
+    assert [message.id for message in await queue.claim()] == ["dies"]
+    store = Store(raw, "jobs")
+    await store.let_pass(2 * HOUR)
+    await raw.config_set("maxmemory", 1)
+    try:
+        assert await queue.claim() == []
+    finally:
+        await raw.config_set("maxmemory", 0)
+    assert {letter.id: letter.reason for letter in await queue.dead.list()} == {"expires": "expired", "dies": "attempts"}
+
+
+@pytest.mark.parametrize(("operation", "n", "done"), [("purge", 3, 400), ("dead.redrive", 4, 100), ("dead.purge", 3, 100)])
+async def test_work_in_steps_that_fails_half_way_does_not_say_that_nothing_was_done(
+    jobs: ReliableQueue[int], faults: Faults, operation: str, n: int, done: int, store: Store
+) -> None:
+    await jobs.offer_many([Offer(value=value) for value in range(450)])
+    if operation != "purge":
+        while messages := await jobs.claim(100):
+            await asyncio.gather(*(message.bury("no good") for message in messages))
+    before = len(faults.calls)
+    faults.plan = lambda _name, _n: "unsent" if len(faults.calls) - before >= n else None
+    with pytest.raises(delayq.OutcomeUnknown, match=f"^{done} messages were done, then: planned$"):
+        await OPERATIONS[operation](jobs, None)
+    (await store.look()).demand_no_orphans()

@@ -1,0 +1,583 @@
+"""Leases: who has a message, for how long, and what happens when that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import delayq
+from delayq import Backoff, Offer
+from delayq._redis.reliable_scripts import EXTEND
+from tests.integration.reliable_fixtures import LEASE, faults, jobs, raw, store, take
+from tests.integration.reliable_store import HOUR, Store, hours
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from delayq import Client, Message, ReliableQueue
+    from tests.integration.test_faults import Faults
+    from tests.servers import PrivateServer
+
+__all__ = ["faults", "jobs", "raw", "store"]
+
+# Short enough to wait for, and long enough for a busy machine.
+SHORT = 0.3
+
+
+async def leases_are(store: Store, count: int) -> bool:
+    return len((await store.look()).leases) == count
+
+
+async def steal(raw: Any, message: Message[Any]) -> None:
+    """Another worker has it now."""
+    await raw.hset("delayq:{jobs}:leases", message.id, "1:1.00:somebody-else")
+
+
+# How long
+
+
+async def test_a_lease_ends_by_the_servers_clock(client: Client, jobs: ReliableQueue[int], store: Store) -> None:
+    before = await client.server_time()
+    await jobs.offer(1, id="a")
+    (message,) = await jobs.claim()
+    after = await client.server_time()
+    assert (message.lease_ends_at - before).total_seconds() >= LEASE
+    assert (message.lease_ends_at - after).total_seconds() <= LEASE
+    assert hours((await store.look()).live["a"][1]) == 1
+    await message.extend(5 * HOUR)
+    assert 5 * HOUR <= (message.lease_ends_at - after).total_seconds() < 5 * HOUR + 60
+    stored = await store.look()
+    assert hours(stored.live["a"][1]) == 5
+    # Whoever looks at it sees the end of the lease where the due time was.
+    seen = await jobs.get("a")
+    assert seen is not None
+    assert (seen.state, seen.attempt) == ("leased", 1)
+    assert seen.due_at == seen.lease_ends_at == message.lease_ends_at
+
+
+async def test_when_a_lease_ends_the_message_comes_to_whoever_waits(server: PrivateServer) -> None:
+    # Nothing but the client's own timer wakes it.
+    async with delayq.connect(server.url, resync_interval=HOUR) as client:
+        queue = client.reliable_queue("jobs", lease=SHORT)
+        await queue.offer(1)
+        (first,) = await queue.claim()
+        (second,) = await asyncio.wait_for(queue.claim(wait=60), 10)
+        assert await client.server_time() >= first.lease_ends_at
+        assert (second.id, second.value, second.attempt) == (first.id, 1, 2)
+        assert second.due_at == first.due_at
+
+
+async def test_whoever_lost_the_lease_is_told_and_changes_nothing(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer(1, id="a")
+    late = [message for _ in range(6) for message in await again(jobs, store)]
+    (holder,) = await jobs.claim()
+    before = await store.look()
+    calls = ("ack", "nack", "extend", "bury", "release")
+    arguments: dict[str, tuple[Any, ...]] = {"extend": (HOUR,), "bury": ("no good",), "nack": (HOUR, "it broke")}
+    for message, call in zip(late, calls, strict=False):
+        with pytest.raises(delayq.LeaseLost, match="another worker may have the message"):
+            await getattr(message, call)(*arguments.get(call, ()))
+    with pytest.raises(delayq.LeaseLost):
+        async with late[5]:
+            pass
+    after = await store.look()
+    assert after.leases == before.leases
+    assert hours(after.live["a"][1]) == 1
+    assert (after.errors, after.dead, after.attempts) == ({}, [], {})
+    await holder.ack()
+    with pytest.raises(delayq.LeaseLost, match="it was settled"):
+        await holder.ack()
+
+
+async def again(queue: ReliableQueue[int], store: Store) -> list[Message[int]]:
+    """Claim what there is, and let the lease end."""
+    messages = await queue.claim(10)
+    await store.let_pass(2 * LEASE)
+    return messages
+
+
+async def test_a_lease_that_ended_can_still_be_used_while_nobody_else_has_the_message(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
+    await jobs.offer_many([Offer(value=1), Offer(value=2)])
+    one, two = await again(jobs, store)
+    await one.ack()
+    await two.extend(LEASE)
+    assert await jobs.claim() == []
+    await two.ack()
+    assert (await store.look()).bodies == {}
+
+
+async def test_what_was_cancelled_after_its_lease_had_ended_is_lost_to_its_worker(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer(1, id="a")
+    (late,) = await again(jobs, store)
+    assert await jobs.cancel("a")
+    await jobs.offer(2, id="a")
+    with pytest.raises(delayq.LeaseLost):
+        await late.ack()
+    assert [message.value for message in await jobs.claim()] == [2]
+
+
+async def test_leases_that_end_use_up_attempts(client: Client, raw: Any) -> None:
+    queue, store = client.reliable_queue("jobs", lease=LEASE, max_attempts=3), Store(raw, "jobs")
+    await queue.offer(1, id="a")
+    for attempt in (1, 2, 3):
+        (message,) = await again(queue, store)
+        assert message.attempt == attempt
+    assert (await queue.stats()).ready == 1
+    assert await queue.claim() == []
+    (letter,) = await queue.dead.list()
+    assert (letter.id, letter.reason, letter.attempt, letter.error) == ("a", "attempts", 3, "")
+    (await store.look()).demand_no_orphans()
+    with pytest.raises(delayq.LeaseLost):
+        await message.ack()
+
+
+# Renewal
+
+
+async def test_a_handler_may_take_longer_than_the_lease(server: PrivateServer) -> None:
+    handled: list[tuple[int, int]] = []
+    async with delayq.connect(server.url) as client, delayq.connect(server.url, resync_interval=0.05) as other:
+        queues = [c.reliable_queue("jobs", lease=SHORT) for c in (client, other)]
+        await queues[0].offer_many([Offer(value=n) for n in range(4)])
+
+        async def work(queue: ReliableQueue[int]) -> None:
+            async for message in queue:
+                async with message:
+                    await asyncio.sleep(4 * SHORT)
+                    handled.append((message.value, message.attempt))
+
+        workers = [asyncio.create_task(work(queue)) for queue in queues for _ in range(2)]
+        await until(lambda: len(handled) == 4)
+        await until(lambda: empty(queues[0]))
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    assert sorted(handled) == [(n, 1) for n in range(4)]
+
+
+async def empty(queue: ReliableQueue[Any]) -> bool:
+    stats = await queue.stats()
+    return not (stats.ready or stats.leased or stats.delayed)
+
+
+async def test_one_call_renews_all_leases_of_a_queue(client: Client, faults: Faults) -> None:
+    queue = client.reliable_queue("jobs", lease=0.6)
+    await queue.offer_many([Offer(value=n) for n in range(100)])
+
+    async def handle(message: Message[int]) -> None:
+        async with message:
+            await until(lambda: faults.calls.count(EXTEND.name) >= 3)
+
+    await asyncio.gather(*(handle(message) for message in await queue.claim(100)))
+    assert faults.calls.count(EXTEND.name) <= 4
+    assert queue._open.keeper.held == 0
+    before = client.statistics().timers
+    await asyncio.sleep(0.3)
+    assert client.statistics().timers <= before
+    assert faults.calls.count(EXTEND.name) <= 4
+
+
+async def test_a_renewal_does_not_shorten_what_was_extended(client: Client, raw: Any) -> None:
+    queue, store = client.reliable_queue("jobs", lease=SHORT), Store(raw, "jobs")
+    await queue.offer(1, id="a")
+    (message,) = await queue.claim()
+    async with message:
+        await message.extend(5 * HOUR)
+        await asyncio.sleep(SHORT)
+        assert hours((await store.look()).live["a"][1]) == 5
+
+
+async def test_renewals_that_fail_for_a_while_cost_no_lease(client: Client, faults: Faults) -> None:
+    queue = client.reliable_queue("jobs", lease=1)
+    await queue.offer(1)
+    (message,) = await queue.claim()
+    faults.plan = lambda name, n: "unsent" if name == EXTEND.name and n <= 2 else None
+    async with message:
+        await until(lambda: faults.calls.count(EXTEND.name) >= 4)
+    assert await empty(queue)
+
+
+async def test_a_message_that_waited_long_for_its_handler_is_renewed_first(client: Client, raw: Any) -> None:
+    queue, store = client.reliable_queue("jobs", lease=SHORT), Store(raw, "jobs")
+    await queue.offer_many([Offer(value=n, id=str(n)) for n in range(2)])
+    first, second = await queue.claim(2)
+    async with first:
+        await asyncio.sleep(0.9 * SHORT)
+    async with second:
+        assert (await store.look()).live["1"][1] > 0.5 * SHORT * 1_000_000
+        await asyncio.sleep(0.9 * SHORT)
+    assert await empty(queue)
+
+
+async def test_a_message_lost_while_it_waited_for_its_handler_is_not_handled(client: Client, raw: Any) -> None:
+    queue = client.reliable_queue("jobs", lease=SHORT)
+    await queue.offer(1)
+    (message,) = await queue.claim()
+    await asyncio.sleep(0.9 * SHORT)
+    await steal(raw, message)
+    with pytest.raises(delayq.LeaseLost):
+        async with message:
+            pytest.fail("another worker has it")
+
+
+async def test_what_was_claimed_ahead_and_lost_is_passed_over(client: Client, raw: Any) -> None:
+    """A handler that is slow all of a sudden: meanwhile others have what it had claimed ahead."""
+    queue, store = client.reliable_queue("jobs", lease=SHORT), Store(raw, "jobs")
+    await queue.offer_many([Offer(value=n, id=str(n)) for n in range(100)])
+    seen: list[int] = []
+    ahead: set[str] = set()
+    async for message in queue:
+        async with message:
+            seen.append(message.value)
+            ahead = set((await store.look()).leases) - {message.id}
+            if len(seen) < 100 and len(ahead) >= 5 and "stolen" not in locals():
+                stolen = sorted(ahead)[:3]
+                for key in stolen:
+                    await raw.hset("delayq:{jobs}:leases", key, "1:1.00:somebody-else")
+                    await raw.zadd("delayq:{jobs}:live", {key: 9e18})
+                await asyncio.sleep(SHORT)
+        if len(seen) == 97:
+            break
+    assert sorted(seen) == [n for n in range(100) if str(n) not in stolen]
+
+
+# Leases that are lost in spite of that
+
+
+async def test_a_handler_whose_lease_is_lost_is_cancelled_and_told(client: Client, raw: Any) -> None:
+    queue = client.reliable_queue("jobs", lease=SHORT)
+    await queue.offer(1)
+    (message,) = await queue.claim()
+    ended: list[str] = []
+    with pytest.raises(delayq.LeaseLost):  # noqa: PT012
+        async with message:
+            await steal(raw, message)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append("cancelled")
+    assert ended == ["cancelled"]
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)  # nothing is left of the cancellation
+    assert queue._open.keeper.lost == 1
+
+
+async def test_a_handler_that_takes_no_notice_is_told_at_its_end(client: Client, raw: Any) -> None:
+    queue = client.reliable_queue("jobs", lease=SHORT)
+    await queue.offer(1)
+    (message,) = await queue.claim()
+    with pytest.raises(delayq.LeaseLost):  # noqa: PT012
+        async with message:
+            await steal(raw, message)
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("instruction", [delayq.RetryAfter(1), delayq.Reject("bad")], ids=["retry", "reject"])
+async def test_an_instruction_of_a_handler_that_lost_its_lease_cannot_be_followed(
+    client: Client, raw: Any, instruction: Exception
+) -> None:
+    queue = client.reliable_queue("jobs", lease=SHORT)
+    await queue.offer(1)
+    (message,) = await queue.claim()
+    with pytest.raises(delayq.LeaseLost):  # noqa: PT012
+        async with message:
+            await steal(raw, message)
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            raise instruction
+    assert await queue.dead.size() == 0
+
+
+async def test_another_error_of_such_a_handler_goes_on(client: Client, raw: Any) -> None:
+    queue = client.reliable_queue("jobs", lease=SHORT)
+    await queue.offer(1)
+    (message,) = await queue.claim()
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        async with message:
+            await steal(raw, message)
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                raise ZeroDivisionError from None
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_who_finds_out_by_extending_is_not_cancelled_as_well(jobs: ReliableQueue[int], raw: Any) -> None:
+    await jobs.offer(1)
+    (message,) = await jobs.claim()
+    with pytest.raises(delayq.LeaseLost):  # noqa: PT012
+        async with message:
+            await steal(raw, message)
+            await message.extend(HOUR)
+    await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_handler_cancelled_from_outside_too_stays_cancelled(client: Client, raw: Any) -> None:
+    queue = client.reliable_queue("jobs", lease=SHORT)
+    await queue.offer(1)
+    (message,) = await queue.claim()
+
+    async def work() -> None:
+        async with message:
+            await steal(raw, message)
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                worker.cancel()
+                raise
+
+    worker = asyncio.create_task(work())
+    with pytest.raises(asyncio.CancelledError):
+        await worker
+
+
+async def test_a_task_that_swallowed_a_cancellation_before_is_told_all_the_same(client: Client, raw: Any) -> None:
+    queue = client.reliable_queue("jobs", lease=SHORT)
+    await queue.offer(1)
+    (message,) = await queue.claim()
+
+    async def work() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        async with message:
+            await steal(raw, message)
+            await asyncio.sleep(60)
+
+    with pytest.raises(delayq.LeaseLost):
+        await asyncio.create_task(work())
+
+
+async def test_while_the_server_is_away_a_handler_is_told_when_its_lease_ends(
+    own_server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with delayq.connect(own_server.url) as client:
+        queue = client.reliable_queue("jobs", lease=0.6)
+        await queue.offer(1)
+        (message,) = await queue.claim()
+        start = time.monotonic()
+        with own_server.paused():
+            with pytest.raises(delayq.LeaseLost):
+                async with message:
+                    await asyncio.sleep(60)
+            # Not only after a call's own deadline.
+            assert time.monotonic() - start < 3
+        assert "1 leases could not be renewed" in caplog.text
+
+
+# Handlers that end otherwise
+
+
+async def test_a_handler_that_is_cancelled_gives_its_message_back_at_once(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer_many([Offer(value=1), Offer(value=2)])
+    inside = asyncio.Event()
+
+    async def work() -> None:
+        async for message in jobs:
+            async with message:
+                inside.set()
+                await asyncio.sleep(60)
+
+    worker = asyncio.create_task(work())
+    await inside.wait()
+    worker.cancel()
+    with suppress(asyncio.CancelledError):
+        await worker
+    await until(lambda: leases_are(store, 0))
+    assert [(m.value, m.attempt) for m in await jobs.claim(2)] == [(1, 1), (2, 1)]
+
+
+async def test_a_handler_under_a_cancelled_scope_gives_its_message_back(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer(1)
+    (message,) = await jobs.claim()
+    with anyio.move_on_after(0.02) as scope:
+        async with message:
+            await anyio.sleep(60)
+    assert scope.cancelled_caught
+    stored = await store.look()
+    assert (stored.leases, stored.attempts) == ({}, {})
+
+
+async def test_a_deadline_around_the_block_gives_its_message_back(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer(1)
+    (message,) = await jobs.claim()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02), message:
+            await asyncio.sleep(60)
+    stored = await store.look()
+    assert (stored.leases, stored.attempts) == ({}, {})
+
+
+async def test_who_is_cancelled_while_acknowledging_has_acknowledged(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer(1)
+    (message,) = await jobs.claim()
+
+    async def work() -> None:
+        async with message:
+            asyncio.get_running_loop().call_soon(worker.cancel)
+
+    worker = asyncio.create_task(work())
+    with pytest.raises(asyncio.CancelledError):
+        await worker
+    await until(lambda: leases_are(store, 0))
+    assert (await store.look()).bodies == {}
+
+
+@pytest.mark.parametrize("how", ["ack", "nack", "bury", "release"])
+async def test_what_was_settled_inside_the_block_is_left_alone_at_its_end(
+    jobs: ReliableQueue[int], how: str, store: Store
+) -> None:
+    await jobs.offer(1)
+    (message,) = await jobs.claim()
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        async with message:
+            await getattr(message, how)(*{"nack": (HOUR,), "bury": ("no good",)}.get(how, ()))
+            raise ZeroDivisionError
+    stored = await store.look()
+    assert (len(stored.bodies), len(stored.dead)) == {"ack": (0, 0), "bury": (0, 1)}.get(how, (1, 0))
+    assert stored.errors == {}
+
+
+async def test_closing_the_client_while_handlers_run(server: PrivateServer, jobs: ReliableQueue[int], store: Store) -> None:
+    """They are left alone; what they have comes again when the lease ends."""
+    await jobs.offer_many([Offer(value=n) for n in range(20)])
+    results: list[str] = []
+    inside = asyncio.Semaphore(0)
+    go_on = asyncio.Event()
+
+    async def work(queue: ReliableQueue[int]) -> None:
+        async for message in queue:
+            try:
+                async with message:
+                    inside.release()
+                    await go_on.wait()
+            except delayq.Closed:
+                results.append("closed")
+        results.append("ended")
+
+    async with delayq.connect(server.url) as other:
+        queue = other.reliable_queue("jobs", lease=LEASE)
+        workers = [asyncio.create_task(work(queue)) for _ in range(3)]
+        for _ in workers:
+            await inside.acquire()
+    go_on.set()
+    await asyncio.gather(*workers)
+    assert results.count("closed") == results.count("ended") == 3
+    # What was claimed for nobody is back.
+    stored = await store.look()
+    assert len(stored.leases) == 3
+    await store.let_pass(2 * LEASE)
+    got = await jobs.claim(100)
+    assert sorted(message.value for message in got) == list(range(20))
+    assert sum(message.attempt for message in got) == 23
+
+
+CONSUMER = """
+import asyncio, sys
+import delayq
+
+async def main():
+    async with delayq.connect(sys.argv[1]) as client:
+        async for message in client.reliable_queue("jobs", lease=float(sys.argv[2])):
+            async with message:
+                print(message.value, flush=True)
+                await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_process_had_comes_to_the_others_when_the_lease_ends(server: PrivateServer) -> None:
+    async with delayq.connect(server.url, resync_interval=HOUR) as client:
+        queue = client.reliable_queue("jobs", lease=1)
+        await queue.offer(1)
+        consumer = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CONSUMER, server.url, "1", stdout=asyncio.subprocess.PIPE
+        )
+        assert consumer.stdout
+        assert await asyncio.wait_for(consumer.stdout.readline(), 30) == b"1\n"
+        os.kill(consumer.pid, signal.SIGKILL)
+        await consumer.wait()
+        (message,) = await asyncio.wait_for(queue.claim(wait=60), 30)
+        assert (message.value, message.attempt) == (1, 2)
+        await message.ack()
+
+
+# Backoff
+
+
+async def test_handlers_that_fail_wait_as_the_backoff_says(client: Client) -> None:
+    queue = client.reliable_queue("jobs", backoff=Backoff.explicit([0, 0.05, 0.05]), max_attempts=4)
+    await queue.offer(1)
+    attempts: list[int] = []
+    while not await queue.dead.size():
+        with suppress(ZeroDivisionError):
+            for message in await queue.claim(wait=0.2):
+                async with message:
+                    attempts.append(message.attempt)
+                    raise ZeroDivisionError
+    assert attempts == [1, 2, 3, 4]
+
+
+# Loops
+
+
+async def test_the_loop_ends_when_the_queue_closes(jobs: ReliableQueue[int]) -> None:
+    seen = []
+
+    async def loop() -> None:
+        async for message in jobs:
+            async with message:
+                seen.append(message.value)
+
+    loops = [asyncio.create_task(loop()) for _ in range(3)]
+    await jobs.offer_many([Offer(value=n) for n in range(10)])
+    await until(lambda: len(seen) == 10)
+    await jobs.aclose()
+    await asyncio.wait_for(asyncio.gather(*loops), 10)
+
+
+async def test_breaking_the_loop_hands_back_what_was_claimed_ahead(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer_many([Offer(value=n) for n in range(300)])
+    seen = []
+    async for message in jobs:
+        async with message:
+            seen.append(message.value)
+            if len(seen) == 40:
+                break
+    assert seen == list(range(40))
+    await until(lambda: leases_are(store, 0))
+    got: list[Message[int]] = []
+    while some := await jobs.claim(100):
+        got += some
+    assert [(message.value, message.attempt) for message in got] == [(n, 1) for n in range(40, 300)]
+
+
+async def test_one_who_takes_one_takes_no_more(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer_many([Offer(value=n) for n in range(3)])
+    (message,) = await take(jobs)
+    assert message.value == 0
+    await until(lambda: leases_are(store, 1))

@@ -1,0 +1,622 @@
+"""Random operations on a real reliable queue, against a plain model of it.
+
+Time passes in whole hours, by moving what is stored: see reliable_store.py. What a test takes meanwhile is a fraction of a
+second, so nothing here depends on how fast the machine is: what falls on the same hour keeps the order in which it was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from redis.asyncio import Redis
+
+import delayq
+from tests.integration.reliable_store import HOUR, Store, Stored, hours
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+    from delayq import Message, ReliableQueue
+    from tests.servers import PrivateServer
+
+LEASE = 4
+MAX_ATTEMPTS = 3
+# So many on each kind of server.
+EXAMPLES = 2_000
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "forgetful": {"expired": "drop", "dedup_window": 2 * HOUR},
+    "small": {"expired": "dead", "max_size": 4},
+}
+
+Moment = tuple[float, int, float]
+"""When something is due: the hour, which operation said so, and its place in that. Sorts as the server does."""
+
+# Few ids, so that they are often taken; None has one made up.
+IDS = st.sampled_from(["a", "b", "c", "é", None, None])
+HOURS = st.integers(0, 4)
+OFFERS = st.lists(
+    st.tuples(
+        IDS,
+        HOURS,
+        st.sampled_from([0, 0, 1, 9]),
+        st.sampled_from([None, None, 1, 2, 5]),
+        st.sampled_from(["raise", "ignore", "replace"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@dataclass
+class Live:
+    id: str
+    value: int
+    priority: int
+    moment: Moment
+    expires: int | None
+    attempts: int = 0
+    error: str | None = None
+    # Who has it, and when it was due before that.
+    lease: object | None = None
+    was_due: Moment | None = None
+
+
+@dataclass
+class Dead:
+    id: str
+    value: int
+    priority: int
+    attempts: int
+    reason: str
+    error: str
+    died: Moment
+
+
+@dataclass
+class Held:
+    message: Message[int]
+    lease: object
+    id: str
+    attempt: int
+    over: bool = False
+
+
+@dataclass
+class Model:
+    """What a reliable queue shall do, in plain Python."""
+
+    kind: dict[str, Any]
+    now: int = 0
+    step: int = 0
+    live: dict[str, Live] = field(default_factory=dict)
+    dead: dict[str, Dead] = field(default_factory=dict)
+    done: dict[str, int] = field(default_factory=dict)
+    paused: bool = False
+
+    def in_order(self) -> list[Live]:
+        return sorted(self.live.values(), key=lambda m: (-m.priority, m.moment))
+
+    def state(self, message: Live) -> str:
+        if message.moment[0] <= self.now:
+            return "ready"
+        return "leased" if message.lease else "delayed"
+
+    def of(self, state: str) -> list[Live]:
+        found = [message for message in self.in_order() if self.state(message) == state]
+        return sorted(found, key=lambda m: m.moment) if state == "leased" else found
+
+    def after(self, delay: float, place: float = 0) -> Moment:
+        return (self.now + delay, self.step, place)
+
+    def offer(self, key: str, value: int, delay: int, priority: int, ttl: int | None, on_duplicate: str, place: int) -> str:
+        known = self.live.get(key)
+        if known is not None:
+            if on_duplicate != "replace" or self.state(known) == "leased":
+                return "stored" if on_duplicate == "ignore" else "duplicate"
+            del self.live[key]
+        elif self.done.get(key, -1) > self.now and on_duplicate != "replace":
+            return "stored" if on_duplicate == "ignore" else "duplicate"
+        elif len(self.live) >= self.kind.get("max_size", 1000):
+            return "full"
+        expires = None if ttl is None else self.now + ttl
+        # Of one call, those without delay come before those that are due at that very moment.
+        self.live[key] = Live(key, value, priority, self.after(delay, place), expires)
+        return "stored"
+
+    def claim(self, count: int) -> list[Live]:
+        claimed: list[Live] = []
+        if self.paused:
+            return claimed
+        for message in self.of("ready"):
+            if len(claimed) == count:
+                break
+            if message.expires is not None and message.expires <= self.now:
+                if self.kind.get("expired") == "dead":
+                    self.die(message, "expired", message.error)
+                del self.live[message.id]
+            elif message.attempts >= MAX_ATTEMPTS:
+                self.die(message, "attempts", message.error)
+                del self.live[message.id]
+            else:
+                if message.lease is None:
+                    message.was_due = message.moment
+                message.lease = object()
+                message.attempts += 1
+                message.moment = self.after(LEASE, len(claimed))
+                claimed.append(message)
+        return claimed
+
+    def die(self, message: Live, reason: str, error: str | None) -> None:
+        # What dies in one call has died at the same moment: the server sorts that by id.
+        self.dead[message.id] = Dead(
+            message.id, message.value, message.priority, message.attempts, reason, error or "", self.after(0)
+        )
+
+
+class ReliableMachine(RuleBasedStateMachine):
+    """Drives one queue. What costs time to make, the subclass has: see :func:`made_once`."""
+
+    runner: asyncio.Runner
+    queues: dict[str, ReliableQueue[int]]
+    stores: dict[str, Store]
+    raw: Any
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        # Not runner.run(), which spends more on signal handlers than most of what we run takes.
+        return self.runner.get_loop().run_until_complete(work)
+
+    @initialize(kind=st.sampled_from(sorted(KINDS)), what=OFFERS, delays=st.lists(HOURS, min_size=2, max_size=5))
+    def begin(self, kind: str, what: list[tuple[str | None, int, int, int | None, Any]], delays: list[int]) -> None:
+        self.run(self.raw.flushall())
+        self.queue, self.store = self.queues[kind], self.stores[kind]
+        self.model = Model(KINDS[kind])
+        self.held: list[Held] = []
+        self.values = 0
+        # An empty queue shows little.
+        self.offer([(None, delay // 2, delay % 2, None, "raise") for delay in delays])
+        self.offer(what)
+
+    def next_step(self) -> Model:
+        self.model.step += 1
+        return self.model
+
+    # Offers
+
+    @rule(what=OFFERS)
+    def offer(self, what: list[tuple[str | None, int, int, int | None, Any]]) -> None:
+        model = self.next_step()
+        offers = []
+        for key, delay, priority, ttl, on_duplicate in what:
+            self.values += 1
+            offers.append(
+                delayq.Offer(
+                    value=self.values,
+                    id=key,
+                    delay=delay * HOUR,
+                    priority=priority,
+                    ttl=None if ttl is None else ttl * HOUR,
+                    on_duplicate=on_duplicate,
+                )
+            )
+        ids: list[str] = []
+        refused: dict[str, None] = {}
+        stored: dict[str, None] = {}
+        problem: type[Exception] | None = None
+        try:
+            ids = self.run(self.queue.offer_many(offers))
+        except (delayq.DuplicateMessage, delayq.QueueFull) as error:
+            problem, refused, stored = type(error), dict.fromkeys(error.ids), dict.fromkeys(error.stored)
+        by_value = {int(body.partition(b"\n")[2]): key for key, body in self.run(self.store.look()).bodies.items()}
+        outcomes = {}
+        for place, (offer, (key, delay, priority, ttl, on_duplicate)) in enumerate(zip(offers, what, strict=True)):
+            # Of one that was refused, or replaced by a later one of the same call, the made up id cannot be told.
+            known = key or (ids[place] if ids else by_value.get(offer.value, f"made up {offer.value}"))
+            outcome = model.offer(known, offer.value, delay, priority, ttl, on_duplicate, place)
+            outcomes[offer.value] = (known, outcome)
+        expected = [outcome for _, outcome in outcomes.values()]
+        if problem is None:
+            assert set(expected) == {"stored"}
+            assert [known for known, _ in outcomes.values()] == ids
+        else:
+            assert problem is (delayq.DuplicateMessage if "duplicate" in expected else delayq.QueueFull)
+            given = {key for key, *_ in what if key}
+            assert set(stored) & given == {known for known, outcome in outcomes.values() if outcome == "stored"} & given
+            assert set(refused) & given == {known for known, outcome in outcomes.values() if outcome != "stored"} & given
+
+    # Taking
+
+    def take(self, messages: list[Message[int]], expected: list[Live]) -> None:
+        assert [(m.id, m.value, m.attempt, m.priority, m.state) for m in messages] == [
+            (m.id, m.value, m.attempts, m.priority, "leased") for m in expected
+        ]
+        for message, live in zip(messages, expected, strict=True):
+            self.held.append(Held(message, live.lease, live.id, live.attempts))
+
+    @rule(count=st.integers(1, 5))
+    def claim(self, count: int) -> None:
+        expected = self.next_step().claim(count)
+        self.take(self.run(self.queue.claim(count)), expected)
+
+    @precondition(lambda self: not self.model.paused and self.model.of("ready"))
+    @rule(count=st.integers(1, 5), delay=HOURS)
+    def claim_and_fail(self, count: int, delay: int) -> None:
+        """So that there are messages that have had attempts."""
+        before = len(self.held)
+        self.claim(count)
+        for held in self.held[before:]:
+            model = self.next_step()
+            self.settle(held, model.live[held.id], held.message.nack(delay * HOUR))
+            self.failed(model, held, delay, None)
+
+    @precondition(lambda self: not self.model.paused and self.model.of("ready"))
+    @rule(count=st.integers(1, 3))
+    def claim_what_others_have_had_too_long(self, count: int) -> None:
+        self.claim(count)
+        self.time_passes(LEASE)
+        self.claim(5)
+
+    @precondition(lambda self: not self.model.paused and self.model.of("ready"))
+    @rule(count=st.integers(1, 3))
+    def loop_and_break(self, count: int) -> None:
+        """What was claimed ahead goes back, and is as it was."""
+        model = self.next_step()
+        before = {message.id: replace(message) for message in model.live.values()}
+        expected = model.claim(1000)
+        for message in expected[count:]:
+            was = before[message.id]
+            # Of a lease that had ended, the attempt stays counted.
+            message.moment, message.lease, message.attempts = message.was_due or was.moment, None, was.attempts
+
+        async def loop() -> list[Message[int]]:
+            taken: list[Message[int]] = []
+            async with aclosing(self.queue.__aiter__()) as messages:  # type: ignore[type-var]
+                if expected:
+                    async for message in messages:
+                        taken.append(message)
+                        if len(taken) == min(count, len(expected)):
+                            break
+                else:
+                    assert await self.queue.claim(100) == []
+            await self.queue._open.claims.taker.returned(10)
+            # What was claimed ahead depends on how fast we are: so claim and release the rest too.
+            rest = await self.queue.claim(100)
+            for message in rest:
+                await message.release()
+            return taken
+
+        self.take(self.run(loop()), expected[:count])
+        # It took several claims: what died in them did so one after the other.
+        order = {key: place for place, key in enumerate(self.run(self.store.look()).dead)}
+        for letter in model.dead.values():
+            if letter.died[:2] == (model.now, model.step):
+                letter.died = (*letter.died[:2], order[letter.id])
+
+    # Settling
+
+    def pick(self, data: st.DataObject) -> tuple[Held, Live | None]:
+        # Who has lost his lease to another is what matters most, and what comes seldom.
+        late = [held for held in self.held if not held.over and self.taken_over(held)]
+        prefer: bool = data.draw(st.booleans())
+        held = data.draw(st.sampled_from(late if late and prefer else self.held))
+        live = self.model.live.get(held.id)
+        if live is None or live.lease is not held.lease or held.over:
+            live = None
+        return held, live
+
+    def taken_over(self, held: Held) -> bool:
+        live = self.model.live.get(held.id)
+        return live is not None and live.lease is not None and live.lease is not held.lease
+
+    def settle(self, held: Held, live: Live | None, work: Coroutine[Any, Any, Any]) -> bool:
+        """Run it, and say whether it is to have an effect."""
+        if live is None:
+            with pytest.raises(delayq.LeaseLost):
+                self.run(work)
+            return False
+        self.run(work)
+        held.over = True
+        return True
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        model = self.next_step()
+        held, live = self.pick(data)
+        if self.settle(held, live, held.message.ack()):
+            self.handled(model, held)
+
+    def handled(self, model: Model, held: Held) -> None:
+        del model.live[held.id]
+        if "dedup_window" in model.kind:
+            model.done[held.id] = model.now + 2
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), delay=HOURS, error=st.sampled_from([None, "it broke"]))
+    def nack(self, data: st.DataObject, delay: int, error: str | None) -> None:
+        model = self.next_step()
+        held, live = self.pick(data)
+        if self.settle(held, live, held.message.nack(delay * HOUR, error)):
+            self.failed(model, held, delay, error)
+
+    def failed(self, model: Model, held: Held, delay: int, error: str | None) -> None:
+        live = model.live[held.id]
+        if held.attempt >= MAX_ATTEMPTS:
+            model.die(live, "attempts", error or live.error)
+            del model.live[held.id]
+        else:
+            live.error, live.lease, live.moment = error or live.error, None, model.after(delay)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def bury(self, data: st.DataObject) -> None:
+        model = self.next_step()
+        held, live = self.pick(data)
+        if self.settle(held, live, held.message.bury("no good")):
+            model.die(model.live[held.id], "no good", model.live[held.id].error)
+            del model.live[held.id]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        self.next_step()
+        held, live = self.pick(data)
+        if self.settle(held, live, held.message.release()):
+            self.untouched(held)
+
+    def untouched(self, held: Held) -> None:
+        live = self.model.live[held.id]
+        assert live.was_due is not None
+        live.lease, live.moment, live.attempts = None, live.was_due, live.attempts - 1
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), duration=st.integers(1, 6))
+    def extend(self, data: st.DataObject, duration: int) -> None:
+        model = self.next_step()
+        held, live = self.pick(data)
+        if self.settle(held, live, held.message.extend(duration * HOUR)):
+            held.over = False
+            model.live[held.id].moment = model.after(duration)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), how=st.sampled_from(["end", "raise", "again", "reject", "cancel"]))
+    def handle(self, data: st.DataObject, how: str) -> None:
+        model = self.next_step()
+        held, live = self.pick(data)
+
+        async def handle() -> None:
+            raising: dict[str, BaseException] = {
+                "raise": ZeroDivisionError("divided"),
+                "again": delayq.RetryAfter(2 * HOUR, "busy"),
+                "reject": delayq.Reject("bad"),
+                "cancel": asyncio.CancelledError(),
+            }
+            try:
+                async with held.message:
+                    if how in raising:
+                        raise raising[how]
+            except ZeroDivisionError:
+                assert how == "raise"
+            except asyncio.CancelledError:
+                assert how == "cancel"
+
+        if not self.settle(held, live, handle()):
+            return
+        if how == "end":
+            self.handled(model, held)
+        elif how == "raise":
+            self.failed(model, held, 1, "ZeroDivisionError: divided")
+        elif how == "again":
+            self.failed(model, held, 2, "busy")
+        elif how == "reject":
+            model.die(model.live[held.id], "bad", model.live[held.id].error)
+            del model.live[held.id]
+        else:
+            self.untouched(held)
+
+    # By id
+
+    @precondition(lambda self: self.model.live)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        model = self.next_step()
+        key = data.draw(st.sampled_from([*sorted(model.live), "none"]))
+        free = key in model.live and model.state(model.live[key]) != "leased"
+        assert self.run(self.queue.cancel(key)) is free
+        if free:
+            del model.live[key]
+
+    @precondition(lambda self: self.model.live)
+    @rule(data=st.data(), delay=HOURS)
+    def reschedule(self, data: st.DataObject, delay: int) -> None:
+        model = self.next_step()
+        key = data.draw(st.sampled_from([*sorted(model.live), "none"]))
+        free = key in model.live and model.state(model.live[key]) != "leased"
+        assert self.run(self.queue.reschedule(key, delay * HOUR)) is free
+        if free:
+            model.live[key].lease, model.live[key].moment = None, model.after(delay)
+
+    # All of them
+
+    @precondition(lambda self: self.model.live or self.model.done)
+    @rule(passed=st.integers(1, 5))
+    def time_passes(self, passed: int) -> None:
+        self.next_step().now += passed
+        self.run(self.store.let_pass(passed * HOUR))
+
+    @precondition(lambda self: self.model.paused or self.model.of("ready"))
+    @rule()
+    def pause_or_resume(self) -> None:
+        if self.model.paused:
+            assert self.run(self.queue.resume())
+        else:
+            self.run(self.queue.pause())
+        self.model.paused = not self.model.paused
+
+    @precondition(lambda self: len(self.model.live) > 3)
+    @rule(state=st.sampled_from(["delayed", "ready", "all"]))
+    def purge(self, state: Any) -> None:
+        model = self.next_step()
+        gone = list(model.live.values()) if state == "all" else model.of(state)
+        assert self.run(self.queue.purge(state)) == len(gone)
+        for message in gone:
+            del model.live[message.id]
+
+    def dead_in_order(self) -> list[Dead]:
+        return sorted(self.model.dead.values(), key=lambda letter: (letter.died, letter.id.encode()))
+
+    @precondition(lambda self: self.model.dead)
+    @rule(data=st.data(), everything=st.booleans())
+    def redrive(self, data: st.DataObject, everything: bool) -> None:
+        model = self.next_step()
+        chosen = [letter.id for letter in self.dead_in_order()]
+        if not everything:
+            chosen = data.draw(st.lists(st.sampled_from([*chosen, "none"]), max_size=3))
+        free = [key for key in dict.fromkeys(chosen) if key in model.dead and key not in model.live]
+        steps: list[tuple[int, int]] = []
+        redriven = self.run(self.queue.dead.redrive(None if everything else chosen, lambda *step: steps.append(step)))
+        assert redriven == len(free)
+        assert steps == ([(len(chosen), len(chosen))] if chosen else [])
+        for place, key in enumerate(free):
+            letter = model.dead.pop(key)
+            model.live[key] = Live(key, letter.value, letter.priority, model.after(0, place), None)
+
+    @precondition(lambda self: self.model.dead)
+    @rule(data=st.data(), everything=st.booleans())
+    def purge_dead(self, data: st.DataObject, everything: bool) -> None:
+        model = self.next_step()
+        chosen = sorted(model.dead)
+        if not everything:
+            chosen = data.draw(st.lists(st.sampled_from([*chosen, "none"]), max_size=2))
+        gone = {key for key in chosen if key in model.dead}
+        assert self.run(self.queue.dead.purge(None if everything else chosen)) == len(gone)
+        for key in gone:
+            del model.dead[key]
+
+    # What holds after each step
+
+    @invariant()
+    def everything_is_what_the_model_says(self) -> None:
+        async def compare() -> None:
+            self.compare_what_is_stored(await self.store.look())
+            await self.compare_what_the_queue_tells()
+
+        self.run(compare())
+
+    def compare_what_is_stored(self, stored: Stored) -> None:
+        stored.demand_no_orphans()
+        model = self.model
+        live = model.live
+        assert stored.order == [message.id for message in model.in_order()]
+        assert {key: hours(moment) for key, (_, moment) in stored.live.items()} == {
+            message.id: message.moment[0] - model.now for message in live.values()
+        }
+        assert set(stored.leases) == {message.id for message in live.values() if message.lease}
+        assert stored.attempts == {m.id: m.attempts for m in live.values() if m.attempts and not m.lease}
+        assert {key: hours(end) for key, end in stored.expiries.items()} == {
+            m.id: m.expires - model.now for m in live.values() if m.expires is not None
+        }
+        assert {key: error.rsplit("\n", 1)[-1] for key, error in stored.errors.items()} == {
+            m.id: m.error for m in live.values() if m.error
+        }
+        assert {key for key, end in stored.done.items() if end > 0} == {key for key, end in model.done.items() if end > model.now}
+        assert stored.dead == [letter.id for letter in self.dead_in_order()]
+        assert stored.paused == model.paused
+
+    async def compare_what_the_queue_tells(self) -> None:
+        model, queue = self.model, self.queue
+        # What costs a call comes to its turn: all of what is stored is compared each time.
+        states: tuple[Any, ...] = ("delayed", "ready", "leased")
+        stats = await queue.stats()
+        ready = model.of("ready")
+        assert (stats.delayed, stats.ready, stats.leased) == tuple(len(model.of(s)) for s in ("delayed", "ready", "leased"))
+        assert (stats.dead, stats.paused) == (len(model.dead), model.paused)
+        assert round(stats.oldest_due_age / HOUR) == max((model.now - m.moment[0] for m in ready), default=0)
+        for state in states[model.step % 3 :][:1]:
+            seen = await queue.list(state)
+            assert [(m.id, m.value, m.attempt, m.priority, m.state) for m in seen] == [
+                (m.id, m.value, m.attempts, m.priority, state) for m in model.of(state)
+            ]
+        for known in sorted(model.live)[model.step % 5 :][:1]:
+            message = await queue.get(known)
+            assert message is not None
+            expected = model.live[known]
+            assert (message.value, message.state, message.attempt) == (
+                expected.value,
+                model.state(expected),
+                expected.attempts,
+            )
+            assert (message.last_error or "").rsplit("\n", 1)[-1] == (expected.error or "")
+        if model.step % 3:
+            return
+        assert await queue.get("none") is None
+        letters = await queue.dead.list() if model.dead else []
+        assert [(x.id, x.value, x.priority, x.attempt, x.reason, x.error) for x in letters] == [
+            (x.id, x.value, x.priority, x.attempts, x.reason, x.error) for x in self.dead_in_order()
+        ]
+
+    def teardown(self) -> None:
+        """When everything is handled nothing is left, but dead letters and what is remembered of offers."""
+        if not hasattr(self, "model"):
+            return
+        assert {key.rpartition(":")[0] for key in self.run(self.store.others())} <= {f"delayq:{{{self.queue.name}}}:call"}
+        self.run(self.finish())
+
+    async def finish(self) -> None:
+        if self.model.paused:
+            await self.queue.resume()
+        # Everything is due, every lease has ended, and what is past its end goes; then all attempts are used.
+        for _ in range(MAX_ATTEMPTS + 1):
+            await self.store.let_pass(10 * HOUR)
+            await self.queue.claim(100)
+        stored = await self.store.look()
+        stored.demand_no_orphans()
+        assert not stored.live
+        await self.queue.dead.purge()
+        # What was handled lately is forgotten with the next offer.
+        await self.queue.offer(0, id="last")
+        assert await self.queue.cancel("last")
+        stored = await self.store.look()
+        assert not any((stored.live, stored.bodies, stored.done, stored.dead_messages))
+
+
+@pytest.fixture
+def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
+    """The machine for one server: a loop, a client and its queues serve all examples."""
+    runner = asyncio.Runner()
+    client = delayq.connect(server.url, resync_interval=HOUR)
+    raw = Redis.from_url(server.url)
+
+    async def opened() -> dict[str, ReliableQueue[int]]:
+        await client.__aenter__()
+        common: dict[str, Any] = {
+            "lease": LEASE * HOUR,
+            "max_attempts": MAX_ATTEMPTS,
+            "backoff": delayq.Backoff.fixed(HOUR),
+        }
+        return {name: client.reliable_queue(name, **common, **kind) for name, kind in KINDS.items()}
+
+    class Machine(ReliableMachine):
+        pass
+
+    Machine.runner, Machine.raw = runner, raw
+    Machine.queues = runner.run(opened())
+    Machine.stores = {name: Store(raw, name) for name in KINDS}
+    yield Machine
+    runner.run(client.aclose())
+    runner.run(raw.aclose())
+    runner.close()
+
+
+def test_a_reliable_queue_behaves_like_its_model(machine: type[ReliableMachine]) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=EXAMPLES, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)),
+    )

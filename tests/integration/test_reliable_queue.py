@@ -1,0 +1,874 @@
+"""A reliable queue: offers, order, retries, dead letters, pauses."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+import delayq
+from delayq import Backoff, Offer
+from delayq.testing import advance
+from tests.integration.reliable_fixtures import LEASE, jobs, raw, store, take
+from tests.integration.reliable_store import HOUR, Store, hours
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from delayq import Client, Message, ReliableQueue
+    from tests.servers import PrivateServer
+
+__all__ = ["jobs", "raw", "store"]
+
+
+async def values(queue: ReliableQueue[Any], count: int = 100) -> list[Any]:
+    """Claim what there is, and acknowledge it."""
+    messages = await queue.claim(count)
+    await asyncio.gather(*(message.ack() for message in messages))
+    return [message.value for message in messages]
+
+
+async def kill(queue: ReliableQueue[Any], reason: str = "no good") -> None:
+    while messages := await queue.claim(100):
+        for message in messages:
+            await message.bury(reason)
+
+
+# Offering
+
+
+async def test_a_message_tells_what_was_offered(client: Client, jobs: ReliableQueue[Any]) -> None:
+    before = await client.server_time()
+    headers = {"trace": "00-ab", "ключ": "two\nlines"}
+    assert await jobs.offer({"a": [1, None]}, id="order-42", headers=headers, priority=7) == "order-42"
+    (message,) = await jobs.claim()
+    assert (message.id, message.value, message.headers) == ("order-42", {"a": [1, None]}, headers)
+    assert (message.attempt, message.priority, message.state) == (1, 7, "leased")
+    assert before <= message.enqueued_at <= await client.server_time()
+    assert abs(message.due_at - message.enqueued_at) < timedelta(milliseconds=1)
+    assert repr(message) == "<Message 'order-42', leased, attempt 1>"
+
+
+@pytest.mark.parametrize("wait", [{"delay": 0.1}, {"delay": timedelta(milliseconds=100)}, {"at": 0.1}])
+async def test_a_message_comes_when_it_is_due_and_not_before(client: Client, jobs: ReliableQueue[int], wait: Any) -> None:
+    before = await client.server_time()
+    if "at" in wait:
+        wait = {"at": datetime.now(UTC) + timedelta(seconds=wait["at"])}
+    await jobs.offer(1, **wait)
+    assert await jobs.claim() == []
+    (message,) = await jobs.claim(wait=10)
+    assert await client.server_time() >= message.due_at >= before + timedelta(milliseconds=95)
+
+
+async def test_a_moment_that_has_passed_is_now(jobs: ReliableQueue[int]) -> None:
+    await jobs.offer(1, at=datetime(2020, 1, 1, tzinfo=UTC))
+    assert await values(jobs) == [1]
+
+
+async def test_ids_made_up_sort_by_when_they_were_made(jobs: ReliableQueue[int]) -> None:
+    ids = [await jobs.offer(n, HOUR) for n in range(20)]
+    assert ids == sorted(set(ids))
+    assert {len(key) for key in ids} == {12}
+
+
+async def test_an_id_that_another_process_has_made_up_as_well_is_made_anew(
+    jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = iter(["a", "b", "b", "a", "c", "d"])
+    monkeypatch.setattr("delayq.reliable_queue.new_id", lambda: next(made))
+    assert [await jobs.offer(1), await jobs.offer(2)] == ["a", "b"]
+    assert await jobs.offer_many([Offer(3), Offer(4), Offer(5, id="e")]) == ["c", "d", "e"]
+    assert sorted([message.value for message in await jobs.claim(10)]) == [1, 2, 3, 4, 5]
+
+
+async def test_ids_of_what_was_handled_are_forgotten_although_nobody_comes(client: Client, raw: Any) -> None:
+    queue: ReliableQueue[int] = client.reliable_queue("jobs", dedup_window=3600)
+    await queue.offer(1, id="a")
+    (message,) = await queue.claim()
+    await message.ack()
+    assert 3_500_000 < await raw.pttl("delayq:{jobs}:done") <= 3_600_000
+    await advance(queue, 1800)
+    assert 1_700_000 < await raw.pttl("delayq:{jobs}:done") <= 1_800_000
+    await advance(queue, 1801)
+    assert await raw.exists("delayq:{jobs}:done") == 0
+
+
+BAD: list[dict[str, Any]] = [
+    {"delay": -1},
+    {"delay": math.nan},
+    {"delay": math.inf},
+    {"delay": 2**53 / 1000 + 1},
+    {"delay": timedelta(seconds=-1)},
+    {"delay": "1"},
+    {"delay": True},
+    {"at": datetime(2030, 1, 1)},  # noqa: DTZ001 - that is the point
+    {"at": 12.5},
+    {"delay": 1, "at": datetime(2030, 1, 1, tzinfo=UTC)},
+    {"id": ""},
+    {"id": 42},
+    {"id": "\ud800"},
+    {"id": "x" * 513},
+    {"id": "é" * 257},
+    {"headers": {"a": 1}},
+    {"headers": {1: "a"}},
+    {"headers": [("a", "b")]},
+    {"headers": {"a": "x" * 17_000}},
+    {"priority": -1},
+    {"priority": 10},
+    {"priority": 1.0},
+    {"priority": True},
+    {"ttl": 0},
+    {"ttl": -1},
+    {"ttl": math.inf},
+    {"ttl": "1"},
+    {"on_duplicate": "drop"},
+    {"value": object()},
+    {"value": math.nan},
+    {"value": "x" * 1000},
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+async def test_bad_input_is_refused_before_anything_is_written(client: Client, raw: Any, bad: dict[str, Any]) -> None:
+    queue = client.reliable_queue("jobs", max_payload=100)
+    arguments = {"value": 1, **bad}
+    with pytest.raises((delayq.BadInput, delayq.EncodeError)):
+        await queue.offer(**arguments)
+    with pytest.raises((delayq.BadInput, delayq.EncodeError)):
+        await queue.offer_many([Offer(value=1), Offer(**arguments), Offer(value=2)])
+    assert await raw.dbsize() == 0
+
+
+BAD_CALLS: dict[str, Any] = {
+    "claim(0)": lambda queue: queue.claim(0),
+    "claim(True)": lambda queue: queue.claim(True),
+    "claim(1.5)": lambda queue: queue.claim(1.5),
+    "claim(1, wait=-1)": lambda queue: queue.claim(1, wait=-1),
+    "claim(1, wait=math.nan)": lambda queue: queue.claim(1, wait=math.nan),
+    'cancel("")': lambda queue: queue.cancel(""),
+    "cancel(7)": lambda queue: queue.cancel(7),
+    'get(b"a")': lambda queue: queue.get(b"a"),
+    'reschedule("a")': lambda queue: queue.reschedule("a"),
+    'reschedule("a", -1)': lambda queue: queue.reschedule("a", -1),
+    'reschedule("a", 1, at=datetime.now(UTC))': lambda queue: queue.reschedule("a", 1, at=datetime.now(UTC)),
+    'list("dead")': lambda queue: queue.list("dead"),
+    'list("ready", limit=-1)': lambda queue: queue.list("ready", limit=-1),
+    'list("ready", offset=-1)': lambda queue: queue.list("ready", offset=-1),
+    'list("ready", limit=1.5)': lambda queue: queue.list("ready", limit=1.5),
+    "peek(-1)": lambda queue: queue.peek(-1),
+    'purge("dead")': lambda queue: queue.purge("dead"),
+    "dead.list(-1)": lambda queue: queue.dead.list(-1),
+    "dead.list(1, -1)": lambda queue: queue.dead.list(1, -1),
+}
+
+
+@pytest.mark.parametrize("call", BAD_CALLS)
+async def test_bad_arguments_of_other_calls_are_refused(jobs: ReliableQueue[int], call: str) -> None:
+    await jobs.offer(1)
+    with pytest.raises(delayq.BadInput):
+        await BAD_CALLS[call](jobs)
+    assert await values(jobs) == [1]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"lease": 0},
+        {"lease": -1},
+        {"lease": math.inf},
+        {"max_attempts": 0},
+        {"max_attempts": True},
+        {"max_size": 0},
+        {"max_size": 1.5},
+        {"dedup_window": -1},
+        {"expired": "keep"},
+        {"when_full": "drop"},
+    ],
+    ids=str,
+)
+async def test_bad_settings_are_refused(client: Client, bad: dict[str, Any]) -> None:
+    with pytest.raises(delayq.BadInput):
+        client.reliable_queue("jobs", **bad)
+    client.reliable_queue("jobs")
+
+
+@pytest.mark.parametrize("name", ["", "}a", "\ud800"])
+async def test_bad_names_are_refused(client: Client, name: str) -> None:
+    with pytest.raises(delayq.BadName):
+        client.reliable_queue(name)
+
+
+async def test_two_handles_of_a_queue_agree_on_its_settings(client: Client) -> None:
+    first = client.reliable_queue("jobs", lease=10)
+    second = client.reliable_queue("jobs", lease=10)
+    with pytest.raises(delayq.ConfigurationError, match="other settings"):
+        client.reliable_queue("jobs", lease=11)
+    await first.offer(1)
+    assert await values(second) == [1]
+
+
+# Ids that are taken
+
+
+async def test_an_id_is_taken_while_its_message_lives(jobs: ReliableQueue[int]) -> None:
+    await jobs.offer(1, HOUR, id="a")
+    with pytest.raises(delayq.DuplicateMessage, match="'a'") as caught:
+        await jobs.offer(2, id="a")
+    assert (caught.value.ids, caught.value.stored) == (("a",), ())
+    assert await jobs.offer(3, id="a", on_duplicate="ignore") == "a"
+    message = await jobs.get("a")
+    assert message is not None
+    assert (message.value, message.state) == (1, "delayed")
+
+
+async def test_replacing_gives_the_new_value_delay_priority_headers_and_life(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer(1, HOUR, id="a", priority=3, ttl=9 * HOUR, headers={"old": "1"})
+    assert await jobs.offer(2, 2 * HOUR, id="a", on_duplicate="replace") == "a"
+    stored = await store.look()
+    stored.demand_no_orphans()
+    assert (stored.live["a"][0], hours(stored.live["a"][1]), stored.expiries) == (0, 2, {})
+    message = await jobs.get("a")
+    assert message is not None
+    assert (message.value, message.headers) == (2, {})
+
+
+async def test_what_a_worker_has_is_not_replaced(jobs: ReliableQueue[int]) -> None:
+    await jobs.offer(1, id="a")
+    (message,) = await jobs.claim()
+    with pytest.raises(delayq.DuplicateMessage):
+        await jobs.offer(2, id="a", on_duplicate="replace")
+    await message.ack()
+    await jobs.offer(2, id="a", on_duplicate="replace")
+    assert await values(jobs) == [2]
+
+
+async def test_the_id_of_a_handled_message_is_taken_for_a_while(client: Client, raw: Any) -> None:
+    queue, store = client.reliable_queue("window", dedup_window=2 * HOUR), Store(raw, "window")
+    await queue.offer(1, id="a")
+    assert await values(queue) == [1]
+    with pytest.raises(delayq.DuplicateMessage):
+        await queue.offer(2, id="a")
+    assert await queue.offer(3, id="a", on_duplicate="ignore") == "a"
+    assert await queue.claim() == []
+    assert await queue.offer(4, id="a", on_duplicate="replace") == "a"
+    assert await values(queue) == [4]
+    await store.let_pass(3 * HOUR)
+    await queue.offer(5, id="a")
+    assert await values(queue) == [5]
+    await store.let_pass(3 * HOUR)
+    await queue.offer(6)
+    # What is remembered no longer is forgotten too.
+    assert (await store.look()).done == {}
+
+
+async def test_offer_many_stores_what_it_can_and_says_what_it_could_not(jobs: ReliableQueue[int]) -> None:
+    await jobs.offer(0, HOUR, id="taken")
+    offers = [Offer(value=n, id=key, delay=HOUR) for n, key in enumerate(["a", "taken", "b", "a"])]
+    with pytest.raises(delayq.DuplicateMessage, match="2 messages") as caught:
+        await jobs.offer_many(offers)
+    assert caught.value.ids == ("taken", "a")
+    assert caught.value.stored == ("a", "b")
+    assert [message.value for message in await jobs.list("delayed")] == [0, 0, 2]
+
+
+async def test_offer_many_returns_ids_in_order_and_takes_any_iterable(jobs: ReliableQueue[int]) -> None:
+    ids = await jobs.offer_many(Offer(value=n, id=f"m{n}", delay=HOUR) for n in range(450))
+    assert ids == [f"m{n}" for n in range(450)]
+    assert (await jobs.stats()).delayed == 450
+    assert await jobs.offer_many([]) == []
+
+
+# A queue that is full
+
+
+async def test_a_full_queue_refuses(client: Client) -> None:
+    queue = client.reliable_queue("small", max_size=3)
+    await queue.offer(0, id="first")
+    (held,) = await queue.claim()
+    with pytest.raises(delayq.QueueFull) as caught:
+        await queue.offer_many([Offer(value=n, id=str(n)) for n in range(1, 5)])
+    assert (caught.value.ids, caught.value.stored) == (("3", "4"), ("1", "2"))
+    with pytest.raises(delayq.QueueFull, match="1 messages were not stored"):
+        await queue.offer(9)
+    # What takes the place of another needs no room.
+    await queue.offer(8, id="1", on_duplicate="replace")
+    await held.ack()
+    await queue.offer(9)
+
+
+async def test_an_offer_to_a_full_queue_may_wait_for_room(client: Client) -> None:
+    queue = client.reliable_queue("small", max_size=2, when_full="wait")
+    offer = asyncio.create_task(queue.offer_many([Offer(value=n) for n in range(6)]))
+    got: list[int] = []
+    while len(got) < 6:
+        some = await queue.claim(10, wait=10)
+        assert len(some) <= 2
+        await asyncio.gather(*(message.ack() for message in some))
+        got += [message.value for message in some]
+    assert len(await offer) == 6
+    assert sorted(got) == list(range(6))
+
+
+async def test_an_offer_that_waits_for_room_ends_with_the_queue_and_tells_what_is_stored(client: Client) -> None:
+    queue = client.reliable_queue("small", max_size=2, when_full="wait")
+    offers = asyncio.create_task(queue.offer_many([Offer(value=n, id=str(n)) for n in range(4)]))
+    await until(lambda: stored_are(queue, 2))
+    offer = asyncio.create_task(queue.offer(9))
+    await asyncio.sleep(0.01)
+    await queue.aclose()
+    many, one = await asyncio.gather(offers, offer, return_exceptions=True)
+    assert isinstance(many, delayq.OutcomeUnknown)
+    assert many.stored == ("0", "1")
+    assert isinstance(one, delayq.Closed)
+
+
+async def stored_are(queue: ReliableQueue[Any], count: int) -> bool:
+    return (await queue.stats()).ready == count
+
+
+async def test_callers_who_claim_at_once_get_all_that_there_is(jobs: ReliableQueue[int]) -> None:
+    """None of them is told that there is nothing while the others have not emptied the queue."""
+    await jobs.offer_many([Offer(value=n) for n in range(450)])
+    claimed = await asyncio.gather(*(jobs.claim(100) for _ in range(6)))
+    assert min(map(len, claimed)) >= 25
+    assert sorted(message.value for messages in claimed for message in messages) == list(range(450))
+
+
+async def test_callers_share_what_there_is(jobs: ReliableQueue[int]) -> None:
+    await jobs.offer_many([Offer(value=n) for n in range(40)])
+    claimed = await asyncio.gather(*(jobs.claim(100) for _ in range(4)))
+    assert list(map(len, claimed)) == [10, 10, 10, 10]
+
+
+# Time to live
+
+
+@pytest.mark.parametrize("expired", ["drop", "dead"])
+async def test_what_is_past_its_time_is_not_delivered(client: Client, raw: Any, expired: Any) -> None:
+    queue, store = client.reliable_queue("jobs", expired=expired), Store(raw, "jobs")
+    await queue.offer_many([Offer(value=n, id=str(n), ttl=HOUR if n % 2 else 3 * HOUR) for n in range(6)])
+    await store.let_pass(2 * HOUR)
+    # However many stand in front, the others come.
+    assert [message.value for message in await queue.claim(9)] == [0, 2, 4]
+    (await store.look()).demand_no_orphans()
+    letters = await queue.dead.list()
+    assert [(letter.value, letter.reason, letter.attempt) for letter in letters] == (
+        [(n, "expired", 0) for n in (1, 3, 5)] if expired == "dead" else []
+    )
+
+
+async def test_many_that_are_past_their_time_hide_nobody(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer_many([Offer(value=n, ttl=HOUR) for n in range(450)])
+    await jobs.offer(7)
+    await store.let_pass(2 * HOUR)
+    assert await values(jobs, 1) == [7]
+    assert (await store.look()).bodies == {}
+
+
+async def test_a_message_under_a_lease_does_not_expire(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer(1, ttl=HOUR / 2)
+    (message,) = await jobs.claim()
+    await store.let_pass(HOUR * 3 / 4)
+    await message.ack()
+    await jobs.offer(2, ttl=HOUR / 2)
+    (message,) = await jobs.claim()
+    await store.let_pass(HOUR * 3 / 4)
+    # It is when it would be tried again that it is too late.
+    await message.nack(0)
+    assert await jobs.claim() == []
+    assert (await store.look()).bodies == {}
+
+
+# Order
+
+
+async def test_one_call_keeps_its_order(jobs: ReliableQueue[int]) -> None:
+    await jobs.offer_many([Offer(value=n, id=f"{n * 7919 % 200:03}") for n in range(200)])
+    await jobs.offer_many([Offer(value=n) for n in range(200, 400)])
+    got: list[int] = []
+    while some := await values(jobs, 37):
+        got += some
+    assert got == list(range(400))
+
+
+async def test_equal_delays_keep_the_order_of_the_offers(jobs: ReliableQueue[int], store: Store) -> None:
+    for start in range(0, 600, 200):
+        await jobs.offer_many([Offer(value=start + n, id=f"{n * 7919 % 200:03}-{start}", delay=HOUR) for n in range(200)])
+    await store.let_pass(HOUR)
+    got: list[int] = []
+    while some := await values(jobs):
+        got += some
+    assert got == list(range(600))
+
+
+async def test_concurrent_offers_keep_their_order(jobs: ReliableQueue[int]) -> None:
+    await asyncio.gather(*(jobs.offer(n, id=str(n * 7919 % 500)) for n in range(500)))
+    got: list[int] = []
+    while some := await values(jobs):
+        got += some
+    assert got == list(range(500))
+
+
+async def test_priority_goes_before_due_time_among_what_is_due(jobs: ReliableQueue[str], store: Store) -> None:
+    await jobs.offer("low, first", 1 * HOUR)
+    await jobs.offer("high, last", 3 * HOUR, priority=9)
+    await jobs.offer("middle", 2 * HOUR, priority=5)
+    await jobs.offer("high, not due", 5 * HOUR, priority=9)
+    await jobs.offer("low, last", 3 * HOUR)
+    await store.let_pass(3 * HOUR)
+    assert [message.value for message in await jobs.peek(9)] == [
+        "high, last",
+        "middle",
+        "low, first",
+        "low, last",
+        "high, not due",
+    ]
+    assert await values(jobs, 2) == ["high, last", "middle"]
+    assert await values(jobs) == ["low, first", "low, last"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from([0, 0, 1, 9]), st.sampled_from([None, *"abcdefgh"])),
+        max_size=30,
+    ),
+    st.integers(1, 7),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_order_is_by_priority_then_due_time_then_offer(
+    server: PrivateServer, what: list[tuple[int, int, str | None]], size: int
+) -> None:
+    async def run() -> None:
+        server.flush()
+        async with delayq.connect(server.url) as client, Redis.from_url(server.url) as raw:
+            queue, store = client.reliable_queue("jobs"), Store(raw, "jobs")
+            offers = [
+                Offer(value=n, delay=delay * HOUR, priority=priority, id=key and f"{key}{n}")
+                for n, (delay, priority, key) in enumerate(what)
+            ]
+            for at in range(0, len(offers), size):
+                await queue.offer_many(offers[at : at + size])
+            await store.let_pass(2 * HOUR)
+            expected = sorted(range(len(what)), key=lambda n: (-what[n][1], what[n][0], n))
+            assert [message.value for message in await queue.list("ready")] == expected
+            assert await values(queue) == expected
+
+    asyncio.run(run())
+
+
+# Retries
+
+
+async def test_a_failure_is_kept_and_comes_again_after_the_backoff(client: Client, raw: Any) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, backoff=Backoff.explicit([HOUR, 3 * HOUR]))
+    store = Store(raw, "jobs")
+    await queue.offer(1, id="a", priority=2)
+    for attempt, waits in ((1, 1), (2, 3), (3, 3)):
+        (message,) = await queue.claim()
+        assert message.attempt == attempt
+        with pytest.raises(ZeroDivisionError):
+            async with message:
+                raise ZeroDivisionError(f"attempt {attempt}")
+        stored = await store.look()
+        stored.demand_no_orphans()
+        assert hours(stored.live["a"][1]) == waits
+        seen = await queue.get("a")
+        assert seen is not None
+        assert seen.attempt == attempt
+        assert (seen.last_error or "").startswith("Traceback")
+        assert (seen.last_error or "").endswith(f"ZeroDivisionError: attempt {attempt}")
+        await store.let_pass(waits * HOUR)
+
+
+async def test_the_last_attempt_makes_a_dead_letter(client: Client) -> None:
+    queue = client.reliable_queue("jobs", max_attempts=2, backoff=Backoff.fixed(0))
+    before = await client.server_time()
+    await queue.offer("x", id="a", headers={"h": "1"}, priority=4)
+    for _ in range(2):
+        (message,) = await queue.claim(wait=10)
+        with pytest.raises(ValueError, match="no such"):
+            async with message:
+                raise ValueError("no such order")
+    assert await queue.claim() == []
+    (letter,) = await queue.dead.list()
+    assert (letter.id, letter.value, letter.headers, letter.priority) == ("a", "x", {"h": "1"}, 4)
+    assert (letter.reason, letter.error, letter.attempt) == ("attempts", "ValueError: no such order", 2)
+    assert letter.traceback.startswith("Traceback")
+    assert before <= letter.enqueued_at <= letter.died_at <= await client.server_time()
+
+
+async def test_without_end_attempts_go_on(client: Client) -> None:
+    queue = client.reliable_queue("jobs", max_attempts=None, backoff=Backoff.fixed(0))
+    await queue.offer(1)
+    for attempt in range(1, 40):
+        (message,) = await queue.claim(wait=10)
+        assert message.attempt == attempt
+        await message.nack()
+
+
+async def test_a_handler_may_say_when_to_come_again(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer(1, id="a")
+    (message,) = await jobs.claim()
+    async with message:
+        raise delayq.RetryAfter(timedelta(hours=5), "the shop is closed")
+    stored = await store.look()
+    assert hours(stored.live["a"][1]) == 5
+    assert (stored.errors, stored.attempts) == ({"a": "the shop is closed"}, {"a": 1})
+    with pytest.raises(delayq.BadDelay):
+        delayq.RetryAfter(-1)
+    assert str(delayq.RetryAfter(2.5)) == "again after 2.5"
+
+
+async def test_a_handler_may_reject(jobs: ReliableQueue[int]) -> None:
+    await jobs.offer_many([Offer(value=1), Offer(value=2)])
+    for reason in ("", "not ours"):
+        (message,) = await jobs.claim()
+        async with message:
+            raise delayq.Reject(reason)
+    assert [(letter.reason, letter.error) for letter in await jobs.dead.list()] == [("rejected", ""), ("not ours", "")]
+
+
+async def test_errors_are_bounded_and_keep_their_end(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer(1, id="a")
+    (message,) = await jobs.claim()
+    await message.nack(0, "x" * 100_000 + "the end \ud800 é")
+    (error,) = (await store.look()).errors.values()
+    assert error.endswith("the end ? é")
+    assert len(error) == 8000
+    (message,) = await jobs.claim()
+    await message.bury("r" * 100_000)
+    (letter,) = await jobs.dead.list()
+    assert letter.error == error
+    assert len(letter.reason) <= 8000
+
+
+@pytest.mark.parametrize("error", ['quo"te', "two\nlines", "\x00\x1f\x7f/", "é \U0001f600"])
+@pytest.mark.parametrize("how", ["at the end", "by lease", "buried"])
+async def test_an_error_arrives_in_the_dead_letter_as_it_was(client: Client, raw: Any, error: str, how: str) -> None:
+    queue, store = client.reliable_queue("jobs", lease=LEASE, max_attempts=2), Store(raw, "jobs")
+    await queue.offer(1)
+    (message,) = await queue.claim()
+    await message.nack(0, error)
+    (message,) = await queue.claim()
+    if how == "at the end":
+        await message.nack()
+    elif how == "by lease":
+        await store.let_pass(2 * LEASE)
+        assert await queue.claim() == []
+    else:
+        await message.bury("no good")
+    (letter,) = await queue.dead.list()
+    assert letter.traceback == error
+    assert letter.reason == ("no good" if how == "buried" else "attempts")
+
+
+async def test_a_message_that_nobody_can_read_harms_no_other(jobs: ReliableQueue[int], raw: Any) -> None:
+    await jobs.offer_many([Offer(value=n, id=str(n)) for n in range(3)])
+    await raw.hset("delayq:{jobs}:bodies", "1", b"1 \n{")
+    read: list[int] = []
+    for message in await jobs.claim(3):
+        try:
+            async with message:
+                read.append(message.value)
+        except delayq.DecodeError:
+            assert message.id == "1"
+    assert read == [0, 2]
+    stored = await jobs.get("1")
+    assert stored is not None
+    assert stored.last_error
+
+
+async def test_one_dead_letter_that_nobody_can_read_hides_no_other(jobs: ReliableQueue[int], raw: Any) -> None:
+    await jobs.offer_many([Offer(value=n, id=str(n)) for n in range(3)])
+    await raw.hset("delayq:{jobs}:bodies", "1", b"1 \n{")
+    await kill(jobs)
+    letters = await jobs.dead.list()
+    assert [letter.id for letter in letters] == ["0", "1", "2"]
+    assert (letters[0].value, letters[2].value) == (0, 2)
+    with pytest.raises(delayq.DecodeError):
+        _ = letters[1].value
+
+
+# Dead letters
+
+
+async def test_dead_letters_come_page_by_page_the_oldest_first(jobs: ReliableQueue[int]) -> None:
+    for n in range(5):
+        await jobs.offer(n, id=str(9 - n))
+        await kill(jobs)
+    assert [letter.value for letter in await jobs.dead.list()] == [0, 1, 2, 3, 4]
+    assert [letter.value for letter in await jobs.dead.list(2, 1)] == [1, 2]
+    assert await jobs.dead.list(0) == []
+    assert await jobs.dead.list(5, 5) == []
+    assert await jobs.dead.size() == 5
+
+
+async def test_redriven_letters_have_all_their_attempts_again(client: Client, store: Store) -> None:
+    queue = client.reliable_queue("jobs", max_attempts=1)
+    await queue.offer(1, id="a", priority=3, headers={"h": "1"}, ttl=HOUR)
+    (message,) = await queue.claim()
+    await message.nack(error="it broke")
+    assert await queue.dead.redrive() == 1
+    stored = await store.look()
+    stored.demand_no_orphans()
+    # It has no time to live any more: most likely that is over.
+    assert (stored.expiries, stored.errors, stored.dead) == ({}, {}, [])
+    (message,) = await queue.claim()
+    assert (message.id, message.value, message.attempt, message.priority, message.headers) == ("a", 1, 1, 3, {"h": "1"})
+
+
+async def test_redriving_many_tells_how_far_it_is_and_keeps_their_order(jobs: ReliableQueue[int]) -> None:
+    await jobs.offer_many([Offer(value=n, id=f"{n:03}") for n in range(250)])
+    await kill(jobs)
+    steps: list[tuple[int, int]] = []
+    await jobs.offer(-1, HOUR, id="007")
+
+    def progress(done: int, total: int) -> None:
+        steps.append((done, total))
+
+    assert await jobs.dead.redrive(progress=progress) == 249
+    assert steps == [(100, 250), (200, 250), (250, 250)]
+    assert [letter.id for letter in await jobs.dead.list()] == ["007"]
+    got: list[int] = []
+    while some := await values(jobs):
+        got += some
+    assert got == [n for n in range(250) if n != 7]
+
+
+async def test_chosen_letters_are_redriven_or_dropped(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer_many([Offer(value=n, id=str(n)) for n in range(5)])
+    await kill(jobs)
+    assert await jobs.dead.redrive(["3", "1", "3", "none"]) == 2
+    assert await values(jobs) == [3, 1]
+    assert await jobs.dead.purge(["4", "none", "4"]) == 1
+    assert [letter.id for letter in await jobs.dead.list()] == ["0", "2"]
+    assert await jobs.dead.redrive([]) == await jobs.dead.purge([]) == 0
+    assert await jobs.dead.purge() == 2
+    assert (await store.look()).dead_messages == {}
+
+
+async def test_redriving_wakes_whoever_waits(server: PrivateServer, jobs: ReliableQueue[int]) -> None:
+    await jobs.offer(1)
+    await kill(jobs)
+    async with delayq.connect(server.url, resync_interval=HOUR) as other:
+        waiting = asyncio.create_task(other.reliable_queue("jobs").claim(wait=60))
+        await asyncio.sleep(0.05)
+        await jobs.dead.redrive()
+        (message,) = await asyncio.wait_for(waiting, 10)
+        assert message.value == 1
+
+
+# By id
+
+
+async def test_cancelling_takes_a_message_out_that_no_worker_has(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer(1, id="due", priority=2, ttl=HOUR)
+    await jobs.offer(2, HOUR, id="later")
+    assert await jobs.cancel("due")
+    assert await jobs.cancel("later")
+    assert not await jobs.cancel("later")
+    assert not await jobs.cancel("never")
+    await jobs.offer(3, id="held")
+    (held,) = await jobs.claim()
+    assert not await jobs.cancel("held")
+    await held.ack()
+    assert (await store.look()).bodies == {}
+
+
+async def test_rescheduling_moves_the_due_time(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer(1, HOUR, id="a")
+    assert await jobs.reschedule("a", timedelta(hours=3))
+    assert hours((await store.look()).live["a"][1]) == 3
+    assert await jobs.reschedule("a", at=datetime.now(UTC) + timedelta(hours=2))
+    assert hours((await store.look()).live["a"][1]) == 2
+    assert await jobs.reschedule("a", 0)
+    (held,) = await jobs.claim()
+    assert not await jobs.reschedule("a", 0)
+    await held.ack()
+    assert not await jobs.reschedule("a", 0)
+
+
+@pytest.mark.parametrize("how", ["offer", "reschedule", "nack", "release", "resume"])
+async def test_news_wakes_whoever_waits_at_another_client(server: PrivateServer, jobs: ReliableQueue[int], how: str) -> None:
+    async with delayq.connect(server.url, resync_interval=HOUR) as other:
+        held: list[Message[int]] = []
+        if how != "offer":
+            await jobs.offer(1, HOUR if how == "reschedule" else 0, id="a")
+        if how in ("nack", "release"):
+            held = await jobs.claim()
+        if how == "resume":
+            await jobs.pause()
+        waiting = asyncio.create_task(other.reliable_queue("jobs", lease=LEASE).claim(wait=60))
+        # Until it has looked, and found nothing.
+        await until(lambda: other.statistics().waiting and other.statistics().round_trips > 3)
+        await asyncio.sleep(0.05)
+        steps: dict[str, Any] = {
+            "offer": partial(jobs.offer, 1),
+            "reschedule": lambda: jobs.reschedule("a", 0.01),
+            "nack": lambda: held[0].nack(0.01),
+            "release": lambda: held[0].release(),  # noqa: PLW0108 - not all have one
+            "resume": jobs.resume,
+        }
+        await steps[how]()
+        (message,) = await asyncio.wait_for(waiting, 10)
+        assert message.value == 1
+
+
+async def test_looking_leases_nothing(jobs: ReliableQueue[int]) -> None:
+    await jobs.offer(1, id="a", priority=2)
+    for message in (await jobs.get("a"), *await jobs.peek(), *await jobs.list("ready")):
+        assert message is not None
+        assert (message.value, message.attempt, message.priority, message.state) == (1, 0, 2, "ready")
+        for settle in (message.ack, message.nack, message.release, lambda message=message: message.bury("x")):
+            with pytest.raises(delayq.LeaseLost, match="only looked at"):
+                await settle()
+        with pytest.raises(delayq.LeaseLost):
+            async with message:
+                pass
+    assert await values(jobs) == [1]
+
+
+async def test_lists_come_in_pages(jobs: ReliableQueue[int]) -> None:
+    await jobs.offer_many([Offer(value=n, delay=HOUR, priority=n % 3) for n in range(30)])
+    whole = [message.value for message in await jobs.list("delayed")]
+    assert whole == sorted(range(30), key=lambda n: (-(n % 3), n))
+    pages = [message.value for at in range(0, 40, 7) for message in await jobs.list("delayed", offset=at, limit=7)]
+    assert pages == whole
+
+
+@pytest.mark.parametrize(("state", "left"), [("delayed", (0, 300, 5)), ("ready", (300, 0, 5)), ("all", (0, 0, 0))])
+async def test_purging_drops_what_is_in_a_state(jobs: ReliableQueue[int], store: Store, state: Any, left: Any) -> None:
+    await jobs.offer_many([Offer(value=n, delay=HOUR * 2, priority=n % 2) for n in range(300)])
+    await jobs.offer_many([Offer(value=n, priority=9) for n in range(5)])
+    held = await jobs.claim(5)
+    await jobs.offer_many([Offer(value=n) for n in range(300)])
+    assert await jobs.purge(state) == 605 - sum(left)
+    stats = await jobs.stats()
+    assert (stats.delayed, stats.ready, stats.leased) == left
+    (await store.look()).demand_no_orphans()
+    if state == "all":
+        with pytest.raises(delayq.LeaseLost):
+            await held[0].ack()
+
+
+async def test_stats_are_exact_up_to_a_thousand_leased(jobs: ReliableQueue[int], store: Store) -> None:
+    await jobs.offer_many([Offer(value=n, priority=n % 3) for n in range(500)])
+    for _ in range(5):
+        assert len(await jobs.claim(100)) == 100
+    await store.let_pass(2 * HOUR)
+    # Those leases have ended. 500 others have not.
+    await jobs.offer_many([Offer(value=n, priority=9) for n in range(500)])
+    await jobs.offer_many([Offer(value=n, delay=9 * HOUR) for n in range(10)])
+    for claimed in range(0, 500, 100):
+        stats = await jobs.stats()
+        assert (stats.delayed, stats.ready, stats.leased) == (10, 1000 - claimed, claimed)
+        assert len(await jobs.claim(100)) == 100
+    assert len((await store.look()).leases) == 1000
+    stats = await jobs.stats()
+    assert (stats.delayed, stats.ready, stats.leased) == (10, 500, 500)
+    # Beyond, nobody looks at each lease.
+    await jobs.offer(0, priority=9)
+    await jobs.claim(1)
+    stats = await jobs.stats()
+    assert (stats.delayed, stats.ready, stats.leased) == (0, 500, 511)
+
+
+async def test_stats_say_how_long_the_oldest_has_been_due(jobs: ReliableQueue[int], store: Store) -> None:
+    assert (await jobs.stats()).oldest_due_age == 0
+    await jobs.offer(1, HOUR, priority=1)
+    await jobs.offer(2, 3 * HOUR)
+    await store.let_pass(2 * HOUR)
+    stats = await jobs.stats()
+    assert (stats.delayed, stats.ready) == (1, 1)
+    assert HOUR <= stats.oldest_due_age < HOUR + 60
+
+
+# Pauses
+
+
+async def test_while_a_queue_is_paused_nobody_claims_anything(server: PrivateServer, client: Client) -> None:
+    jobs = client.reliable_queue("jobs", lease=LEASE)
+    await jobs.offer_many([Offer(value=n) for n in range(3)])
+    (held,) = await jobs.claim()
+    async with delayq.connect(server.url, resync_interval=HOUR) as other:
+        elsewhere = other.reliable_queue("jobs", lease=LEASE)
+        await elsewhere.pause()
+        assert (await jobs.stats()).paused
+        waiting = asyncio.create_task(elsewhere.claim(10, wait=60))
+        assert await jobs.claim(10) == await elsewhere.claim(10) == []
+        assert await jobs.claim(10, wait=0.05) == []
+        await jobs.offer(3)
+        await held.ack()
+        assert not waiting.done()
+        assert await jobs.resume()
+        assert not await jobs.resume()
+        messages = await asyncio.wait_for(waiting, 10)
+        assert [message.value for message in messages] == [1, 2, 3]
+        assert [message.attempt for message in messages] == [1, 1, 1]
+
+
+# Closing
+
+
+async def test_a_closed_queue_refuses_everything(server: PrivateServer) -> None:
+    async with delayq.connect(server.url) as client:
+        async with client.reliable_queue("jobs", lease=LEASE) as queue:
+            await queue.offer_many([Offer(value=n) for n in range(3)])
+            held = await queue.claim(2)
+        await queue.aclose()
+        for call in (
+            queue.offer(1),
+            queue.offer_many([]),
+            queue.claim(),
+            queue.cancel("a"),
+            queue.reschedule("a", 1),
+            queue.get("a"),
+            queue.stats(),
+            queue.list("ready"),
+            queue.peek(),
+            queue.purge(),
+            queue.pause(),
+            queue.resume(),
+            take(queue),
+            held[0].ack(),
+        ):
+            with pytest.raises(delayq.Closed):
+                await call
+        assert repr(queue) == "<ReliableQueue 'jobs'>"
+        # It can be opened again.
+        assert await values(client.reliable_queue("jobs", lease=LEASE)) == [2]
+    with pytest.raises(delayq.Closed):
+        await held[1].nack()
+
+
+async def test_a_value_of_any_codec_comes_back(client: Client) -> None:
+    queue = client.reliable_queue("texts", codec=delayq.StringCodec())
+    await queue.offer("line\nline\n", headers={"a": "b"})
+    await queue.offer("")
+    assert [message.value for message in await queue.claim(2)] == ["line\nline\n", ""]
+
+
+async def test_a_codec_that_makes_no_bytes_is_refused(client: Client, raw: Any) -> None:
+    class Bad:
+        def encode(self, value: Any) -> Any:
+            return str(value)
+
+        def decode(self, data: bytes) -> Any:
+            raise KeyError(data)
+
+    queue = client.reliable_queue("jobs", codec=Bad())
+    with pytest.raises(delayq.EncodeError, match=r"Bad\.encode returned str"):
+        await queue.offer(1)
+    assert await raw.dbsize() == 0
+    await raw.zadd("delayq:{jobs}:live", {"a": 1})
+    await raw.hset("delayq:{jobs}:bodies", "a", b"1 \n1")
+    (message,) = await queue.claim()
+    with pytest.raises(delayq.DecodeError) as caught:
+        _ = message.value
+    assert isinstance(caught.value.__cause__, KeyError)

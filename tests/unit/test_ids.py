@@ -1,0 +1,64 @@
+"""Ids that are made up: short, sorted, and never twice in one process."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from delayq import _ids
+from delayq._ids import new_id
+
+
+def test_they_have_twelve_characters_that_need_no_quoting() -> None:
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{12}", new_id()) for _ in range(1000))
+
+
+def test_they_sort_as_they_were_made_and_none_comes_twice() -> None:
+    ids = [new_id() for _ in range(50_000)]
+    assert ids == sorted(set(ids))
+
+
+def test_they_sort_by_time_over_decades(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ids, "_state", _ids._state)
+    ids = []
+    for year in range(2026, 2100):
+        monkeypatch.setattr(time, "time_ns", lambda year=year: (year - 1970) * 31_557_600 * 10**9)
+        ids.append(new_id())
+    assert ids == sorted(set(ids))
+
+
+def test_a_clock_that_is_set_back_repeats_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [new_id() for _ in range(100)]
+    monkeypatch.setattr(time, "time_ns", lambda: 10**18)
+    ids = before + [new_id() for _ in range(100)]
+    assert ids == sorted(set(ids))
+
+
+def test_threads_share_none() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        ids = [one for some in pool.map(lambda _: [new_id() for _ in range(5000)], range(16)) for one in some]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_makes_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Time stands still: both are in the same millisecond.
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    new_id()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, "".join(new_id() for _ in range(100)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    text = os.read(reading, 10_000).decode()
+    os.close(reading)
+    os.close(writing)
+    theirs = {text[at : at + 12] for at in range(0, len(text), 12)}
+    assert len(theirs) == 100
+    assert theirs.isdisjoint(new_id() for _ in range(100))
