@@ -1,0 +1,129 @@
+"""What the adapters share: each is one program, in the environment of its peer, driven by ``benchmarks.peers``.
+
+As ``offer URL`` it offers what the lines on its input ask for, and answers each with a line. As ``handle URL default|best
+FILE`` it is a worker whose handler notes in the file, for each message, when it was called and when the message was due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+FLUSH_SECONDS = 0.03
+BULK = 1000
+
+
+class Payload(TypedDict):
+    due: float
+    text: str
+
+
+class Offers:
+    """How a peer offers: ``one`` message due then (Unix seconds), or ``many``. Both may return something to await."""
+
+    def __init__(self, one: Callable[[float], Any], many: Callable[[list[float]], Any] | None = None) -> None:
+        """With ``many``, lists of up to BULK; without it, one by one is the only way."""
+        self.one = one
+        self.many = many
+
+
+class Notes:
+    """The handler's notes: pairs of doubles, appended to a file by a thread, or at once in processes that end abruptly."""
+
+    def __init__(self, file: str) -> None:
+        self._fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._kept: list[float] = []
+        self._at_once = False
+
+    def by_thread(self) -> Notes:
+        threading.Thread(target=self._flush_on, daemon=True).start()
+        return self
+
+    def at_once(self) -> Notes:
+        self._at_once = True
+        return self
+
+    def add(self, due: float) -> None:
+        if self._at_once:
+            os.write(self._fd, struct.pack("<2d", time.time(), due))
+        else:
+            # Not +=, which would bring back a list that the thread has just taken away.
+            self._kept.extend((time.time(), due))
+
+    def _flush_on(self) -> None:
+        while True:
+            time.sleep(FLUSH_SECONDS)
+            kept, self._kept = self._kept, []
+            # Whoever has just looked up the old list has added to it by then.
+            time.sleep(0.001)
+            os.write(self._fd, struct.pack(f"<{len(kept)}d", *kept))
+
+
+def payload(due: float) -> Payload:
+    """Some 100 bytes as JSON."""
+    return {"due": due, "text": "x" * 62}
+
+
+async def _answer(offers: Offers, request: dict[str, Any]) -> dict[str, Any]:
+    count, spread = request["count"], request["spread"]
+    first = time.time() + request["after"]
+    # Scattered evenly, and in no order.
+    dues = [first + spread * (0.6180339887 * place % 1) for place in range(count)]
+    many = offers.many if request["bulk"] else None
+    started = time.perf_counter()
+    if many is None:
+        for due in dues:
+            done = offers.one(due)
+            if done is not None:
+                await done
+    else:
+        for at in range(0, count, BULK):
+            done = many(dues[at : at + BULK])
+            if done is not None:
+                await done
+    return {"seconds": time.perf_counter() - started, "first": first}
+
+
+async def _offer(opened: AbstractAsyncContextManager[Offers]) -> None:
+    async with opened as offers:
+        print(json.dumps({"ready": True}), flush=True)
+        loop = asyncio.get_running_loop()
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            print(json.dumps(await _answer(offers, json.loads(line))), flush=True)
+
+
+def _end_with_the_driver() -> None:
+    os.read(0, 1)
+    # The processes that it started as well: the driver made us the first of a group.
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def main(offers: Callable[[str], AbstractAsyncContextManager[Offers]], handle: Callable[[str, bool, Notes], object]) -> None:
+    """Do what the command line says.
+
+    Args:
+        offers: Opens the peer for offers.
+        handle: Runs its worker until the process is killed: address, whether with the best settings, where to note.
+    """
+    if sys.argv[1] == "offer":
+        asyncio.run(_offer(offers(sys.argv[2])))
+    else:
+        threading.Thread(target=_end_with_the_driver, daemon=True).start()
+        handle(sys.argv[2], sys.argv[3] == "best", Notes(sys.argv[4]))
+
+
+async def gathered(one: Callable[[float], Any], dues: list[float]) -> None:
+    """As many at once as peers without a bulk call stand: 100."""
+    for at in range(0, len(dues), 100):
+        await asyncio.gather(*map(one, dues[at : at + 100]))
