@@ -331,7 +331,8 @@ async def test_a_java_client_that_is_killed_takes_along_only_what_it_had_in_hand
         left, _ = await asyncio.gather(java.offer(from_java), offer_in_parts(log, queue, from_python[::2]))
         log.all_offered_by_java(from_java, left)
         offering = asyncio.create_task(offer_in_parts(log, queue, from_python[1::2]))
-        await until(lambda: len(taken) >= 500, DEADLINE)
+        # Early: the other side takes most of them.
+        await until(lambda: len(taken) >= 100, DEADLINE)
         victim.kill()
         assert await queue.pending.size() > 0
         ends = await asyncio.gather(*takes, return_exceptions=True)
