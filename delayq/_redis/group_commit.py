@@ -114,11 +114,12 @@ class GroupCommit(Generic[Item, Result]):
 
     def _leave(self) -> None:
         """Send the next batch, if there is one."""
-        while self._take_batch():
+        if self._take_batch():
             self._sent = self._request(self._items)
             if not self._server.run_soon(*self._sent, self._told):
                 self._start_repeating(None)
             return
+        self._sent = None
         if self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
 
@@ -137,6 +138,10 @@ class GroupCommit(Generic[Item, Result]):
     async def _run(self, request: Request, lost: OutcomeUnknown | None) -> None:
         try:
             answer = await self._repeat(request, self._items, lost)
+        except asyncio.CancelledError:
+            # The client closes, and nobody else would tell those who wait.
+            self._fail(OutcomeUnknown("the queue closed before the answer came"))
+            raise
         except Exception as error:  # noqa: BLE001 - it reaches every caller it concerns
             self._task = None
             self._fail(error)

@@ -207,6 +207,16 @@ async def test_closing_says_what_is_unsent_and_what_is_unknown(store: Store, gro
         group.submit(3, 1)
 
 
+async def test_when_the_client_ends_its_tasks_whoever_waits_is_told(store: Store) -> None:
+    background = Background()
+    store.busy = True
+    waiting = store.group(background).submit(1, 1)
+    await until(lambda: store.repeated)
+    await background.aclose()
+    with pytest.raises(OutcomeUnknown):
+        await asyncio.wait_for(waiting, 10)
+
+
 async def test_closing_waits_for_what_is_on_its_way(store: Store, group: GroupCommit[int, int]) -> None:
     future = group.submit(1, 1)
     await turns()
