@@ -11,7 +11,7 @@ ARGS ?=
 
 help:
 	@echo "make demo      deliver delayed messages between two processes, and show it"
-	@echo "make test      run the tests (ARGS='-k name' to choose)"
+	@echo "make test      run the tests (ARGS='-k name' to choose, ARGS='-n0 -s' in one process and with what they print)"
 	@echo "make lint      style and formatting"
 	@echo "make types     mypy --strict, and pyright on the public interface"
 	@echo "make layers    who may import whom"
@@ -21,8 +21,9 @@ help:
 demo: $(VENV)/run.stamp
 	@$(BIN)/python -m delayq demo $(ARGS)
 
+# Several processes, which take from each other what is left. How many: see tests/conftest.py.
 test: $(VENV)/dev.stamp
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -1,15 +1,17 @@
-"""Fixtures for the whole suite, and a loud word at the end on which servers it ran against."""
+"""Fixtures for the whole suite, and a loud word at the end on which servers, and which Redisson, it ran against."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import os
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
+from tests.interop import report
 from tests.servers import KINDS, PrivateServer, find_kinds
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ settings.register_profile("delayq", deadline=None)
 settings.load_profile("delayq")
 
 REQUIRED = "DELAYQ_REQUIRE_SERVERS"
+# Each has its servers, and at times a Java.
+MOST_PROCESSES = 8
 
 FOUND, MISSING = find_kinds()
 _USED: set[str] = set()
@@ -35,6 +39,31 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"{REQUIRED}: a server is missing: {reasons}")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """How many processes ``-n auto`` has: one more than there are processors, as half of what the tests do is waiting."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(processors + 1, MOST_PROCESSES)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # Where several processes run the tests, only the one that started them tells what all of them used.
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["used"], output["interop"] = sorted(_USED), report.told()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    # One that crashed has told nothing.
+    output = getattr(node, "workeroutput", {})
+    if "used" in output:
+        _USED.update(output["used"])
+        report.hear(output["interop"])
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     def names(kinds: list[str]) -> str:
         return ", ".join(f"{name} {FOUND[name].version}" for name in kinds) or "none"
@@ -45,6 +74,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if MISSING:
         parts.append("NOT RUN: " + ", ".join(f"{name} ({reason})" for name, reason in MISSING.items()))
     terminalreporter.write_line("; ".join(parts), bold=True, yellow=bool(MISSING), green=not MISSING)
+    if report.NOT_RUN:
+        terminalreporter.write_line("REDISSON NOT RUN: " + "; ".join(sorted(report.NOT_RUN)), bold=True, yellow=True)
+    for line in report.lines():
+        terminalreporter.write_line(line, bold=True, green=True)
 
 
 @pytest.fixture(scope="session")
@@ -81,12 +114,13 @@ def server(request: pytest.FixtureRequest, _session_server: Callable[[str], Priv
 
 @pytest.fixture
 def own_server() -> Iterator[PrivateServer]:
-    """A server for this test alone, to pause and to kill: of the first kind found, with an append-only file."""
+    """A server for this test alone, to pause and to kill: of the first kind found. What it has answered, it finds again."""
     if not FOUND:
         pytest.skip("no server found on this machine")
     name = next(iter(FOUND))
     _USED.add(name)
-    with PrivateServer(FOUND[name], appendonly="everysec") as server:
+    # Not once a second: while such a sync is under way, and on a busy disk it takes long, what it answers is in memory only.
+    with PrivateServer(FOUND[name], appendonly="always") as server:
         yield server
 
 

@@ -683,7 +683,9 @@ signal.pause()
 
 
 def test_ctrl_c_leaves_the_server_to_an_application_that_finishes_its_work(user: Callable[..., User]) -> None:
+    # A shell that runs these tests in the background has them ignore Ctrl-C, and so would what they start.
     then = """
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     sys.stdin.read()
 except KeyboardInterrupt:

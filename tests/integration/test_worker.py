@@ -243,7 +243,8 @@ async def no_codec(order: Db) -> None: ...
         (no_codec, "no codec for Db"),
         (42, "is no handler"),
     ],
-    ids=str,
+    # Not str, which tells where in memory a function is: all processes that test must use the same names.
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_cannot_work_is_refused_when_it_is_decorated(handler: Any, words: str) -> None:
     worker = Worker("redis://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""Redisson and the servers for the live tests, and a loud word at the end on whether they ran."""
+"""Redisson and the servers for the live tests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 REQUIRED = "DELAYQ_REQUIRE_REDISSON"
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if report.NOT_RUN:
-        terminalreporter.write_line("REDISSON NOT RUN: " + "; ".join(sorted(report.NOT_RUN)), bold=True, yellow=True)
-    for line in report.lines():
-        terminalreporter.write_line(line, bold=True, green=True)
 
 
 def _skip(reason: str) -> NoReturn:

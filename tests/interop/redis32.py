@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.interop.lock import locked
 from tests.servers import Kind
 
 NAME = "redis-32bit"
@@ -34,6 +35,11 @@ def fetch() -> Kind:
     Raises:
         RuntimeError: It cannot be had, or does not run on this machine.
     """
+    with locked(_FOLDER.parent):
+        return _fetch()
+
+
+def _fetch() -> Kind:
     launcher, stamp = _FOLDER / "redis-server", _FOLDER / "stamp"
     digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     if not stamp.exists() or stamp.read_text() != digest:

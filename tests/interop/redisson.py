@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.interop.lock import locked
 from tests.interop.values import from_java
 
 if TYPE_CHECKING:
@@ -72,7 +73,11 @@ def build(release: Release) -> list[Path]:
     Raises:
         RuntimeError: Maven failed.
     """
-    target = _HERE / "build" / release.version
+    with locked(_HERE / "build"):
+        return _build(release, _HERE / "build" / release.version)
+
+
+def _build(release: Release, target: Path) -> list[Path]:
     class_path = [target / "interop.jar", target / "lib" / "*"]
     stamp = target / "stamp"
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()

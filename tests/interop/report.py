@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from statistics import median
+from typing import Any
 
 NOT_RUN: set[str] = set()
 RAN: dict[str, None] = {}
@@ -15,6 +16,33 @@ LATENESS_MS: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict
 MOVED_BY_JAVA: dict[str, list[float]] = defaultdict(list)
 """By setting: of what all offer, move and take at once, the part that Java moved."""
 NOTES: list[str] = []
+
+
+def told() -> dict[str, Any]:
+    """All of it, in types that can be sent to another process."""
+    return {
+        "not_run": sorted(NOT_RUN),
+        "ran": list(RAN),
+        "messages": {setting: dict(counts) for setting, counts in MESSAGES.items()},
+        "lateness_ms": {setting: dict(by_way) for setting, by_way in LATENESS_MS.items()},
+        "moved_by_java": dict(MOVED_BY_JAVA),
+        "notes": NOTES,
+    }
+
+
+def hear(other: dict[str, Any]) -> None:
+    """Add what :func:`told` returned in another process. Several may have run parts of the same setting."""
+    NOT_RUN.update(other["not_run"])
+    RAN.update(dict.fromkeys(other["ran"]))
+    for setting, counts in other["messages"].items():
+        for what, count in counts.items():
+            MESSAGES[setting][what] += count
+    for setting, by_way in other["lateness_ms"].items():
+        for way, late in by_way.items():
+            LATENESS_MS[setting][way] += late
+    for setting, shares in other["moved_by_java"].items():
+        MOVED_BY_JAVA[setting] += shares
+    NOTES.extend(other["notes"])
 
 
 def lines() -> list[str]:
