@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis import Redis
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from delayq._redis.keys import DelayedKeys
 
 BATCH = 100
+# No script calls these: so many were sent by clients. What scripts do inside counts among the others.
+SENT = ("evalsha", "eval", "ping", "blmove", "hello", "auth", "client|setname", "client|setinfo", "subscribe", "unsubscribe")
 
 # For each record due: append its payload to the ready list, and search the ordered list for it from the head.
 REDISSON = """
@@ -44,6 +46,59 @@ def measured_server(url: str | None) -> Iterator[Any]:
         if url is None:
             url = stack.enter_context(EmbeddedServer(None)).url
         yield stack.enter_context(Redis.from_url(url, socket_timeout=600))
+
+
+def address(server: Any, url: str | None) -> str:
+    """Where samples find the server: what was asked for, or the private one."""
+    return url or f"unix://{server.connection_pool.connection_kwargs['path']}"
+
+
+class Counts(NamedTuple):
+    """What a server has done so far: scripts called, and how long they took; commands that clients sent; its processor time."""
+
+    scripts: float
+    script_us: float
+    sent: float
+    cpu_us: float
+
+    @classmethod
+    def of(cls, server: Any) -> Counts:
+        calls, cpu = server.info("commandstats"), server.info("cpu")
+        scripts = [calls[name] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in calls]
+        sent = sum(calls.get(f"cmdstat_{name}", {}).get("calls", 0) for name in SENT)
+        cpu_us = (cpu["used_cpu_user"] + cpu["used_cpu_sys"]) * 1e6
+        return cls(sum(each["calls"] for each in scripts), sum(each["usec"] for each in scripts), sent, cpu_us)
+
+    def since(self, before: Counts) -> Counts:
+        return Counts(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+class Meter:
+    """Measures from its making to its reading: time, and processor time of this process and of the server."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self._counts = Counts.of(server)
+        self._cpu, self._at = time.process_time(), time.perf_counter()
+
+    def read(self, count: int) -> dict[str, float]:
+        """Return how many a second, and what each cost: microseconds, and script calls."""
+        seconds, cpu = time.perf_counter() - self._at, time.process_time() - self._cpu
+        spent = Counts.of(self._server).since(self._counts)
+        each = {"client_us": cpu * 1e6, "script_us": spent.script_us, "server_us": spent.cpu_us, "scripts": spent.scripts}
+        return {"rate": count / seconds} | {name: figure / count for name, figure in each.items()}
+
+
+def images(server: Any) -> dict[bytes, bytes]:
+    """All that the server holds, for :func:`put_back`."""
+    return {key: server.dump(key) for key in server.keys("*")}
+
+
+def put_back(server: Any, stored: dict[bytes, bytes]) -> None:
+    """Let the server hold just this."""
+    server.execute_command("FLUSHALL", "SYNC")
+    for key, image in stored.items():
+        server.restore(key, 0, image)
 
 
 def fill(
@@ -89,6 +144,6 @@ def delayq_transfer(server: Any, keys: DelayedKeys, *, listed: bool = True) -> t
     named["taken"] = keys.taken("benchmark")
     if not listed:
         named["ordered"] = keys.ordered + ":none"
-    given = {"limit": BATCH, "take": 0, "keep_ms": 1000, "lease_us": 0, "call": "call"}
+    given = {"limit": BATCH, "take": 0, "keep_ms": 1000, "lease_us": 0, "call": "call", "signature": ""}
     milliseconds, answer = timed(server, TRANSFER.text, [named[n] for n in TRANSFER.keys], *(given[n] for n in TRANSFER.args))
     return milliseconds, answer[1] == 0

@@ -54,9 +54,9 @@ class Table:
             shown = [cell.rjust(len(name)) if name.startswith(" ") else cell.ljust(len(name)) for cell, name in pairs]
             print("  ".join(shown).rstrip(), flush=True)
 
-    def end(self) -> None:
+    def end(self, **more: Any) -> None:
         if self._as_json:
-            print(json.dumps(self._about | {"rows": self.rows}, indent=1))
+            print(json.dumps(self._about | {"rows": self.rows} | more, indent=1))
 
 
 def plotter() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import statistics
@@ -10,9 +11,14 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+from benchmarks._moves import add_server_option
+from benchmarks._report import add_options
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+
+# What takes longer has gone wrong, seconds.
+PATIENCE = 900.0
 LOOPS = ["asyncio"] + ["uvloop"] * (find_spec("uvloop") is not None)
 
 
@@ -27,10 +33,45 @@ def run_in(loop: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return runner.run(work())
 
 
+def new_parser(doc: str | None, runs: int = 5) -> argparse.ArgumentParser:
+    """The options that they all have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    add_server_option(parser)
+    parser.add_argument("--runs", type=int, default=runs, help="interleaved runs; the median counts")
+    parser.add_argument("--sample", help=argparse.SUPPRESS)
+    return parser
+
+
+def be_sample(sample: str, roles: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]]) -> None:
+    """Be the process that :func:`start` started: do what the role does, and print what it returns."""
+    given = json.loads(sample)
+    role, loop = roles[given.pop("role")], given.pop("loop", "asyncio")
+    json.dump(run_in(loop, lambda: asyncio.wait_for(role(**given), PATIENCE)), sys.stdout)
+
+
+def say_ready() -> None:
+    """Tell :func:`await_ready`, before the result."""
+    print("ready", flush=True)
+
+
+def await_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None, "started with a pipe"
+    if process.stdout.readline().strip() != "ready":
+        raise SystemExit(f"a sample failed: {' '.join(map(str, process.args))}")  # type: ignore[arg-type]
+
+
 def start(module: str, **sample: Any) -> subprocess.Popen[str]:
     """Start ``python -m benchmarks.MODULE --sample JSON``. It prints one line of JSON, and ends when its input does."""
     command = [sys.executable, "-m", f"benchmarks.{module}", "--sample", json.dumps(sample)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def end_input(process: subprocess.Popen[str]) -> None:
+    """Tell a sample that waits for it to end; :func:`result` does it as well."""
+    assert process.stdin is not None, "started with a pipe"
+    process.stdin.close()
+    process.stdin = None
 
 
 def result(process: subprocess.Popen[str], within: float = 120.0) -> Any:

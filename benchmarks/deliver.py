@@ -1,0 +1,369 @@
+"""Measure how many due messages one process takes and acknowledges: ``python -m benchmarks.deliver [options]``.
+
+100,000 messages of 100 bytes, offered by another process, all due; then one process handles them with a handler that does
+nothing. Every sample finds the same bytes on the server (kept with DUMP, put back with RESTORE) and is a process of its
+own, by turns; medians of the runs. Time counts from the first message handled to when the last is acknowledged and the
+queue empty. The floor is redis-py by hand: a script that leases 100, and one that acknowledges 100.
+
+"client" is the consumer's processor time, "script" what scripts took the server, "server" all of its processor time; µs for
+each message. "scripts" are calls for each message. ``--flat`` adds how taking and acknowledging depends on how many are
+pending behind. For a steady 10,000 a second see ``lateness``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+
+import delayq
+from benchmarks._moves import BATCH, Meter, address, images, measured_server, put_back
+from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, machine, plotter, save
+from benchmarks._samples import LOOPS, be_sample, medians, new_parser, result, start
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+NAME = "deliver"
+VALUE = "x" * 98  # 100 bytes as JSON
+AT_A_TIME = 5000
+# What is offered becomes due when all is stored: so many a second are stored at least.
+OFFERS_A_SECOND = 5000
+# Due in the order of the offers, as with any fixed delay: a few ms between scripts keep it so. One script stores 200.
+ONE_SCRIPT, APART = 200, 0.005 / 200
+TASKS = 100
+# For as long as the others' leases.
+LEASE_US = 30_000_000
+FLAT_MESSAGES, FLAT_DELAY, FLAT_ROUNDS, FAR = 1000, 0.5, 3, 36_000.0
+CLAIM = """
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])
+if #ids == 0 then return {} end
+local leased = {}
+for _, id in ipairs(ids) do
+  leased[#leased + 1] = now + ARGV[2]
+  leased[#leased + 1] = id
+end
+redis.call('ZADD', KEYS[1], unpack(leased))
+return {ids, redis.call('HMGET', KEYS[2], unpack(ids))}
+"""
+ACK = """
+redis.call('HDEL', KEYS[2], unpack(ARGV))
+return redis.call('ZREM', KEYS[1], unpack(ARGV))
+"""
+FLOOR = "redis-py, 100 by a script"
+
+
+class Run:
+    """One process's turn at a queue: so many messages to handle, and so many behind them that are far from due."""
+
+    def __init__(self, server: Any, messages: int, name: str = NAME, behind: int = 0) -> None:
+        self.messages, self.name, self.behind, self.handled = messages, name, behind, 0
+        self.done = asyncio.Event()
+        self._server = server
+        self._meter: Meter | None = None
+
+    def begin(self) -> None:
+        """Measure from now on, and not only from the first message."""
+        self._meter = Meter(self._server)
+
+    def handle(self) -> bool:
+        """Handle a message, and tell whether it was the last."""
+        if self._meter is None:
+            self.begin()
+        self.handled += 1
+        if self.handled == self.messages:
+            self.done.set()
+        return self.handled >= self.messages
+
+    def figures(self) -> dict[str, float]:
+        """What it took until now, when all is acknowledged."""
+        if self.handled != self.messages or self._meter is None:
+            raise AssertionError(f"{self.handled} were handled of {self.messages}")
+        return self._meter.read(self.messages)
+
+
+async def delayed_left(queue: delayq.DelayedQueue[Any], run: Run) -> dict[str, float]:
+    figures = run.figures()
+    left = await queue.pending.size(), await queue.ready.size()
+    if left != (run.behind, 0):
+        raise AssertionError(f"{left} are left")
+    return figures
+
+
+async def reliable_left(client: delayq.Client, run: Run) -> dict[str, float]:
+    """Wait until all is acknowledged: a worker does that in the background."""
+    queue = client.reliable_queue(run.name)
+    async with asyncio.timeout(10):
+        while True:
+            stats = await queue.stats()
+            if (stats.delayed, stats.ready, stats.leased, stats.dead) == (run.behind, 0, 0, 0):
+                return run.figures()
+            await asyncio.sleep(0.001)
+
+
+# The ways
+
+
+async def plain_delayed(client: delayq.Client, run: Run) -> dict[str, float]:
+    queue = client.delayed_queue(run.name)
+    async for _value in queue:
+        if run.handle():
+            break
+    return await delayed_left(queue, run)
+
+
+async def deliveries(client: delayq.Client, run: Run) -> dict[str, float]:
+    queue = client.delayed_queue(run.name)
+    async for message in queue.deliveries():
+        async with message:
+            last = run.handle()
+        if last:
+            break
+    return await delayed_left(queue, run)
+
+
+async def plain_reliable(client: delayq.Client, run: Run) -> dict[str, float]:
+    async for message in client.reliable_queue(run.name):
+        async with message:
+            last = run.handle()
+        if last:
+            break
+    return await reliable_left(client, run)
+
+
+async def from_tasks(client: delayq.Client, run: Run) -> dict[str, float]:
+    """A task for each message, so many at a time."""
+    free, taken = asyncio.Semaphore(TASKS), 0
+
+    async def one(message: delayq.Message[Any]) -> None:
+        try:
+            async with message:
+                run.handle()
+        finally:
+            free.release()
+
+    async with asyncio.TaskGroup() as tasks:
+        async for message in client.reliable_queue(run.name):
+            await free.acquire()
+            tasks.create_task(one(message))
+            taken += 1
+            if taken == run.messages:
+                break
+    return await reliable_left(client, run)
+
+
+def by_worker(concurrency: int) -> Way:
+    async def work(client: delayq.Client, run: Run) -> dict[str, float]:
+        worker = delayq.Worker(client, concurrency=concurrency)
+
+        @worker.listener(run.name)
+        async def handle(_value: str) -> None:
+            run.handle()
+
+        async with worker:
+            await run.done.wait()
+            return await reliable_left(client, run)
+
+    return work
+
+
+async def by_hand(url: str, run: Run) -> dict[str, float]:
+    async with AsyncRedis.from_url(url, single_connection_client=True) as redis:
+        claim, ack = redis.register_script(CLAIM), redis.register_script(ACK)
+        keys, last = ["floor", "floor:bodies"], False
+        while not last:
+            ids, bodies = await claim(keys, [BATCH, LEASE_US])
+            for _body in bodies:
+                last = run.handle()
+            if await ack(keys, ids) != len(ids):
+                raise AssertionError("some were lost")
+        figures = run.figures()
+        if await redis.exists(*keys):
+            raise AssertionError("some are left")
+    return figures
+
+
+Way = Callable[[delayq.Client, Run], Awaitable[dict[str, float]]]
+# Whose messages they handle, how, and the colour.
+WAYS: dict[str, tuple[str, Way, str]] = {
+    "DelayedQueue, async for": ("DelayedQueue", plain_delayed, BLUE),
+    "DelayedQueue, deliveries()": ("DelayedQueue", deliveries, SKY),
+    "ReliableQueue, async for": ("ReliableQueue", plain_reliable, GREEN),
+    f"ReliableQueue, {TASKS} tasks": ("ReliableQueue", from_tasks, GREEN),
+    "Worker, concurrency 100": ("ReliableQueue", by_worker(100), ORANGE),
+    "Worker, concurrency 1,000": ("ReliableQueue", by_worker(1000), ORANGE),
+}
+FLAT = {"DelayedQueue, async for": "o", "DelayedQueue, deliveries()": "^", f"ReliableQueue, {TASKS} tasks": "s"}
+
+
+# The samples
+
+
+async def store(
+    client: delayq.Client, kind: str, name: str, delay: Callable[[int], float], messages: int, at_a_time: int = AT_A_TIME
+) -> None:
+    """Offer so many. ``delay`` tells of each call, by the place of its first message."""
+    for first in range(0, messages, at_a_time):
+        some = min(at_a_time, messages - first)
+        if kind == "DelayedQueue":
+            await client.delayed_queue(name).offer_many([(VALUE, delay(first))] * some)
+        else:
+            await client.reliable_queue(name).offer_many([delayq.Offer(VALUE, delay=delay(first))] * some)
+
+
+async def store_floor(url: str, due: float, messages: int) -> None:
+    async with AsyncRedis.from_url(url) as redis:
+        for first in range(0, messages, AT_A_TIME):
+            ids = [f"{place:016}" for place in range(first, min(first + AT_A_TIME, messages))]
+            await redis.zadd("floor", dict.fromkeys(ids, due * 1e6))
+            bodies: Any = dict.fromkeys(ids, f'"{VALUE}"')
+            await redis.hset("floor:bodies", mapping=bodies)
+
+
+async def offer(url: str, kind: str, messages: int, due: float) -> None:
+    """Store messages that come due when all are stored, and go."""
+    if kind == FLOOR:
+        await store_floor(url, due, messages)
+    else:
+        async with delayq.connect(url) as client:
+            await store(client, kind, NAME, lambda first: due + first * APART - time.time(), messages, ONE_SCRIPT)
+    if time.time() > due:
+        raise AssertionError("they came due before all were stored")
+
+
+async def handle_all(url: str, way: str, messages: int) -> dict[str, float]:
+    with Redis.from_url(url) as server:
+        run = Run(server, messages)
+        if way == FLOOR:
+            return await by_hand(url, run)
+        async with delayq.connect(url) as client:
+            return await WAYS[way][1](client, run)
+
+
+async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """Handle some that come due, by how many are pending behind, by turns."""
+    figures: dict[tuple[str, int], list[dict[str, float]]] = {(way, size): [] for way in FLAT for size in sizes}
+    with Redis.from_url(url) as server:
+        async with delayq.connect(url) as client:
+            for kind in ("DelayedQueue", "ReliableQueue"):
+                for size in sizes:
+                    await store(client, kind, f"{kind} {size}", lambda _: FAR, size)
+            for turn in range(rounds + 1):
+                for (way, size), of_way in figures.items():
+                    kind, handle, _ = WAYS[way]
+                    run = Run(server, FLAT_MESSAGES, f"{kind} {size}", size)
+                    # Before they come due, or this process would move some before it is measured.
+                    async with asyncio.timeout(FLAT_DELAY):
+                        await store(client, kind, run.name, lambda _: FLAT_DELAY, FLAT_MESSAGES)
+                    run.begin()
+                    found = await handle(client, run)
+                    # The first round only warms up.
+                    if turn:
+                        of_way.append(found)
+    return [{"way": way, "pending": size} | medians(found) for (way, size), found in figures.items()]
+
+
+ROLES: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {"offer": offer, "handle": handle_all, "flat": flat}
+
+
+def draw(plt: Any, file: str, rows: list[dict[str, Any]], by_size: list[dict[str, Any]], footer: str) -> None:
+    figure, panels = plt.subplots(1, 2 if by_size else 1, figsize=(11.5 if by_size else 7, 3.6), squeeze=False)
+    left = panels[0][0]
+    loop = rows[0]["loop"]
+    shown = [row for row in rows if row["loop"] == loop]
+    colours = [VERMILION if row["way"] == FLOOR else WAYS[row["way"]][2] for row in shown]
+    bars = left.barh([row["way"] for row in shown], [row["rate"] for row in shown], color=colours, height=0.6)
+    left.bar_label(bars, [f"{row['rate']:,.0f}" for row in shown], padding=3, fontsize=8)
+    left.invert_yaxis()
+    left.margins(x=0.15)
+    left.set_axisbelow(True)
+    left.grid(axis="y", visible=False)
+    left.xaxis.set_major_formatter("{x:,.0f}")
+    left.tick_params(axis="x", labelsize=8)
+    left.set_title(f"messages a second, {loop}", loc="left", fontsize=9.5)
+    if by_size:
+        for way, marker in FLAT.items():
+            points = [(row["pending"], row["script_us"]) for row in by_size if row["way"] == way]
+            panels[0][1].semilogx(*zip(*points, strict=True), color=WAYS[way][2], marker=marker, label=way)
+        panels[0][1].set_ylim(bottom=0)
+        panels[0][1].xaxis.set_major_formatter("{x:,.0f}")
+        panels[0][1].set_title("server µs in scripts for each, by messages pending behind", loc="left", fontsize=9.5)
+        panels[0][1].legend(frameon=False, fontsize=8)
+    figure.suptitle("What one consumer process takes and acknowledges", x=0.012, ha="left", fontweight="bold")
+    figure.subplots_adjust(left=0.17 if by_size else 0.26, right=0.97, top=0.82, bottom=0.16, wspace=0.15)
+    save(figure, file, footer)
+
+
+def shown(row: dict[str, Any], *names: str) -> list[str]:
+    return [f"{row[name]:.1f}" for name in names]
+
+
+def main() -> None:
+    parser = new_parser(__doc__)
+    parser.add_argument("--messages", type=int, default=100_000, help="how many are due")
+    parser.add_argument("--loop", choices=LOOPS, help="only this event loop")
+    pending = [1000, 10_000, 100_000, 1_000_000]
+    parser.add_argument(
+        "--flat", type=int, nargs="*", metavar="PENDING", help="also with so many behind; 1,000 to 1,000,000 unless told"
+    )
+    options = parser.parse_args()
+    if options.sample:
+        be_sample(options.sample, ROLES)
+        return
+    plt = plotter() if options.plot else None
+    loops = [options.loop] if options.loop else LOOPS
+    runs: dict[tuple[str, str], list[dict[str, float]]] = {(way, loop): [] for loop in loops for way in (FLOOR, *WAYS)}
+    by_size: list[dict[str, Any]] = []
+    with measured_server(options.server) as server:
+        url = address(server, options.server)
+        about = {
+            "machine": machine(server),
+            "measured": f"{options.messages:,} messages of 100 bytes, all due; one process; medians of {options.runs}"
+            " interleaved runs; µs and scripts for each message",
+        }
+        stored, due = {}, 0.0
+        for kind in (FLOOR, "DelayedQueue", "ReliableQueue"):
+            server.execute_command("FLUSHALL", "SYNC")
+            due = time.time() + 2 + options.messages / OFFERS_A_SECOND
+            result(start("deliver", role="offer", url=url, kind=kind, messages=options.messages, due=due))
+            stored[kind] = images(server)
+        time.sleep(max(0.0, due + options.messages * APART + 0.1 - time.time()))
+        for _ in range(options.runs):
+            for (way, loop), values in runs.items():
+                put_back(server, stored[FLOOR if way == FLOOR else WAYS[way][0]])
+                sample = start("deliver", role="handle", url=url, way=way, messages=options.messages, loop=loop)
+                values.append(result(sample, within=600))
+        if options.flat is not None:
+            server.execute_command("FLUSHALL", "SYNC")
+            given = {"sizes": options.flat or pending, "rounds": FLAT_ROUNDS * options.runs, "loop": loops[0]}
+            by_size = result(start("deliver", role="flat", url=url, **given), within=900)
+    costs = (" client us", " script us", " server us")
+    columns = ("way                       ", "loop   ", " messages/s", " to floor", *costs, " scripts")
+    table = Table(about, columns, as_json=options.json)
+    for (way, loop), values in runs.items():
+        ratios = [{"ratio": one["rate"] / floor["rate"]} for one, floor in zip(values, runs[FLOOR, loop], strict=True)]
+        row = medians(values) | medians(ratios)
+        cells = [f"{row['rate']:,.0f}", f"{row['ratio']:.2f}", *shown(row, "client_us", "script_us", "server_us")]
+        table.add({"way": way, "loop": loop} | row, way, loop, *cells, f"{row['scripts']:.3f}")
+    if by_size:
+        about_size = {"flat": f"\n{FLAT_MESSAGES:,} come due and are handled, by how many are pending behind ({loops[0]}):"}
+        heads = ("way                       ", "   pending", *costs, " to the least", " scripts")
+        by_pending = Table(about_size, heads, as_json=options.json)
+        least = {each["way"]: each["script_us"] for each in reversed(by_size)}
+        for each in by_size:
+            each["ratio"] = each["script_us"] / least[each["way"]]
+            cells = [*shown(each, "client_us", "script_us", "server_us"), f"{each['ratio']:.2f}", f"{each['scripts']:.3f}"]
+            by_pending.add(each, each["way"], f"{each['pending']:,}", *cells)
+    table.end(**({"flat": by_size} if by_size else {}))
+    if plt:
+        draw(plt, options.plot, table.rows, by_size, f"{about['machine']}. Medians of {options.runs} interleaved runs.")
+
+
+if __name__ == "__main__":
+    main()
