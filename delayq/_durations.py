@@ -26,7 +26,9 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
     Raises:
         BadDelay: It is negative, NaN, infinite, past 2**53 ms, or no duration at all.
     """
-    if isinstance(duration, timedelta):
+    if type(duration) is int:
+        result = duration * 1_000_000
+    elif isinstance(duration, timedelta):
         result = duration // MICROSECOND
     elif isinstance(duration, int | float) and not isinstance(duration, bool):
         if not math.isfinite(duration):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio
 
 from delayq._durations import Duration, delay_us, microseconds, moment, seconds
-from delayq._redis.records import id_of
+from delayq._redis.records import pack
 from delayq._redis.scripts import CANCEL, RESCHEDULE
 from delayq._scheduling.open_delayed import OpenDelayedQueue
 from delayq._session import GRACE
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from delayq._redis.keys import DelayedKeys
     from delayq._scheduling.leases import Lease
+    from delayq._scheduling.offers import Stored
     from delayq._scheduling.taker import Taken
     from delayq._session import Session
     from delayq.codecs import Codec
@@ -56,17 +57,17 @@ class Receipt(Generic[T]):
         due_at: When the message is due, by the server's clock (UTC). The last moment of the year 9999 stands for later ones.
     """
 
-    __slots__ = ("_due_ms", "_queue", "_record")
+    __slots__ = ("_due_ms", "_id", "_length_bytes", "_payload", "_queue")
 
-    def __init__(self, queue: DelayedQueue[T], record: bytes, due_ms: int) -> None:
+    def __init__(self, queue: DelayedQueue[T], payload: bytes, stored: Stored) -> None:
         self._queue = queue
-        # Whole, because it is what the server finds a message by.
-        self._record = record
-        self._due_ms = due_ms
+        # The record, in parts: the server finds a message by the whole of it.
+        self._payload = payload
+        self._id, self._due_ms, self._length_bytes = stored
 
     @property
     def id(self) -> str:
-        return id_of(self._record).hex()
+        return self._id.hex()
 
     @property
     def due_at(self) -> datetime:
@@ -81,7 +82,7 @@ class Receipt(Generic[T]):
         Raises:
             OutcomeUnknown: The answer was lost: it may have been cancelled. Any other error: it was not.
         """
-        return await self._queue._cancel(self._record)  # noqa: SLF001
+        return await self._queue._cancel(self._record())  # noqa: SLF001
 
     async def reschedule(self, delay: Duration | None = None, *, at: datetime | None = None) -> bool:
         """Make the message due ``delay`` from now, or at ``at``, instead of when it was.
@@ -97,11 +98,14 @@ class Receipt(Generic[T]):
             BadDelay: As in :meth:`DelayedQueue.offer`.
             OutcomeUnknown: The answer was lost: it may have been rescheduled. Any other error: it was not.
         """
-        due_ms = await self._queue._reschedule(self._record, delay, at)  # noqa: SLF001
+        due_ms = await self._queue._reschedule(self._record(), delay, at)  # noqa: SLF001
         if due_ms is None:
             return False
         self._due_ms = due_ms
         return True
+
+    def _record(self) -> bytes:
+        return pack(self._id, self._payload, self._length_bytes)
 
     def __repr__(self) -> str:
         return f"<Receipt {self.id} of {self._queue.name!r}, due {self.due_at.isoformat()}>"
@@ -140,6 +144,7 @@ class DelayedQueue(Generic[T]):
         if self._open.listed != listed:
             raise ConfigurationError(f"queue {name!r} is open on this client with ordered_list={self._open.listed}")
         self._taker = self._open.transfer.taker
+        self._commits = self._open.offers.commits
         self.ready: Ready[T] = Ready(self._keys, self._server, codec)
         self.pending: Pending[T] = Pending(self._keys, self._server, codec, self._encode, listed=listed, keys_of=keys_of)
 
@@ -169,9 +174,11 @@ class DelayedQueue(Generic[T]):
             Closed: The queue or client is closed. It is not stored.
         """
         self._check_open()
+        commits = self._commits
+        if commits.is_full:
+            await commits.room()
         payload = self._encode(value)
-        record, due_ms = await self._open.offers.submit(delay_us(delay, at), payload)
-        return Receipt(self, record, due_ms)
+        return Receipt(self, payload, await commits.submit((delay_us(delay, at), payload), len(payload)))
 
     async def offer_many(self, messages: Iterable[tuple[T, Duration]]) -> list[Receipt[T]]:
         """Store many messages, each a pair of value and delay, in few round trips.
@@ -187,14 +194,15 @@ class DelayedQueue(Generic[T]):
         """
         self._check_open()
         items = [(microseconds(delay), self._encode(value)) for value, delay in messages]
-        results = await asyncio.gather(*self._open.offers.submit_many(items), return_exceptions=True)
+        futures = self._commits.submit_many((item, len(item[1])) for item in items)
+        results = await asyncio.gather(*futures, return_exceptions=True)
         receipts: list[Receipt[T]] = []
         errors: list[BaseException] = []
-        for result in results:
+        for (_, payload), result in zip(items, results, strict=True):
             if isinstance(result, BaseException):
                 errors.append(result)
             else:
-                receipts.append(Receipt(self, *result))
+                receipts.append(Receipt(self, payload, result))
         if not errors:
             return receipts
         if receipts or isinstance(errors[0], OutcomeUnknown):

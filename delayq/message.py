@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import anyio
@@ -14,6 +15,7 @@ from delayq._redis.bodies import parse
 from delayq.errors import DecodeError, LeaseLost
 
 if TYPE_CHECKING:
+    from collections.abc import Sized
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from delayq._scheduling.open_reliable import OpenReliableQueue
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
-    from delayq.errors import OutcomeUnknown
 
 T = TypeVar("T")
 
@@ -66,10 +67,28 @@ class Reject(Exception):
         self.reason: str = reason
 
 
+@dataclass(frozen=True, slots=True)
+class Origin(Generic[T]):
+    """What the messages of one handle have in common.
+
+    Attributes:
+        codec: How bytes become values.
+        queue: Where they come from.
+        backoff: When a message that failed is tried again.
+        max_attempts: After so many it dies; 0: never.
+    """
+
+    codec: Codec[T]
+    queue: OpenReliableQueue
+    backoff: Backoff
+    max_attempts: int
+
+
 class Message(Generic[T]):
     """A message, and the lease under which it is yours.
 
-    As a context manager it settles itself. While the block runs its lease is renewed. Where the block ends: :meth:`ack`.
+    As a context manager it settles itself. While the block runs its lease is renewed. Where the block ends: :meth:`ack`; in a
+    loop over the queue that has more messages at hand, without waiting for the server's answer: the log tells if it was no.
     Where it raises: :meth:`nack` with the queue's backoff, or a dead letter if that was the last attempt; what the block
     raised goes on, but for :class:`RetryAfter` and :class:`Reject`, which are instructions and end here. Where it is
     cancelled: the message waits again at once, and the attempt is not counted. Where the lease is lost all the same: the
@@ -83,55 +102,57 @@ class Message(Generic[T]):
     """
 
     __slots__ = (
-        "_body",
+        "_ahead",
         "_cancelled",
         "_cancelling",
         "_claim",
-        "_codec",
-        "_due_us",
         "_error",
         "_lost",
-        "_open",
+        "_origin",
         "_parsed",
-        "_retries",
         "_settled",
         "_task",
         "_value",
-        "attempt",
-        "id",
-        "priority",
         "state",
     )
 
     def __init__(
         self,
         claim: Claim,
-        state: State,
-        codec: Codec[T],
-        queue: OpenReliableQueue,
-        retries: tuple[Backoff, int],
-        *,
-        mine: bool,
+        origin: Origin[T],
+        state: State = "leased",
+        ahead: Sized = (),
         error: str | None = None,
     ) -> None:
-        self.id: str = claim.id.decode(errors="replace")
-        self.attempt: int = claim.attempt
-        self.priority: int = claim.priority
+        """Args:
+        claim: What is known of it.
+        origin: Where it comes from.
+        state: Where it is. It is ours to settle where ``claim`` has a token.
+        ahead: What its taker has fetched and will handle next.
+        error: Its last error.
+        """
         self.state: State = state
         self._claim = claim
-        self._codec = codec
-        self._open = queue
-        self._retries = retries
-        self._due_us = claim.due_us
-        self._body = claim.body
+        self._origin = origin
+        self._ahead = ahead
         self._error = error
         self._parsed: tuple[int, dict[str, str], bytes] | None = None
         self._value: tuple[T] | None = None
-        self._settled = not mine
+        self._settled = not claim.token
         self._lost = False
-        self._cancelled = False
-        self._cancelling = 0
         self._task: asyncio.Task[object] | None = None
+
+    @property
+    def id(self) -> str:
+        return self._claim.id.decode(errors="replace")
+
+    @property
+    def attempt(self) -> int:
+        return self._claim.attempt
+
+    @property
+    def priority(self) -> int:
+        return self._claim.priority
 
     @property
     def value(self) -> T:
@@ -143,11 +164,11 @@ class Message(Generic[T]):
         if self._value is None:
             payload = self._parts()[2]
             try:
-                self._value = (self._codec.decode(payload),)
+                self._value = (self._origin.codec.decode(payload),)
             except DecodeError:
                 raise
             except Exception as error:
-                raise DecodeError(type(self._codec).__name__, payload) from error
+                raise DecodeError(type(self._origin.codec).__name__, payload) from error
         return self._value[0]
 
     @property
@@ -163,7 +184,7 @@ class Message(Generic[T]):
     @property
     def due_at(self) -> datetime:
         """When it was due, by the server's clock (UTC); of a message under somebody else's lease, when that ends."""
-        return moment_us(self._due_us)
+        return moment_us(self._claim.due_us)
 
     @property
     def lease_ends_at(self) -> datetime:
@@ -185,7 +206,7 @@ class Message(Generic[T]):
         """
         self._demand_lease()
         try:
-            await self._open.settling.ack(self._claim)
+            await self._origin.queue.settling.ack(self._claim)
         except asyncio.CancelledError:
             # It leaves all the same: nothing is left to give back.
             self._done()
@@ -204,12 +225,12 @@ class Message(Generic[T]):
         """
         self._demand_lease()
         text = _text(error)
-        backoff, most = self._retries
+        most = self._origin.max_attempts
         if most and self.attempt >= most:
             await self._die("attempts", text)
             return
-        delay_us = microseconds(backoff.delay(self.attempt) if delay is None else delay)
-        await self._open.settling.nack(self._claim, delay_us, text)
+        delay_us = microseconds(self._origin.backoff.delay(self.attempt) if delay is None else delay)
+        await self._origin.queue.settling.nack(self._claim, delay_us, text)
         self._done()
 
     async def extend(self, duration: Duration) -> None:
@@ -219,7 +240,7 @@ class Message(Generic[T]):
             BadDelay: As :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
         """
         self._demand_lease()
-        (mine,) = await self._open.settling.extend([self._claim], microseconds(duration, "lease"))
+        (mine,) = await self._origin.queue.settling.extend([self._claim], microseconds(duration, "lease"))
         if not mine:
             self._lose()
             raise LeaseLost(_LOST)
@@ -237,23 +258,24 @@ class Message(Generic[T]):
     async def release(self) -> None:
         """Give it back untouched: it is due as before, and the attempt is not counted. Raises as :meth:`ack`."""
         self._demand_lease()
-        await self._open.settling.release(self._claim)
+        await self._origin.queue.settling.release(self._claim)
         self._done()
 
     async def __aenter__(self) -> Self:
         self._demand_lease()
-        keeper = self._open.keeper
+        keeper = self._origin.queue.keeper
         if keeper.is_short(self._claim) and await keeper.freshen([self._claim]):
             self._lose()
             raise LeaseLost(_LOST)
         self._task = asyncio.current_task()
         assert self._task is not None, "an async with block runs in a task"
+        self._cancelled = False
         self._cancelling = self._task.cancelling()
         keeper.hold(self._claim, self._lose)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        self._open.keeper.let_go(self._claim)
+        self._origin.queue.keeper.let_go(self._claim)
         task, self._task = self._task, None
         if self._lost:
             by_others = task is not None and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
@@ -266,7 +288,10 @@ class Message(Generic[T]):
             return isinstance(error, RetryAfter | Reject)
         if error is None:
             # Needs no shield: it is carried out whatever becomes of us.
-            await self.ack()
+            if self._ahead and not self._origin.queue.settling.is_behind:
+                self._ack_unattended()
+            else:
+                await self.ack()
             return False
         # Shielded: a handler that is cancelled still hands its message back.
         with anyio.CancelScope(shield=True):
@@ -283,29 +308,28 @@ class Message(Generic[T]):
     def __repr__(self) -> str:
         return f"<Message {self.id!r}, {self.state}, attempt {self.attempt}>"
 
-    def _ack_later(self) -> asyncio.Future[bool | OutcomeUnknown]:
-        """As :meth:`ack`, for who does not wait: what this returns tells whether the lease was still ours.
+    def _ack_unattended(self) -> None:
+        """As :meth:`ack`, for who does not wait: that the lease was lost after all, the log tells.
 
         Raises:
-            LeaseLost: It surely was not.
+            LeaseLost: It surely was.
             Closed: As :meth:`ack`.
         """
         self._demand_lease()
-        answer = self._open.settling.ack_later(self._claim)
+        self._origin.queue.settling.ack_unattended(self._claim)
         self._done()
-        return answer
 
     async def _die(self, reason: str, error: str) -> None:
         why = {"reason": _text(reason), "attempt": self.attempt, "priority": self.priority, "error": error}
-        await self._open.settling.bury(self._claim, json.dumps(why, separators=(",", ":")))
+        await self._origin.queue.settling.bury(self._claim, json.dumps(why, separators=(",", ":")))
         self._done()
 
     def _parts(self) -> tuple[int, dict[str, str], bytes]:
         if self._parsed is None:
             try:
-                self._parsed = parse(self._body)
+                self._parsed = parse(self._claim.body)
             except ValueError as error:
-                raise DecodeError("ReliableQueue", self._body) from error
+                raise DecodeError("ReliableQueue", self._claim.body) from error
         return self._parsed
 
     def _demand_lease(self) -> None:
@@ -316,7 +340,7 @@ class Message(Generic[T]):
 
     def _done(self) -> None:
         self._settled = True
-        self._open.keeper.let_go(self._claim)
+        self._origin.queue.keeper.let_go(self._claim)
 
     def _lose(self) -> None:
         self._lost = self._settled = True

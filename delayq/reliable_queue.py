@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
@@ -29,6 +29,7 @@ from delayq.errors import (
     BadInput,
     Closed,
     ConfigurationError,
+    DelayqError,
     DuplicateMessage,
     EncodeError,
     OutcomeUnknown,
@@ -36,12 +37,12 @@ from delayq.errors import (
     QueueFull,
     ServerError,
 )
-from delayq.message import Message, State
+from delayq.message import Message, Origin, State
 from delayq.recurring import Recurring
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, MutableSequence, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -162,7 +163,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._open = session.scheduler.open(keys.wake, lambda services: OpenReliableQueue(keys, policy, services))
         if self._open.policy != policy:
             raise ConfigurationError(f"queue {keys.name!r} is open on this client with other settings")
-        self._retries = (settings.backoff, settings.max_attempts or 0)
+        self._origin = Origin(codec, self._open, settings.backoff, settings.max_attempts or 0)
         self.dead: DeadLetters[T] = DeadLetters(keys, session.server, codec)
 
     @property
@@ -206,18 +207,22 @@ class ReliableQueue(Recurring[T], Generic[T]):
             ServerUnavailable, ServerRefused, Closed: It is not stored. Offering it again is safe.
             OutcomeUnknown: It may be stored. A call whose answer was lost is repeated for 5 s first, and never stored twice.
         """
-        offer = Offer(
-            value=value,
-            delay=delay,
-            at=at,
-            id=id,
-            headers=headers,
-            priority=priority,
-            ttl=ttl,
-            on_duplicate=on_duplicate,
-        )
-        (stored,) = await self.offer_many([offer])
-        return stored
+        self._check_open()
+        offers = self._open.offers
+        if offers.is_full:
+            await offers.room()
+        if id is not None:
+            await self._settled()
+        message = self._message(value, delay, at, id, headers, priority, ttl, on_duplicate)
+        try:
+            outcome = await offers.submit(message, len(message.content))
+        except DelayqError as error:
+            self._raise((message.id,), (error,))
+            raise
+        if outcome not in _THERE:
+            # Rare enough to be treated as one of many.
+            (message,) = await self._store([message], [outcome], made_up=[id is None])
+        return message.id
 
     async def offer_many(self, offers: Iterable[Offer[T]]) -> list[str]:
         """Store many messages in few round trips. Everything is checked before anything is written.
@@ -231,26 +236,17 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """
         self._check_open()
         offered = list(offers)
-        messages = [self._message(offer) for offer in offered]
-        outcomes: list[int | BaseException] = [_FULL] * len(messages)
-        tries = 0
-        while waiting := [place for place, outcome in enumerate(outcomes) if outcome == _FULL]:
-            answers = await self._outcomes([messages[place] for place in waiting])
-            renamed = False
-            for place, answer in zip(waiting, answers, strict=True):
-                outcomes[place] = answer
-                if answer == _DUPLICATE and offered[place].id is None:
-                    # Another process has made up the same one.
-                    messages[place], outcomes[place] = replace(messages[place], id=new_id()), _FULL
-                    renamed = True
-            if renamed:
-                continue
-            if self._settings.when_full == "raise" or _FULL not in answers:
-                break
-            tries += 1
-            await asyncio.sleep(retry_delay(tries, most=1.0))
-        self._raise([message.id for message in messages], outcomes)
-        return [message.id for message in messages]
+        if any(offer.id is not None for offer in offered):
+            await self._settled()
+        messages = [
+            self._message(
+                offer.value, offer.delay, offer.at, offer.id, offer.headers, offer.priority, offer.ttl, offer.on_duplicate
+            )
+            for offer in offered
+        ]
+        outcomes = await self._outcomes(messages)
+        stored = await self._store(messages, outcomes, made_up=[offer.id is None for offer in offered])
+        return [message.id for message in stored]
 
     # Taking
 
@@ -283,7 +279,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         quick; their leases run from then on. What was not handed to you goes back when the loop is left.
         """
         self._check_open()
-        keeper = self._open.keeper
+        keeper, origin = self._open.keeper, self._origin
         async with aclosing(self._open.claims.taker.batches()) as batches:
             async for batch in batches:
                 while batch:
@@ -293,7 +289,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                             break
                     taken = batch.popleft()
                     if not is_occurrence(taken[1].id) or await self._open.recurrence.begin([taken]):
-                        yield self._leased(taken[1])
+                        yield Message(taken[1], origin, ahead=batch)
 
     # By id
 
@@ -327,7 +323,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
         """Look at a live message; None if there is none of that id. It is not leased to you."""
-        self._check_open()
+        await self._settled()
         (found,) = await self._server.run(GET, self._keys.messages, (_checked_id(id),))
         return None if found is None else self._seen(id.encode(), found)
 
@@ -335,7 +331,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     async def stats(self) -> Stats:
         """How many messages are where. Costs the server next to nothing, however many there are."""
-        self._check_open()
+        await self._settled()
         keys = (*self._keys.messages, self._keys.dead, self._keys.paused)
         delayed, ready, leased, dead, oldest_us, paused = await self._server.run(STATS, keys)
         return Stats(delayed, ready, leased, dead, oldest_us / 1_000_000, bool(paused))
@@ -357,6 +353,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if state not in ("delayed", "ready", "leased"):
             raise BadInput(f'state is "delayed", "ready" or "leased", not {state!r}')
         check_page(offset, limit)
+        await self._settled()
         found = await self._server.run(LIST, self._keys.messages, (state, offset, limit))
         return [self._seen(id, facts) for id, facts in zip(found[::2], found[1::2], strict=True)]  # noqa: A001
 
@@ -373,6 +370,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._check_open()
         if state not in ("delayed", "ready", "all"):
             raise BadInput(f'state is "delayed", "ready" or "all", not {state!r}')
+        await self._settled()
         total = 0
         while True:
             try:
@@ -420,37 +418,80 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if self._open.closed:
             raise Closed("the queue is closed")
 
-    def _message(self, offer: Offer[T]) -> NewMessage:
-        payload = self._codec.encode(offer.value)
+    async def _settled(self) -> None:
+        """What this client has acknowledged without waiting is done, for whoever looks now."""
+        self._check_open()
+        if self._open.settling.unanswered:
+            await self._open.settling.flush()
+            self._check_open()
+
+    def _message(
+        self,
+        value: T,
+        delay: Duration | None,
+        at: datetime | None,
+        id: str | None,  # noqa: A002
+        headers: Mapping[str, str] | None,
+        priority: int,
+        ttl: Duration | None,
+        on_duplicate: OnDuplicate,
+    ) -> NewMessage:
+        payload = self._codec.encode(value)
         if not isinstance(payload, bytes):
             raise EncodeError(f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes")
         if len(payload) > self._settings.max_payload:
             raise PayloadTooLarge(len(payload), self._settings.max_payload)
-        priority = offer.priority
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < PRIORITIES:
             raise BadInput(f"priority is an int from 0 to {PRIORITIES - 1}, not {priority!r}")
-        if offer.on_duplicate not in ("raise", "ignore", "replace"):
-            raise BadInput(f'on_duplicate is "raise", "ignore" or "replace", not {offer.on_duplicate!r}')
-        ttl_us = 0 if offer.ttl is None else microseconds(offer.ttl, "ttl")
-        if offer.ttl is not None and not ttl_us:
+        if on_duplicate not in ("raise", "ignore", "replace"):
+            raise BadInput(f'on_duplicate is "raise", "ignore" or "replace", not {on_duplicate!r}')
+        ttl_us = 0 if ttl is None else microseconds(ttl, "ttl")
+        if ttl is not None and not ttl_us:
             raise BadDelay("ttl must be more than 0")
         return NewMessage(
-            new_id() if offer.id is None else _checked_id(offer.id),
+            new_id() if id is None else _checked_id(id),
             priority,
-            delay_us(offer.delay, offer.at),
+            delay_us(delay, at),
             ttl_us,
-            offer.on_duplicate,
-            content(_checked_headers(offer.headers), payload),
+            on_duplicate,
+            content(_checked_headers(headers), payload),
         )
 
-    async def _outcomes(self, messages: Sequence[NewMessage]) -> Sequence[int | BaseException]:
+    async def _store(
+        self, messages: MutableSequence[NewMessage], outcomes: MutableSequence[int | BaseException], *, made_up: Sequence[bool]
+    ) -> Sequence[NewMessage]:
+        """Offer again what was not stored and may be, until all are stored. ``made_up``: whose id is our own.
+
+        Raises:
+            What :meth:`offer_many` does.
+        """
+        tries = 0
+        while True:
+            again = []
+            for place, outcome in enumerate(outcomes):
+                if outcome == _DUPLICATE and made_up[place]:
+                    # Another process has made up the same one.
+                    messages[place] = messages[place]._replace(id=new_id())
+                    again.append(place)
+            if not again and self._settings.when_full == "wait" and _FULL in outcomes:
+                tries += 1
+                await asyncio.sleep(retry_delay(tries, most=1.0))
+                again = [place for place, outcome in enumerate(outcomes) if outcome == _FULL]
+            if not again:
+                self._raise([message.id for message in messages], outcomes)
+                return messages
+            for place, outcome in zip(again, await self._outcomes([messages[place] for place in again]), strict=True):
+                outcomes[place] = outcome
+
+    async def _outcomes(self, messages: Sequence[NewMessage]) -> MutableSequence[int | BaseException]:
         try:
-            return await asyncio.gather(*self._open.offer_many(messages), return_exceptions=True)
+            futures = self._open.offers.submit_many((message, len(message.content)) for message in messages)
+            return await asyncio.gather(*futures, return_exceptions=True)
         except Closed as error:
             return [error] * len(messages)
 
     def _occurrence(self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None) -> NewMessage:
-        return self._message(Offer(value=value, headers=headers, priority=priority, ttl=ttl))
+        return self._message(value, None, None, None, headers, priority, ttl, "raise")
 
     def _raise(self, ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> None:
         # Each id once: one list may name it twice.
@@ -477,20 +518,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
             batch.remove(item)
 
     def _leased(self, claim: Claim) -> Message[T]:
-        return Message(claim, "leased", self._codec, self._open, self._retries, mine=True)
+        return Message(claim, self._origin)
 
     def _seen(self, id: bytes, facts: Sequence[Any]) -> Message[T]:  # noqa: A002
         state, priority, moment, attempt, body, error = facts
-        claim = Claim(id, "", priority, attempt, int(float(moment)), body, int(float(moment)))
-        return Message(
-            claim,
-            state.decode(),
-            self._codec,
-            self._open,
-            self._retries,
-            mine=False,
-            error=None if error is None else error.decode(errors="replace"),
-        )
+        at = int(float(moment))
+        claim = Claim(id, "", priority, attempt, at, body, at, 0.0)
+        return Message(claim, self._origin, state.decode(), error=None if error is None else error.decode(errors="replace"))
 
 
 def _checked_id(id: str) -> str:  # noqa: A002

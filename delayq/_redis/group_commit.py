@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from delayq.errors import Closed, OutcomeUnknown
@@ -14,10 +15,17 @@ if TYPE_CHECKING:
     from delayq._background import Background
     from delayq._redis.scripts import Script
     from delayq._redis.server import Server
+    from delayq._redis.wire import Wire
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Error = TypeVar("Error", bound=Exception)
+
+
+# So many commits are on their way at most.
+_LANES = 2
+# What waits beyond these bytes holds up whoever comes.
+_MOST_WAITING = 16 * 1024 * 1024
 
 
 class Request(NamedTuple):
@@ -28,11 +36,27 @@ class Request(NamedTuple):
     args: Sequence[str | bytes | int]
 
 
-class GroupCommit(Generic[Item, Result]):
-    """Collects items of concurrent callers and commits them together, one commit at a time.
+class _Commit(Generic[Item, Result]):
+    """Items that leave together: being collected, on their way, or being repeated."""
 
-    A lone caller waits for nobody: the first item leaves before :meth:`submit` returns. A caller who is cancelled before
-    its item left takes the item back, unless items are ``final``; later, the item is committed and the answer dropped.
+    __slots__ = ("futures", "items", "lane", "request", "size", "task")
+    request: Request
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.futures: list[asyncio.Future[Result] | None] = []
+        self.size = 0
+        self.lane = 0
+        self.task: asyncio.Task[Any] | None = None
+
+
+class GroupCommit(Generic[Item, Result]):
+    """Collects items of concurrent callers and commits them together.
+
+    A lone caller waits for nobody: the first item leaves before :meth:`submit` returns. What comes while a commit is on its
+    way waits for its answer, or leaves in a second commit behind it when there is enough: then the server need not wait for
+    us. Both use one connection, so they are carried out in order. A caller who is cancelled before its item left takes the item
+    back, unless items are ``final``; later, the item is committed and the answer dropped.
 
     Where all goes well there is no task: the answer itself sends the next batch. What does not, a task repeats.
     """
@@ -42,24 +66,30 @@ class GroupCommit(Generic[Item, Result]):
         server: Server,
         background: Background,
         *,
-        request: Callable[[Sequence[Item]], Request],
+        request: Callable[[Sequence[Item], int], Request],
         repeat: Callable[[Request, Sequence[Item], OutcomeUnknown | None], Awaitable[Any]],
         results: Callable[[Sequence[Item], Any], Sequence[Result]],
         max_items: int,
         max_bytes: int,
+        enough: int = 50,
         final: bool = False,
+        unattended: Callable[[Item, Result | BaseException], object] = lambda _item, _outcome: None,
     ) -> None:
         """Args:
         server: Runs the calls.
         background: Owns the tasks that repeat.
-        request: The call for a batch.
+        request: The call for a batch, and for the lane that it takes, 0 or 1: of one lane, one call is on its way at a time.
         repeat: Makes a call that could not be sent at once, or that failed: with an error if it may have been carried out,
             otherwise it was not. Returns its answer.
         results: One result per item, in order, from an answer.
         max_items: Items per commit at most: one script blocks the whole server while it runs.
         max_bytes: Bytes per commit, where more than one item is in it.
+        enough: With a commit on its way, so many are enough for a second one.
         final: Whether an item is committed though its caller is cancelled.
+        unattended: Called with what became of an item for which nobody waits.
         """
+        # Not asked for each time: on Python 3.11 that asks the system for the process's id.
+        self._new_future: Callable[[], asyncio.Future[Result]] = partial(asyncio.Future, loop=asyncio.get_running_loop())
         self._server = server
         self._background = background
         self._request = request
@@ -67,124 +97,222 @@ class GroupCommit(Generic[Item, Result]):
         self._results = results
         self._max_items = max_items
         self._max_bytes = max_bytes
+        self._enough = enough
         self._final = final
-        self._waiting: deque[tuple[Item, int, asyncio.Future[Result]]] = deque()
-        # What is on its way, and by which call.
-        self._sent: Request | None = None
-        self._items: list[Item] = []
-        self._futures: list[asyncio.Future[Result]] = []
-        self._task: asyncio.Task[Any] | None = None
+        self._unattended = unattended
+        # What waits, the last of it open for more.
+        self._waiting: deque[_Commit[Item, Result]] = deque()
+        self._waiting_bytes = 0
+        self._held_up: deque[asyncio.Future[None]] = deque()
+        # In the order in which they left.
+        self._calls: list[_Commit[Item, Result]] = []
+        self._wire: Wire | None = None
         self._emptied: asyncio.Future[None] | None = None
         self._closed = False
+        # Items taken in so far, and those of them that are done; and who waits until so many are done.
+        self._accepted = 0
+        self._done = 0
+        self._flushing: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._leaves_soon = False
+
+    @property
+    def unanswered(self) -> int:
+        """How many items wait, or are on their way."""
+        return self._accepted - self._done
+
+    async def flush(self) -> None:
+        """Wait until all that was submitted before now has its answer, or has failed."""
+        if self.unanswered and not self._closed:
+            done = asyncio.get_running_loop().create_future()
+            self._flushing.append((self._accepted, done))
+            await done
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits that more would cost memory and gain nothing: see :meth:`room`."""
+        return self._waiting_bytes > _MOST_WAITING
+
+    async def room(self) -> None:
+        """Wait while it is full. Whoever makes an item asks before making it; nobody is refused who does not."""
+        while self.is_full and not self._closed:
+            turn = asyncio.get_running_loop().create_future()
+            self._held_up.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._let_in()
+                raise
+        if self._held_up:
+            self._let_in()
 
     def submit(self, item: Item, size: int) -> asyncio.Future[Result]:
         """Add ``item`` of ``size`` bytes to the next commit. Await or cancel what this returns."""
-        if self._closed:
-            raise Closed("the queue is closed")
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, size, future))
-        if not self._futures:
+        future = self._new_future()
+        collected, calls = self._add(item, size, future), self._calls
+        if not calls or (collected >= self._enough and len(calls) < _LANES):
             self._leave()
         return future
 
+    def submit_unattended(self, item: Item, size: int) -> None:
+        """As :meth:`submit`, for who does not wait: ``unattended`` is told what becomes of it.
+
+        It leaves with whatever else comes in this turn of the event loop.
+        """
+        if self._add(item, size, None) >= self._max_items // 2:
+            self._leave()
+        elif not self._leaves_soon:
+            self._leaves_soon = True
+            asyncio.get_running_loop().call_soon(self._leave)
+
     def submit_many(self, items: Iterable[tuple[Item, int]]) -> list[asyncio.Future[Result]]:
         """As :meth:`submit` for each, in as few commits as they need."""
-        if self._closed:
-            raise Closed("the queue is closed")
-        new_future = asyncio.get_running_loop().create_future
-        waiting = [(item, size, new_future()) for item, size in items]
-        self._waiting += waiting
-        if not self._futures:
-            self._leave()
-        return [future for _, _, future in waiting]
+        futures = []
+        for item, size in items:
+            futures.append(future := self._new_future())
+            self._add(item, size, future)
+        self._leave()
+        return futures
 
     async def aclose(self, grace: float) -> None:
         """Take nothing more, give what is waiting ``grace`` seconds, then fail it: unsent or unknown."""
         self._closed = True
-        if self._futures:
+        self._leave()
+        if self._calls:
             self._emptied = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._emptied}, timeout=grace)
-        if self._task is not None:
-            self._task.cancel()
-        for _, _, future in self._waiting:
-            if not future.done():
-                future.set_exception(Closed("the queue closed before the message was sent"))
-        self._waiting.clear()
-        self._fail(OutcomeUnknown("the queue closed before the answer came"))
+        calls, self._calls = self._calls, []
+        for call in calls:
+            if call.task is not None:
+                call.task.cancel()
+        unsent, self._waiting = self._waiting, deque()
+        self._waiting_bytes = 0
+        while self._held_up:
+            self._let_in()
+        for call in calls:
+            self._fail(call, OutcomeUnknown("the queue closed before the answer came"))
+        for waiting in unsent:
+            self._fail(waiting, Closed("the queue closed before the message was sent"))
+
+    def _add(self, item: Item, size: int, future: asyncio.Future[Result] | None) -> int:
+        """Let it wait. Returns how many it waits with."""
+        if self._closed:
+            raise Closed("the queue is closed")
+        waiting = self._waiting
+        if not waiting or len((last := waiting[-1]).items) >= self._max_items or last.size + size > self._max_bytes:
+            waiting.append(last := _Commit())
+        last.items.append(item)
+        last.futures.append(future)
+        last.size += size
+        self._waiting_bytes += size
+        self._accepted += 1
+        return len(last.items)
 
     def _leave(self) -> None:
-        """Send the next batch, if there is one."""
-        if self._take_batch():
-            self._sent = self._request(self._items)
-            if not self._server.run_soon(*self._sent, self._told):
-                self._start_repeating(None)
-            return
-        self._sent = None
-        if self._emptied is not None and not self._emptied.done():
+        """Send what may leave now."""
+        self._leaves_soon = False
+        calls, waiting = self._calls, self._waiting
+        while waiting:
+            if calls and (
+                len(calls) >= _LANES or calls[0].task is not None or (len(waiting) == 1 and len(waiting[0].items) < self._enough)
+            ):
+                return
+            call = waiting.popleft()
+            self._waiting_bytes -= call.size
+            if not self._final:
+                self._drop_cancelled(call)
+            if not call.items:
+                continue
+            call.lane = 1 - calls[0].lane if calls else 0
+            call.request = self._request(call.items, call.lane)
+            beside = self._wire if calls else None
+            calls.append(call)
+            self._wire = self._server.run_soon(*call.request, partial(self._told, call), beside)
+            if self._wire is None:
+                self._start_repeating(call, None)
+        if self._held_up and not self.is_full:
+            self._let_in()
+        if not calls and self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
 
-    def _told(self, answer: Any) -> None:
-        if not self._futures:
+    def _drop_cancelled(self, call: _Commit[Item, Result]) -> None:
+        gone = [place for place, future in enumerate(call.futures) if future is not None and future.cancelled()]
+        for place in reversed(gone):
+            del call.items[place], call.futures[place]
+        self._count(len(gone))
+
+    def _told(self, call: _Commit[Item, Result], answer: Any) -> None:
+        if call not in self._calls:
             return  # given up meanwhile
         if isinstance(answer, Exception):
-            self._start_repeating(answer if isinstance(answer, OutcomeUnknown) else None)
+            self._start_repeating(call, answer if isinstance(answer, OutcomeUnknown) else None)
         else:
-            self._arrived(answer)
+            self._arrived(call, answer)
 
-    def _start_repeating(self, lost: OutcomeUnknown | None) -> None:
-        assert self._sent is not None
-        self._task = self._background.spawn(self._run(self._sent, lost), "group commit")
+    def _start_repeating(self, call: _Commit[Item, Result], lost: OutcomeUnknown | None) -> None:
+        call.task = self._background.spawn(self._run(call, lost), "group commit")
 
-    async def _run(self, request: Request, lost: OutcomeUnknown | None) -> None:
+    async def _run(self, call: _Commit[Item, Result], lost: OutcomeUnknown | None) -> None:
         try:
-            answer = await self._repeat(request, self._items, lost)
+            answer = await self._repeat(call.request, call.items, lost)
         except asyncio.CancelledError:
             # The client closes, and nobody else would tell those who wait.
-            self._fail(OutcomeUnknown("the queue closed before the answer came"))
+            self._ended(call)
+            self._fail(call, OutcomeUnknown("the queue closed before the answer came"))
             raise
         except Exception as error:  # noqa: BLE001 - it reaches every caller it concerns
-            self._task = None
-            self._fail(error)
+            self._ended(call)
+            self._fail(call, error)
             self._leave()
         else:
-            self._task = None
-            self._arrived(answer)
+            self._arrived(call, answer)
 
-    def _arrived(self, answer: Any) -> None:
-        try:
-            results = self._results(self._items, answer)
-        except Exception as error:  # noqa: BLE001 - the same
-            self._fail(error)
-        else:
-            futures, self._futures = self._futures, []
-            for future, result in zip(futures, results, strict=True):
-                if not future.done():
-                    future.set_result(result)
+    def _arrived(self, call: _Commit[Item, Result], answer: Any) -> None:
+        self._ended(call)
+        # First what keeps the server busy.
         self._leave()
+        try:
+            results = self._results(call.items, answer)
+        except Exception as error:  # noqa: BLE001 - the same
+            self._fail(call, error)
+            return
+        # Emptied, for closing may have failed it already.
+        items, futures, call.items, call.futures = call.items, call.futures, [], []
+        for item, future, result in zip(items, futures, results, strict=True):
+            if future is None:
+                self._unattended(item, result)
+            elif not future.done():
+                future.set_result(result)
+        self._count(len(items))
 
-    def _fail(self, error: Exception) -> None:
-        futures, self._futures = self._futures, []
-        for future in futures:
-            if not future.done():
-                future.set_exception(own_copy(error))
+    def _fail(self, call: _Commit[Item, Result], error: Exception) -> None:
+        items, futures, call.items, call.futures = call.items, call.futures, [], []
+        for item, future in zip(items, futures, strict=True):
+            self._settle(item, future, error)
+        self._count(len(items))
 
-    def _take_batch(self) -> bool:
-        items: list[Item] = []
-        futures: list[asyncio.Future[Result]] = []
-        waiting, room = self._waiting, self._max_bytes
-        while waiting and len(items) < self._max_items:
-            item, size, future = waiting[0]
-            if not self._final and future.cancelled():
-                waiting.popleft()
-                continue
-            if items and size > room:
-                break
-            waiting.popleft()
-            room -= size
-            items.append(item)
-            futures.append(future)
-        self._items, self._futures = items, futures
-        return bool(items)
+    def _settle(self, item: Item, future: asyncio.Future[Result] | None, error: Exception) -> None:
+        if future is None:
+            self._unattended(item, error)
+        elif not future.done():
+            future.set_exception(own_copy(error))
+
+    def _count(self, done: int) -> None:
+        self._done += done
+        while self._flushing and self._flushing[0][0] <= self._done:
+            flushed = self._flushing.popleft()[1]
+            if not flushed.done():
+                flushed.set_result(None)
+
+    def _ended(self, call: _Commit[Item, Result]) -> None:
+        if call in self._calls:
+            self._calls.remove(call)
+
+    def _let_in(self) -> None:
+        while self._held_up:
+            turn = self._held_up.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
 
 def own_copy(error: Error) -> Error:

@@ -31,6 +31,8 @@ class DelayedKeys:
     """ZSET of the tokens of what is out under a lease, scored by its end, ms."""
     leased: str
     """HASH of those payloads by token."""
+    turns: str
+    """Channel on which a client says that what was due is moved: so that the others need not look."""
 
     @classmethod
     def of(cls, name: str, mapper: Callable[[str], str] | None = None) -> DelayedKeys:
@@ -53,6 +55,7 @@ class DelayedKeys:
             quarantine=_prefixed("delayq_quarantine", mapped),
             leases=_prefixed("delayq_leases", mapped),
             leased=_prefixed("delayq_leased", mapped),
+            turns=_prefixed("delayq_turns", mapped),
         )
         if hash_tag(keys.ready) != hash_tag(keys.ordered):
             raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: use no braces, or one {{tag}}")

@@ -26,8 +26,8 @@ OFFER = Script(
 )
 CLAIM = Script(
     "reliable/claim",
-    (*MESSAGES, "paused", "dead", "dead_messages"),
-    ("limit", "lease_us", "token", "max_attempts", "expired"),
+    (*MESSAGES, "paused", "dead", "dead_messages", "wake"),
+    ("limit", "lease_us", "token", "max_attempts", "expired", "signature"),
 )
 ACK = Script("reliable/ack", (*MESSAGES, "done"), ("remember_us", *_SETTLED))
 NACK = Script("reliable/nack", (*MESSAGES, "wake"), (*_SETTLED, "delay_us...", "error..."))

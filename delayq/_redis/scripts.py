@@ -47,8 +47,8 @@ class Script:
 OFFER = Script("delayed/offer", ("timeout", "ordered", "channel"), ("listed", "delay_us...", "payload..."))
 TRANSFER = Script(
     "delayed/transfer",
-    ("ready", "timeout", "ordered", "quarantine", "taken", "leases", "leased"),
-    ("limit", "take", "keep_ms", "lease_us", "call"),
+    ("ready", "timeout", "ordered", "quarantine", "taken", "leases", "leased", "turns"),
+    ("limit", "take", "keep_ms", "lease_us", "call", "signature"),
 )
 RECOVER = Script("delayed/recover", ("taken",), ("fence_ms",), repeatable=True)
 GIVE_BACK = Script("delayed/give_back", ("ready", "marker"), ("payload...",), repeatable=True)

@@ -42,41 +42,63 @@ class Server:
         """
         return await self._repeat(("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable)
 
+    async def run_all(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
+        """Run a script that is safe to repeat several times in one round trip. Returns the answers. Raises as :meth:`run`."""
+        if len(calls) > 1 and (wire := self._connections.acquire_nowait()) is not None:
+            self.round_trips += 1
+            try:
+                # What fails is asked again, one by one.
+                asked = [wire.ask("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
+                answers = await asyncio.gather(*asked, return_exceptions=True)
+                if not any(isinstance(answer, BaseException) for answer in answers):
+                    return answers
+            finally:
+                self._connections.release(wire)
+        return [await self.run(script, keys, args) for keys, args in calls]
+
     def run_soon(
         self,
         script: Script,
         keys: Sequence[str],
         args: Sequence[str | bytes | int],
         told: Callable[[Any], object],
-    ) -> bool:
+        beside: Wire | None = None,
+    ) -> Wire | None:
         """Send a script's call before this returns, if a connection is free, without repetition.
 
         ``told`` is called with the answer, or with what :meth:`run` raises; :class:`ServerUnavailable` also where the server
         does not know the script: :meth:`run` then tells it.
 
+        ``beside`` is what this returned for a call that is still on its way: this one is carried out after that one.
+
         Returns:
-            False if no connection was free, and nothing was sent.
+            The connection on which it was sent; None if none was free, and nothing was sent.
         """
-        wire = self._connections.acquire_nowait()
+        wire = self._connections.acquire_nowait() if beside is None else beside if beside.is_open else None
         if wire is None:
-            return False
+            return None
 
         def landed(answer: Any) -> None:
             if isinstance(answer, OSError):
-                self._connections.drop(wire)
+                if beside is None:
+                    self._connections.drop(wire)
                 self.errors += 1
                 told(_lost(answer))
                 return
-            self._connections.release(wire)
-            if isinstance(answer, ReplyError):
-                self.errors += 1
-                told(ServerUnavailable(str(answer)) if _is_unknown_script(answer) else _refusal(answer))
-            else:
+            if beside is None:
+                # Another may be on its way still: whoever comes next sends behind it.
+                self._connections.release(wire)
+            if not isinstance(answer, ReplyError):
                 told(answer)
+            elif _is_unknown_script(answer):
+                told(ServerUnavailable(str(answer)))
+            else:
+                self.errors += 1
+                told(_refusal(answer))
 
         self.round_trips += 1
         wire.call(("EVALSHA", script.sha, len(keys), *keys, *args), landed)
-        return True
+        return wire
 
     async def command(self, *command: str | bytes | int) -> Any:
         """Run a command that is safe to repeat, for :data:`RETRY_FOR` seconds. Raises as :meth:`run` does."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delayq._redis.reliable_scripts import CLAIM, RELEASE
-from delayq._scheduling.push import Pushes, due_us
+from delayq._scheduling.push import NOT_ASKED, Pushes, due_us
+from delayq._scheduling.settling import fresh_until
 from delayq._scheduling.taker import Taker
 from delayq.errors import DelayqError, OutcomeUnknown, ServerError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from delayq._redis.keys import ReliableKeys
     from delayq._scheduling.services import Services
+    from delayq._scheduling.turns import Notice
 
 _log = logging.getLogger("delayq")
 
@@ -59,6 +61,7 @@ class Claim:
         due_us: When it was due, microseconds.
         body: What is stored under its id.
         ends_us: When the lease ends, microseconds.
+        fresh_until: Until when at least half of the lease is left, seconds on the local clock.
     """
 
     id: bytes
@@ -68,6 +71,7 @@ class Claim:
     due_us: int
     body: bytes
     ends_us: int
+    fresh_until: float
 
     @property
     def name(self) -> tuple[bytes, str, int]:
@@ -90,8 +94,15 @@ class Claims:
         self._policy = policy
         self._server = services.server
         self._clock = services.clock
-        self.pushes: Pushes = Pushes(keys.name, self.run_once, services)
-        self.taker: Taker[Claim] = Taker(keys.name, services, push=self.pushes.push, idle=lambda: None, put_back=self._put_back)
+        self.pushes: Pushes = Pushes(keys.name, self.run_once, services, lambda: self.taker.wanted > 0)
+        self.taker: Taker[Claim] = Taker(
+            keys.name,
+            services,
+            push=self.pushes.push,
+            wanted=self.pushes.wanted,
+            idle=lambda: None,
+            put_back=self._put_back,
+        )
         # The token of the last call, if its answer was lost.
         self._unsure: str | None = None
         self._session = secrets.token_hex(6)
@@ -103,6 +114,15 @@ class Claims:
         """Somebody says that a message is due at ``due_us`` by the server's clock."""
         if self.taker.wanted:
             self.pushes.announced(due_us)
+        else:
+            self.pushes.forget()
+
+    def noticed(self, notice: Notice) -> None:
+        """Another client has handed out what was due."""
+        if self.taker.wanted:
+            self.pushes.noticed(notice)
+        elif notice.client != self.pushes.client:
+            self.pushes.forget()
 
     async def run_once(self) -> int:
         """One call, if anybody wants something. Returns as :class:`Pushes` asks.
@@ -114,12 +134,14 @@ class Claims:
             await self._recover()
             await self.taker.returned(_RETURN_WITHIN)
             if not self.taker.wanted:
-                return -1
+                return NOT_ASKED
             take = min(self.taker.begin(), BATCH)
             return await self._call(take)
         except DelayqError as error:
             self.taker.fail(error)
             raise
+        finally:
+            self.taker.over()
 
     async def quiet(self, within: float) -> None:
         """Wait until no call is on its way and what was given back is back, ``within`` seconds at most each."""
@@ -144,10 +166,10 @@ class Claims:
         keys, policy, token = self.keys, self._policy, f"{self._session}-{next(self._calls)}"
         asked_at = self._clock.local()
         try:
-            now, wait, expired, died, found = await self._server.run_once(
+            now, wait, expired, died, listeners, found = await self._server.run_once(
                 CLAIM,
-                (*keys.messages, keys.paused, keys.dead, keys.dead_messages),
-                (take, policy.lease_us, token, policy.max_attempts, policy.expired),
+                (*keys.messages, keys.paused, keys.dead, keys.dead_messages, keys.wake),
+                (take, policy.lease_us, token, policy.max_attempts, policy.expired, self.pushes.signature()),
                 lambda _: None,
             )
         except OutcomeUnknown:
@@ -162,11 +184,14 @@ class Claims:
             # All that was looked at is gone, and there is more.
             return await self._call(take)
         ends_us = now + policy.lease_us
+        fresh = fresh_until(self._clock, ends_us, policy)
         parts = iter(found)
         claims = [
-            Claim(message, token, priority, attempt, int(float(due)), body, ends_us)
+            Claim(message, token, priority, attempt, int(float(due)), body, ends_us, fresh)
             for message, priority, attempt, due, body in zip(parts, parts, parts, parts, parts, strict=True)
         ]
+        if claims:
+            self.pushes.found(listeners)
         if wait:
             # Nothing is left that was due by then.
             self.pushes.settled(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class Armed:
-    """One armed wake-up. ``wake_at`` is in seconds on the timer's clock."""
+    """One armed wake-up: ``wake_at`` in seconds on the timer's clock, for what is due at ``due_us`` by the server's."""
 
     wake_at: float
+    due_us: float = math.inf
     timeout: Timeout | None = field(default=None, repr=False)
 
 
@@ -36,11 +38,11 @@ class LastTimeout:
     it fires, and whoever loses the race leaves the winner's timer alone.
     """
 
-    def __init__(self, timer: HashedWheelTimer, now: Callable[[], float], fire: Callable[[], None]) -> None:
+    def __init__(self, timer: HashedWheelTimer, now: Callable[[], float], fire: Callable[[float], None]) -> None:
         """Args:
         timer: Where wake-ups are armed.
         now: The timer's clock, seconds.
-        fire: Called when the held wake-up is due.
+        fire: Called when the held wake-up is due, with its ``due_us``.
         """
         self._timer = timer
         self._now = now
@@ -59,13 +61,13 @@ class LastTimeout:
         self._held = new
         return True
 
-    def arm(self, wait: float) -> None:
-        """Wake in ``wait`` seconds, unless something is armed that wakes earlier."""
+    def arm(self, wait: float, due_us: float = math.inf) -> None:
+        """Wake in ``wait`` seconds for what is due at ``due_us``, unless something is armed that wakes earlier."""
         wake_at = self._now() + wait
         held = self._held
         if not gives_way(held, wake_at):
             return
-        armed = Armed(wake_at)
+        armed = Armed(wake_at, due_us)
         armed.timeout = self._timer.new_timeout(lambda _: self._fired(armed), wait)
         if not self.compare_and_set(held, armed):
             # Somebody armed meanwhile. Ours stays as an extra wake-up: it does no harm, and none is lost.
@@ -81,4 +83,4 @@ class LastTimeout:
 
     def _fired(self, armed: Armed) -> None:
         self.compare_and_set(armed, None)
-        self._fire()
+        self._fire(armed.due_us)

@@ -30,7 +30,6 @@ class LeaseKeeper:
     def __init__(self, name: str, lease_us: int, settling: Settling, services: Services) -> None:
         self._name = name
         self._lease_us = lease_us
-        self._half = lease_us / 2_000_000
         self._settling = settling
         self._timer = services.timer
         self._clock = services.clock
@@ -63,7 +62,7 @@ class LeaseKeeper:
 
     def is_short(self, claim: Claim) -> bool:
         """Whether less than half of its lease is left: it has waited here for its handler."""
-        return self._clock.seconds_until(claim.ends_us) < self._half
+        return self._clock.local() > claim.fresh_until
 
     async def freshen(self, claims: Sequence[Claim]) -> list[Claim]:
         """Give claims that have waited here their whole lease again, and return those that are lost."""

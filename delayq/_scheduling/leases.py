@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from delayq._scheduling.services import Services
 
 _ACKS_AT_A_TIME = 200
-# An ack whose answer was lost, and which then finds nothing, was carried out, if the lease could not have ended yet. So
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +57,7 @@ class Leases:
         self._acks: GroupCommit[Lease, bool | OutcomeUnknown] = GroupCommit(
             services.server,
             services.background,
-            request=lambda leases: Request(ACK, (keys.leases, keys.leased), [lease.token for lease in leases]),
+            request=lambda leases, _: Request(ACK, (keys.leases, keys.leased), [lease.token for lease in leases]),
             repeat=lambda request, leases, lost: settle(
                 services.server, services.clock, request, [lease.ends_ms * 1000 for lease in leases], lost
             ),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, cast
 
 from delayq._redis.group_commit import GroupCommit, Request
-from delayq._redis.records import pack
 from delayq._redis.scripts import OFFER
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
     from delayq._redis.keys import DelayedKeys
@@ -22,12 +21,16 @@ _BYTES_AT_A_TIME = 256 * 1024
 
 Offer = tuple[int, bytes]
 """Delay in microseconds, and payload."""
-Stored = tuple[bytes, int]
-"""The record, as it stands on the server, and its due time in ms."""
+Stored = tuple[bytes, int, int]
+"""The id, the due time in ms, and how many bytes a length has on that server."""
 
 
 class Offers:
-    """The way in of one queue."""
+    """The way in of one queue.
+
+    Attributes:
+        commits: What stores messages: its items are offers, each as large as its payload.
+    """
 
     def __init__(self, keys: DelayedKeys, services: Services, announced: Callable[[int], None], *, listed: bool) -> None:
         """Args:
@@ -38,7 +41,7 @@ class Offers:
         self._listed = int(listed)
         self._server = services.server
         self._announced = announced
-        self._commits: GroupCommit[Offer, Stored] = GroupCommit(
+        self.commits: GroupCommit[Offer, Stored] = GroupCommit(
             services.server,
             services.background,
             request=self._request,
@@ -48,24 +51,14 @@ class Offers:
             max_bytes=_BYTES_AT_A_TIME,
         )
 
-    def submit(self, delay_us: int, payload: bytes) -> asyncio.Future[Stored]:
-        """Store a message with the next call. Await or cancel what this returns."""
-        return self._commits.submit((delay_us, payload), len(payload))
-
-    def submit_many(self, offers: Iterable[Offer]) -> list[asyncio.Future[Stored]]:
-        """As :meth:`submit` for each, in as few calls as they need."""
-        return self._commits.submit_many((offer, len(offer[1])) for offer in offers)
-
     async def aclose(self, grace: float) -> None:
         """Take nothing more. What is on its way has ``grace`` seconds."""
-        await self._commits.aclose(grace)
+        await self.commits.aclose(grace)
 
-    def _request(self, offers: Sequence[Offer]) -> Request:
+    def _request(self, offers: Sequence[Offer], _lane: int) -> Request:
         keys = self._keys
-        args: list[bytes | int] = [self._listed]
-        for offer in offers:
-            args += offer
-        return Request(OFFER, (keys.timeout, keys.ordered, keys.channel), args)
+        parts = cast("Iterable[bytes | int]", chain.from_iterable(offers))
+        return Request(OFFER, (keys.timeout, keys.ordered, keys.channel), [self._listed, *parts])
 
     async def _repeat(self, request: Request, _offers: Sequence[Offer], lost: OutcomeUnknown | None) -> Any:
         if lost is not None:
@@ -74,10 +67,7 @@ class Offers:
         return await self._server.run(*request)
 
     def _results(self, offers: Sequence[Offer], answer: list[Any]) -> list[Stored]:
-        length_bytes, *stored = answer
-        ids, dues = stored[::2], stored[1::2]
+        ids, dues = answer[1::2], answer[2::2]
         # Our own subscription will hear of it too, unless it is interrupted just now.
         self._announced(min(dues))
-        return [
-            (pack(record_id, payload, length_bytes), due) for record_id, due, (_, payload) in zip(ids, dues, offers, strict=True)
-        ]
+        return list(zip(ids, dues, repeat(answer[0], len(offers)), strict=True))

@@ -11,6 +11,7 @@ from delayq._scheduling.transfer import TransferTask
 if TYPE_CHECKING:
     from delayq._redis.keys import DelayedKeys
     from delayq._scheduling.services import Services
+    from delayq._scheduling.turns import Notice
 
 
 class OpenDelayedQueue:
@@ -36,8 +37,8 @@ class OpenDelayedQueue:
         return self.keys.name
 
     @property
-    def channel(self) -> str:
-        return self.keys.channel
+    def channels(self) -> tuple[str, ...]:
+        return (self.keys.channel, self.keys.turns)
 
     @property
     def kind(self) -> str:
@@ -51,6 +52,9 @@ class OpenDelayedQueue:
 
     def heard(self, moment: int) -> None:
         self.transfer.announced(moment)
+
+    def noticed(self, notice: Notice) -> None:
+        self.transfer.pushes.noticed(notice)
 
     def push(self) -> None:
         self.transfer.pushes.push()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from delayq._redis.group_commit import GroupCommit, Request
 from delayq._redis.reliable_scripts import OFFER
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from delayq._redis.keys import ReliableKeys
     from delayq._scheduling.claims import Policy
     from delayq._scheduling.services import Services
+    from delayq._scheduling.turns import Notice
     from delayq.errors import OutcomeUnknown
 
 # What shares one script: a script blocks the whole server while it runs.
@@ -29,9 +30,8 @@ _AT_A_TIME = 200
 _BYTES_AT_A_TIME = 256 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class NewMessage:
-    """A message to be stored.
+class NewMessage(NamedTuple):
+    """A message to be stored: what ``offer.lua`` is told of it, in its order.
 
     Attributes:
         id: Its id.
@@ -55,6 +55,7 @@ class OpenReliableQueue:
 
     Attributes:
         keys: Its keys.
+        offers: Stores messages, each as large as its content; the result is what ``offer.lua`` says of it.
         policy: How this client treats it.
         claims: Claims what is due, and hands it out.
         settling: Settles what was handed out.
@@ -72,7 +73,7 @@ class OpenReliableQueue:
         self.recurrence: Recurrence = Recurrence(self, services)
         self.closed: bool = False
         self._server = services.server
-        self._offers: GroupCommit[NewMessage, int] = GroupCommit(
+        self.offers: GroupCommit[NewMessage, int] = GroupCommit(
             services.server,
             services.background,
             request=self._request,
@@ -82,7 +83,8 @@ class OpenReliableQueue:
             max_bytes=_BYTES_AT_A_TIME,
         )
         # Names this client's calls: the server keeps the reply of the last one, for the case that it was lost.
-        self._call_key = keys.call(secrets.token_hex(6))
+        session = secrets.token_hex(6)
+        self._call_keys = [keys.call(f"{session}-{lane}") for lane in (0, 1)]
         self._number = 0
 
     @property
@@ -90,19 +92,19 @@ class OpenReliableQueue:
         return self.keys.name
 
     @property
-    def channel(self) -> str:
-        return self.keys.wake
-
-    def offer_many(self, messages: Iterable[NewMessage]) -> list[asyncio.Future[int]]:
-        """Store messages with the next calls. Await or cancel what this returns: what ``offer.lua`` says of each."""
-        return self._offers.submit_many((message, len(message.content)) for message in messages)
+    def channels(self) -> tuple[str, ...]:
+        return (self.keys.wake,)
 
     @property
     def kind(self) -> str:
         return "reliable"
 
     def resync_keys(self) -> tuple[str, ...]:
-        return self.keys.live if self.claims.taker.waiting else ()
+        if self.claims.taker.waiting:
+            return self.keys.live
+        # Nobody looks, so whoever comes next has to.
+        self.claims.pushes.forget()
+        return ()
 
     def resynced(self, due_us: int, ready: int) -> None:
         del ready
@@ -111,32 +113,26 @@ class OpenReliableQueue:
     def heard(self, moment: int) -> None:
         self.claims.announced(moment)
 
+    def noticed(self, notice: Notice) -> None:
+        self.claims.noticed(notice)
+
     def push(self) -> None:
         self.claims.pushes.push()
 
     async def aclose(self, grace: float) -> None:
         self.keeper.close()
         self.recurrence.close()
-        await asyncio.gather(self._offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace))
+        await asyncio.gather(self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace))
         if self._number:
             with suppress(ServerError, TimeoutError):
                 async with asyncio.timeout(grace / 2):
-                    await self._server.command("UNLINK", self._call_key)
+                    await self._server.command("UNLINK", *self._call_keys)
 
-    def _request(self, messages: Sequence[NewMessage]) -> Request:
+    def _request(self, messages: Sequence[NewMessage], lane: int) -> Request:
         keys = self.keys
         self._number += 1
-        args: list[str | bytes | int] = [self._number, self.policy.max_size]
-        for message in messages:
-            args += (
-                message.id,
-                message.priority,
-                message.delay_us,
-                message.ttl_us,
-                message.on_duplicate,
-                message.content,
-            )
-        return Request(OFFER, (*keys.messages, keys.wake, keys.done, self._call_key), args)
+        args = [self._number, self.policy.max_size, *cast("Iterable[str | bytes | int]", chain.from_iterable(messages))]
+        return Request(OFFER, (*keys.messages, keys.wake, keys.done, self._call_keys[lane]), args)
 
     async def _repeat(self, request: Request, _messages: Sequence[NewMessage], lost: OutcomeUnknown | None) -> list[int]:
         try:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from delayq._redis.retry import retry_delay
 from delayq._scheduling.last_timeout import LastTimeout
+from delayq._scheduling.turns import Turns, signature
 from delayq.errors import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from delayq._scheduling.services import Services
+    from delayq._scheduling.turns import Notice
 
 _log = logging.getLogger("delayq")
+
+
+# What a call returns that was not made, for nobody wants anything.
+NOT_ASKED = -2
 
 
 def due_us(now_us: int, wait_us: int) -> int:
@@ -28,16 +36,24 @@ class Pushes:
     """Makes one queue's calls, one at a time, and arms the timer for the next.
 
     A push is asked for by the queue's own timer, by a notification, by every (re)subscription, by the safety re-check,
-    and by callers who want messages. Its answer says when the next one is due, and that arms the timer again.
+    and by callers who want messages. Its answer says when the next one is due, and that arms the timer again. Until then
+    whoever comes need not ask. Where several clients wait for one moment, they take turns: see :mod:`delayq._scheduling.turns`.
+
+    Attributes:
+        turns: Ours.
+        client: Names us in notices.
+        knows: Whether all that was due is handed out, and we shall be woken for what comes next.
     """
 
-    def __init__(self, name: str, once: Callable[[], Awaitable[int]], services: Services) -> None:
+    def __init__(self, name: str, once: Callable[[], Awaitable[int]], services: Services, wanted: Callable[[], bool]) -> None:
         """Args:
         name: The queue, for the log.
-        once: One call. Returns when the next one is due, as :meth:`next_due` takes it.
+        once: One call. Returns when the next one is due, as :meth:`next_due` takes it; :data:`NOT_ASKED` if it made none.
+        wanted: Whether anybody here wants what comes due.
         """
         self._name = name
         self._once = once
+        self._wanted = wanted
         self._clock = services.clock
         self._background = services.background
         self._retry_most = services.retry_most
@@ -46,8 +62,17 @@ class Pushes:
         # The push that is asked for: for what is due at this moment, us; inf for whatever there is; None for none.
         self._asked: float | None = None
         self._settled_through = 0
+        self._found = False
         self._failures = 0
         self._closed = False
+        self.turns: Turns = Turns(random.random)
+        self.client: str = secrets.token_hex(4)
+        self.knows: bool = False
+
+    def wanted(self) -> None:
+        """Somebody here wants what comes due: call, unless we know that there is nothing yet."""
+        if not self.knows:
+            self.push()
 
     def push(self, due_us: float = math.inf) -> None:
         """Call, now, or right after the call that is on its way."""
@@ -61,9 +86,9 @@ class Pushes:
         """Somebody says that a message is due at ``due_us`` by the server's clock."""
         if due_us < self._settled_through:
             return
-        wait = self._clock.seconds_until(due_us)
+        wait = self._clock.seconds_until(due_us) + self.turns.stagger(wanted=self._wanted())
         if wait > 0:
-            self._wake_in(wait)
+            self._wake_in(wait, due_us)
         else:
             self.push(due_us)
 
@@ -72,11 +97,39 @@ class Pushes:
         if due_us == 0:
             self.push()
         elif due_us > 0:
-            self._wake_in(self._clock.seconds_until(due_us))
+            self._wake_in(self._clock.seconds_until(due_us) + self.turns.stagger(wanted=self._wanted()), due_us)
 
     def settled(self, through_us: int) -> None:
         """Nothing that is due before this moment is left: whoever still announces such a message is late."""
-        self._settled_through = through_us
+        self._settled_through = max(self._settled_through, through_us)
+
+    def found(self, listeners: int) -> None:
+        """Our call has found something. So many clients heard its notice; 0: it gave none."""
+        self._found = True
+        self.turns.won()
+        if listeners:
+            self.turns.given(listeners, self._clock.local())
+
+    def signature(self) -> str:
+        """What the next call tells the script of us: to be published if it finds something; empty for no notice."""
+        return signature(self.client, wanted=self._wanted()) if self.turns.gives_notice(self._clock.local()) else ""
+
+    def noticed(self, notice: Notice) -> None:
+        """Somebody was first."""
+        if notice.client == self.client:
+            return
+        self.settled(notice.through_us)
+        held = self._last_timeout.held
+        after = 0.0
+        if held is not None and held.due_us <= notice.through_us:
+            after = max(0.0, -self._clock.seconds_from_now(held.due_us))
+            self._last_timeout.disarm()
+        self.turns.heard(notice, after, wanted=self._wanted())
+        self.next_due(notice.next_us)
+
+    def forget(self) -> None:
+        """What we know may be out of date."""
+        self.knows = False
 
     async def idle(self, within: float) -> None:
         """Wait until no call is on its way, ``within`` seconds at most."""
@@ -102,7 +155,10 @@ class Pushes:
                 asked, self._asked = self._asked, None
                 if asked < self._settled_through:
                     continue
+                self._found = False
                 self._act_on(await self._try_once())
+                if not self._found and asked != math.inf:
+                    self.turns.found_nothing()
         finally:
             self._task = None
 
@@ -116,13 +172,14 @@ class Pushes:
             return None
 
     def _act_on(self, due_us: int | None) -> None:
+        self.knows = due_us is not None and (due_us > 0 or due_us == -1)
         if due_us is None:
             self._wake_in(retry_delay(self._failures, most=self._retry_most))
         else:
             self._failures = 0
             self.next_due(due_us)
 
-    def _wake_in(self, seconds: float) -> None:
+    def _wake_in(self, seconds: float, due_us: float = math.inf) -> None:
         # Unless it is to push earlier anyhow.
         if not self._closed:
-            self._last_timeout.arm(seconds)
+            self._last_timeout.arm(seconds, due_us)

@@ -42,7 +42,13 @@ class ReadyWatch:
         self._retry_most = services.retry_most
         self._task: asyncio.Task[Any] | None = None
         self._missing = asyncio.Event()
+        self._blocked = False
         self._linger: Timeout | None = None
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether something that comes onto the list will be noticed. What was there before may not be."""
+        return self._blocked
 
     def start(self) -> None:
         """Somebody waits, and the list is empty: watch it."""
@@ -78,6 +84,11 @@ class ReadyWatch:
         while True:
             await self._missing.wait()
             await link.send("BLMOVE", self._keys.ready, self._keys.ready, "LEFT", "LEFT", 0)
-            if await link.read() is not None:
+            self._blocked = True
+            try:
+                found = await link.read()
+            finally:
+                self._blocked = False
+            if found is not None:
                 self._missing.clear()
                 self._found()

@@ -11,6 +11,7 @@ from delayq._scheduling.push import due_us
 from delayq._scheduling.server_clock import ServerClock
 from delayq._scheduling.services import Services
 from delayq._scheduling.subscriber import Subscriber
+from delayq._scheduling.turns import parse
 from delayq.errors import ServerError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from delayq._background import Background
     from delayq._redis.connections import Connections
     from delayq._redis.server import Server
+    from delayq._scheduling.turns import Notice
     from delayq.timer import HashedWheelTimer
 
 _log = logging.getLogger("delayq")
@@ -38,8 +40,8 @@ class OpenQueue(Protocol):
         ...
 
     @property
-    def channel(self) -> str:
-        """Where its notifications come."""
+    def channels(self) -> tuple[str, ...]:
+        """Where its notifications come. No other queue has the first."""
         ...
 
     @property
@@ -57,6 +59,10 @@ class OpenQueue(Protocol):
 
     def heard(self, moment: int) -> None:
         """A notification came: a message is due at ``moment``."""
+        ...
+
+    def noticed(self, notice: Notice) -> None:
+        """A notice came: another client was first."""
         ...
 
     def push(self) -> None:
@@ -100,7 +106,7 @@ class Scheduler:
     @property
     def queues(self) -> list[OpenQueue]:
         """The open queues."""
-        return list(self._queues.values())
+        return list(dict.fromkeys(self._queues.values()))
 
     def open(self, channel: str, make: Callable[[Services], Q]) -> Q:
         """Open the queue whose notifications come on ``channel``, or find it open."""
@@ -108,8 +114,9 @@ class Scheduler:
         if queue is not None:
             return queue  # type: ignore[return-value]  # each kind of queue has channels of its own
         made = make(self.services)
-        self._queues[channel] = made
-        self.subscriber.add(channel)
+        for each in made.channels:
+            self._queues[each] = made
+            self.subscriber.add(each)
         if self._resync is None:
             self._resync = self.services.background.spawn(self._run(), "resync")
         return made
@@ -118,8 +125,9 @@ class Scheduler:
         """Close a queue: what is on its way has ``grace`` seconds. Closing twice does nothing."""
         if not queue.closed:
             queue.closed = True
-            del self._queues[queue.channel]
-            self.subscriber.remove(queue.channel)
+            for channel in queue.channels:
+                del self._queues[channel]
+                self.subscriber.remove(channel)
             await queue.aclose(grace)
 
     async def run_once(self) -> None:
@@ -129,12 +137,10 @@ class Scheduler:
             ServerError: The server could not be asked.
         """
         looked_at = [(queue, keys) for queue in self.queues if (keys := queue.resync_keys())]
-        for at in range(0, len(looked_at), _AT_A_TIME):
-            some = looked_at[at : at + _AT_A_TIME]
-            asked_at = self.services.clock.local()
-            now, *facts = await self.services.server.run(
-                RESYNC, [key for _, keys in some for key in keys], [queue.kind for queue, _ in some]
-            )
+        parts = [looked_at[at : at + _AT_A_TIME] for at in range(0, len(looked_at), _AT_A_TIME)]
+        calls = [([key for _, keys in some for key in keys], [queue.kind for queue, _ in some]) for some in parts]
+        asked_at = self.services.clock.local()
+        for some, (now, *facts) in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
             self.services.clock.observe(now, asked_at)
             for (queue, _), wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
                 queue.resynced(due_us(now, wait_us), ready)
@@ -154,7 +160,7 @@ class Scheduler:
                 self.services.connections.prune()
             except ServerError as error:
                 if not failing:
-                    _log.warning("the re-check of %d queues failed: %s", len(self._queues), error)
+                    _log.warning("the re-check of %d queues failed: %s", len(self.queues), error)
                 failing = True
                 # A call that could not be sent has been tried for a while itself; one that was refused comes back at once.
                 await asyncio.sleep(min(1.0, self.services.retry_most))
@@ -165,6 +171,9 @@ class Scheduler:
     def _heard(self, channel: str, content: bytes) -> None:
         queue = self._queues.get(channel)
         if queue is None:
+            return
+        if (notice := parse(content)) is not None:
+            queue.noticed(notice)
             return
         try:
             moment = int(content)

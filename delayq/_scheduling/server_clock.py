@@ -38,7 +38,11 @@ class ServerClock:
 
     def seconds_until(self, due_us: int) -> float:
         """How long until the server's clock shows ``due_us``; 0 if that has passed, or if it never answered."""
+        return max(0.0, self.seconds_from_now(due_us))
+
+    def seconds_from_now(self, due_us: float) -> float:
+        """The same; negative if it has passed."""
         if self._offset is None:
             return 0.0
         now = self.local()
-        return max(0.0, due_us / 1_000_000 - self._offset + _DRIFT * (now - self._seen_at) - now)
+        return due_us / 1_000_000 - self._offset + _DRIFT * (now - self._seen_at) - now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from delayq._redis.group_commit import GroupCommit, Request
@@ -9,7 +10,6 @@ from delayq._redis.reliable_scripts import ACK, BURY, EXTEND, NACK, RELEASE
 from delayq.errors import LeaseLost, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Sequence
 
     from delayq._redis.keys import ReliableKeys
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from delayq._scheduling.server_clock import ServerClock
     from delayq._scheduling.services import Services
 
+_log = logging.getLogger("delayq")
+
 _AT_A_TIME = 200
-# See leases.py: so much of a lease must be left for us to know that a repeated call found nothing because it had been
+# So many acknowledgements may be on their way for which nobody waits.
+_MOST_UNANSWERED = 2 * _AT_A_TIME
+# So much of a lease must be left for us to know that a repeated call found nothing because it had been
 # carried out, seconds.
 _SURELY = 1.0
 LOST = "the lease has ended: another worker may have the message"
@@ -44,7 +48,22 @@ class Settling:
             max_items=_AT_A_TIME,
             max_bytes=_AT_A_TIME,
             final=True,
+            unattended=self._heed,
         )
+
+    @property
+    def unanswered(self) -> int:
+        """How many acknowledgements are on their way."""
+        return self._acks.unanswered
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so many are that whoever has another one waits for it."""
+        return self._acks.unanswered >= _MOST_UNANSWERED
+
+    async def flush(self) -> None:
+        """Wait for the answers to all acknowledgements that were sent before now."""
+        await self._acks.flush()
 
     async def ack(self, claim: Claim) -> None:
         """The message is handled.
@@ -57,9 +76,9 @@ class Settling:
         if (done := await self._acks.submit(claim, 1)) is not True:
             _demand(done)
 
-    def ack_later(self, claim: Claim) -> asyncio.Future[bool | OutcomeUnknown]:
-        """The same, for who does not wait. Do not cancel what this returns: whether the lease was still ours."""
-        return self._acks.submit(claim, 1)
+    def ack_unattended(self, claim: Claim) -> None:
+        """The same, for who does not wait: what goes wrong is logged. Raises :class:`Closed` only."""
+        self._acks.submit_unattended(claim, 1)
 
     async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
         """The message is due again after a delay. Raises as :meth:`ack`."""
@@ -92,6 +111,7 @@ class Settling:
             for claim, mine in zip(some, ours, strict=True):
                 if mine:
                     claim.ends_us = now + lease_us
+                    claim.fresh_until = fresh_until(self._clock, claim.ends_us, self._policy)
                 held.append(bool(mine))
         return held
 
@@ -99,16 +119,32 @@ class Settling:
         """Take nothing more. What is on its way has ``grace`` seconds."""
         await self._acks.aclose(grace)
 
-    def _acks_of(self, claims: Sequence[Claim]) -> Request:
+    def _acks_of(self, claims: Sequence[Claim], _lane: int) -> Request:
         args: list[Part] = [self._policy.remember_us]
         for claim in claims:
             args += claim.name
         return Request(ACK, (*self._keys.messages, self._keys.done), args)
 
+    def _heed(self, claim: Claim, outcome: bool | OutcomeUnknown | BaseException) -> None:
+        if outcome is True:
+            return
+        name = claim.id.decode(errors="replace")
+        if outcome is False:
+            _log.warning(
+                "queue %r: the lease of message %r was lost: what its handler did may be done again", self._keys.name, name
+            )
+        else:
+            _log.warning("queue %r: message %r is handled, but may come again: %s", self._keys.name, name, outcome)
+
     async def _settle(
         self, request: Request, claims: Sequence[Claim], lost: OutcomeUnknown | None = None
     ) -> list[bool | OutcomeUnknown]:
         return await settle(self._server, self._clock, request, [claim.ends_us for claim in claims], lost)
+
+
+def fresh_until(clock: ServerClock, ends_us: int, policy: Policy) -> float:
+    """Until when at least half of a lease is left that ends at ``ends_us``: seconds on the local clock."""
+    return clock.local() + clock.seconds_until(ends_us) - policy.lease_us / 2_000_000
 
 
 async def settle(

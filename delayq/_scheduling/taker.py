@@ -6,11 +6,12 @@ import asyncio
 import logging
 import secrets
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from delayq._redis.group_commit import own_copy
 from delayq._redis.retry import retry_delay
-from delayq._scheduling.prefetch import next_batch
+from delayq._scheduling.prefetch import fetches_more, next_batch
 from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ Item = TypeVar("Item")
 Taken = tuple[int, Item]
 """An item with its place in the order of taking, so that what is given back keeps that order."""
 
+# The fetching task, and the one that makes the call, take so many turns of the event loop to start.
+_TURNS_TO_LEAVE = 2
 # How long a caller who does not want to wait for messages waits for the server, seconds.
 ANSWER_WITHIN = 5.0
 
@@ -63,12 +66,14 @@ class Taker(Generic[Item]):
         services: Services,
         *,
         push: Callable[[], None],
+        wanted: Callable[[], None],
         idle: Callable[[], None],
         put_back: Callable[[Sequence[Item], str], Awaitable[None]],
     ) -> None:
         """Args:
         queue: Its name, for the log.
-        push: Asks for an attempt to take; it ends in :meth:`begin` and then :meth:`end` or :meth:`fail`.
+        push: Asks for an attempt to take; it begins with :meth:`begin` and ends with :meth:`end` or :meth:`fail`.
+        wanted: The same for who can wait: not needed where it is known that there is nothing yet.
         idle: Called when the last one who waited for messages to come has left.
         put_back: Brings items back to the server. A repetition has the same token as the first try.
         """
@@ -76,6 +81,7 @@ class Taker(Generic[Item]):
         self._timer = services.timer
         self._background = services.background
         self._push = push
+        self._wanted = wanted
         self._idle = idle
         self._put_back = put_back
         self._patient = 0
@@ -85,6 +91,7 @@ class Taker(Generic[Item]):
         self._returned: list[Taken[Item]] = []
         self._returning: asyncio.Task[Any] | None = None
         self._attempts = 0
+        self._attempt: asyncio.Future[None] | None = None
         self._taken = 0
         self._closed = False
 
@@ -108,7 +115,10 @@ class Taker(Generic[Item]):
         waiter: _Waiter[Item] = _Waiter(asyncio.get_running_loop().create_future(), want, once=once, joined=self._attempts)
         self._waiters[waiter] = None
         self._patient += not once
-        self._push()
+        if once:
+            self._push()
+        else:
+            self._wanted()
         limit = None
         if timeout is not None:
             limit = self._timer.new_timeout(lambda _: self._expired(waiter), ANSWER_WITHIN if once else timeout)
@@ -129,9 +139,17 @@ class Taker(Generic[Item]):
         return sum(waiter.want for waiter in self._waiters if not waiter.future.done())
 
     def begin(self) -> int:
-        """An attempt starts: how many items to take."""
+        """An attempt starts: how many items to take. It is followed by :meth:`over`."""
         self._attempts += 1
+        if self._attempt is None:
+            self._attempt = asyncio.get_running_loop().create_future()
         return self.wanted
+
+    def over(self) -> None:
+        """The attempt is over, however it went."""
+        if self._attempt is not None:
+            self._attempt.set_result(None)
+            self._attempt = None
 
     def end(self, items: Iterable[Item], *, more: bool = False) -> None:
         """The attempt has ended with these. If there is ``more`` to come at once, callers need not share."""
@@ -168,24 +186,57 @@ class Taker(Generic[Item]):
     async def batches(self) -> AsyncGenerator[deque[Taken[Item]], None]:
         """Take without end: batches of one to 100, as many as the reader handles in a moment. Ends when the queue closes.
 
+        Where batches are large and come back full, the next one is fetched while one is handled.
+
         The reader empties each batch. What it leaves in it when it goes, or when the queue closes, goes back.
         """
         loop = asyncio.get_running_loop()
         ahead: deque[Taken[Item]] = deque()
-        self._buffers[id(ahead)] = ahead
+        following: deque[Taken[Item]] = deque()
+        for buffer in (ahead, following):
+            self._buffers[id(buffer)] = buffer
+        fetching: asyncio.Task[None] | None = None
         batch = 1
         try:
             while True:
-                try:
-                    ahead.extend(await self.get(batch, None))
-                except Closed:
-                    return
+                if fetching is not None:
+                    await fetching
+                    fetching = None
+                    ahead.extend(following)
+                    following.clear()
+                if not ahead:
+                    try:
+                        ahead.extend(await self.get(batch, None))
+                    except Closed:
+                        return
                 count, started = len(ahead), loop.time()
+                if fetches_more(batch, count):
+                    # While these are handled: neither we nor the server need wait for the other.
+                    fetching = await self._start_fetching(following, batch)
                 yield ahead
                 batch = next_batch(batch, count, loop.time() - started)
         finally:
-            if self._buffers.pop(id(ahead), None) is not None:
-                self.give_back(ahead)
+            if fetching is not None:
+                fetching.cancel()
+            for buffer in (ahead, following):
+                if self._buffers.pop(id(buffer), None) is not None:
+                    self.give_back(buffer)
+
+    async def _start_fetching(self, into: deque[Taken[Item]], want: int) -> asyncio.Task[None]:
+        task = self._background.spawn(self._fetch(into, want), "fetch")
+        try:
+            # A reader who never waits would keep the call from leaving.
+            for _ in range(_TURNS_TO_LEAVE):
+                await asyncio.sleep(0)
+        except BaseException:
+            task.cancel()
+            raise
+        return task
+
+    async def _fetch(self, into: deque[Taken[Item]], want: int) -> None:
+        # What cannot be had now, the reader asks for again.
+        with suppress(DelayqError):
+            into.extend(await self.get(want, 0))
 
     def close(self) -> None:
         """End every waiting call. What was taken and not handed to anybody goes back."""
@@ -252,6 +303,9 @@ class Taker(Generic[Item]):
         try:
             while self._returned:
                 if not batch:
+                    if self._attempt is not None:
+                        # What it brings comes behind these, so it has to go back with them.
+                        await asyncio.wait({self._attempt})
                     batch, token = sorted(self._returned), secrets.token_hex(8)
                 try:
                     await self._put_back([item for _, item in batch], token)

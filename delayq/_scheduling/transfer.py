@@ -50,7 +50,7 @@ class TransferTask:
         self._services = services
         self._server = services.server
         self._clock = services.clock
-        self.pushes: Pushes = Pushes(keys.name, self.run_once, services)
+        self.pushes: Pushes = Pushes(keys.name, self.run_once, services, lambda: self.waiting)
         self._watch = ReadyWatch(keys, services, self.pushes.push)
         self.leases: Leases = Leases(keys, services, self.announced, listed=listed)
         self.taker: Taker[bytes] = self._new_taker(self._put_back)
@@ -62,6 +62,8 @@ class TransferTask:
         self._calls = itertools.count()
         # The last call that had something for those who take for good (0), or under a lease of so long.
         self._served: dict[int, int] = {}
+        # Whether the ready list was empty when we last looked.
+        self._emptied = False
         self.quarantined: int = 0
         self.returned: int = 0
 
@@ -104,6 +106,9 @@ class TransferTask:
             for _, taker in takers:
                 taker.fail(error)
             raise
+        finally:
+            for _, taker in takers:
+                taker.over()
         due = 0 if 0 in dues else dues[-1]
         if due and self.waiting:
             self._watch.start()
@@ -115,15 +120,15 @@ class TransferTask:
         taken_key = keys.taken(call)
 
         def confirm(answer: Any) -> tuple[str, ...] | None:
-            return ("UNLINK", taken_key) if answer[5] and not lease_us else None
+            return ("UNLINK", taken_key) if answer[-1] and not lease_us else None
 
         take = min(taker.begin(), BATCH)
         asked_at = self._clock.local()
         try:
-            now, wait, moved, poison, returned, payloads = await self._server.run_once(
+            now, wait, moved, poison, returned, left, listeners, payloads = await self._server.run_once(
                 TRANSFER,
-                (keys.ready, keys.timeout, keys.ordered, keys.quarantine, taken_key, keys.leases, keys.leased),
-                (BATCH, take, KEEP_MS, lease_us, call),
+                (keys.ready, keys.timeout, keys.ordered, keys.quarantine, taken_key, keys.leases, keys.leased, keys.turns),
+                (BATCH, take, KEEP_MS, lease_us, call, self.pushes.signature()),
                 confirm,
             )
         except OutcomeUnknown:
@@ -147,9 +152,10 @@ class TransferTask:
             taker.end(Lease(token(call, place), payload, ends_ms) for place, payload in enumerate(payloads, 1))
         else:
             taker.end(payloads)
-        if take and len(payloads) == take and taker.waiting:
-            return 0  # there may be more
-        return due_us(now, wait)
+        self._emptied = not left
+        if moved:
+            self.pushes.found(listeners)
+        return 0 if left and taker.waiting else due_us(now, wait)
 
     async def _recover(self) -> None:
         """Settle what the last call handed out, if its answer was lost, so that it reaches somebody after all."""
@@ -185,7 +191,21 @@ class TransferTask:
             self._watch.idle()
 
     def _new_taker(self, put_back: Callable[[Sequence[Any], str], Awaitable[None]]) -> Taker[Any]:
-        return Taker(self.keys.name, self._services, push=self.pushes.push, idle=self._idle, put_back=put_back)
+        return Taker(
+            self.keys.name,
+            self._services,
+            push=self.pushes.push,
+            wanted=self._wanted,
+            idle=self._idle,
+            put_back=put_back,
+        )
+
+    def _wanted(self) -> None:
+        """Somebody waits. There is nothing to ask where the ready list was empty, and is watched since."""
+        if self._emptied and self._watch.is_watching and self.pushes.knows:
+            self._watch.start()
+        else:
+            self.pushes.push()
 
     async def _put_back(self, payloads: Sequence[bytes], call: str) -> None:
         marker = self.keys.marker(call)

@@ -24,7 +24,11 @@ for _, kind in ipairs(ARGV) do
     at = at + 1
     ready = redis.pcall('LLEN', KEYS[at])
   else
-    for _ = 1, 10 do wait = sooner(wait, next_wait(1)) end
+    -- Most queues use the first priority only: one look tells.
+    local others = redis.call('EXISTS', unpack(KEYS, at + 2, at + 10)) > 0
+    wait = next_wait(1)
+    for _ = 1, others and 9 or 0 do wait = sooner(wait, next_wait(1)) end
+    if not others then at = at + 9 end
   end
   reply[#reply + 1] = wait
   reply[#reply + 1] = type(ready) == 'number' and ready or 0

@@ -179,7 +179,7 @@ async def _keys_of(target: Target) -> list[Keys]:
     found: dict[str, Keys] = {}
     for queue in session.scheduler.queues:
         if isinstance(queue, OpenDelayedQueue | OpenReliableQueue):
-            found[queue.channel] = queue.keys
+            found[queue.channels[0]] = queue.keys
     if target in _private:
         for keys in _named_by([key async for key in _scan(session.server)]):
             found.setdefault(keys.channel if isinstance(keys, DelayedKeys) else keys.wake, keys)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections import deque
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
     from types import TracebackType
 
-    from delayq.errors import OutcomeUnknown
     from delayq.worker._listener import Listener
     from delayq.worker._signatures import Dependency
     from delayq.worker._threads import Threads
@@ -60,22 +58,13 @@ class Handling:
         self._makers = makers
         self._made = made
         self._threads = threads
-        # The acknowledgements on their way, in the order in which they will arrive.
-        self._unacked: deque[tuple[asyncio.Future[bool | OutcomeUnknown], Message[Any]]] = deque()
         handler = listener.handler
         self._is_bare = inspect.iscoroutinefunction(handler) and not (middleware or listener.plan.injected)
-        self._awaited = False
         # How far handling may be ahead of the acknowledgements.
         self._most_unacked = 2 * listener.concurrency
 
-    @property
-    def unacked(self) -> set[asyncio.Future[Any]]:
-        """The acknowledgements on their way."""
-        return {answer for answer, _ in self._unacked if not answer.done()}
-
     async def handle(self, message: Message[Any]) -> None:
         """Handle it and settle it. Raises nothing but what ends the task: cancellation, and ``KeyboardInterrupt``."""
-        answer: asyncio.Future[bool | OutcomeUnknown] | None = None
         try:
             async with message:
                 try:
@@ -89,20 +78,15 @@ class Handling:
                 if failure is not None:
                     await self._failed(message, failure)
                 elif not message._settled or message._lost:  # noqa: SLF001 - a handler may settle its message itself
-                    answer = message._ack_later()  # noqa: SLF001 - the next message need not wait for it
+                    # The next message need not wait for it, unless too many do so.
+                    if message._origin.queue.settling.unanswered < self._most_unacked:  # noqa: SLF001 - one library
+                        message._ack_unattended()  # noqa: SLF001
+                    else:
+                        await message.ack()
         except LeaseLost:
             _log.warning(_LOST, *self._of(message))
         except DelayqError as error:
             _log.warning("queue %r: message %r could not be settled and will come again: %s", *self._of(message), error)
-        if answer is not None:
-            self._unacked.append((answer, message))
-            if not self._awaited:
-                self._awaited = True
-                answer.add_done_callback(self._arrived)
-            if len(self._unacked) > self._most_unacked:
-                self._look_at_answers()
-                if len(self._unacked) > self._most_unacked:
-                    await asyncio.wait((answer,))
 
     async def _run(self, message: Message[Any], value: Any) -> BaseException | None:
         """Run what there is to run. Returns the error with which it ended, if it did."""
@@ -179,22 +163,6 @@ class Handling:
             await message.nack(what.delay.delay, what.delay.reason if said else error)
         else:
             await message.nack(None if what.backoff is None else what.backoff.delay(message.attempt), error)
-
-    def _arrived(self, _: object) -> None:
-        self._look_at_answers()
-        self._awaited = bool(self._unacked)
-        if self._unacked:
-            # One callback for all that travel together: one for each would cost as much as all the rest of an acknowledgement.
-            self._unacked[-1][0].add_done_callback(self._arrived)
-
-    def _look_at_answers(self) -> None:
-        while self._unacked and self._unacked[0][0].done():
-            answer, message = self._unacked.popleft()
-            outcome = answer.exception() or answer.result()
-            if outcome is False:
-                _log.warning(_LOST, *self._of(message))
-            elif outcome is not True:
-                _log.warning("queue %r: message %r is handled, but may come again: %s", *self._of(message), outcome)
 
     def _of(self, message: Message[Any]) -> tuple[str, str]:
         return self._queue, message.id

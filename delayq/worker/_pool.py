@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from delayq._redis.retry import retry_delay
 from delayq.errors import Closed, ServerError
@@ -124,8 +125,11 @@ class Pool:
         until = self._time() + within
         hurried = asyncio.ensure_future(hurry.wait())
         try:
-            while (pending := self._pending()) and not hurried.done() and (left := until - self._time()) > 0:
-                await asyncio.wait({*pending, hurried}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            while self._workers and not hurried.done() and (left := until - self._time()) > 0:
+                await asyncio.wait({*self._workers, hurried}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            flushed = asyncio.ensure_future(self._flush())
+            await asyncio.wait({flushed, hurried}, timeout=max(0.0, until - self._time()), return_when=asyncio.FIRST_COMPLETED)
+            flushed.cancel()
         finally:
             hurried.cancel()
 
@@ -136,14 +140,17 @@ class Pool:
         for _ in range(2):
             for worker in self._workers:
                 worker.cancel()
-            if pending := self._pending():
-                await asyncio.wait(pending, timeout=_HAND_BACK_WITHIN)
+            if self._workers:
+                await asyncio.wait(self._workers, timeout=_HAND_BACK_WITHIN)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_HAND_BACK_WITHIN):
+                await self._flush()
         if self._workers:
             _log.error("%d handlers do not end although they were cancelled: they are left behind", len(self._workers))
         await asyncio.gather(*(lane.source.quiet(_HAND_BACK_WITHIN / 2) for lane in self._lanes))
 
-    def _pending(self) -> set[asyncio.Future[Any]]:
-        return {*self._workers, *(answer for lane in self._lanes for answer in lane.handling.unacked)}
+    async def _flush(self) -> None:
+        await asyncio.gather(*(lane.source.flush() for lane in self._lanes))
 
     # Claiming
 
@@ -237,7 +244,7 @@ class Pool:
     # In a burst
 
     def _at_work(self) -> bool:
-        return bool(self.running or any(lane.buffer or lane.handling.unacked for lane in self._lanes))
+        return bool(self.running or any(lane.buffer or lane.source.unanswered for lane in self._lanes))
 
     def _stop_if_done(self) -> None:
         # Whatever ended after a lane was found empty may have offered something to it.

@@ -21,6 +21,7 @@ class Source:
         self._queue = queue
         self._claims = queue._open.claims
         self._recurrence = queue._open.recurrence
+        self._settling = queue._open.settling
 
     @property
     def name(self) -> str:
@@ -45,6 +46,15 @@ class Source:
     async def quiet(self, within: float) -> None:
         """Wait until what was given back is on the server, ``within`` seconds at most."""
         await self._claims.quiet(within)
+
+    @property
+    def unanswered(self) -> int:
+        """How many acknowledgements are on their way."""
+        return self._settling.unanswered
+
+    async def flush(self) -> None:
+        """Wait for the answers to all acknowledgements that were sent before now."""
+        await self._settling.flush()
 
     def message(self, claim: Claim) -> Message[Any]:
         return self._queue._leased(claim)

@@ -134,9 +134,9 @@ async def test_what_comes_back_is_taken_before_what_has_just_come_due(raw: Any) 
     await raw.zadd(keys.leases, {"t:001": 1, "t:002": 2})
     await raw.hset(keys.leased, mapping={"t:001": b"1", "t:002": b"2"})
     await raw.zadd(keys.timeout, {pack(b"ABCDEFGH", b"3", 8): 3})
-    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, "taken", keys.leases, keys.leased)
-    reply = await raw.eval(TRANSFER.text, len(names), *names, 100, 2, 1000, 0, "call")
-    assert reply[2:] == [1, 0, 2, [b"1", b"2"]]
+    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, "taken", keys.leases, keys.leased, keys.turns)
+    reply = await raw.eval(TRANSFER.text, len(names), *names, 100, 2, 1000, 0, "call", "")
+    assert reply[2:] == [1, 0, 2, 1, 0, [b"1", b"2"]]
     assert await raw.lrange("orders", 0, -1) == [b"3"]
 
 
@@ -250,7 +250,7 @@ async def test_acks_of_concurrent_handlers_share_a_call(queue: DelayedQueue[int]
     held = await hold(queue, 100)
     faults.calls.clear()
     await asyncio.gather(*(delivery.ack() for delivery in held))
-    assert faults.calls.count(ACK.name) <= 2
+    assert faults.calls.count(ACK.name) <= 3
 
 
 async def test_what_the_codec_cannot_read_goes_to_quarantine(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delayq import Client, DelayedQueue
+    from delayq._redis.wire import Wire
     from tests.servers import PrivateServer
 
 
@@ -31,17 +32,20 @@ class Faults:
         self.plan: Callable[[str, int], str | None] = lambda _name, _n: None
         attempt, run_soon = Server._attempt, Server.run_soon
 
-        def faulty_soon(server: Server, script: Script, keys: Any, args: Any, told: Callable[[Any], object]) -> bool:
+        def faulty_soon(
+            server: Server, script: Script, keys: Any, args: Any, told: Callable[[Any], object], beside: Wire | None = None
+        ) -> Wire | None:
             self.calls.append(script.name)
             fault = self.plan(script.name, self.calls.count(script.name))
             if fault == "unsent":
                 asyncio.get_running_loop().call_soon(told, ServerUnavailable("planned"))
-                return True
-            if run_soon(server, script, keys, args, (lambda _: told(OutcomeUnknown("planned"))) if fault == "lost" else told):
-                return True
-            # Made by another way, which counts it again.
-            self.calls.pop()
-            return False
+                return beside or next(iter((*server._connections._free, *server._connections._used)))
+            lost: Callable[[Any], object] = lambda _: told(OutcomeUnknown("planned"))
+            wire = run_soon(server, script, keys, args, lost if fault == "lost" else told, beside)
+            if wire is None:
+                # Made by another way, which counts it again.
+                self.calls.pop()
+            return wire
 
         async def faulty(server: Server, command: Any, script: Script | None, confirm: Any = None) -> Any:
             name = script.name if script else command[0]
@@ -102,12 +106,12 @@ async def test_a_call_that_was_given_up_hands_nothing_out_when_it_arrives_late(
     keys = queue._keys
     internal = queue._server
     taken = keys.taken("late")
-    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, taken, keys.leases, keys.leased)
-    arguments = (names, (100, 5, 60_000, 0, "late"))
+    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, taken, keys.leases, keys.leased, keys.turns)
+    arguments = (names, (100, 5, 60_000, 0, "late", ""))
     async with Redis.from_url(server.url) as raw:
         await raw.rpush("orders", 1, 2)
         assert await internal.run(RECOVER, (taken,), (60_000,)) == []
-        assert (await internal.run(TRANSFER, *arguments))[5] == []
+        assert (await internal.run(TRANSFER, *arguments))[-1] == []
         assert await queue.drain() == [1, 2]
         assert await internal.run(RECOVER, (taken,), (60_000,)) == []
 

@@ -211,7 +211,7 @@ async def test_a_call_that_arrives_after_later_ones_stores_nothing(
     for n in range(2):
         await jobs.offer(n, HOUR)
     keys = jobs._keys
-    names = (*keys.messages, keys.wake, keys.done, jobs._open._call_key)
+    names = (*keys.messages, keys.wake, keys.done, jobs._open._call_keys[0])
     message = ("late", 0, 0, 0, "raise", b"\n1")
     with pytest.raises(delayq.ServerRefused, match="LATE"):
         await jobs._server.run(OFFER, names, (1, 0, *message))
@@ -439,7 +439,7 @@ async def test_acks_of_concurrent_handlers_share_a_call_that_may_fail(
     held = await jobs.claim(100)
     faults.plan = lambda name, n: fault if name == ACK.name and n == 1 else None
     await asyncio.gather(*(message.ack() for message in held))
-    assert faults.calls.count(ACK.name) <= 3
+    assert faults.calls.count(ACK.name) <= 6
     assert (await store.look()).bodies == {}
 
 

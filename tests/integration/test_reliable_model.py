@@ -277,6 +277,8 @@ class ReliableMachine(RuleBasedStateMachine):
 
         async def loop() -> list[Message[int]]:
             taken: list[Message[int]] = []
+            # Time has passed behind its back, and nobody has told it.
+            self.queue._open.claims.pushes.forget()
             async with aclosing(self.queue.__aiter__()) as messages:  # type: ignore[type-var]
                 if expected:
                     async for message in messages:

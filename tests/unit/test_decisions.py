@@ -74,7 +74,7 @@ class TestLastTimeout:
     @pytest.fixture
     def last(self, loop: ManualLoop, fired: list[float]) -> LastTimeout:
         timer = HashedWheelTimer(0.001, clock=loop.time, loop=loop)
-        return LastTimeout(timer, loop.time, lambda: fired.append(loop.time()))
+        return LastTimeout(timer, loop.time, lambda _: fired.append(loop.time()))
 
     def test_only_an_earlier_one_replaces_what_is_armed(self) -> None:
         assert gives_way(None, 5)

@@ -31,11 +31,13 @@ class Store:
         self.answer: asyncio.Queue[Exception | None] = asyncio.Queue()
         self.busy = False
         self.repeated: list[tuple[list[int], OutcomeUnknown | None]] = []
+        self.sent_beside: list[object] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def run_soon(self, _script: Script, _keys: Any, args: Sequence[int], told: Callable[[Any], object]) -> bool:
+    def run_soon(self, _script: Script, _keys: Any, args: Sequence[int], told: Callable[[Any], object], beside: object) -> object:
         if self.busy:
-            return False
+            return None
+        self.sent_beside.append(beside)
         self.batches.append(list(args))
 
         async def reply() -> None:
@@ -43,7 +45,7 @@ class Store:
 
         self._tasks.add(task := asyncio.create_task(reply()))
         task.add_done_callback(self._tasks.discard)
-        return True
+        return f"wire of {args[0]}"
 
     async def repeat(self, request: Request, items: Sequence[int], lost: OutcomeUnknown | None) -> list[int]:
         assert request.args == list(items)
@@ -52,15 +54,16 @@ class Store:
             raise error
         return [item * 100 for item in items]
 
-    def group(self, background: Background, *, final: bool = False) -> GroupCommit[int, int]:
+    def group(self, background: Background, *, final: bool = False, enough: int = 50) -> GroupCommit[int, int]:
         return GroupCommit(
             cast("Server", self),
             background,
-            request=lambda items: Request(SCRIPT, (), list(items)),
+            request=lambda items, lane: Request(SCRIPT, (f"lane {lane}",), list(items)),
             repeat=self.repeat,
             results=lambda _, answer: answer,
             max_items=3,
             max_bytes=100,
+            enough=enough,
             final=final,
         )
 
@@ -192,6 +195,180 @@ async def test_a_caller_who_leaves_too_late_harms_nobody(store: Store, group: Gr
     gone.cancel()
     store.answer.put_nowait(None)
     assert await stays == 20
+
+
+async def test_what_nobody_waits_for_leaves_together_and_what_becomes_of_it_is_told(store: Store) -> None:
+    background = Background()
+    told: list[tuple[int, int | BaseException]] = []
+    group = store.group(background)
+    group._unattended = lambda item, outcome: told.append((item, outcome))
+    group._max_items = 6
+    group.submit_unattended(1, 1)
+    group.submit_unattended(2, 1)
+    assert store.batches == []
+    await turns()
+    assert store.batches == [[1, 2]]
+    assert group.unanswered == 2
+    store.answer.put_nowait(None)
+    await group.flush()
+    assert told == [(1, 10), (2, 20)]
+    assert group.unanswered == 0
+    # Half a batch need not wait for the turn to end.
+    for item in (3, 4, 5):
+        group.submit_unattended(item, 1)
+    assert store.batches[1:] == [[3, 4, 5]]
+    refused = ServerRefused("no")
+    for _ in range(2):
+        store.answer.put_nowait(refused)
+    await group.flush()
+    assert [(item, str(outcome)) for item, outcome in told[2:]] == [(3, "no"), (4, "no"), (5, "no")]
+    await background.aclose()
+
+
+async def test_flushing_waits_for_what_came_before_it_and_not_for_what_comes_after(
+    store: Store, group: GroupCommit[int, int]
+) -> None:
+    await group.flush()
+    first = group.submit(1, 1)
+    second = group.submit(2, 1)
+    flushed = asyncio.create_task(group.flush())
+    await turns()
+    third = group.submit(3, 1)
+    for _ in range(2):
+        store.answer.put_nowait(None)
+        await turns()
+    # The second and the third travel together here.
+    assert flushed.done()
+    assert [await first, await second, await third] == [10, 20, 30]
+    gone = group.submit(4, 1), group.submit(5, 1)
+    gone[1].cancel()
+    flushed = asyncio.create_task(group.flush())
+    store.answer.put_nowait(None)
+    await asyncio.wait_for(flushed, 10)
+
+
+async def test_closing_sends_what_was_to_leave_soon_and_tells_of_what_cannot(store: Store) -> None:
+    background = Background()
+    told: list[str] = []
+    for answer in (True, False):
+        group = store.group(background)
+        group._unattended = lambda _, outcome: told.append(type(outcome).__name__)
+        group.submit_unattended(1, 1)
+        if answer:
+            store.answer.put_nowait(None)
+        await group.aclose(5 if answer else 0.01)
+        await group.flush()
+        with pytest.raises(Closed):
+            group.submit_unattended(2, 1)
+    assert told == ["int", "OutcomeUnknown"]
+    await background.aclose()
+
+
+async def test_where_enough_waits_a_second_call_leaves_behind_the_first_on_the_same_connection(store: Store) -> None:
+    background = Background()
+    group = store.group(background, enough=2)
+    first = group.submit(1, 1)
+    second = group.submit(2, 1)
+    assert store.batches == [[1]]
+    third = group.submit(3, 1)
+    assert store.batches == [[1], [2, 3]]
+    assert store.sent_beside == [None, "wire of 1"]
+    # Two are on their way: more waits, however much it is.
+    rest = group.submit_many((item, 1) for item in (4, 5, 6, 7))
+    assert len(store.batches) == 2
+    for _ in range(4):
+        store.answer.put_nowait(None)
+    assert [await future for future in (first, second, third, *rest)] == [10, 20, 30, 40, 50, 60, 70]
+    assert store.batches == [[1], [2, 3], [4, 5, 6], [7]]
+    await background.aclose()
+
+
+async def test_each_lane_has_one_call_on_its_way(store: Store) -> None:
+    background = Background()
+    group = store.group(background, enough=1)
+    lanes: list[str] = []
+    request = group._request
+
+    def noted(items: Sequence[int], lane: int) -> Request:
+        assert all(call.lane != lane for call in group._calls)
+        lanes.append(f"{items} in {lane}")
+        return request(items, lane)
+
+    group._request = noted
+    futures = group.submit_many((item, 1) for item in range(9))
+    for _ in range(3):
+        store.answer.put_nowait(None)
+    await asyncio.gather(*futures)
+    assert lanes == ["[0, 1, 2] in 0", "[3, 4, 5] in 1", "[6, 7, 8] in 0"]
+    await background.aclose()
+
+
+async def test_while_one_is_repeated_nothing_leaves_and_the_other_gets_its_answer(store: Store) -> None:
+    background = Background()
+    group = store.group(background, enough=1)
+    first, second = group.submit(1, 1), group.submit(2, 1)
+    store.answer.put_nowait(ServerUnavailable("restarting"))
+    store.answer.put_nowait(None)
+    assert await second == 20
+    third = group.submit(3, 1)
+    await turns()
+    assert store.batches == [[1], [2]]
+    assert not first.done()
+    for _ in range(2):
+        store.answer.put_nowait(None)
+    assert await first == 100
+    assert await third == 30
+    await background.aclose()
+
+
+async def test_closing_with_two_on_their_way_tells_both(store: Store) -> None:
+    background = Background()
+    group = store.group(background, enough=1)
+    futures = [group.submit(1, 1), group.submit(2, 1)]
+    await group.aclose(0.01)
+    for outcome in await asyncio.gather(*futures, return_exceptions=True):
+        assert isinstance(outcome, OutcomeUnknown)
+    await background.aclose()
+
+
+async def test_whoever_comes_while_too_much_waits_is_held_up_until_there_is_room(
+    store: Store, group: GroupCommit[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.group_commit._MOST_WAITING", 100)
+    most = 0
+
+    async def caller(item: int) -> int:
+        nonlocal most
+        await group.room()
+        future = group.submit(item, 60)
+        most = max(most, group._waiting_bytes)
+        return await future
+
+    callers = [asyncio.create_task(caller(item)) for item in range(10)]
+    await turns()
+    # One on its way, two waiting: those that come see that it is full.
+    assert group.is_full
+    assert most == 120
+    callers[5].cancel()
+    for _ in range(10):
+        store.answer.put_nowait(None)
+    answers = await asyncio.gather(*callers, return_exceptions=True)
+    assert [answer for answer in answers if not isinstance(answer, BaseException)] == [0, 10, 20, 30, 40, 60, 70, 80, 90]
+    assert most <= 160
+    assert not group.is_full
+
+
+async def test_closing_lets_in_whoever_is_held_up(
+    store: Store, group: GroupCommit[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.group_commit._MOST_WAITING", 0)
+    with suppress(Closed, OutcomeUnknown):
+        first, second = group.submit(1, 1), group.submit(2, 1)
+        held_up = [asyncio.create_task(group.room()) for _ in range(3)]
+        await turns()
+        await group.aclose(0.01)
+        await asyncio.wait_for(asyncio.gather(*held_up), 10)
+        await asyncio.gather(first, second)
 
 
 async def test_closing_says_what_is_unsent_and_what_is_unknown(store: Store, group: GroupCommit[int, int]) -> None:

@@ -7,15 +7,19 @@
 -- KEYS[5]  taken       LIST  what this call hands out for good, kept until the caller says that the answer has come
 -- KEYS[6]  leases      ZSET  tokens of what is out under a lease, scored by its end, ms
 -- KEYS[7]  leased      HASH  token to payload
+-- KEYS[8]  turns       CHANNEL  where other clients are told that they need not look
 -- ARGV[1]  limit       int   move at most this many: a script blocks the whole server while it runs
 -- ARGV[2]  take        int   hand at most this many ready payloads to the caller
 -- ARGV[3]  keep_ms     int   how long what is handed out for good is kept at most
 -- ARGV[4]  lease_us    int   how long the caller has what is handed out; 0: for good
 -- ARGV[5]  call        text  the caller's name for this call: the tokens of its leases are call:001, call:002, ...
+-- ARGV[6]  signature   text  published behind when the next one is due, and now, if all that was due was moved; empty: not
 --
--- Returns {now_us, wait_us, moved, quarantined, returned, payloads}. wait_us is the time until the next one is due or
--- the next lease ends: 0 when it is so already, -1 when there is none. returned: so many leases had ended.
+-- Returns {now_us, wait_us, moved, quarantined, returned, left, listeners, payloads}. wait_us is the time until the next one is
+-- due or the next lease ends: 0 when it is so already, -1 when there is none. returned: so many leases had ended. left: so many
+-- are on the ready list. listeners: so many heard the notice, 0 where there was none.
 -- include: clock
+-- include: notice
 -- include: record
 -- include: forget
 -- include: lease
@@ -71,4 +75,7 @@ elseif #taken > 0 then
   end
 end
 
-return {now, sooner(wait_us(KEYS[2], now, 1000), wait_us(KEYS[6], now, 1000)), #due, #poison, #ended, taken}
+local wait = sooner(wait_us(KEYS[2], now, 1000), wait_us(KEYS[6], now, 1000))
+-- One that is due in this very millisecond may be offered yet.
+local listeners = #due > 0 and give_notice(KEYS[8], now, wait, now - now % 1000, ARGV[6]) or 0
+return {now, wait, #due, #poison, #ended, redis.call('LLEN', KEYS[1]), listeners, taken}

@@ -20,29 +20,54 @@ if last then
   if tonumber(known) > tonumber(ARGV[1]) then return redis.error_reply('DELAYQ_LATE the call was repeated, and answered') end
 end
 
+-- Which of these ids are in use, by id.
+local function in_use(ids)
+  local taken = {}
+  for _, at in ipairs(live_sets()) do
+    for i, score in ipairs(redis.call('ZMSCORE', KEYS[at], unpack(ids))) do
+      if score then taken[ids[i]] = true end
+    end
+  end
+  return taken
+end
+
+local function write(bodies, places)
+  if #bodies > 0 then redis.call('HSET', KEYS[11], unpack(bodies)) end
+  for priority, set in pairs(places) do redis.call('ZADD', KEYS[priority + 1], unpack(set)) end
+end
+
 local now = now_us()
 local max_size = tonumber(ARGV[2])
 local count = (#ARGV - 2) / 6
+local ids = {}
 for i = 3, #ARGV, 6 do
   local delay = tonumber(ARGV[i + 2])
   if not delay or delay < 0 or delay > 9007199254740992000 then
     return redis.error_reply('DELAYQ_DELAY delay out of range')
   end
+  ids[#ids + 1] = ARGV[i]
 end
 local remembers = redis.call('EXISTS', KEYS[18]) == 1
 local live = redis.call('HLEN', KEYS[11])
+local taken = live > 0 and in_use(ids) or {}
 local enqueued = string.format('%.0f ', now)
 local reply, earliest = {}, {}
+-- What is written, collected: one command for all costs a third of one for each.
+local bodies, places = {}, {}
 for i = 3, #ARGV, 6 do
-  local id, priority, delay, ttl, on_duplicate = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), ARGV[i + 4]
-  local body = enqueued .. ARGV[i + 5]
+  local id, priority, ttl, on_duplicate = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 3], ARGV[i + 4]
+  local place_in_call = (i - 3) / 6
   local status = 1
-  if redis.call('HEXISTS', KEYS[11], id) == 1 then
+  if taken[id] then
     status = on_duplicate == 'ignore' and 0 or -1
-    if on_duplicate == 'replace' and not is_leased(id, priority_of(id), now) then
-      remove({id})
-      live = live - 1
-      status = 2
+    if on_duplicate == 'replace' then
+      write(bodies, places)
+      bodies, places = {}, {}
+      if not is_leased(id, priority_of(id), now) then
+        remove({id})
+        live = live - 1
+        status = 2
+      end
     end
   elseif remembers and on_duplicate ~= 'replace' and tonumber(redis.call('ZSCORE', KEYS[18], id) or 0) > now then
     status = on_duplicate == 'ignore' and 0 or -1
@@ -50,18 +75,27 @@ for i = 3, #ARGV, 6 do
   if status == 1 and max_size > 0 and live >= max_size then status = -2 end
   if status > 0 then
     -- Apart by quarters of a microsecond, so that they keep their order. Those without delay are put back in time for it.
-    local place_in_call = (i - 3) / 6
+    local delay = tonumber(ARGV[i + 2])
     local due = delay > 0 and now + delay + place_in_call / 4 or now - (count - place_in_call) / 4
     live = live + 1
-    redis.call('HSET', KEYS[11], id, body)
-    redis.call('ZADD', KEYS[priority + 1], number(due), id)
+    taken[id] = true
+    local place = #bodies
+    bodies[place + 1], bodies[place + 2] = id, enqueued .. ARGV[i + 5]
+    local set = places[priority]
+    if not set then
+      set = {}
+      places[priority] = set
+    end
+    place = #set
+    set[place + 1], set[place + 2] = due, id
     if priority > 0 then redis.call('HSET', KEYS[16], id, priority) end
-    if ttl > 0 then redis.call('HSET', KEYS[14], id, number(now + ttl)) end
+    if ttl ~= '0' then redis.call('HSET', KEYS[14], id, number(now + tonumber(ttl))) end
     local first = earliest[priority]
     if not first or due < first[2] then earliest[priority] = {id, due} end
   end
   reply[#reply + 1] = status
 end
+write(bodies, places)
 
 -- Tell the others only if they would wake too late.
 for priority, first in pairs(earliest) do

@@ -18,34 +18,47 @@ local function store(timeout, ordered, channel, listed, now, dues, payloads)
     end
   end
 
-  local function byte_of(number, divisor) return math.floor(number / divisor) % 256 end
-  local function big_endian(number)
-    return string.char(byte_of(number, 16777216), byte_of(number, 65536), byte_of(number, 256), number % 256)
-  end
-  local width = length_bytes()
-  local function little_endian(number)
-    local low_half = string.char(number % 256, byte_of(number, 256), byte_of(number, 65536), byte_of(number, 16777216))
-    return width == 8 and low_half .. '\0\0\0\0' or low_half
+  local floor, char = math.floor, string.char
+  local function byte_of(number, divisor) return floor(number / divisor) % 256 end
+  local width, lengths = length_bytes(), {}
+  local function length_field(size)
+    local field = char(size % 256, byte_of(size, 256), byte_of(size, 65536), byte_of(size, 16777216))
+    lengths[size] = width == 8 and field .. '\0\0\0\0' or field
+    return lengths[size]
   end
 
-  local ids, records = {}, {}
-  local earliest, earliest_due
-  for i, due in ipairs(dues) do
-    local id, record
-    repeat
-      if low >= 4294967296 then high, low = high + 1, 0 end
-      id = big_endian(high) .. big_endian(low)
-      record = '\8' .. id .. little_endian(#payloads[i]) .. payloads[i]
+  local ids, records, scored = {}, {}, {}
+  local taken
+  repeat
+    -- What neighbours have in common is made once: the upper six bytes of an id, and the length.
+    local page, upper
+    for i, payload in ipairs(payloads) do
+      if low >= 4294967296 then high, low, page = high + 1, 0, nil end
+      if floor(low / 65536) ~= page then
+        page = floor(low / 65536)
+        upper = char(byte_of(high, 16777216), byte_of(high, 65536), byte_of(high, 256), high % 256, floor(page / 256), page % 256)
+      end
+      local id = upper .. char(byte_of(low, 256), low % 256)
+      ids[i] = id
+      records[i] = '\8' .. id .. (lengths[#payload] or length_field(#payload)) .. payload
       low = low + 1
-    until redis.call('ZADD', timeout, 'NX', string.format('%.0f', due), record) == 1
-    ids[i], records[i] = id, record
-    if not earliest or due < earliest_due then earliest, earliest_due = record, due end
+    end
+    -- An id lives only once, also where the clock has stepped back.
+    taken = false
+    for _, score in ipairs(redis.call('ZMSCORE', timeout, unpack(records))) do taken = taken or score end
+  until not taken
+
+  local earliest = 1
+  for i, due in ipairs(dues) do
+    scored[i * 2 - 1], scored[i * 2] = due, records[i]
+    if due < dues[earliest] then earliest = i end
   end
+  redis.call('ZADD', timeout, unpack(scored))
   if listed then redis.call('RPUSH', ordered, unpack(records)) end
 
   -- Tell the others only if they would wake too late.
-  if redis.call('ZRANGE', timeout, 0, 0)[1] == earliest then
-    redis.call('PUBLISH', channel, string.format('%.0f', earliest_due))
+  if redis.call('ZRANGE', timeout, 0, 0)[1] == records[earliest] then
+    redis.call('PUBLISH', channel, string.format('%.0f', dues[earliest]))
   end
   return ids
 end
