@@ -2,8 +2,9 @@
 
 Messages of 100 bytes, due in an hour. 1, 10, 100 and 1,000 tasks offer one after the other, each awaited; and ``offer_many``
 of 1,000. The floor is a script that reads the clock and adds one member: called by redis-py in a bare loop; from 1,000
-tasks; and by the server's own benchmark program in C. Single offers and the bare loop take turns in one process, in slices
-of 2,000 calls: their ratio is the median over the slices. All else is a process of its own, by turns; medians of the runs.
+tasks; by hand, where what waits shares a script and nothing else is done; and by the server's own benchmark program in C. Single
+offers take turns in one process with that bare loop, and with one over the very script that they call, in slices of 2,000 calls:
+the ratio to the first is the median over the slices. All else is a process of its own, by turns; medians of the runs.
 
 "client" is the processor time of the process that offers, "script" what scripts took the server, "server" all of its
 processor time; µs for each offer. ``--flat`` adds how offers by 100 tasks depend on how many are pending.
@@ -24,9 +25,13 @@ from redis.asyncio import BlockingConnectionPool
 from redis.asyncio import Redis as AsyncRedis
 
 import delayq
+from benchmarks._by_hand import connect, numbered
 from benchmarks._moves import Meter, address, measured_server
 from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, machine, plotter, save
 from benchmarks._samples import LOOPS, be_sample, medians, new_parser, result, start
+from delayq._redis import reliable_scripts
+from delayq._redis import scripts as delayed_scripts
+from delayq._redis.keys import DelayedKeys, ReliableKeys
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -43,6 +48,7 @@ local time = redis.call('TIME')
 return redis.call('ZADD', KEYS[1], time[1] * 1000000 + time[2] + ARGV[1], ARGV[2])
 """
 BARE, POOLED, IN_C = "bare EVALSHA loop", "redis-py, 1,000 tasks", "C client, 50 connections"
+BY_HAND = "shared script by hand, 1,000"
 Step = Callable[[], Awaitable[Any]]
 
 
@@ -113,6 +119,31 @@ async def bare_script(redis: AsyncRedis) -> Step:
     return call
 
 
+async def own_script(redis: AsyncRedis, kind: str) -> Step:
+    """The very script that a queue calls for one offer, as it calls it, on a queue of another name."""
+    serial = 0
+    if kind == "DelayedQueue":
+        delayed = DelayedKeys.of("bare delayed")
+        sha = await redis.script_load(delayed_scripts.OFFER.text)
+        keys: tuple[str, ...] = (delayed.timeout, delayed.ordered, delayed.channel)
+    else:
+        reliable = ReliableKeys.of("bare reliable")
+        sha = await redis.script_load(reliable_scripts.OFFER.text)
+        keys = (*reliable.messages, reliable.wake, reliable.done, reliable.call("bare"))
+
+    def call() -> Awaitable[Any]:
+        nonlocal serial
+        serial += 1
+        delay_us, payload = int(DELAY * 1e6), f'"{VALUE}"'
+        if kind == "DelayedQueue":
+            args: tuple[str | int, ...] = (1, delay_us, payload)
+        else:
+            args = (serial, 0, f"{serial:012}", 0, delay_us, 0, "raise", "\n" + payload)
+        return redis.evalsha(sha, len(keys), *keys, *args)  # type: ignore[return-value,unused-ignore]
+
+    return call
+
+
 # The samples
 
 
@@ -122,6 +153,7 @@ async def one_by_one(url: str) -> dict[str, dict[str, float]]:
         async with delayq.connect(url) as client, AsyncRedis.from_url(url, single_connection_client=True) as redis:
             queues = {kind: Queue(client, kind, kind) for kind in KINDS}
             steps = {BARE: await bare_script(redis)} | {kind: queue.offer for kind, queue in queues.items()}
+            steps |= {f"{kind}, its script in a bare loop": await own_script(redis, kind) for kind in KINDS}
             slices: dict[str, list[dict[str, float]]] = {way: [] for way in steps}
             for step in steps.values():
                 await from_tasks(step, 1, SLICE // 10)
@@ -136,7 +168,7 @@ async def one_by_one(url: str) -> dict[str, dict[str, float]]:
     for of_way in slices.values():
         for one, bare in zip(of_way, slices[BARE], strict=True):
             one["ratio"] = one["rate"] / bare["rate"]
-    return {way if way == BARE else f"{way}, one by one": medians(of_way) for way, of_way in slices.items()}
+    return {f"{way}, one by one" if way in KINDS else way: medians(of_way) for way, of_way in slices.items()}
 
 
 async def at_once(url: str, kind: str, tasks: int, offers: int) -> dict[str, float]:
@@ -164,6 +196,20 @@ async def pooled(url: str, offers: int) -> dict[str, float]:
             await from_tasks(step, 1000, offers)
             figures = meter.read(offers)
         await pool.aclose()
+        check(server.zcard("floor"), offers + 1000)
+    return figures
+
+
+async def by_hand(url: str, offers: int) -> dict[str, float]:
+    """The floor for offers from many tasks."""
+    with Redis.from_url(url) as server:
+        connection = await connect(server)
+        step = numbered(connection.offer, VALUE, int(DELAY * 1e6))
+        await from_tasks(step, 1000, 1000)
+        meter = Meter(server)
+        await from_tasks(step, 1000, offers)
+        figures = meter.read(offers)
+        connection.close()
         check(server.zcard("floor"), offers + 1000)
     return figures
 
@@ -213,6 +259,7 @@ ROLES: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
     "one_by_one": one_by_one,
     "at_once": at_once,
     "pooled": pooled,
+    "by_hand": by_hand,
     "flat": flat,
 }
 
@@ -230,6 +277,7 @@ def one_run(server: Any, url: str, loop: str, offers: int, program: str | None) 
             rows[f"{kind}, {tasks:,} at once"] = sample("at_once", kind=kind, tasks=tasks, offers=offers)
         rows[f"{kind}, offer_many({MANY:,})"] = sample("at_once", kind=kind, tasks=0, offers=offers)
     rows[POOLED] = sample("pooled", offers=offers)
+    rows[BY_HAND] = sample("by_hand", offers=offers)
     if program:
         server.execute_command("FLUSHALL", "SYNC")
         rows[IN_C] = in_c(server, program, offers)
@@ -247,7 +295,8 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], by_size: list[dict[str
     looks = {"DelayedQueue": (BLUE, "o"), "ReliableQueue": (GREEN, "s")}
     for kind, (colour, marker) in looks.items():
         left.plot(range(len(ends)), [found[f"{kind}, {end}"] for end in ends], color=colour, marker=marker, label=kind)
-    for (name, dashes), colour in zip(((BARE, "--"), (POOLED, ":"), (IN_C, "-.")), (VERMILION, ORANGE, SKY), strict=True):
+    floors = ((BARE, "--", VERMILION), (POOLED, ":", ORANGE), (IN_C, "-.", SKY), (BY_HAND, (0, (5, 1, 1, 1, 1, 1)), "#888888"))
+    for name, dashes, colour in floors:
         if name in found:
             left.axhline(found[name], color=colour, linestyle=dashes, linewidth=1.4, label=name)
     left.set_xticks(range(len(ends)), [end.replace(" at", "\nat").replace("(", "\n(").replace(" by", "\nby") for end in ends])
@@ -303,10 +352,18 @@ def main() -> None:
             server.execute_command("FLUSHALL", "SYNC")
             given = {"sizes": options.flat or pending, "rounds": FLAT_ROUNDS * options.runs, "loop": loops[0]}
             by_size = result(start("offer", role="flat", url=url, **given), within=900)
-    columns = ("way                             ", "loop   ", "   offers/s", " to bare", " client us", " script us", " server us")
+    columns = (
+        "way                                      ",
+        "loop   ",
+        "   offers/s",
+        " to bare",
+        " client us",
+        " script us",
+        " server us",
+    )
     table = Table(about, columns, as_json=options.json)
     # The floors first, then each kind's.
-    order = {way: place for place, way in enumerate((IN_C, BARE, POOLED))}
+    order = {way: place for place, way in enumerate((IN_C, BARE, POOLED, BY_HAND))}
     for way, loop in sorted(runs, key=lambda at: (["-", *loops].index(at[1]), order.get(at[0], 9), at[0].partition(",")[0])):
         row = medians(runs[way, loop])
         cells = [f"{row[name]:.1f}" for name in ("client_us", "script_us", "server_us")]

@@ -1,4 +1,4 @@
-"""Measure the timer wheel against ``loop.call_later``: ``python -m benchmarks.timers [--json] [--pending 100000]``.
+"""Measure the timer wheel against ``loop.call_later``: ``python -m benchmarks.timers [--json] [--plot FILE]``.
 
 Every sample runs in a process of its own, the designs by turns; medians over the runs, garbage collection on. Delays are
 60 s to 3600 s, but for "expire" (N within half a second) and "hold" (N at the same moment). "hold" is the longest time
@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import gc
 import json
-import platform
 import random
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ import tracemalloc
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from benchmarks._report import BLUE, ORANGE, SKY, add_options, machine, plotter, save
 from delayq.timer import HashedWheelTimer
 
 if TYPE_CHECKING:
@@ -163,9 +163,28 @@ def print_table(medians: dict[str, dict[str, float]]) -> None:
         print(row)
 
 
+def draw(plt: Any, file: str, medians: dict[str, dict[str, float]], footer: str) -> None:
+    shown = {"pair": "add and cancel", "add": "add", "cancel": "cancel", "expire": "expire", "memory": "memory"}
+    figure, axes = plt.subplots(figsize=(6.6, 3.4))
+    others = [design for design in medians if design != "wheel"]
+    for at, (design, colour) in enumerate(zip(others, (ORANGE, SKY), strict=False)):
+        ratios = [medians[design].get(name, 0.0) / medians["wheel"][name] for name in shown]
+        places = [place + 0.2 - at * 0.4 for place in range(len(shown))]
+        bars = axes.barh(places, ratios, height=0.36, color=colour, label="asyncio" if design == "asyncio" else design)
+        axes.bar_label(bars, labels=[f"{ratio:.1f}" if ratio else "not measured" for ratio in ratios], padding=3, fontsize=8)
+    axes.axvline(1, color=BLUE, linewidth=1.4, label="the wheel")
+    axes.set_yticks(range(len(shown)), list(shown.values()))
+    axes.invert_yaxis()
+    axes.set_title("loop.call_later: times the wheel's time, or memory", loc="left", fontsize=9.5)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.suptitle("A timer of the wheel, beside the event loop's own", x=0.012, ha="left", fontweight="bold")
+    figure.subplots_adjust(left=0.17, right=0.96, top=0.83, bottom=0.12)
+    save(figure, file, footer)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="The timer wheel against loop.call_later.")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_options(parser)
     parser.add_argument("--pending", type=int, default=100_000, help="timers outstanding")
     parser.add_argument("--runs", type=int, default=5, help="interleaved runs; the median counts")
     parser.add_argument("--sample", nargs=2, metavar=("DESIGN", "SAMPLE"), help=argparse.SUPPRESS)
@@ -174,13 +193,16 @@ def main() -> None:
         design, sample = options.sample
         print(json.dumps(run_sample(design, sample, options.pending)))
         return
+    plt = plotter() if options.plot else None
     medians = measure(options.pending, options.runs)
-    machine = f"{platform.platform()}, {platform.machine()}, {platform.python_implementation()} {platform.python_version()}"
+    about = machine()
     if options.json:
-        print(json.dumps({"machine": machine, "pending": options.pending, "runs": options.runs, "medians": medians}))
-        return
-    print(f"{machine}\n{options.pending} timers, medians of {options.runs} runs; ratio: times the wheel's figure\n")
-    print_table(medians)
+        print(json.dumps({"machine": about, "pending": options.pending, "runs": options.runs, "medians": medians}))
+    else:
+        print(f"{about}\n{options.pending:,} timers, medians of {options.runs} runs; ratio: times the wheel's figure\n")
+        print_table(medians)
+    if plt:
+        draw(plt, options.plot, medians, f"{about}. {options.pending:,} timers, medians of {options.runs} interleaved runs.")
 
 
 if __name__ == "__main__":

@@ -33,8 +33,11 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
     elif isinstance(duration, int | float) and not isinstance(duration, bool):
         if not math.isfinite(duration):
             raise BadDelay(f"{what} must be finite, not {duration}")
-        # Rounded first: 0.3 s is 300,000 microseconds, and not one more because the float is a little above.
-        result = math.ceil(round(duration * 1_000_000, 3)) if isinstance(duration, float) else duration * 1_000_000
+        exact = duration * 1_000_000
+        result = int(exact)
+        if result != exact:
+            # Rounded first: 1.1 s is 1,100,000 microseconds, and not one more because the float is a little above.
+            result = math.ceil(round(exact, 3))
     else:
         raise BadDelay(f"{what} is seconds or a timedelta, not {type(duration).__name__}")
     if result < 0:

@@ -321,7 +321,7 @@ class DelayedQueue(Generic[T]):
                         self._session.background.spawn(self._give_up(lease), "quarantine")
                         self._report(error)
                     else:
-                        yield Delivery(value, lease, leases, retry_us)
+                        yield Delivery(value, lease, leases, retry_us, batch)
 
     async def _give_up(self, lease: Lease) -> None:
         # In this order: dying between the two doubles it, and loses nothing.

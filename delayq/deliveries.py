@@ -9,6 +9,7 @@ import anyio
 from delayq._durations import Duration, microseconds, moment
 
 if TYPE_CHECKING:
+    from collections.abc import Sized
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -23,20 +24,29 @@ class Delivery(Generic[T]):
 
     Until the lease ends, nobody else gets it. Then it goes back to the head of the ready list, for Python and Java alike.
     As a context manager it settles itself: :meth:`ack` where the block ends, :meth:`nack` where it raises, and where it is
-    cancelled the message goes back at once. What the block raises goes on.
+    cancelled the message goes back at once. What the block raises goes on. Where the loop has more messages at hand, the ack's
+    answer is not waited for: the log tells if the lease was lost.
 
     Attributes:
         value: The message.
     """
 
-    __slots__ = ("_lease", "_leases", "_retry_us", "_settled", "value")
+    __slots__ = ("_ahead", "_lease", "_leases", "_retry_us", "_settled", "value")
 
-    def __init__(self, value: T, lease: Lease, leases: Leases, retry_us: int) -> None:
+    def __init__(self, value: T, lease: Lease, leases: Leases, retry_us: int, ahead: Sized = ()) -> None:
+        """Args:
+        value: The message.
+        lease: What it is known by.
+        leases: Where it is settled.
+        retry_us: When it is due again after its block raised, microseconds.
+        ahead: What its taker has fetched and will handle next.
+        """
         self.value: T = value
         self._lease = lease
         self._leases = leases
         self._retry_us = retry_us
         self._settled = False
+        self._ahead = ahead
 
     @property
     def lease_ends_at(self) -> datetime:
@@ -76,6 +86,10 @@ class Delivery(Generic[T]):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._settled:
+            return
+        if error is None and self._ahead and not self._leases.is_behind:
+            self._leases.ack_unattended(self._lease)
+            self._settled = True
             return
         # Shielded: a handler that is cancelled still hands its message back.
         with anyio.CancelScope(shield=True):

@@ -267,7 +267,8 @@ class Message(Generic[T]):
         if keeper.is_short(self._claim) and await keeper.freshen([self._claim]):
             self._lose()
             raise LeaseLost(_LOST)
-        self._task = asyncio.current_task()
+        # Told the loop, it need not find it.
+        self._task = asyncio.current_task(self._origin.queue.loop)
         assert self._task is not None, "an async with block runs in a task"
         self._cancelled = False
         self._cancelling = self._task.cancelling()

@@ -211,7 +211,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         offers = self._open.offers
         if offers.is_full:
             await offers.room()
-        if id is not None:
+        if id is not None or self._settings.max_size:
             await self._settled()
         message = self._message(value, delay, at, id, headers, priority, ttl, on_duplicate)
         try:
@@ -236,7 +236,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """
         self._check_open()
         offered = list(offers)
-        if any(offer.id is not None for offer in offered):
+        if self._settings.max_size or any(offer.id is not None for offer in offered):
             await self._settled()
         messages = [
             self._message(

@@ -148,8 +148,8 @@ class GroupCommit(Generic[Item, Result]):
     def submit(self, item: Item, size: int) -> asyncio.Future[Result]:
         """Add ``item`` of ``size`` bytes to the next commit. Await or cancel what this returns."""
         future = self._new_future()
-        collected, calls = self._add(item, size, future), self._calls
-        if not calls or (collected >= self._enough and len(calls) < _LANES):
+        collected = self._add(item, size, future)
+        if not (calls := self._calls) or (collected >= self._enough and len(calls) < _LANES):
             self._leave()
         return future
 

@@ -44,16 +44,18 @@ class Server:
 
     async def run_all(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
         """Run a script that is safe to repeat several times in one round trip. Returns the answers. Raises as :meth:`run`."""
-        if len(calls) > 1 and (wire := self._connections.acquire_nowait()) is not None:
-            self.round_trips += 1
-            try:
-                # What fails is asked again, one by one.
-                asked = [wire.ask("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
-                answers = await asyncio.gather(*asked, return_exceptions=True)
-                if not any(isinstance(answer, BaseException) for answer in answers):
-                    return answers
-            finally:
-                self._connections.release(wire)
+        if len(calls) > 1:
+            # What fails is asked again, one by one.
+            with suppress(DelayqError):
+                wire = await self._acquire()
+                self.round_trips += 1
+                try:
+                    asked = [wire.ask("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
+                    answers = await asyncio.gather(*asked, return_exceptions=True)
+                    if not any(isinstance(answer, BaseException) for answer in answers):
+                        return answers
+                finally:
+                    self._connections.release(wire)
         return [await self.run(script, keys, args) for keys, args in calls]
 
     def run_soon(

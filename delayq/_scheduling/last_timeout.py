@@ -62,9 +62,14 @@ class LastTimeout:
         return True
 
     def arm(self, wait: float, due_us: float = math.inf) -> None:
-        """Wake in ``wait`` seconds for what is due at ``due_us``, unless something is armed that wakes earlier."""
+        """Wake in ``wait`` seconds for what is due at ``due_us``, unless something is armed that wakes earlier.
+
+        Infinity stands for "whatever there is": a wake-up that takes the place of such a one is for that too.
+        """
         wake_at = self._now() + wait
         held = self._held
+        if held is not None and math.inf in (held.due_us, due_us):
+            held.due_us = due_us = math.inf
         if not gives_way(held, wake_at):
             return
         armed = Armed(wake_at, due_us)

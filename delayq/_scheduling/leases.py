@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from delayq._redis.keys import DelayedKeys
     from delayq._scheduling.services import Services
+
+_log = logging.getLogger("delayq")
 
 _ACKS_AT_A_TIME = 200
 
@@ -64,7 +67,13 @@ class Leases:
             results=lambda _, answer: settled(answer),
             max_items=_ACKS_AT_A_TIME,
             max_bytes=_ACKS_AT_A_TIME,
+            unattended=self._heed,
         )
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so many acknowledgements are on their way that whoever has another one waits for it."""
+        return self._acks.unanswered >= 2 * _ACKS_AT_A_TIME
 
     async def ack(self, lease: Lease) -> None:
         """Be done with it.
@@ -78,6 +87,10 @@ class Leases:
             raise done
         if not done:
             raise LeaseLost(_LOST)
+
+    def ack_unattended(self, lease: Lease) -> None:
+        """The same, for who does not wait: what goes wrong is logged. Raises :class:`Closed` only."""
+        self._acks.submit_unattended(lease, 1)
 
     async def nack(self, lease: Lease, delay_us: int) -> None:
         """Offer it again, due after a delay. Raises as :meth:`ack` does."""
@@ -103,6 +116,12 @@ class Leases:
     async def aclose(self, grace: float) -> None:
         """Take nothing more. What is on its way has ``grace`` seconds."""
         await self._acks.aclose(grace)
+
+    def _heed(self, _lease: Lease, outcome: bool | OutcomeUnknown | BaseException) -> None:
+        if outcome is False:
+            _log.warning("queue %r: the lease of a message was lost: what its handler did may be done again", self._keys.name)
+        elif outcome is not True:
+            _log.warning("queue %r: a message is handled, but may come again: %s", self._keys.name, outcome)
 
 
 _LOST = "the lease has ended: the message went back to the queue, and another worker may have it"

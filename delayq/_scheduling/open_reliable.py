@@ -61,6 +61,7 @@ class OpenReliableQueue:
         settling: Settles what was handed out.
         keeper: Renews the leases of what is being handled.
         recurrence: Puts in place what recurs.
+        loop: The client's event loop.
         closed: Whether it was closed.
     """
 
@@ -71,6 +72,7 @@ class OpenReliableQueue:
         self.settling: Settling = Settling(keys, policy, services)
         self.keeper: LeaseKeeper = LeaseKeeper(keys.name, policy.lease_us, self.settling, services)
         self.recurrence: Recurrence = Recurrence(self, services)
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.closed: bool = False
         self._server = services.server
         self.offers: GroupCommit[NewMessage, int] = GroupCommit(

@@ -28,6 +28,8 @@ Taken = tuple[int, Item]
 
 # The fetching task, and the one that makes the call, take so many turns of the event loop to start.
 _TURNS_TO_LEAVE = 2
+# And so many pass until a loop that was handed something has noticed that the queue is closed.
+_TURNS_TO_RESUME = 3
 # How long a caller who does not want to wait for messages waits for the server, seconds.
 ANSWER_WITHIN = 5.0
 
@@ -198,17 +200,8 @@ class Taker(Generic[Item]):
         fetching: asyncio.Task[None] | None = None
         batch = 1
         try:
-            while True:
-                if fetching is not None:
-                    await fetching
-                    fetching = None
-                    ahead.extend(following)
-                    following.clear()
-                if not ahead:
-                    try:
-                        ahead.extend(await self.get(batch, None))
-                    except Closed:
-                        return
+            while await self._fill(ahead, following, fetching, batch):
+                fetching = None
                 count, started = len(ahead), loop.time()
                 if fetches_more(batch, count):
                     # While these are handled: neither we nor the server need wait for the other.
@@ -219,8 +212,22 @@ class Taker(Generic[Item]):
             if fetching is not None:
                 fetching.cancel()
             for buffer in (ahead, following):
-                if self._buffers.pop(id(buffer), None) is not None:
+                self._buffers.pop(id(buffer), None)
+                if buffer:
                     self.give_back(buffer)
+
+    async def _fill(
+        self, ahead: deque[Taken[Item]], following: deque[Taken[Item]], fetching: asyncio.Task[None] | None, want: int
+    ) -> bool:
+        """Put what comes next into ``ahead``. False if the queue has closed, though something may have come in that very turn."""
+        if fetching is not None:
+            await fetching
+            ahead.extend(following)
+            following.clear()
+        if not ahead:
+            with suppress(Closed):
+                ahead.extend(await self.get(want, None))
+        return not self._closed
 
     async def _start_fetching(self, into: deque[Taken[Item]], want: int) -> asyncio.Task[None]:
         task = self._background.spawn(self._fetch(into, want), "fetch")
@@ -236,7 +243,11 @@ class Taker(Generic[Item]):
     async def _fetch(self, into: deque[Taken[Item]], want: int) -> None:
         # What cannot be had now, the reader asks for again.
         with suppress(DelayqError):
-            into.extend(await self.get(want, 0))
+            taken = await self.get(want, 0)
+            if self._closed:
+                self.give_back(taken)
+            else:
+                into.extend(taken)
 
     def close(self) -> None:
         """End every waiting call. What was taken and not handed to anybody goes back."""
@@ -257,6 +268,9 @@ class Taker(Generic[Item]):
 
     async def aclose(self, grace: float) -> None:
         """Wait until everything is back, for ``grace`` seconds at most."""
+        # Whoever was handed something in the turn in which we closed gives it back when it resumes.
+        for _ in range(_TURNS_TO_RESUME):
+            await asyncio.sleep(0)
         await self.returned(grace)
         if self._returned:
             _log.error(

@@ -90,7 +90,7 @@ class Handling:
 
     async def _run(self, message: Message[Any], value: Any) -> BaseException | None:
         """Run what there is to run. Returns the error with which it ended, if it did."""
-        task = asyncio.current_task()
+        task = message._task  # noqa: SLF001 - it runs in our "async with"
         assert task is not None
         cancelling = task.cancelling()
         seconds = self._listener.timeout

@@ -310,3 +310,29 @@ async def test_five_thousand_messages_reach_three_consumer_processes_once_each_a
     await asyncio.gather(*readers)
     log.check()
     assert min(counts) > 0
+
+
+async def test_the_re_check_of_many_queues_is_one_round_trip(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._scheduling.scheduler._AT_A_TIME", 20)
+    async with delayq.connect(server.url, resync_interval=3600) as client:
+        queues = [client.delayed_queue(f"orders {n}") for n in range(100)]
+        await queues[70].offer(70, 3600)
+        scheduler, calls = client._open_session().scheduler, client._open_session().server
+        # Only ours, and the server knows the script.
+        assert scheduler._resync is not None
+        scheduler._resync.cancel()
+        await scheduler.run_once()
+        before = calls.round_trips
+        found: dict[str, int] = {}
+        for queue in scheduler.queues:
+            monkeypatch.setattr(queue, "resynced", lambda due_us, _ready, name=queue.name: found.update({name: due_us}))
+        await scheduler.run_once()
+        assert calls.round_trips == before + 1
+        assert len(found) == 100
+        assert [name for name, due_us in found.items() if due_us != -1] == ["orders 70"]
+        # Where that fails, as after a restart, each part is asked for by itself.
+        async with Redis.from_url(server.url) as raw:
+            await raw.script_flush()
+        found.clear()
+        await scheduler.run_once()
+        assert len(found) == 100

@@ -23,6 +23,10 @@ end
 -- Which of these ids are in use, by id.
 local function in_use(ids)
   local taken = {}
+  if #ids == 1 then
+    taken[ids[1]] = redis.call('HEXISTS', KEYS[11], ids[1]) == 1
+    return taken
+  end
   for _, at in ipairs(live_sets()) do
     for i, score in ipairs(redis.call('ZMSCORE', KEYS[at], unpack(ids))) do
       if score then taken[ids[i]] = true end
@@ -48,8 +52,8 @@ for i = 3, #ARGV, 6 do
   ids[#ids + 1] = ARGV[i]
 end
 local remembers = redis.call('EXISTS', KEYS[18]) == 1
-local live = redis.call('HLEN', KEYS[11])
-local taken = live > 0 and in_use(ids) or {}
+local live = max_size > 0 and redis.call('HLEN', KEYS[11]) or 0
+local taken = in_use(ids)
 local enqueued = string.format('%.0f ', now)
 local reply, earliest = {}, {}
 -- What is written, collected: one command for all costs a third of one for each.

@@ -43,9 +43,13 @@ local function store(timeout, ordered, channel, listed, now, dues, payloads)
       records[i] = '\8' .. id .. (lengths[#payload] or length_field(#payload)) .. payload
       low = low + 1
     end
-    -- An id lives only once, also where the clock has stepped back.
+    -- An id lives only once, also where the clock has stepped back. Of a lone one, adding it tells.
     taken = false
-    for _, score in ipairs(redis.call('ZMSCORE', timeout, unpack(records))) do taken = taken or score end
+    if #records == 1 then
+      taken = redis.call('ZADD', timeout, 'NX', dues[1], records[1]) == 0
+    else
+      for _, score in ipairs(redis.call('ZMSCORE', timeout, unpack(records))) do taken = taken or score end
+    end
   until not taken
 
   local earliest = 1
@@ -53,7 +57,7 @@ local function store(timeout, ordered, channel, listed, now, dues, payloads)
     scored[i * 2 - 1], scored[i * 2] = due, records[i]
     if due < dues[earliest] then earliest = i end
   end
-  redis.call('ZADD', timeout, unpack(scored))
+  if #records > 1 then redis.call('ZADD', timeout, unpack(scored)) end
   if listed then redis.call('RPUSH', ordered, unpack(records)) end
 
   -- Tell the others only if they would wake too late.

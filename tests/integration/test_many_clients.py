@@ -1,0 +1,423 @@
+"""Many clients wait on one queue: each message comes once, and one call for each moment is enough, whoever comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.exceptions import RedisError
+
+import delayq
+from delayq import Offer
+from delayq._redis.reliable_scripts import CLAIM
+from delayq._redis.scripts import TRANSFER
+from delayq._redis.server import Server
+from tests.integration.reliable_fixtures import LEASE, raw
+from tests.integration.reliable_store import HOUR
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from delayq import Client, DelayedQueue, ReliableQueue
+    from delayq._redis.scripts import Script
+    from delayq._scheduling.push import Pushes
+    from tests.servers import PrivateServer
+
+__all__ = ["raw"]
+
+# More often than this nobody looks who was not told: then what comes, comes without the re-check.
+NEVER = HOUR
+# Between two due moments, seconds: more than a stagger.
+APART = 0.025
+# A machine that is busy elsewhere wakes all clients late, and together. It does not always do so.
+ROUNDS = 12
+
+
+class Kind:
+    """What both kinds of queue can do, in words that are the same for both."""
+
+    def __init__(self, kind: str) -> None:
+        self.reliable = kind == "reliable"
+        self.script = (CLAIM if self.reliable else TRANSFER).name
+
+    def open(self, client: Client) -> Any:
+        return client.reliable_queue("jobs", lease=LEASE) if self.reliable else client.delayed_queue("jobs")
+
+    def pushes(self, queue: Any) -> Pushes:
+        pushes: Pushes = queue._open.claims.pushes if self.reliable else queue._open.transfer.pushes
+        return pushes
+
+    async def offer(self, queue: Any, delays: dict[int, float]) -> None:
+        if self.reliable:
+            await queue.offer_many([Offer(value=value, delay=delay) for value, delay in delays.items()])
+        else:
+            await queue.offer_many(list(delays.items()))
+
+    async def take(self, queue: Any) -> int:
+        if not self.reliable:
+            taken: int = await queue.take()
+            return taken
+        while True:
+            for message in await queue.claim(wait=60):
+                await message.ack()
+                value: int = message.value
+                return value
+
+    async def consume(self, queue: Any, got: Callable[[int], None]) -> None:
+        if not self.reliable:
+            async for value in queue:
+                got(value)
+        else:
+            async for message in queue:
+                got(message.value)
+                await message.ack()
+
+
+@pytest.fixture(params=["delayed", "reliable"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return Kind(request.param)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[Server]:
+    """How often each client has asked for what is due."""
+    made: Counter[Server] = Counter()
+    run_once = Server.run_once
+
+    async def counted(server: Server, script: Script, *arguments: Any) -> Any:
+        if script.name in (CLAIM.name, TRANSFER.name):
+            made[server] += 1
+        return await run_once(server, script, *arguments)
+
+    monkeypatch.setattr(Server, "run_once", counted)
+    return made
+
+
+class Crowd:
+    """Clients that all consume one queue, and who of them got what."""
+
+    def __init__(self, kind: Kind, url: str, *, resync: float = NEVER) -> None:
+        self.kind = kind
+        self.url = url
+        self.resync = resync
+        self.queues: list[Any] = []
+        self.clients: list[Client] = []
+        self.consumers: list[asyncio.Task[None]] = []
+        self.got: list[tuple[int, int, float]] = []
+        self.due: dict[int, float] = {}
+        self._stack = AsyncExitStack()
+
+    @asynccontextmanager
+    async def of(self, count: int) -> AsyncIterator[Crowd]:
+        async with self._stack:
+            try:
+                for place in range(count):
+                    await self._join(place)
+                yield self
+            finally:
+                for consumer in self.consumers:
+                    consumer.cancel()
+                await asyncio.gather(*self.consumers, return_exceptions=True)
+
+    async def _join(self, place: int) -> None:
+        client = await self._stack.enter_async_context(delayq.connect(self.url, resync_interval=self.resync))
+        queue = self.kind.open(client)
+        self.clients.append(client)
+        self.queues.append(queue)
+        got: Callable[[int], None] = lambda value: self.got.append((value, place, time.time()))
+        self.consumers.append(asyncio.create_task(self.kind.consume(queue, got)))
+        await until(lambda: client.statistics().waiting)
+
+    async def subscribed(self, raw: Any, others: int = 0) -> None:
+        """Wait until everybody hears what is published."""
+        keys = self.queues[0]._keys
+        channel = keys.wake if self.kind.reliable else keys.turns
+
+        async def all_hear() -> bool:
+            hear: int = dict(await raw.pubsub_numsub(channel))[channel.encode()]
+            return hear >= len(self.queues) + others
+
+        await until(all_hear)
+
+    async def offer(self, delays: dict[int, float], by: Any = None) -> None:
+        # A lower bound of when they are due: read before they are offered, by the server's own clock.
+        now = (await self.clients[0].server_time()).timestamp()
+        self.due |= {value: now + delay for value, delay in delays.items()}
+        await self.kind.offer(by or self.queues[0], delays)
+
+    @property
+    def values(self) -> set[int]:
+        return {value for value, _, _ in self.got}
+
+    async def complete(self) -> None:
+        await until(lambda: self.due.keys() <= self.values, 30)
+
+    def check(self) -> None:
+        """Each came once, and none before it was due."""
+        assert sorted(value for value, _, _ in self.got) == sorted(self.due)
+        assert [value for value, _, at in self.got if at < self.due[value] - 0.001] == []
+
+
+async def one_of_many(a_round: Callable[[], Awaitable[float]], most: float) -> None:
+    """Let one of several rounds cost ``most``: in the others the machine may have been busy elsewhere."""
+    costs: list[float] = []
+    for _ in range(ROUNDS):
+        costs.append(await a_round())
+        if costs[-1] <= most:
+            return
+    pytest.fail(f"each round costs more than {most}: {costs}")
+
+
+async def test_six_clients_get_each_message_once_and_hardly_ever_call_together(
+    server: PrivateServer, kind: Kind, calls: Counter[Server], raw: Any
+) -> None:
+    crowd, values = Crowd(kind, server.url), iter(range(10_000))
+    async with crowd.of(6):
+        await crowd.subscribed(raw)
+
+        async def ten_moments() -> float:
+            before = calls.total()
+            await crowd.offer({next(values): 0.05 + n * APART for n in range(10)})
+            await crowd.complete()
+            return calls.total() - before
+
+        # The start: nobody knows yet who is first.
+        for _ in range(2):
+            await ten_moments()
+        await one_of_many(ten_moments, 30)
+        crowd.check()
+
+
+@pytest.mark.parametrize("fate", ["closed", "cancelled", "silent"])
+async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
+    server: PrivateServer, kind: Kind, fate: str, raw: Any
+) -> None:
+    crowd = Crowd(kind, server.url)
+    async with crowd.of(4), delayq.connect(server.url) as producer:
+        queue = kind.open(producer)
+        # It only offers.
+        kind.pushes(queue).close()
+        await crowd.subscribed(raw, others=1)
+        alive = set(range(4))
+        at = 0
+        while len(alive) > 1:
+            await crowd.offer({at + n: 0.02 + n * APART for n in range(6)} | {at + 6: 0.4, at + 7: 0.45}, by=queue)
+            # What is announced is when the first is due. All the others know of the last ones from notices only.
+            await until(lambda at=at: at + 5 in crowd.values)  # type: ignore[misc]
+            first = [place for place in sorted(alive) if not kind.pushes(crowd.queues[place]).turns.stagger(wanted=True)]
+            for place in first[: len(alive) - 1]:
+                alive.remove(place)
+                if fate == "silent":
+                    kind.pushes(crowd.queues[place]).close()
+                elif fate == "closed":
+                    await crowd.queues[place].aclose()
+                else:
+                    crowd.consumers[place].cancel()
+            await crowd.complete()
+            at += 8
+        crowd.check()
+
+
+async def test_a_lone_client_gives_hardly_any_notices(server: PrivateServer, kind: Kind, raw: Any) -> None:
+    crowd = Crowd(kind, server.url)
+    async with crowd.of(1):
+        await crowd.subscribed(raw)
+        await crowd.offer({n: 0.2 + n * 0.01 for n in range(60)})
+        # What an offer announces is published too.
+        await raw.config_resetstat()
+        start = asyncio.get_running_loop().time()
+        await crowd.complete()
+        took = asyncio.get_running_loop().time() - start
+        published = (await raw.info("commandstats")).get("cmdstat_publish", {"calls": 0})["calls"]
+        assert published <= took + 2
+        crowd.check()
+
+
+async def test_several_clients_do_give_notices(server: PrivateServer, kind: Kind, raw: Any) -> None:
+    crowd = Crowd(kind, server.url)
+    async with crowd.of(2):
+        await crowd.subscribed(raw)
+        await crowd.offer({n: 0.2 + n * APART for n in range(30)})
+        await raw.config_resetstat()
+        await crowd.complete()
+        published = (await raw.info("commandstats"))["cmdstat_publish"]["calls"]
+        # Not for what came due together, on a machine that was busy elsewhere.
+        assert published >= 5
+        crowd.check()
+
+
+async def test_a_client_that_comes_back_to_wait_makes_one_call_for_each_message(
+    server: PrivateServer, kind: Kind, calls: Counter[Server]
+) -> None:
+    async with delayq.connect(server.url, resync_interval=NEVER) as client:
+        queue = kind.open(client)
+        values = iter(range(10_000))
+
+        async def ten_messages() -> float:
+            # The one who waits is woken by its own timer for all of them.
+            expected = [next(values) for _ in range(10)]
+            await kind.offer(queue, {value: 0.05 + n * APART for n, value in enumerate(expected)})
+            assert await kind.take(queue) == expected[0]
+            before = calls.total()
+            assert [await kind.take(queue) for _ in range(9)] == expected[1:]
+            return calls.total() - before
+
+        await one_of_many(ten_messages, 11)
+
+
+async def test_a_producer_moves_what_is_due_and_leaves_it_to_a_consumer_that_is_there(
+    server: PrivateServer, calls: Counter[Server], raw: Any
+) -> None:
+    kind = Kind("delayed")
+    async with delayq.connect(server.url, resync_interval=NEVER) as producer:
+        queue: DelayedQueue[int] = producer.delayed_queue("jobs")
+        # Nobody else is there.
+        await queue.offer_many([(-1 - n, 0.02 + n * APART) for n in range(5)])
+
+        async def all_moved() -> bool:
+            return await queue.ready.size() == 5
+
+        await until(all_moved)
+        assert sorted(await queue.drain()) == [-5, -4, -3, -2, -1]
+
+        crowd, values = Crowd(kind, server.url), iter(range(10_000))
+        async with crowd.of(1):
+            crowd.queues.append(queue)
+            await crowd.subscribed(raw)
+
+            async def ten_moments() -> float:
+                before = calls[queue._server]
+                await crowd.offer({next(values): 0.05 + n * APART for n in range(10)}, by=queue)
+                await crowd.complete()
+                return calls[queue._server] - before
+
+            await ten_moments()
+            await one_of_many(ten_moments, 3)
+            crowd.check()
+
+            # Without a consumer it moves again what comes.
+            await crowd.queues[0].aclose()
+            await queue.offer_many([(n, 0.02 + n * APART) for n in range(5)])
+            await until(all_moved)
+
+
+@pytest.mark.parametrize("lost", ["all links are cut again and again", "one client is deaf"])
+async def test_lost_notices_double_nothing_and_delay_nothing_for_ever(
+    server: PrivateServer, kind: Kind, lost: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd, chance = Crowd(kind, server.url, resync=0.5), random.Random(11)
+    raging = True
+
+    async def rage() -> None:
+        while raging:
+            with suppress(RedisError, OSError):
+                await raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            await asyncio.sleep(0.03)
+
+    async with crowd.of(4), delayq.connect(server.url) as producer:
+        queue = kind.open(producer)
+        await crowd.subscribed(raw, others=1)
+        rager: asyncio.Task[None] | None = None
+        if lost == "one client is deaf":
+            # A link that is half open looks like silence.
+            monkeypatch.setattr(crowd.clients[0]._open_session().scheduler.subscriber, "_handle", lambda _: None)
+        else:
+            rager = asyncio.create_task(rage())
+        for start in range(0, 120, 12):
+            await crowd.offer({start + n: chance.random() * 0.2 for n in range(12)}, by=queue)
+            await asyncio.sleep(0.02)
+        await crowd.complete()
+        raging = False
+        if rager is not None:
+            await rager
+        crowd.check()
+
+
+async def test_a_message_without_delay_reaches_a_call_that_waits_and_did_not_ask(
+    server: PrivateServer, kind: Kind, calls: Counter[Server], raw: Any
+) -> None:
+    async with delayq.connect(server.url, resync_interval=NEVER) as client, delayq.connect(server.url) as other:
+        queue, theirs = kind.open(client), kind.open(other)
+        await kind.offer(theirs, {0: 0})
+        assert await kind.take(queue) == 0
+        for value in range(1, 30):
+            taking = asyncio.create_task(kind.take(queue))
+            await until(lambda: client.statistics().waiting and kind.pushes(queue).knows)
+            made = calls[queue._server]
+            await kind.offer(theirs, {value: 0})
+            assert await asyncio.wait_for(taking, 20) == value
+            assert calls[queue._server] > made
+
+
+async def test_a_message_that_came_while_nobody_waited_reaches_whoever_waits_next(server: PrivateServer, kind: Kind) -> None:
+    """Whatever is known here that nothing is due: it is announced before, while, or after the call begins."""
+    chance = random.Random(5)
+    async with delayq.connect(server.url, resync_interval=NEVER) as client, delayq.connect(server.url) as other:
+        queue, theirs = kind.open(client), kind.open(other)
+        await kind.offer(theirs, {-1: 0})
+        assert await kind.take(queue) == -1
+        for value in range(200):
+            offering = asyncio.create_task(kind.offer(theirs, {value: chance.choice((0, 0, 0.001, 0.004))}))
+            for _ in range(chance.randrange(12)):
+                await asyncio.sleep(chance.choice((0, 0, 0.0005)))
+            assert await asyncio.wait_for(kind.take(queue), 20) == value
+            await offering
+
+
+async def test_what_comes_in_large_offers_reaches_all_who_wait_without_the_recheck(server: PrivateServer, kind: Kind) -> None:
+    """A batch is put back in time a little, for its order. No claim that went before it may hide it."""
+    crowd = Crowd(kind, server.url)
+    async with crowd.of(3), delayq.connect(server.url) as producer:
+        queue = kind.open(producer)
+        at = 0
+        for count in (1, 200, 2, 199, 1, 400, 1, 1):
+            await crowd.offer(dict.fromkeys(range(at, at + count), 0.0), by=queue)
+            at += count
+            await crowd.complete()
+        crowd.check()
+
+
+async def test_clients_that_take_one_by_one_get_all_that_others_offer(server: PrivateServer, kind: Kind) -> None:
+    """Nobody is helped by the re-check: what one knows, or leaves to another, is never a message forgotten."""
+    chance, got = random.Random(3), list[int]()
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(delayq.connect(server.url, resync_interval=NEVER)) for _ in range(3)]
+        queues = [kind.open(client) for client in clients]
+
+        async def take(queue: Any) -> None:
+            while True:
+                got.append(await kind.take(queue))
+                await asyncio.sleep(chance.choice((0, 0, 0.001, 0.01)))
+
+        takers = [asyncio.create_task(take(queue)) for queue in queues for _ in range(2)]
+        for start in range(0, 600, 6):
+            await kind.offer(
+                chance.choice(queues), {start + n: chance.choice((0, 0.001, 0.01, chance.random() * 0.1)) for n in range(6)}
+            )
+            await asyncio.sleep(chance.choice((0, 0.005)))
+        await until(lambda: len(got) >= 600, 30)
+        for taker in takers:
+            taker.cancel()
+        await asyncio.gather(*takers, return_exceptions=True)
+    assert sorted(got) == list(range(600))
+
+
+async def test_a_pause_is_known_and_its_end_too(server: PrivateServer, raw: Any) -> None:
+    async with delayq.connect(server.url, resync_interval=NEVER) as client, delayq.connect(server.url) as other:
+        queue: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE)
+        theirs: ReliableQueue[int] = other.reliable_queue("jobs", lease=LEASE)
+        await theirs.pause()
+        claim = asyncio.create_task(queue.claim(wait=60))
+        await until(lambda: queue._open.claims.pushes.knows)
+        # Somebody hears when it ends.
+        await until(lambda: raw.publish(queue._keys.wake, "1"))
+        await theirs.offer(1)
+        await theirs.resume()
+        (message,) = await asyncio.wait_for(claim, 20)
+        assert message.value == 1

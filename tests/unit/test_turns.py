@@ -1,0 +1,422 @@
+"""Many clients wait for one moment: who calls, who leaves it to the others, and what a notice changes."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayq._background import Background
+from delayq._scheduling.last_timeout import LastTimeout
+from delayq._scheduling.push import NOT_ASKED, Pushes
+from delayq._scheduling.server_clock import ServerClock
+from delayq._scheduling.services import Services
+from delayq._scheduling.turns import _ASIDE, _ASK_EVERY, LEAST, MOST, Notice, Turns, parse, signature
+from delayq.errors import ServerUnavailable
+from delayq.testing import ManualLoop
+from delayq.timer import HashedWheelTimer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+FROM_A_CONSUMER = Notice(next_us=-1, through_us=0, client="other", wanted=True)
+FROM_A_PRODUCER = Notice(next_us=-1, through_us=0, client="other", wanted=False)
+
+
+def not_first(place: float = 0.5, *, after: float = 0.0) -> Turns:
+    """Somebody else was first, and its notice came so late."""
+    turns = Turns(lambda: place)
+    turns.heard(FROM_A_CONSUMER, after, wanted=True)
+    return turns
+
+
+class TestNotice:
+    @given(
+        next_us=st.integers(-1, 2**53),
+        through_us=st.integers(0, 2**53),
+        client=st.text("0123456789abcdef", min_size=1, max_size=16),
+        wanted=st.booleans(),
+    )
+    def test_what_a_script_publishes_is_read_as_it_was_meant(
+        self, next_us: int, through_us: int, client: str, wanted: bool
+    ) -> None:
+        content = f"{next_us} {through_us} {signature(client, wanted=wanted)}".encode()
+        assert parse(content) == Notice(next_us, through_us, client, wanted)
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"nonsense", b"1 2", b"1 2 abc", b"1 2 abc 1 more", b"x 2 abc 1", b"1 y abc 1", b"1.5 2 abc 1", b"1 2 \xff\xfe 1"],
+    )
+    def test_anything_else_is_no_notice(self, content: bytes) -> None:
+        assert parse(content) is None
+
+    @pytest.mark.parametrize("content", [b"0", b"1700000000000", b"-1", b"1700000000000000"])
+    def test_the_number_of_a_notification_is_no_notice(self, content: bytes) -> None:
+        assert parse(content) is None
+
+    @given(st.binary(max_size=60))
+    def test_no_content_harms_its_reader(self, content: bytes) -> None:
+        assert parse(content) is None or len(content.split()) == 4
+
+
+class TestTurns:
+    def test_whoever_has_heard_of_nobody_wakes_at_the_due_time(self) -> None:
+        turns = Turns(lambda: 0.5)
+        assert turns.stagger(wanted=True) == 0
+        turns.found_nothing()
+        assert turns.stagger(wanted=True) == 0
+
+    def test_whoever_was_not_first_leaves_the_others_a_head_start(self) -> None:
+        assert not_first(0.0).stagger(wanted=True) == pytest.approx(LEAST)
+        assert not_first(1.0).stagger(wanted=True) == pytest.approx(2 * LEAST)
+
+    def test_whoever_found_something_wakes_at_the_due_time_from_then_on(self) -> None:
+        turns = not_first()
+        turns.won()
+        assert turns.stagger(wanted=True) == 0
+
+    def test_whoever_came_too_late_steps_back_once_it_knows_of_others(self) -> None:
+        turns = Turns(lambda: 0.5)
+        turns.given(2, 0.0)
+        turns.found_nothing()
+        assert turns.stagger(wanted=True) > 0
+
+    def test_a_place_is_kept_until_it_is_lost_or_won(self) -> None:
+        chances = iter((0.25, 0.75))
+        turns = Turns(lambda: next(chances))
+        for _ in range(3):
+            turns.heard(FROM_A_CONSUMER, 0.0, wanted=True)
+            turns.found_nothing()
+            assert turns.stagger(wanted=True) == pytest.approx(LEAST * 1.25)
+        turns.won()
+        turns.heard(FROM_A_CONSUMER, 0.0, wanted=True)
+        assert turns.stagger(wanted=True) == pytest.approx(LEAST * 1.75)
+
+    def test_whoever_wants_nothing_comes_after_all_who_do(self) -> None:
+        aside, latest = not_first(0.0), not_first(1.0)
+        assert aside.stagger(wanted=False) > latest.stagger(wanted=True)
+
+    def test_a_consumer_goes_before_a_producer_that_was_first(self) -> None:
+        turns = not_first()
+        turns.heard(FROM_A_PRODUCER, 0.0, wanted=True)
+        assert turns.stagger(wanted=True) == 0
+
+    def test_a_producer_yields_to_a_producer(self) -> None:
+        turns = Turns(lambda: 0.5)
+        turns.heard(FROM_A_PRODUCER, 0.0, wanted=False)
+        assert turns.stagger(wanted=False) > 0
+
+    def test_notices_that_are_slow_to_come_widen_the_stagger_up_to_its_bound(self) -> None:
+        usual = not_first().stagger(wanted=True)
+        assert not_first(after=LEAST / 10).stagger(wanted=True) == usual
+        slow = not_first(after=LEAST * 0.75).stagger(wanted=True)
+        assert usual < slow
+        assert not_first(0.0, after=10.0).stagger(wanted=True) == pytest.approx(MOST)
+
+    def test_one_slow_notice_is_forgotten_by_and_by(self) -> None:
+        turns = not_first(0.0, after=LEAST)
+        turns.heard(FROM_A_CONSUMER, 0.0, wanted=True)
+        assert turns.stagger(wanted=True) > LEAST
+        for _ in range(100):
+            turns.heard(FROM_A_CONSUMER, 0.0, wanted=True)
+        assert turns.stagger(wanted=True) == pytest.approx(LEAST)
+
+    def test_whoever_is_alone_gives_notice_once_in_a_while(self) -> None:
+        turns = Turns(lambda: 0.5)
+        assert turns.gives_notice(5.0)
+        turns.given(1, 5.0)
+        assert not turns.gives_notice(5.0)
+        assert not turns.gives_notice(5.0 + _ASK_EVERY * 0.99)
+        assert turns.gives_notice(5.0 + _ASK_EVERY)
+
+    def test_whoever_has_listeners_gives_notice_each_time_until_they_have_gone(self) -> None:
+        turns = Turns(lambda: 0.5)
+        turns.given(2, 5.0)
+        assert turns.gives_notice(5.0)
+        turns.given(1, 5.0)
+        assert not turns.gives_notice(5.0)
+
+    def test_whoever_hears_another_knows_that_it_is_not_alone(self) -> None:
+        turns = Turns(lambda: 0.5)
+        turns.given(1, 5.0)
+        turns.heard(FROM_A_CONSUMER, 0.0, wanted=True)
+        assert turns.gives_notice(5.0)
+
+    @given(
+        chance=st.floats(0, 1),
+        events=st.lists(
+            st.one_of(
+                st.just(("won",)),
+                st.just(("nothing",)),
+                st.tuples(st.just("given"), st.integers(1, 9), st.floats(0, 1e6)),
+                st.tuples(st.just("heard"), st.floats(0, 1e6), st.booleans(), st.booleans()),
+            ),
+            max_size=30,
+        ),
+    )
+    def test_whatever_happens_a_stagger_is_none_or_within_its_bounds(self, chance: float, events: list[tuple[Any, ...]]) -> None:
+        turns = Turns(lambda: chance)
+        for kind, *facts in events:
+            if kind == "won":
+                turns.won()
+            elif kind == "nothing":
+                turns.found_nothing()
+            elif kind == "given":
+                turns.given(*facts)
+            else:
+                after, theirs, ours = facts
+                turns.heard(Notice(-1, 0, "other", theirs), after, wanted=ours)
+            for wanted in (True, False):
+                stagger = turns.stagger(wanted=wanted)
+                assert stagger == 0 or LEAST <= stagger <= 2 * MOST * _ASIDE
+            assert turns.stagger(wanted=True) <= turns.stagger(wanted=False)
+
+
+class Desk:
+    """One queue's pushes, where time stands still and the server answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.time = ManualLoop()
+        self.clock = ServerClock(self.time.time)
+        self.clock.observe(self.us(0), 0.0)
+        self.background = Background()
+        timer = HashedWheelTimer(0.001, clock=self.time.time, loop=self.time)
+        nobody: Any = None
+        services = Services(nobody, nobody, timer, self.clock, self.background, 60.0, 60.0)
+        self.wants = True
+        self.calls = 0
+        # What the next calls answer; without any, that nothing is left.
+        self.answers: deque[int | Exception] = deque()
+        self.finds = False
+        self.pushes = Pushes("orders", self._once, services, lambda: self.wants)
+        self.pushes._last_timeout = LastTimeout(timer, self.time.time, self.pushes.push)
+        self.pushes.turns = Turns(lambda: 0.5)
+
+    @staticmethod
+    def us(second: float) -> int:
+        """The server's time then, microseconds: far from 0, which means now."""
+        return 1_000_000_000_000 + int(second * 1_000_000)
+
+    async def at(self, second: float) -> int:
+        """Let it become so late. Returns how many calls were made so far."""
+        self.time.advance(second - self.time.time())
+        # Those who are woken do all they do without waiting.
+        await self.pushes.idle(20)
+        return self.calls
+
+    async def push(self) -> int:
+        self.pushes.push()
+        return await self.at(self.time.time())
+
+    def notice(self, through: float, following: float | None, *, client: str = "other", wanted: bool = True) -> None:
+        next_us = -1 if following is None else self.us(following)
+        self.pushes.noticed(Notice(next_us, self.us(through), client, wanted))
+
+    async def _once(self) -> int:
+        self.calls += 1
+        answer = self.answers.popleft() if self.answers else -1
+        if isinstance(answer, Exception):
+            raise answer
+        if self.finds:
+            self.pushes.found(2)
+        return answer
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.pushes.close()
+    await desk.background.aclose()
+
+
+class TestPushes:
+    async def test_a_client_wakes_when_a_message_is_due(self, desk: Desk) -> None:
+        desk.pushes.announced(desk.us(10))
+        assert await desk.at(9.9) == 0
+        assert await desk.at(10.1) == 1
+
+    async def test_whoever_was_not_first_wakes_a_little_later(self, desk: Desk) -> None:
+        desk.pushes.turns = not_first()
+        stagger = desk.pushes.turns.stagger(wanted=True)
+        desk.pushes.announced(desk.us(10))
+        assert await desk.at(10 + stagger * 0.7) == 0
+        assert await desk.at(10 + stagger * 2) == 1
+
+    async def test_what_is_due_when_it_is_announced_is_staggered_too(self, desk: Desk) -> None:
+        desk.pushes.turns = not_first()
+        await desk.at(10)
+        desk.pushes.announced(desk.us(9))
+        assert await desk.at(10) == 0
+        desk.notice(9, None)
+        assert await desk.at(100) == 0
+
+    async def test_whoever_wants_nothing_leaves_it_longest_to_the_others(self, desk: Desk) -> None:
+        desk.pushes.turns = not_first()
+        latest = 2 * desk.pushes.turns.stagger(wanted=True)
+        desk.wants = False
+        desk.pushes.announced(desk.us(10))
+        assert await desk.at(10 + latest * 0.9) == 0
+        assert await desk.at(11) == 1
+
+    async def test_a_notice_spares_the_call_for_what_it_settles(self, desk: Desk) -> None:
+        desk.pushes.announced(desk.us(10))
+        await desk.at(9.9)
+        desk.notice(10, None)
+        assert await desk.at(1000) == 0
+
+    async def test_a_notice_arms_the_next_wake_up(self, desk: Desk) -> None:
+        desk.pushes.announced(desk.us(10))
+        await desk.at(9.9)
+        desk.notice(10, 20)
+        assert await desk.at(19.9) == 0
+        assert await desk.at(20.1) == 1
+
+    async def test_a_notice_leaves_alone_a_wake_up_for_something_later(self, desk: Desk) -> None:
+        desk.pushes.announced(desk.us(10))
+        desk.notice(9.999, None)
+        assert await desk.at(10.1) == 1
+
+    async def test_a_notice_that_is_late_does_not_put_off_an_earlier_wake_up(self, desk: Desk) -> None:
+        desk.pushes.announced(desk.us(10))
+        desk.notice(5, 50)
+        assert await desk.at(10.1) == 1
+
+    async def test_our_own_notice_changes_nothing(self, desk: Desk) -> None:
+        desk.pushes.announced(desk.us(10))
+        desk.notice(10, None, client=desk.pushes.client)
+        assert desk.pushes.turns.stagger(wanted=True) == 0
+        assert await desk.at(10.1) == 1
+
+    async def test_a_notice_makes_us_step_back_and_finding_something_first_again(self, desk: Desk) -> None:
+        desk.notice(5, 10)
+        assert desk.pushes.turns.stagger(wanted=True) > 0
+        desk.finds = True
+        assert await desk.at(10.1) == 1
+        assert desk.pushes.turns.stagger(wanted=True) == 0
+
+    async def test_a_wake_up_that_finds_nothing_makes_us_step_back(self, desk: Desk) -> None:
+        desk.pushes.turns.given(2, 0.0)
+        desk.pushes.announced(desk.us(10))
+        assert await desk.at(10.1) == 1
+        assert desk.pushes.turns.stagger(wanted=True) > 0
+
+    async def test_asking_in_vain_for_a_caller_is_no_reason_to_step_back(self, desk: Desk) -> None:
+        desk.pushes.turns.given(2, 0.0)
+        assert await desk.push() == 1
+        assert desk.pushes.turns.stagger(wanted=True) == 0
+
+    async def test_an_announcement_of_what_is_settled_comes_too_late(self, desk: Desk) -> None:
+        desk.notice(10, None)
+        desk.pushes.announced(desk.us(9.9))
+        assert await desk.at(1000) == 0
+
+    async def test_what_was_asked_for_and_is_settled_meanwhile_is_not_asked(self, desk: Desk) -> None:
+        desk.pushes.push(desk.us(9))
+        desk.pushes.settled(desk.us(10))
+        assert await desk.at(0) == 0
+
+    async def test_whoever_knows_that_nothing_is_due_need_not_ask_for_the_next_caller(self, desk: Desk) -> None:
+        desk.answers.append(desk.us(10))
+        assert await desk.push() == 1
+        for _ in range(3):
+            desk.pushes.wanted()
+            assert await desk.at(0) == 1
+        # Being woken for it is what makes that right.
+        assert await desk.at(10.1) == 2
+
+    async def test_before_the_first_answer_every_caller_is_asked_for(self, desk: Desk) -> None:
+        desk.pushes.wanted()
+        assert await desk.at(0) == 1
+
+    async def test_what_is_known_may_be_forgotten(self, desk: Desk) -> None:
+        await desk.push()
+        desk.pushes.forget()
+        desk.pushes.wanted()
+        assert await desk.at(0) == 2
+
+    @pytest.mark.parametrize("answer", [NOT_ASKED, ServerUnavailable("away")], ids=["not asked", "failed"])
+    async def test_after_a_call_that_told_nothing_the_next_caller_is_asked_for(self, desk: Desk, answer: int | Exception) -> None:
+        await desk.push()
+        desk.answers.append(answer)
+        await desk.push()
+        assert not desk.pushes.knows
+        desk.pushes.wanted()
+        assert await desk.at(0) == 3
+
+    async def test_while_more_is_due_calls_follow_one_another(self, desk: Desk) -> None:
+        desk.answers.extend((0, 0, -1))
+        assert await desk.push() == 3
+        assert desk.pushes.knows
+
+    async def test_no_notice_cancels_the_repetition_of_a_call_that_failed(self, desk: Desk) -> None:
+        desk.answers.append(ServerUnavailable("away"))
+        assert await desk.push() == 1
+        desk.notice(1000, None)
+        assert await desk.at(100) == 2
+
+    async def test_nor_if_an_earlier_wake_up_had_taken_its_place(self, desk: Desk) -> None:
+        desk.answers.append(ServerUnavailable("away"))
+        desk.pushes._failures = 20  # so the repetition is not soon
+        assert await desk.push() == 1
+        desk.pushes.announced(desk.us(0.1))
+        desk.notice(0.1, None)
+        assert await desk.at(1000) == 2
+
+    async def test_after_the_servers_clock_was_set_back_wake_ups_are_heeded(self, desk: Desk) -> None:
+        desk.pushes.settled(desk.us(3600))
+        # A call tells the new time, and that the next one is due by it soon.
+        desk.pushes.settled(desk.us(0))
+        desk.answers.append(desk.us(5))
+        assert await desk.push() == 1
+        assert await desk.at(100) == 2
+
+    async def test_a_closed_queue_is_woken_by_nothing(self, desk: Desk) -> None:
+        desk.pushes.announced(desk.us(10))
+        desk.pushes.close()
+        desk.notice(5, 20)
+        desk.pushes.announced(desk.us(30))
+        desk.pushes.wanted()
+        assert await desk.at(1000) == 0
+
+    async def test_the_signature_says_who_we_are_and_whether_we_want_something(self, desk: Desk) -> None:
+        assert parse(b"1 2 " + desk.pushes.signature().encode()) == Notice(1, 2, desk.pushes.client, wanted=True)
+        desk.wants = False
+        assert cast("Notice", parse(b"1 2 " + desk.pushes.signature().encode())).wanted is False
+        desk.pushes.found(1)
+        assert desk.pushes.signature() == ""
+        assert desk.pushes.client != Desk().pushes.client
+
+    async def test_two_clients_that_hear_one_another_make_one_call_for_each_moment(self) -> None:
+        """The whole of it, in time that stands still: whoever is first tells the other one, which takes over when it is gone."""
+        one, two = Desk(), Desk()
+
+        async def pass_by(moment: float) -> None:
+            found: Desk | None = None
+            for desk in (one, two):
+                desk.pushes.announced(desk.us(moment))
+            for step in range(40):
+                for desk in (one, two):
+                    before = desk.calls
+                    desk.finds = found is None
+                    if await desk.at(moment - 0.01 + step * 0.001) > before and found is None:
+                        found = desk
+                        (two if desk is one else one).notice(moment, None, client=desk.pushes.client)
+            assert found is not None
+
+        try:
+            for moment in range(10, 60, 10):
+                await pass_by(moment)
+            assert (one.calls, two.calls) == (5, 0)
+            one.pushes.close()
+            for moment in range(60, 110, 10):
+                await pass_by(moment)
+            assert (one.calls, two.calls) == (5, 5)
+            assert two.pushes.turns.stagger(wanted=True) == 0
+        finally:
+            for desk in (one, two):
+                desk.pushes.close()
+                await desk.background.aclose()
