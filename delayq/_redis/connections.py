@@ -45,7 +45,8 @@ class Connections:
     def __init__(self, address: Address, limit: int) -> None:
         self._address = address
         self._free: list[Wire] = []
-        self._used: set[Wire] = set()
+        # By how many calls each is held.
+        self._used: dict[Wire, int] = {}
         # How many free connections, from the start of the list, were not needed since the last look.
         self._spare: int = 0
         self._slots = anyio.Semaphore(limit, fast_acquire=True)
@@ -84,18 +85,28 @@ class Connections:
             self._slots.release()
             raise
 
+    def share(self, wire: Wire) -> bool:
+        """Hold an acquired connection once more, for another call behind the first; both release it. Says if that works."""
+        if wire not in self._used or not wire.is_open:
+            return False
+        self._used[wire] += 1
+        return True
+
     def release(self, wire: Wire) -> None:
-        """Take back a connection on which no answer is to come that interests anybody."""
+        """Take back a connection on which no answer is to come that interests whoever held it."""
+        held = self._used.get(wire, 1)
+        if held > 1:
+            # Nobody else may have it yet: the next one would perhaps subscribe on it.
+            self._used[wire] = held - 1
+            return
         self._slots.release()
-        if wire in self._used:
-            self._used.discard(wire)
-            if wire.is_open:
-                self._free.append(wire)
+        if self._used.pop(wire, 0) and wire.is_open:
+            self._free.append(wire)
 
     def drop(self, wire: Wire) -> None:
-        """Close a connection whose state is unknown."""
-        self._slots.release()
-        self.close(wire)
+        """Close a connection whose state is unknown, and release it."""
+        wire.close()
+        self.release(wire)
 
     def prune(self) -> None:
         """Close the connections that were not used since the last call: a burst leaves more than everyday work needs."""
@@ -119,7 +130,7 @@ class Connections:
 
     def close(self, wire: Wire) -> None:
         """Close a connection of :meth:`open_own`."""
-        self._used.discard(wire)
+        self._used.pop(wire, None)
         wire.close()
 
     async def aclose(self) -> None:
@@ -137,7 +148,7 @@ class Connections:
             # The last one released is the first one taken: what lies below was not needed.
             self._spare = min(self._spare, len(self._free))
             if wire.is_clean:
-                self._used.add(wire)
+                self._used[wire] = 1
                 return wire
             wire.close()
         return None
@@ -168,7 +179,7 @@ class Connections:
         except Closed:
             wire.close()
             raise
-        self._used.add(wire)
+        self._used[wire] = 1
         self.opened += 1
         return wire
 

@@ -272,6 +272,8 @@ class GroupCommit(Generic[Item, Result]):
         self._leave()
         try:
             results = self._results(call.items, answer)
+            if len(results) != len(call.items):
+                raise RuntimeError(f"{len(results)} answers to {len(call.items)} questions")  # noqa: TRY301
         except Exception as error:  # noqa: BLE001 - the same
             self._fail(call, error)
             return

@@ -76,20 +76,17 @@ class Server:
         Returns:
             The connection on which it was sent; None if none was free, and nothing was sent.
         """
-        wire = self._connections.acquire_nowait() if beside is None else beside if beside.is_open else None
-        if wire is None:
+        wire = beside or self._connections.acquire_nowait()
+        if wire is None or (beside is not None and not self._connections.share(beside)):
             return None
 
         def landed(answer: Any) -> None:
             if isinstance(answer, OSError):
-                if beside is None:
-                    self._connections.drop(wire)
+                self._connections.drop(wire)
                 self.errors += 1
                 told(_lost(answer))
                 return
-            if beside is None:
-                # Another may be on its way still: whoever comes next sends behind it.
-                self._connections.release(wire)
+            self._connections.release(wire)
             if not isinstance(answer, ReplyError):
                 told(answer)
             elif _is_unknown_script(answer):

@@ -125,3 +125,47 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up(monkeypatch: p
     assert connections.open == 0
     silent.close()
     await silent.wait_closed()
+
+
+async def test_a_connection_that_two_calls_share_is_nobody_elses_until_both_are_done(connections: Connections) -> None:
+    await burst(connections, 1)
+    shared = await connections.acquire()
+    assert connections.share(shared)
+    connections.release(shared)
+    assert connections.acquire_nowait() is None
+    own = await connections.open_own()
+    assert own is not shared
+    connections.close(own)
+    connections.release(shared)
+    assert connections.acquire_nowait() is shared
+    connections.release(shared)
+    # It is nobody's now, so nobody can share it.
+    assert not connections.share(shared)
+    # And as many as before can be had.
+    assert len({await asyncio.wait_for(connections.acquire(), 10) for _ in range(4)}) == 4
+
+
+async def test_a_shared_connection_that_breaks_takes_one_place_and_gives_back_one(connections: Connections) -> None:
+    shared = await connections.acquire()
+    assert connections.share(shared)
+    connections.drop(shared)
+    assert not connections.share(shared)
+    connections.drop(shared)
+    assert connections.open == 0
+    assert len({await asyncio.wait_for(connections.acquire(), 10) for _ in range(4)}) == 4
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(connections.acquire(), 0.01)
+
+
+async def test_subscriptions_and_watches_start_beside_calls_that_share_a_connection(server: PrivateServer) -> None:
+    for turn in range(10):
+        async with delayq.connect(server.url) as client:
+            jobs: delayq.ReliableQueue[int] = client.reliable_queue(f"jobs {turn}")
+            orders: delayq.DelayedQueue[int] = client.delayed_queue(f"orders {turn}")
+            taking = asyncio.create_task(orders.take())
+            ids = await asyncio.gather(*(jobs.offer(n, 3600) for n in range(700)))
+            receipts = await orders.offer_many([(n, 3600) for n in range(700)])
+            await orders.offer(-1)
+            assert await asyncio.wait_for(taking, 20) == -1
+            assert len(set(ids)) == len({receipt.id for receipt in receipts}) == 700
+            assert (await jobs.stats()).delayed == await orders.pending.size() == 700
