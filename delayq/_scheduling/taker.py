@@ -215,6 +215,8 @@ class Taker(Generic[Item]):
                 self._buffers.pop(id(buffer), None)
                 if buffer:
                     self.give_back(buffer)
+                    # Who still has a message of this batch shall not think that more are at hand.
+                    buffer.clear()
 
     async def _fill(
         self, ahead: deque[Taken[Item]], following: deque[Taken[Item]], fetching: asyncio.Task[None] | None, want: int

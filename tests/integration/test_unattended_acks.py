@@ -400,3 +400,19 @@ async def test_a_worker_of_an_own_task_for_each_message_settles_all_of_them(jobs
         return not (stats.ready or stats.leased)
 
     await until(none_left)
+
+
+async def test_a_block_that_ends_after_its_loop_was_left_waits_for_its_ack(client: Client, jobs: ReliableQueue[int]) -> None:
+    """What was at hand has gone back with the loop."""
+    await fill(jobs, 50)
+    taken: list[Message[int]] = []
+    async with aclosing(jobs.__aiter__()) as messages:  # type: ignore[type-var]
+        async for message in messages:
+            taken.append(message)
+            # The first batches are small: this one is in the middle of a large one.
+            if len(taken) == 20:
+                break
+    await jobs.purge("all")
+    with pytest.raises(delayq.LeaseLost):
+        async with taken[-1]:
+            pass
