@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class Armed:
-    """One armed wake-up: ``wake_at`` in seconds on the timer's clock, for what is due at ``due_us`` by the server's."""
+    """One armed wake-up: ``wake_at`` in seconds on the timer's clock, for what is due at ``due_us`` by the server's.
+
+    Whoever asks for a later one meanwhile relies on this one. ``last_us`` is the latest moment that it stands for.
+    """
 
     wake_at: float
     due_us: float = math.inf
+    last_us: float = math.inf
     timeout: Timeout | None = field(default=None, repr=False)
 
 
@@ -42,7 +46,7 @@ class LastTimeout:
         """Args:
         timer: Where wake-ups are armed.
         now: The timer's clock, seconds.
-        fire: Called when the held wake-up is due, with its ``due_us``.
+        fire: Called when the held wake-up is due, with its ``last_us``.
         """
         self._timer = timer
         self._now = now
@@ -68,11 +72,14 @@ class LastTimeout:
         """
         wake_at = self._now() + wait
         held = self._held
-        if held is not None and math.inf in (held.due_us, due_us):
-            held.due_us = due_us = math.inf
+        last_us = due_us
+        if held is not None:
+            if math.inf in (held.due_us, due_us):
+                held.due_us = due_us = math.inf
+            held.last_us = last_us = max(held.last_us, due_us)
         if not gives_way(held, wake_at):
             return
-        armed = Armed(wake_at, due_us)
+        armed = Armed(wake_at, due_us, last_us)
         armed.timeout = self._timer.new_timeout(lambda _: self._fired(armed), wait)
         if not self.compare_and_set(held, armed):
             # Somebody armed meanwhile. Ours stays as an extra wake-up: it does no harm, and none is lost.
@@ -88,4 +95,4 @@ class LastTimeout:
 
     def _fired(self, armed: Armed) -> None:
         self.compare_and_set(armed, None)
-        self._fire(armed.due_us)
+        self._fire(armed.last_us)

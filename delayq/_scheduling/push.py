@@ -103,6 +103,10 @@ class Pushes:
         """Nothing that is due before this moment is left: whoever still announces such a message is late."""
         # Whatever was known before: the server's clock may have been set back.
         self._settled_through = through_us
+        held = self._last_timeout.held
+        if held is not None and held.last_us < through_us:
+            # It would be passed over, and until then keep a later one from being armed.
+            self._last_timeout.disarm()
 
     def found(self, listeners: int) -> None:
         """Our call has found something. So many clients heard its notice; 0: it gave none."""
@@ -119,10 +123,10 @@ class Pushes:
         """Somebody was first."""
         if notice.client == self.client:
             return
+        held, after = self._last_timeout.held, 0.0
         self.settled(notice.through_us)
-        held = self._last_timeout.held
-        after = 0.0
         if held is not None and held.due_us <= notice.through_us:
+            # What else it stands for the notice knows, or an announcement that follows it.
             after = max(0.0, -self._clock.seconds_from_now(held.due_us))
             self._last_timeout.disarm()
         self.turns.heard(notice, after, wanted=self._wanted())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delayq._background import Background
@@ -319,6 +320,13 @@ class TestPushes:
         desk.pushes.settled(desk.us(10))
         assert await desk.at(0) == 0
 
+    async def test_a_wake_up_for_what_a_call_has_settled_meanwhile_gives_way_to_the_next(self, desk: Desk) -> None:
+        desk.pushes.announced(desk.us(10))
+        desk.pushes.settled(desk.us(11))
+        desk.pushes.next_due(desk.us(20))
+        assert await desk.at(19.9) == 0
+        assert await desk.at(20.1) == 1
+
     async def test_whoever_knows_that_nothing_is_due_need_not_ask_for_the_next_caller(self, desk: Desk) -> None:
         desk.answers.append(desk.us(10))
         assert await desk.push() == 1
@@ -420,3 +428,119 @@ class TestPushes:
             for desk in (one, two):
                 desk.pushes.close()
                 await desk.background.aclose()
+
+
+class Shop:
+    """A delayed queue on a server, one client's pushes for it, and what is on its way between them; time stands still."""
+
+    def __init__(self) -> None:
+        self.desk = Desk()
+        self.desk._once = self._once  # type: ignore[method-assign]
+        self.desk.pushes._once = self._once
+        self.dues: list[int] = []
+        # Published in this order; answers travel on other connections.
+        self.channel: deque[Notice | int] = deque()
+        self.own_offers: deque[int] = deque()
+        self.answered = asyncio.Event()
+
+    @property
+    def now(self) -> int:
+        return self.desk.us(self.desk.time.time())
+
+    def offer(self, wait_ms: int, *, ours: bool) -> None:
+        due = max(self.now - self.now % 1000, -(-(self.now + wait_ms * 1000) // 1000) * 1000)
+        if not self.dues or due < min(self.dues):
+            self.channel.append(due)
+        if ours:
+            self.own_offers.append(due)
+        self.dues.append(due)
+
+    def move(self, client: str) -> int:
+        """Move what is due, and tell the others if there was anything. Returns when the next one is due."""
+        left = [due for due in self.dues if due > self.now]
+        found, self.dues = len(left) < len(self.dues), left
+        following = min(left, default=-1)
+        if found:
+            self.channel.append(Notice(following, self.now, client, wanted=True))
+        return following
+
+    async def _once(self) -> int:
+        now, before = self.now, len(self.dues)
+        following = self.move(self.desk.pushes.client)
+        found = before > len(self.dues)
+        # The answer may take long.
+        await self.answered.wait()
+        self.desk.pushes.settled(now - now % 1000)
+        if found:
+            self.desk.pushes.found(2)
+        return following
+
+    async def hear(self) -> None:
+        if self.channel:
+            said = self.channel.popleft()
+            if isinstance(said, Notice):
+                self.desk.pushes.noticed(said)
+            else:
+                self.desk.pushes.announced(said)
+        await self.settle()
+
+    async def remember(self) -> None:
+        if self.own_offers:
+            self.desk.pushes.announced(self.own_offers.popleft())
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Let run what can run without waiting."""
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def answer(self) -> None:
+        self.answered.set()
+        await self.settle()
+        self.answered.clear()
+
+    async def pass_by(self, ms: int) -> None:
+        self.desk.time.advance(ms / 1000)
+        await self.settle()
+
+
+_HAPPENS = st.lists(
+    st.one_of(
+        st.tuples(st.just("offer"), st.integers(0, 30), st.booleans()),
+        st.tuples(st.just("pass_by"), st.integers(1, 20)),
+        st.sampled_from([("hear",), ("remember",), ("answer",), ("another moves",)]),
+    ),
+    max_size=40,
+)
+
+
+@given(happens=_HAPPENS, chance=st.floats(0, 1), first=st.booleans())
+@settings(deadline=None, max_examples=400)
+def test_in_whatever_order_things_become_known_nothing_that_is_due_waits_for_the_re_check(
+    happens: list[tuple[Any, ...]], chance: float, first: bool
+) -> None:
+    async def run() -> None:
+        shop = Shop()
+        shop.desk.pushes.turns = Turns(lambda: chance)
+        if not first:
+            shop.desk.pushes.turns.heard(Notice(-1, 0, "other", wanted=True), 0, wanted=True)
+        for what, *facts in happens:
+            if what == "offer":
+                shop.offer(facts[0], ours=facts[1])
+            elif what == "another moves":
+                shop.move("other")
+            else:
+                await getattr(shop, what)(*facts)
+        # All arrives in the end; and nobody else is there any more.
+        for _ in range(60):
+            while shop.channel:
+                await shop.hear()
+            while shop.own_offers:
+                await shop.remember()
+            await shop.answer()
+            await shop.pass_by(5)
+        assert shop.dues == []
+        shop.desk.pushes.close()
+        await shop.desk.background.aclose()
+
+    asyncio.run(run())
