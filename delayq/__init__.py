@@ -1,5 +1,6 @@
 """Deliver messages later, exactly when due: delayed queues for asyncio on Redis or Valkey."""
 
+from delayq._offering import Offer
 from delayq.backoff import Backoff
 from delayq.client import Client, ClientStatistics, connect
 from delayq.codecs import JsonCodec, StringCodec
@@ -31,7 +32,7 @@ from delayq.errors import (
 )
 from delayq.message import Message, Reject, RetryAfter
 from delayq.recurring import Schedule
-from delayq.reliable_queue import Offer, ReliableQueue, Stats
+from delayq.reliable_queue import ReliableQueue, Stats
 from delayq.timer import HashedWheelTimer
 from delayq.wheel import Timeout
 from delayq.worker import Worker

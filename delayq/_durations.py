@@ -33,7 +33,8 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
     elif isinstance(duration, int | float) and not isinstance(duration, bool):
         if not math.isfinite(duration):
             raise BadDelay(f"{what} must be finite, not {duration}")
-        exact = duration * 1_000_000
+        # Capped, for the product of a huge one is infinite.
+        exact = min(duration, 2.0 * MAX_MS) * 1_000_000
         result = int(exact)
         if result != exact:
             # Rounded first: 1.1 s is 1,100,000 microseconds, and not one more because the float is a little above.

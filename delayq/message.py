@@ -12,6 +12,7 @@ import anyio
 
 from delayq._durations import Duration, microseconds, moment_us
 from delayq._redis.bodies import parse
+from delayq._scheduling.settling import LOST
 from delayq.errors import DecodeError, LeaseLost
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ class Message(Generic[T]):
         (mine,) = await self._origin.queue.settling.extend([self._claim], microseconds(duration, "lease"))
         if not mine:
             self._lose()
-            raise LeaseLost(_LOST)
+            raise LeaseLost(LOST)
 
     async def bury(self, reason: str, error: BaseException | str | None = None) -> None:
         """Make it a dead letter, whatever attempts are left. Raises as :meth:`ack`.
@@ -266,7 +267,7 @@ class Message(Generic[T]):
         keeper = self._origin.queue.keeper
         if keeper.is_short(self._claim) and await keeper.freshen([self._claim]):
             self._lose()
-            raise LeaseLost(_LOST)
+            raise LeaseLost(LOST)
         # Told the loop, it need not find it.
         self._task = asyncio.current_task(self._origin.queue.loop)
         assert self._task is not None, "an async with block runs in a task"
@@ -281,9 +282,9 @@ class Message(Generic[T]):
         if self._lost:
             by_others = task is not None and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
             if error is None or isinstance(error, RetryAfter | Reject):
-                raise LeaseLost(_LOST)
+                raise LeaseLost(LOST)
             if self._cancelled and isinstance(error, asyncio.CancelledError) and not by_others:
-                raise LeaseLost(_LOST) from None
+                raise LeaseLost(LOST) from None
             return False
         if self._settled:
             return isinstance(error, RetryAfter | Reject)
@@ -335,7 +336,7 @@ class Message(Generic[T]):
 
     def _demand_lease(self) -> None:
         if self._lost:
-            raise LeaseLost(_LOST)
+            raise LeaseLost(LOST)
         if self._settled:
             raise LeaseLost("the message is not ours to settle: it was settled, or only looked at")
 
@@ -349,9 +350,6 @@ class Message(Generic[T]):
         if self._task is not None and self._task is not asyncio.current_task():
             self._cancelled = True
             self._task.cancel("the lease of the message was lost")
-
-
-_LOST = "the lease has ended: another worker may have the message"
 
 
 def _text(error: BaseException | str | None) -> str:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections import Counter
-from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
 
 from delayq._durations import Duration, delay_us, microseconds, seconds
-from delayq._ids import new_id
-from delayq._redis.bodies import content
-from delayq._redis.keys import PRIORITIES
+from delayq._offering import THERE, Offer, Offering, OnDuplicate, checked_id
 from delayq._redis.reliable_scripts import CANCEL, GET, LIST, PURGE, RESCHEDULE, RESUME, STATS
-from delayq._redis.retry import retry_delay
 from delayq._scheduling.claims import Claim, Policy
 from delayq._scheduling.open_reliable import NewMessage, OpenReliableQueue
 from delayq._scheduling.recurrence import is_occurrence
@@ -30,11 +23,6 @@ from delayq.errors import (
     Closed,
     ConfigurationError,
     DelayqError,
-    DuplicateMessage,
-    EncodeError,
-    OutcomeUnknown,
-    PayloadTooLarge,
-    QueueFull,
     ServerError,
 )
 from delayq.message import Message, Origin, State
@@ -42,7 +30,7 @@ from delayq.recurring import Recurring
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import AsyncIterator, Iterable, MutableSequence, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -54,35 +42,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_log = logging.getLogger("delayq")
-
-OnDuplicate = Literal["raise", "ignore", "replace"]
 Expired = Literal["drop", "dead"]
 WhenFull = Literal["raise", "wait"]
 
 RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
 """The default of ``backoff``."""
 
-_STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL = 1, 2, 0, -1, -2
-_THERE = (_STORED, _REPLACED, _IGNORED)
 # What is looked at or dropped per script.
 _AT_A_TIME = 200
-_LONGEST_ID = 512
-_LARGEST_HEADERS = 16 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer(Generic[T]):
-    """One message for :meth:`ReliableQueue.offer_many`. Its fields are the arguments of :meth:`ReliableQueue.offer`."""
-
-    value: T = field(kw_only=False)
-    delay: Duration | None = None
-    at: datetime | None = None
-    id: str | None = None
-    headers: Mapping[str, str] | None = None
-    priority: int = 0
-    ttl: Duration | None = None
-    on_duplicate: OnDuplicate = "raise"
 
 
 @dataclass(frozen=True)
@@ -164,6 +131,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if self._open.policy != policy:
             raise ConfigurationError(f"queue {keys.name!r} is open on this client with other settings")
         self._origin = Origin(codec, self._open, settings.backoff, settings.max_attempts or 0)
+        self._offering: Offering[T] = Offering(codec, self._open, settings.max_payload, waits=settings.when_full == "wait")
         self.dead: DeadLetters[T] = DeadLetters(keys, session.server, codec)
 
     @property
@@ -213,15 +181,15 @@ class ReliableQueue(Recurring[T], Generic[T]):
             await offers.room()
         if id is not None or self._settings.max_size:
             await self._settled()
-        message = self._message(value, delay, at, id, headers, priority, ttl, on_duplicate)
+        message = self._offering.message(value, delay, at, id, headers, priority, ttl, on_duplicate)
         try:
             outcome = await offers.submit(message, len(message.content))
         except DelayqError as error:
-            self._raise((message.id,), (error,))
+            self._offering.raise_for((message.id,), (error,))
             raise
-        if outcome not in _THERE:
+        if outcome not in THERE:
             # Rare enough to be treated as one of many.
-            (message,) = await self._store([message], [outcome], made_up=[id is None])
+            (message,) = await self._offering.store([message], [outcome], made_up=[id is None])
         return message.id
 
     async def offer_many(self, offers: Iterable[Offer[T]]) -> list[str]:
@@ -239,13 +207,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if self._settings.max_size or any(offer.id is not None for offer in offered):
             await self._settled()
         messages = [
-            self._message(
+            self._offering.message(
                 offer.value, offer.delay, offer.at, offer.id, offer.headers, offer.priority, offer.ttl, offer.on_duplicate
             )
             for offer in offered
         ]
-        outcomes = await self._outcomes(messages)
-        stored = await self._store(messages, outcomes, made_up=[offer.id is None for offer in offered])
+        outcomes = await self._offering.outcomes(messages)
+        stored = await self._offering.store(messages, outcomes, made_up=[offer.id is None for offer in offered])
         return [message.id for message in stored]
 
     # Taking
@@ -303,7 +271,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             OutcomeUnknown: The answer was lost: it may have been cancelled. Any other error: it was not.
         """
         self._check_open()
-        return bool((await self._server.run(CANCEL, self._keys.messages, (_checked_id(id),)))[0])
+        return bool((await self._server.run(CANCEL, self._keys.messages, (checked_id(id),)))[0])
 
     async def reschedule(self, id: str, delay: Duration | None = None, *, at: datetime | None = None) -> bool:  # noqa: A002
         """Make a message due ``delay`` from now, or at ``at``, unless a worker has it.
@@ -319,12 +287,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if delay is None and at is None:
             raise BadDelay("give delay or at")
         keys = (*self._keys.messages, self._keys.wake)
-        return bool(await self._server.run(RESCHEDULE, keys, (_checked_id(id), delay_us(delay, at))))
+        return bool(await self._server.run(RESCHEDULE, keys, (checked_id(id), delay_us(delay, at))))
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
         """Look at a live message; None if there is none of that id. It is not leased to you."""
         await self._settled()
-        (found,) = await self._server.run(GET, self._keys.messages, (_checked_id(id),))
+        (found,) = await self._server.run(GET, self._keys.messages, (checked_id(id),))
         return None if found is None else self._seen(id.encode(), found)
 
     # Looking, and cleaning up
@@ -425,91 +393,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
             await self._open.settling.flush()
             self._check_open()
 
-    def _message(
-        self,
-        value: T,
-        delay: Duration | None,
-        at: datetime | None,
-        id: str | None,  # noqa: A002
-        headers: Mapping[str, str] | None,
-        priority: int,
-        ttl: Duration | None,
-        on_duplicate: OnDuplicate,
-    ) -> NewMessage:
-        payload = self._codec.encode(value)
-        if not isinstance(payload, bytes):
-            raise EncodeError(f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes")
-        if len(payload) > self._settings.max_payload:
-            raise PayloadTooLarge(len(payload), self._settings.max_payload)
-        if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < PRIORITIES:
-            raise BadInput(f"priority is an int from 0 to {PRIORITIES - 1}, not {priority!r}")
-        if on_duplicate not in ("raise", "ignore", "replace"):
-            raise BadInput(f'on_duplicate is "raise", "ignore" or "replace", not {on_duplicate!r}')
-        ttl_us = 0 if ttl is None else microseconds(ttl, "ttl")
-        if ttl is not None and not ttl_us:
-            raise BadDelay("ttl must be more than 0")
-        return NewMessage(
-            new_id() if id is None else _checked_id(id),
-            priority,
-            delay_us(delay, at),
-            ttl_us,
-            on_duplicate,
-            content(_checked_headers(headers), payload),
-        )
-
-    async def _store(
-        self, messages: MutableSequence[NewMessage], outcomes: MutableSequence[int | BaseException], *, made_up: Sequence[bool]
-    ) -> Sequence[NewMessage]:
-        """Offer again what was not stored and may be, until all are stored. ``made_up``: whose id is our own.
-
-        Raises:
-            What :meth:`offer_many` does.
-        """
-        tries = 0
-        while True:
-            again = []
-            for place, outcome in enumerate(outcomes):
-                if outcome == _DUPLICATE and made_up[place]:
-                    # Another process has made up the same one.
-                    messages[place] = messages[place]._replace(id=new_id())
-                    again.append(place)
-            if not again and self._settings.when_full == "wait" and _FULL in outcomes:
-                tries += 1
-                await asyncio.sleep(retry_delay(tries, most=1.0))
-                again = [place for place, outcome in enumerate(outcomes) if outcome == _FULL]
-            if not again:
-                self._raise([message.id for message in messages], outcomes)
-                return messages
-            for place, outcome in zip(again, await self._outcomes([messages[place] for place in again]), strict=True):
-                outcomes[place] = outcome
-
-    async def _outcomes(self, messages: Sequence[NewMessage]) -> MutableSequence[int | BaseException]:
-        try:
-            futures = self._open.offers.submit_many((message, len(message.content)) for message in messages)
-            return await asyncio.gather(*futures, return_exceptions=True)
-        except Closed as error:
-            return [error] * len(messages)
-
     def _occurrence(self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None) -> NewMessage:
-        return self._message(value, None, None, None, headers, priority, ttl, "raise")
-
-    def _raise(self, ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> None:
-        # Each id once: one list may name it twice.
-        stored = tuple(dict.fromkeys(name for name, outcome in zip(ids, outcomes, strict=True) if outcome in _THERE))
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if errors:
-            unknown = next((error for error in errors if isinstance(error, OutcomeUnknown)), None)
-            if stored or unknown:
-                error = unknown or errors[0]
-                raise OutcomeUnknown(
-                    f"{len(stored)} of {len(ids)} messages are stored, the others may be: {error}", stored
-                ) from error
-            raise errors[0]
-        refused = {name: outcome for name, outcome in zip(ids, outcomes, strict=True) if outcome in (_DUPLICATE, _FULL)}
-        if refused:
-            kinds = Counter(refused.values())
-            kind = DuplicateMessage if kinds[_DUPLICATE] else QueueFull
-            raise kind(tuple(refused), stored)
+        return self._offering.message(value, None, None, None, headers, priority, ttl, "raise")
 
     async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:
         """What was claimed ahead may have waited long for a slow handler, and be somebody else's by now."""
@@ -525,30 +410,3 @@ class ReliableQueue(Recurring[T], Generic[T]):
         at = int(float(moment))
         claim = Claim(id, "", priority, attempt, at, body, at, 0.0)
         return Message(claim, self._origin, state.decode(), error=None if error is None else error.decode(errors="replace"))
-
-
-def _checked_id(id: str) -> str:  # noqa: A002
-    if not isinstance(id, str) or not id:
-        raise BadInput("an id is a non-empty str")
-    try:
-        size = len(id.encode())
-    except UnicodeEncodeError:
-        raise BadInput("an id must be writable as UTF-8") from None
-    if size > _LONGEST_ID:
-        raise BadInput(f"an id has {_LONGEST_ID} bytes at most, not {size}")
-    return id
-
-
-def _checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    if headers is None:
-        return None
-    if not isinstance(headers, Mapping):
-        raise BadInput(f"headers are a mapping of str to str, not {type(headers).__name__}")
-    size = 0
-    for name, text in headers.items():
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise BadInput("headers are str by str")
-        size += len(name) + len(text)
-    if size > _LARGEST_HEADERS:
-        raise BadInput(f"headers have {_LARGEST_HEADERS} characters at most, not {size}")
-    return headers

@@ -21,9 +21,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Error = TypeVar("Error", bound=Exception)
 
-
-# So many commits are on their way at most.
+# So many commits are on their way at most, the second one if it has so many items.
 _LANES = 2
+_ENOUGH = 50
 # What waits beyond these bytes holds up whoever comes.
 _MOST_WAITING = 16 * 1024 * 1024
 
@@ -71,7 +71,6 @@ class GroupCommit(Generic[Item, Result]):
         results: Callable[[Sequence[Item], Any], Sequence[Result]],
         max_items: int,
         max_bytes: int,
-        enough: int = 50,
         final: bool = False,
         unattended: Callable[[Item, Result | BaseException], object] = lambda _item, _outcome: None,
     ) -> None:
@@ -84,7 +83,6 @@ class GroupCommit(Generic[Item, Result]):
         results: One result per item, in order, from an answer.
         max_items: Items per commit at most: one script blocks the whole server while it runs.
         max_bytes: Bytes per commit, where more than one item is in it.
-        enough: With a commit on its way, so many are enough for a second one.
         final: Whether an item is committed though its caller is cancelled.
         unattended: Called with what became of an item for which nobody waits.
         """
@@ -97,7 +95,6 @@ class GroupCommit(Generic[Item, Result]):
         self._results = results
         self._max_items = max_items
         self._max_bytes = max_bytes
-        self._enough = enough
         self._final = final
         self._unattended = unattended
         # What waits, the last of it open for more.
@@ -149,7 +146,7 @@ class GroupCommit(Generic[Item, Result]):
         """Add ``item`` of ``size`` bytes to the next commit. Await or cancel what this returns."""
         future = self._new_future()
         collected = self._add(item, size, future)
-        if not (calls := self._calls) or (collected >= self._enough and len(calls) < _LANES):
+        if not (calls := self._calls) or (collected >= _ENOUGH and len(calls) < _LANES):
             self._leave()
         return future
 
@@ -213,7 +210,7 @@ class GroupCommit(Generic[Item, Result]):
         calls, waiting = self._calls, self._waiting
         while waiting:
             if calls and (
-                len(calls) >= _LANES or calls[0].task is not None or (len(waiting) == 1 and len(waiting[0].items) < self._enough)
+                len(calls) >= _LANES or calls[0].task is not None or (len(waiting) == 1 and len(waiting[0].items) < _ENOUGH)
             ):
                 return
             call = waiting.popleft()

@@ -47,15 +47,17 @@ class Server:
         if len(calls) > 1:
             # What fails is asked again, one by one.
             with suppress(DelayqError):
-                wire = await self._acquire()
+                wire, arrived = await self._acquire(), False
                 self.round_trips += 1
                 try:
                     asked = [wire.ask("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
                     answers = await asyncio.gather(*asked, return_exceptions=True)
+                    arrived = True
                     if not any(isinstance(answer, BaseException) for answer in answers):
                         return answers
                 finally:
-                    self._connections.release(wire)
+                    # Who is cancelled leaves answers to come.
+                    (self._connections.release if arrived else self._connections.drop)(wire)
         return [await self.run(script, keys, args) for keys, args in calls]
 
     def run_soon(

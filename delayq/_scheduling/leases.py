@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delayq._redis.group_commit import GroupCommit, Request
 from delayq._redis.scripts import ACK, EXTEND, NACK, RELEASE
-from delayq._scheduling.settling import settle, settled
+from delayq._scheduling.settling import heed, settle, settled
 from delayq.errors import LeaseLost, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
     from delayq._redis.keys import DelayedKeys
     from delayq._scheduling.services import Services
-
-_log = logging.getLogger("delayq")
 
 _ACKS_AT_A_TIME = 200
 
@@ -67,7 +64,7 @@ class Leases:
             results=lambda _, answer: settled(answer),
             max_items=_ACKS_AT_A_TIME,
             max_bytes=_ACKS_AT_A_TIME,
-            unattended=self._heed,
+            unattended=lambda _, outcome: heed(keys.name, None, outcome),
         )
 
     @property
@@ -116,12 +113,6 @@ class Leases:
     async def aclose(self, grace: float) -> None:
         """Take nothing more. What is on its way has ``grace`` seconds."""
         await self._acks.aclose(grace)
-
-    def _heed(self, _lease: Lease, outcome: bool | OutcomeUnknown | BaseException) -> None:
-        if outcome is False:
-            _log.warning("queue %r: the lease of a message was lost: what its handler did may be done again", self._keys.name)
-        elif outcome is not True:
-            _log.warning("queue %r: a message is handled, but may come again: %s", self._keys.name, outcome)
 
 
 _LOST = "the lease has ended: the message went back to the queue, and another worker may have it"

@@ -27,6 +27,7 @@ _MOST_UNANSWERED = 2 * _AT_A_TIME
 # carried out, seconds.
 _SURELY = 1.0
 LOST = "the lease has ended: another worker may have the message"
+HANDLED_TWICE = "queue %r: the lease of %s was lost: what its handler did may be done again"
 
 Part = str | bytes | int
 
@@ -126,20 +127,23 @@ class Settling:
         return Request(ACK, (*self._keys.messages, self._keys.done), args)
 
     def _heed(self, claim: Claim, outcome: bool | OutcomeUnknown | BaseException) -> None:
-        if outcome is True:
-            return
-        name = claim.id.decode(errors="replace")
-        if outcome is False:
-            _log.warning(
-                "queue %r: the lease of message %r was lost: what its handler did may be done again", self._keys.name, name
-            )
-        else:
-            _log.warning("queue %r: message %r is handled, but may come again: %s", self._keys.name, name, outcome)
+        heed(self._keys.name, claim.id, outcome)
 
     async def _settle(
         self, request: Request, claims: Sequence[Claim], lost: OutcomeUnknown | None = None
     ) -> list[bool | OutcomeUnknown]:
         return await settle(self._server, self._clock, request, [claim.ends_us for claim in claims], lost)
+
+
+def heed(queue: str, message: bytes | None, outcome: bool | OutcomeUnknown | BaseException) -> None:
+    """Log what became of an acknowledgement for which nobody waits, unless all is well. ``message`` is its id, if it has one."""
+    if outcome is True:
+        return
+    name = "a message" if message is None else f"message {message.decode(errors='replace')!r}"
+    if outcome is False:
+        _log.warning(HANDLED_TWICE, queue, name)
+    else:
+        _log.warning("queue %r: %s is handled, but may come again: %s", queue, name, outcome)
 
 
 def fresh_until(clock: ServerClock, ends_us: int, policy: Policy) -> float:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from delayq._scheduling.settling import HANDLED_TWICE
 from delayq.errors import DecodeError, DelayqError, LeaseLost
 from delayq.message import Message, Reject, RetryAfter
 from delayq.worker._contexts import InOwnContext
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 UNDECODABLE = "undecodable"
-_LOST = "queue %r: the lease of message %r was lost: what its handler did may be done again"
 _HERE = str(Path(__file__).parent)
 
 
@@ -84,7 +84,7 @@ class Handling:
                     else:
                         await message.ack()
         except LeaseLost:
-            _log.warning(_LOST, *self._of(message))
+            _log.warning(HANDLED_TWICE, self._queue, f"message {message.id!r}")
         except DelayqError as error:
             _log.warning("queue %r: message %r could not be settled and will come again: %s", *self._of(message), error)
 

@@ -29,9 +29,8 @@ __all__ = ["raw"]
 FEW = 10_000
 MANY = {"valkey-9": 1_000_000, "redis-7": 100_000, "redis-6.2": 100_000}
 ROUNDS = 30
-# Redis 7 and older spend more on each entry of a hash and of a sorted set: 294 and 297 at a million. What a server spends
-# on itself meanwhile differs by some bytes for each: 301 to 307 on 6.2.
-BYTES = {"valkey-9": 280, "redis-7": 305, "redis-6.2": 308}
+# Redis 7 and older spend more on each entry of a hash and of a sorted set: 294 and 297 at a million.
+BYTES = {"valkey-9": 280, "redis-7": 305, "redis-6.2": 305}
 # What connections, scripts and empty tables take, bytes.
 SLACK = 3_000_000
 
@@ -51,20 +50,20 @@ async def fill(queue: ReliableQueue[bytes], count: int) -> None:
 
 async def used_memory(raw: Any) -> int:
     await raw.execute_command("MEMORY", "PURGE")
-    return int((await raw.info("memory"))["used_memory"])
+    known = await raw.info("memory")
+    # Connections have buffers, which grow with what passed through them.
+    return int(known["used_memory"]) - int(known["mem_clients_normal"])
 
 
-async def cost(raw: Any, work: Callable[[], Awaitable[Any]]) -> float:
-    """The server's microseconds per script that ``work`` runs."""
+async def cost(raw: Any, work: Callable[[], Awaitable[Any]]) -> int:
+    """The server's microseconds for all scripts that ran meanwhile: those of ``work``, and rarely a re-check."""
 
-    async def counted() -> tuple[int, int]:
-        known = (await raw.info("commandstats"))["cmdstat_evalsha"]
-        return known["usec"], known["calls"]
+    async def spent() -> int:
+        return int((await raw.info("commandstats"))["cmdstat_evalsha"]["usec"])
 
-    usec, calls = await counted()
+    before = await spent()
     await work()
-    usec_after, calls_after = await counted()
-    return (usec_after - usec) / (calls_after - calls)
+    return await spent() - before
 
 
 async def commands(raw: Any, work: Callable[[], Awaitable[Any]]) -> dict[str, int]:
@@ -111,6 +110,8 @@ async def extend(queue: ReliableQueue[bytes], held: list[Message[bytes]]) -> Non
 
 async def test_size_costs_no_time_per_message_and_little_memory(server: PrivateServer) -> None:
     many = MANY[server.kind.name]
+    # Where memory was freed before, libc hands out pieces that are larger than what was asked for.
+    server.restart()
     async with delayq.connect(server.url) as client, Redis.from_url(server.url) as raw:
         small = client.reliable_queue("small", codec=Bytes(), lease=LEASE)
         large = client.reliable_queue("large", codec=Bytes(), lease=LEASE)
@@ -132,13 +133,13 @@ async def test_size_costs_no_time_per_message_and_little_memory(server: PrivateS
         }
         ratios = {}
         for name, work in works.items():
-            times: dict[str, list[float]] = {"small": [], "large": []}
+            times: dict[str, list[int]] = {"small": [], "large": []}
             for _ in range(ROUNDS):
                 for queue in (small, large):
                     times[queue.name].append(await cost(raw, lambda work=work, queue=queue: work(queue)))  # type: ignore[misc]
             ratios[name] = round(median(times["large"]) / median(times["small"]), 2)
         print(server.kind.name, many, "bytes", round((full - empty) / many), ratios)
-        # A hundred times as many cost up to half as much more: what no cache holds. The bound leaves room for noise.
+        # A hundred times as many cost 1.4 times as much: what no cache holds. Beside other work there is less cache: 1.6.
         assert ratios["claim and ack"] <= 2
         # Its cost is the logarithm's, next to nothing, and so less steady.
         assert max(ratios.values()) <= 3

@@ -54,7 +54,7 @@ class Store:
             raise error
         return [item * 100 for item in items]
 
-    def group(self, background: Background, *, final: bool = False, enough: int = 50) -> GroupCommit[int, int]:
+    def group(self, background: Background, *, final: bool = False) -> GroupCommit[int, int]:
         return GroupCommit(
             cast("Server", self),
             background,
@@ -63,7 +63,6 @@ class Store:
             results=lambda _, answer: answer,
             max_items=3,
             max_bytes=100,
-            enough=enough,
             final=final,
         )
 
@@ -264,9 +263,12 @@ async def test_closing_sends_what_was_to_leave_soon_and_tells_of_what_cannot(sto
     await background.aclose()
 
 
-async def test_where_enough_waits_a_second_call_leaves_behind_the_first_on_the_same_connection(store: Store) -> None:
+async def test_where_enough_waits_a_second_call_leaves_behind_the_first_on_the_same_connection(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     background = Background()
-    group = store.group(background, enough=2)
+    monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 2)
+    group = store.group(background)
     first = group.submit(1, 1)
     second = group.submit(2, 1)
     assert store.batches == [[1]]
@@ -283,9 +285,10 @@ async def test_where_enough_waits_a_second_call_leaves_behind_the_first_on_the_s
     await background.aclose()
 
 
-async def test_each_lane_has_one_call_on_its_way(store: Store) -> None:
+async def test_each_lane_has_one_call_on_its_way(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     background = Background()
-    group = store.group(background, enough=1)
+    monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)
+    group = store.group(background)
     lanes: list[str] = []
     request = group._request
 
@@ -303,9 +306,12 @@ async def test_each_lane_has_one_call_on_its_way(store: Store) -> None:
     await background.aclose()
 
 
-async def test_while_one_is_repeated_nothing_leaves_and_the_other_gets_its_answer(store: Store) -> None:
+async def test_while_one_is_repeated_nothing_leaves_and_the_other_gets_its_answer(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     background = Background()
-    group = store.group(background, enough=1)
+    monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)
+    group = store.group(background)
     first, second = group.submit(1, 1), group.submit(2, 1)
     store.answer.put_nowait(ServerUnavailable("restarting"))
     store.answer.put_nowait(None)
@@ -321,9 +327,10 @@ async def test_while_one_is_repeated_nothing_leaves_and_the_other_gets_its_answe
     await background.aclose()
 
 
-async def test_closing_with_two_on_their_way_tells_both(store: Store) -> None:
+async def test_closing_with_two_on_their_way_tells_both(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     background = Background()
-    group = store.group(background, enough=1)
+    monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)
+    group = store.group(background)
     futures = [group.submit(1, 1), group.submit(2, 1)]
     await group.aclose(0.01)
     for outcome in await asyncio.gather(*futures, return_exceptions=True):

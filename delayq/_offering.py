@@ -1,0 +1,188 @@
+"""Offers to a reliable queue: what is checked before they leave, and what their outcomes mean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+from delayq._durations import Duration, delay_us, microseconds
+from delayq._ids import new_id
+from delayq._redis.bodies import content
+from delayq._redis.keys import PRIORITIES
+from delayq._redis.retry import retry_delay
+from delayq._scheduling.open_reliable import NewMessage, OpenReliableQueue
+from delayq.errors import (
+    BadDelay,
+    BadInput,
+    Closed,
+    DuplicateMessage,
+    EncodeError,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    QueueFull,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import MutableSequence, Sequence
+    from datetime import datetime
+
+    from delayq.codecs import Codec
+
+T = TypeVar("T")
+
+OnDuplicate = Literal["raise", "ignore", "replace"]
+
+# What offer.lua says of a message.
+_STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL = 1, 2, 0, -1, -2
+THERE = (_STORED, _REPLACED, _IGNORED)
+_LONGEST_ID = 512
+_LARGEST_HEADERS = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer(Generic[T]):
+    """One message for :meth:`ReliableQueue.offer_many`. Its fields are the arguments of :meth:`ReliableQueue.offer`."""
+
+    value: T = field(kw_only=False)
+    delay: Duration | None = None
+    at: datetime | None = None
+    id: str | None = None
+    headers: Mapping[str, str] | None = None
+    priority: int = 0
+    ttl: Duration | None = None
+    on_duplicate: OnDuplicate = "raise"
+
+
+class Offering(Generic[T]):
+    """One handle's way in."""
+
+    def __init__(self, codec: Codec[T], queue: OpenReliableQueue, max_payload: int, *, waits: bool) -> None:
+        """Args:
+        max_payload: Bytes.
+        waits: Whether offers wait for room where the queue is full.
+        """
+        self._codec = codec
+        self._queue = queue
+        self._max_payload = max_payload
+        self._waits = waits
+
+    def message(
+        self,
+        value: T,
+        delay: Duration | None,
+        at: datetime | None,
+        id: str | None,  # noqa: A002
+        headers: Mapping[str, str] | None,
+        priority: int,
+        ttl: Duration | None,
+        on_duplicate: OnDuplicate,
+    ) -> NewMessage:
+        """Check everything about one message, and encode it.
+
+        Raises:
+            BadInput, EncodeError: As :meth:`delayq.ReliableQueue.offer`.
+        """
+        payload = self._codec.encode(value)
+        if not isinstance(payload, bytes):
+            raise EncodeError(f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes")
+        if len(payload) > self._max_payload:
+            raise PayloadTooLarge(len(payload), self._max_payload)
+        if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < PRIORITIES:
+            raise BadInput(f"priority is an int from 0 to {PRIORITIES - 1}, not {priority!r}")
+        if on_duplicate not in ("raise", "ignore", "replace"):
+            raise BadInput(f'on_duplicate is "raise", "ignore" or "replace", not {on_duplicate!r}')
+        ttl_us = 0 if ttl is None else microseconds(ttl, "ttl")
+        if ttl is not None and not ttl_us:
+            raise BadDelay("ttl must be more than 0")
+        return NewMessage(
+            new_id() if id is None else checked_id(id),
+            priority,
+            delay_us(delay, at),
+            ttl_us,
+            on_duplicate,
+            content(_checked_headers(headers), payload),
+        )
+
+    async def outcomes(self, messages: Sequence[NewMessage]) -> MutableSequence[int | BaseException]:
+        """Send them, and say what became of each."""
+        try:
+            futures = self._queue.offers.submit_many((message, len(message.content)) for message in messages)
+            return await asyncio.gather(*futures, return_exceptions=True)
+        except Closed as error:
+            return [error] * len(messages)
+
+    async def store(
+        self, messages: MutableSequence[NewMessage], outcomes: MutableSequence[int | BaseException], *, made_up: Sequence[bool]
+    ) -> Sequence[NewMessage]:
+        """Offer again what was not stored and may be, until all are stored. ``made_up``: whose id is our own.
+
+        Raises:
+            What :meth:`delayq.ReliableQueue.offer_many` does.
+        """
+        tries = 0
+        while True:
+            again = []
+            for place, outcome in enumerate(outcomes):
+                if outcome == _DUPLICATE and made_up[place]:
+                    # Another process has made up the same one.
+                    messages[place] = messages[place]._replace(id=new_id())
+                    again.append(place)
+            if not again and self._waits and _FULL in outcomes:
+                tries += 1
+                await asyncio.sleep(retry_delay(tries, most=1.0))
+                again = [place for place, outcome in enumerate(outcomes) if outcome == _FULL]
+            if not again:
+                self.raise_for([message.id for message in messages], outcomes)
+                return messages
+            for place, outcome in zip(again, await self.outcomes([messages[place] for place in again]), strict=True):
+                outcomes[place] = outcome
+
+    def raise_for(self, ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> None:
+        """Raise what says that not all of these messages are stored; return if they are."""
+        # Each id once: one list may name it twice.
+        stored = tuple(dict.fromkeys(name for name, outcome in zip(ids, outcomes, strict=True) if outcome in THERE))
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if errors:
+            unknown = next((error for error in errors if isinstance(error, OutcomeUnknown)), None)
+            if stored or unknown:
+                error = unknown or errors[0]
+                raise OutcomeUnknown(
+                    f"{len(stored)} of {len(ids)} messages are stored, the others may be: {error}", stored
+                ) from error
+            raise errors[0]
+        refused = {name: outcome for name, outcome in zip(ids, outcomes, strict=True) if outcome in (_DUPLICATE, _FULL)}
+        if refused:
+            kinds = Counter(refused.values())
+            kind = DuplicateMessage if kinds[_DUPLICATE] else QueueFull
+            raise kind(tuple(refused), stored)
+
+
+def checked_id(id: str) -> str:  # noqa: A002
+    """The id, if it may be one. Raises BadInput."""
+    if not isinstance(id, str) or not id:
+        raise BadInput("an id is a non-empty str")
+    try:
+        size = len(id.encode())
+    except UnicodeEncodeError:
+        raise BadInput("an id must be writable as UTF-8") from None
+    if size > _LONGEST_ID:
+        raise BadInput(f"an id has {_LONGEST_ID} bytes at most, not {size}")
+    return id
+
+
+def _checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping):
+        raise BadInput(f"headers are a mapping of str to str, not {type(headers).__name__}")
+    size = 0
+    for name, text in headers.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise BadInput("headers are str by str")
+        size += len(name) + len(text)
+    if size > _LARGEST_HEADERS:
+        raise BadInput(f"headers have {_LARGEST_HEADERS} characters at most, not {size}")
+    return headers
