@@ -4,7 +4,7 @@ const readline = require('node:readline');
 const { performance } = require('node:perf_hooks');
 const { Queue, Worker } = require('bullmq');
 
-const BULK = 100;
+const BULK = 1000;
 const [, , what, url, settings, file] = process.argv;
 const address = new URL(url);
 const connection = { host: address.hostname, port: Number(address.port), maxRetriesPerRequest: null };

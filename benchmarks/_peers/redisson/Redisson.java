@@ -17,7 +17,7 @@ import org.redisson.config.Config;
 /** Redisson's RDelayedQueue, as adapter.py says: taken by take() one by one, or "best" by up to 100. */
 public final class Redisson {
     private static final ObjectMapper JSON = new ObjectMapper();
-    private static final int BULK = 100;
+    private static final int BULK = 1000;
 
     public static void main(String[] args) throws Exception {
         var config = new Config();
