@@ -301,14 +301,14 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], by_size: list[dict[str
             left.axhline(found[name], color=colour, linestyle=dashes, linewidth=1.4, label=name)
     left.set_xticks(range(len(ends)), [end.replace(" at", "\nat").replace("(", "\n(").replace(" by", "\nby") for end in ends])
     left.set_title(f"offers a second, {loop}", loc="left", fontsize=9.5)
-    left.legend(frameon=False, fontsize=8)
+    left.legend(loc="upper left", frameon=False, fontsize=8)
     if by_size:
         for kind, (colour, marker) in looks.items():
             points = [(row["pending"], row["rate"]) for row in by_size if row["kind"] == kind]
             panels[0][1].semilogx(*zip(*points, strict=True), color=colour, marker=marker, label=kind)
         panels[0][1].set_title(f"offers a second from {FLAT_TASKS} tasks, by messages pending", loc="left", fontsize=9.5)
         panels[0][1].xaxis.set_major_formatter("{x:,.0f}")
-        panels[0][1].legend(frameon=False, fontsize=8)
+        panels[0][1].legend(loc="upper left", frameon=False, fontsize=8)
     for panel in panels[0]:
         panel.set_ylim(bottom=0)
         panel.yaxis.set_major_formatter("{x:,.0f}")
