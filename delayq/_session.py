@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import anyio
 
 from delayq._background import Background
+from delayq._redis.address import AnyAddress, ClusterAddress
+from delayq._redis.cluster import Cluster
 from delayq._redis.connections import Connections
+from delayq._redis.nodes import Nodes, OneServer
 from delayq._redis.server import Server
 from delayq._scheduling.scheduler import Scheduler
 from delayq.errors import ConfigurationError
 from delayq.timer import HashedWheelTimer
-
-if TYPE_CHECKING:
-    from delayq._redis.address import Address
 
 # So short that the wheel adds next to nothing to what the alarm can do. An idle one costs nothing however short it is.
 _TICK = 0.0001
@@ -27,13 +26,17 @@ _CLOSE_WITHIN = 0.9
 class Session:
     """Connections, the one timer, the background tasks and the scheduler, which all queues of a client share."""
 
-    def __init__(self, address: Address, max_connections: int, resync_interval: float) -> None:
+    def __init__(self, address: AnyAddress, max_connections: int, resync_interval: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self.connections: Connections = Connections(address, max_connections)
-        self.server: Server = Server(self.connections)
+        self.nodes: Nodes = (
+            Cluster(address, max_connections)
+            if isinstance(address, ClusterAddress)
+            else OneServer(Connections(address, max_connections))
+        )
+        self.server: Server = Server(self.nodes)
         self.timer: HashedWheelTimer = HashedWheelTimer(tick_duration=_TICK)
         self.background: Background = Background()
-        self.scheduler: Scheduler = Scheduler(self.server, self.connections, self.timer, self.background, resync_interval)
+        self.scheduler: Scheduler = Scheduler(self.server, self.nodes, self.timer, self.background, resync_interval)
 
     def check_loop(self) -> None:
         """Raise a clear error where asyncio would hang or fail late.
@@ -54,4 +57,4 @@ class Session:
         finally:
             self.timer.stop()
             await self.background.aclose()
-            await self.connections.aclose()
+            await self.nodes.aclose()

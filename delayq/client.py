@@ -289,8 +289,8 @@ class Client:
         transfers = [queue.transfer for queue in queues if isinstance(queue, OpenDelayedQueue)]
         reliable = [queue for queue in queues if isinstance(queue, OpenReliableQueue)]
         return ClientStatistics(
-            connections=session.connections.open,
-            connections_opened=session.connections.opened,
+            connections=session.nodes.open,
+            connections_opened=session.nodes.opened,
             timers=session.timer.pending_timeouts,
             alarm=session.timer.statistics().alarm,
             round_trips=session.server.round_trips + session.scheduler.subscriber.round_trips,

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
+from delayq._redis.address import Address, from_url
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
@@ -228,7 +230,10 @@ class PrivateServer:
         command += ["--appendonly", "yes" if self._appendonly else "no"]
         if self._appendonly:
             command += ["--appendfsync", self._appendonly]
-        command += self._options
+        return self._tied([*command, *self._options])
+
+    @staticmethod
+    def _tied(command: list[str]) -> list[str]:
         # The kernel ties a child to the *thread* that started it, so only the main thread's are tied; the others are
         # killed at exit.
         if sys.platform == "linux" and threading.current_thread() is threading.main_thread():
@@ -274,6 +279,13 @@ def raw_call(path: Path, *words: str, timeout: float = 5.0) -> bytes:
             if line.startswith(b"$") and line != b"$-1\r\n":
                 return reply.read(int(line[1:]))
             return line[:-2]
+
+
+def one_server(url: str) -> Address:
+    """The address of a single server."""
+    address = from_url(url)
+    assert isinstance(address, Address)
+    return address
 
 
 def free_port() -> int:

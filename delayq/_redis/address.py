@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from redis.asyncio import Connection, Redis
 from redis.asyncio.connection import parse_url
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 # Valkey's names for the same protocol.
 _SAME_AS = {"valkey": "redis", "valkeys": "rediss", "valkey+unix": "unix"}
 _SCHEMES = ("redis", "rediss", "unix", *_SAME_AS)
+
+# Several servers: what comes before the plus says how each is reached.
+_MANY = tuple(f"{name}+{kind}" for kind in ("sentinel", "cluster") for name in ("redis", "rediss", "valkey", "valkeys"))
+_PORTS = {"sentinel": 26379, "cluster": 6379}
 
 # redis-py's defaults differ from class to class and change between major versions, so delayq sets all that it depends on.
 _OURS: dict[str, Any] = {
@@ -53,19 +58,60 @@ class Address:
         options["retry"] = Retry(NoBackoff(), 0)
         return self.connection_class(**options)
 
+    def at(self, host: str, port: int) -> Address:
+        """The way into another server of the same kind."""
+        return replace(self, label=f"{host}:{port}", options=self.options | {"host": host, "port": port})
 
-def from_url(url: str) -> Address:
-    """Read ``redis://``, ``rediss://``, ``unix://`` and their ``valkey`` names.
+
+@dataclass(frozen=True, slots=True)
+class SentinelAddress:
+    """One server whose place Sentinels know. ``repr`` shows no secret.
+
+    Attributes:
+        label: What to call it.
+        sentinels: Where to ask.
+        service: What the Sentinels call it.
+        server: The way in, wherever it is.
+    """
+
+    label: str
+    sentinels: tuple[Address, ...] = field(repr=False)
+    service: str
+    server: Address = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAddress:
+    """Servers that share the keys among them. ``repr`` shows no secret.
+
+    Attributes:
+        label: What to call them.
+        seeds: Some of them, who know the others.
+    """
+
+    label: str
+    seeds: tuple[Address, ...] = field(repr=False)
+
+
+AnyAddress = Address | SentinelAddress | ClusterAddress
+
+
+def from_url(url: str) -> AnyAddress:
+    """Read ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://`` and their ``valkey`` names.
 
     Raises:
         ConfigurationError: The scheme is unknown, or an option cannot be read. The message shows no secret.
     """
     scheme, colon, rest = url.partition(":")
-    if scheme in ("redis+sentinel", "redis+cluster"):
-        raise ConfigurationError(f"{scheme}:// is not supported yet; name one server as redis://host:port/db")
+    if colon and scheme in _MANY:
+        return _of_many(url, scheme, rest)
     if not colon or scheme not in _SCHEMES:
-        known = ", ".join(f"{name}://" for name in _SCHEMES)
+        known = ", ".join(f"{name}://" for name in (*_SCHEMES, "redis+sentinel", "redis+cluster"))
         raise ConfigurationError(f"{redacted(url)!r} is no address; known are {known} and embedded:")
+    return _of_one(url, scheme, rest)
+
+
+def _of_one(url: str, scheme: str, rest: str) -> Address:
     try:
         options: dict[str, Any] = dict(parse_url(f"{_SAME_AS.get(scheme, scheme)}:{rest}"))
     except ValueError as error:
@@ -73,6 +119,51 @@ def from_url(url: str) -> Address:
     if scheme.endswith("unix") and not options.get("path"):
         raise ConfigurationError(f"{redacted(url)!r} names no socket: write unix:///path/to/socket")
     return _address(redacted(url), options.pop("connection_class", Connection), options)
+
+
+def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddress:
+    """What comes after the colon is ``//user:password@host:port,host:port/service/database?option=value``."""
+    scheme, _, kind = schemes.partition("+")
+    place, _, query = rest.removeprefix("//").partition("?")
+    user, at, place = place.rpartition("@")
+    hosts, _, path = place.partition("/")
+    ours, options = {}, []
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in ("sentinel_username", "sentinel_password"):
+            ours[name.removeprefix("sentinel_")] = value
+        else:
+            options.append((name, value))
+    rest = f"?{urlencode(options)}" if options else ""
+    servers = []
+    for host in hosts.split(","):
+        name, port = _host_and_port(url, host, _PORTS[kind])
+        servers.append(_of_one(url, scheme, f"//{user}{at}{name}:{port}{rest}"))
+    label = redacted(url)
+    if kind == "cluster":
+        if path.strip("/") not in ("", "0"):
+            raise ConfigurationError(f"{label!r}: a cluster has one database, 0")
+        return ClusterAddress(label, tuple(servers))
+    service, _, database = path.partition("/")
+    if not service or not (database or "0").isdecimal():
+        raise ConfigurationError(f"{label!r} names no service: write redis+sentinel://host:26379,host:26379/service/0")
+    server = servers[0]
+    way_in = replace(server, label=label, options=server.options | {"db": int(database or 0)})
+    # Sentinels have users of their own, and no databases.
+    greeting = {"username": ours.get("username"), "password": ours.get("password"), "db": 0}
+    sentinels = tuple(
+        replace(each, label=f"the Sentinel {each.options['host']}:{each.options['port']}", options=each.options | greeting)
+        for each in servers
+    )
+    return SentinelAddress(label, sentinels, unquote(service), way_in)
+
+
+def _host_and_port(url: str, place: str, port: int) -> tuple[str, int]:
+    host, colon, given = place.rpartition(":")
+    if not colon or place.endswith("]"):
+        host, given = place, str(port)
+    if not host or not given.isdecimal() or not 0 < int(given) < 65536 or (":" in host) != host.startswith("["):
+        raise ConfigurationError(f"the address {redacted(url)!r} cannot be read: {place!r} is not host:port")
+    return host, int(given)
 
 
 def from_client(client: object) -> Address:

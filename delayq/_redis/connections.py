@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    BusyLoadingError,
-    RedisError,
-    ResponseError,
-)
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
 
+from delayq._redis.opening import open_connection
 from delayq._redis.wire import Wire
-from delayq.errors import Closed, DelayqError, ServerRefused, ServerUnavailable
+from delayq.errors import Closed, DelayqError, ServerUnavailable
 
 if TYPE_CHECKING:
-    from redis.asyncio.connection import AbstractConnection
-
-    from delayq._redis.address import Address
+    from delayq._redis.address import Address, SentinelAddress
 
 # Connecting may take so long, greetings included; seconds.
 OPEN_TIMEOUT = 5.0
-# What a broken link looks like, on any system and in any version of redis-py.
-LINK_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError, EOFError)
 
 
 class Connections:
@@ -42,15 +25,17 @@ class Connections:
     nothing. Here acquiring and sending are two steps, so that an error in the first means: nothing was sent.
     """
 
-    def __init__(self, address: Address, limit: int) -> None:
+    def __init__(self, address: Address | SentinelAddress, limit: int) -> None:
         self._address = address
         self._free: list[Wire] = []
         # By how many calls each is held.
         self._used: dict[Wire, int] = {}
+        # Those among them that lead to a server which is not the one any more.
+        self._outdated: set[Wire] = set()
         # How many free connections, from the start of the list, were not needed since the last look.
         self._spare: int = 0
         self._slots = anyio.Semaphore(limit, fast_acquire=True)
-        self._closed = False
+        self._ended: DelayqError | None = None
         self.opened: int = 0
 
     @property
@@ -60,7 +45,7 @@ class Connections:
 
     def acquire_nowait(self) -> Wire | None:
         """As :meth:`acquire`, if an open connection is free; otherwise None."""
-        if self._closed or not self._free:
+        if self._ended is not None or not self._free:
             return None
         try:
             self._slots.acquire_nowait()
@@ -100,7 +85,9 @@ class Connections:
             self._used[wire] = held - 1
             return
         self._slots.release()
-        if self._used.pop(wire, 0) and wire.is_open:
+        if wire in self._outdated:
+            self.close(wire)
+        elif self._used.pop(wire, 0) and wire.is_open:
             self._free.append(wire)
 
     def drop(self, wire: Wire) -> None:
@@ -115,6 +102,21 @@ class Connections:
         self._spare -= len(idle)
         for wire in idle:
             self.close(wire)
+
+    def renew(self) -> None:
+        """Use no connection again that is open now: where they lead is another server's place. Calls on the way go on."""
+        for wire in self._free:
+            wire.close()
+        self._free.clear()
+        self._spare = 0
+        self._outdated.update(self._used)
+
+    def retire(self, reason: DelayqError) -> None:
+        """Close every connection, also those in use, and open no more: whoever comes is told why."""
+        self._ended = reason
+        for wire in (*self._free, *self._used):
+            self.close(wire)
+        self._free.clear()
 
     async def open_own(self) -> Wire:
         """A connection that counts against no limit: for calls that block. To be closed by :meth:`close`.
@@ -131,14 +133,12 @@ class Connections:
     def close(self, wire: Wire) -> None:
         """Close a connection of :meth:`open_own`."""
         self._used.pop(wire, None)
+        self._outdated.discard(wire)
         wire.close()
 
     async def aclose(self) -> None:
         """Close every connection, also those in use."""
-        self._closed = True
-        for wire in (*self._free, *self._used):
-            self.close(wire)
-        self._free.clear()
+        self.retire(Closed("the client is closed"))
         # The sockets are closed in the loop's next turn.
         await asyncio.sleep(0)
 
@@ -154,50 +154,20 @@ class Connections:
         return None
 
     def _demand_open(self) -> None:
-        if self._closed:
-            raise Closed("the client is closed")
+        if self._ended is not None:
+            raise type(self._ended)(*self._ended.args)
 
     async def _connected(self) -> Wire:
         self._demand_open()
         if (free := self._take_free()) is not None:
             return free
-        opened = self._address.connection()
-        try:
-            await opened.connect()  # type: ignore[no-untyped-call,unused-ignore]
-            if opened.client_name is None:
-                await _introduce(opened)
-        except BaseException as error:
-            with suppress(RedisError, OSError):
-                await opened.disconnect(nowait=True)
-            reason = _why_not_connected(error, self._address)
-            if reason is None:
-                raise
-            raise reason from error
+        opened = await open_connection(self._address)
         wire = Wire(opened)
         try:
             self._demand_open()
-        except Closed:
+        except DelayqError:
             wire.close()
             raise
         self._used[wire] = 1
         self.opened += 1
         return wire
-
-
-async def _introduce(connection: AbstractConnection) -> None:
-    """Give the connection a name in ``CLIENT LIST``. A user who may not do that works as well without."""
-    await connection.send_command("CLIENT", "SETNAME", "delayq")
-    with suppress(ResponseError):
-        await connection.read_response()
-
-
-def _why_not_connected(error: BaseException, address: Address) -> DelayqError | None:
-    # redis-py wraps what the handshake raises in a plain connection error.
-    reasons = [error, error.__cause__, *error.args]
-    if any(isinstance(reason, AuthenticationError | AuthorizationError) for reason in reasons):
-        return ServerRefused(f"{address.label} does not let us in: {error}")
-    if isinstance(error, ResponseError) and not isinstance(error, BusyLoadingError):
-        return ServerRefused(f"{address.label} refuses the connection: {error}")
-    if isinstance(error, (*LINK_ERRORS, RedisError)):
-        return ServerUnavailable(f"{address.label} does not answer: {error}")
-    return None

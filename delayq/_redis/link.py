@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from delayq._redis.connections import Connections
+    from delayq._redis.nodes import Nodes
     from delayq._redis.wire import Wire
 
 
@@ -25,8 +26,13 @@ class Link:
         answered: Whether anything was read.
     """
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+    def __init__(self, nodes: Nodes, key: str | None) -> None:
+        """Args:
+        key: The server that has it is linked; any for None.
+        """
+        self._nodes = nodes
+        self._key = key
+        self._connections: Connections | None = None
         self._wire: Wire | None = None
         self.answered: bool = False
 
@@ -37,7 +43,12 @@ class Link:
             ServerUnavailable: Nobody answers.
             ServerRefused: The server does not let us in.
         """
-        self._wire = await self._connections.open_own()
+        connections = self._connections = await self._nodes.find(self._key)
+        try:
+            self._wire = await connections.open_own()
+        except ServerUnavailable:
+            self._nodes.suspect(connections)
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -63,20 +74,28 @@ class Link:
         try:
             answer = await self._wire.read()
         except ReplyError as error:
+            # In a cluster that may mean: not here any more.
+            self._suspect()
             raise ServerRefused(str(error)) from error
         except OSError as error:
+            self._suspect()
             raise ServerUnavailable(f"the connection broke: {error}") from error
         self.answered = True
         return answer
 
     def cut(self) -> None:
         """Close the connection. A :meth:`read` that waits in another task ends with :class:`ServerUnavailable`."""
-        if self._wire is not None:
+        if self._wire is not None and self._connections is not None:
             self._connections.close(self._wire)
+
+    def _suspect(self) -> None:
+        if self._connections is not None:
+            self._nodes.suspect(self._connections)
 
 
 async def keep_linked(
-    connections: Connections,
+    nodes: Nodes,
+    key: str | None,
     use: Callable[[Link], Awaitable[None]],
     interrupted: Callable[[ServerError], None],
     retry_most: float,
@@ -84,14 +103,15 @@ async def keep_linked(
     """Run ``use`` with a link, and again with a new one whenever it breaks. Never returns.
 
     Args:
-        connections: Where links come from.
+        nodes: Where links come from.
+        key: The server that has it is linked; any for None.
         use: What to do with a link.
         interrupted: Called for the first of several failures in a row.
         retry_most: Seconds between two tries at most.
     """
     failures = 0
     while True:
-        link = Link(connections)
+        link = Link(nodes, key)
         try:
             async with link:
                 await use(link)

@@ -1,4 +1,4 @@
-"""One server, asked: deadlines, what may be repeated, and what an error means."""
+"""The server, asked: deadlines, what may be repeated, where to ask instead, and what an error means."""
 
 from __future__ import annotations
 
@@ -15,20 +15,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delayq._redis.connections import Connections
+    from delayq._redis.nodes import Nodes
     from delayq._redis.scripts import Script
     from delayq._redis.wire import Wire
 
 # Answers that say "not now": nothing was carried out. Redis 6.2 hides the code inside a script's error text.
 _NOT_NOW = re.compile(r"(?:^|-)(LOADING|BUSY|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS)\b")
+# Answers of a cluster's servers that say "somebody else", for good or for this once. Nothing was carried out.
+_ELSEWHERE = re.compile(r"(MOVED|ASK) (\d+) (\S+)")
+_SENT_ON = 5
 # How long a call that was not carried out is tried again, seconds.
 RETRY_FOR = 5.0
 
 
-class Server:
-    """Runs commands and scripts over a pool of connections."""
+class _Elsewhere(Exception):
+    """The call is to be made over these connections instead; ``asking``: only this once."""
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+    def __init__(self, connections: Connections, *, asking: bool) -> None:
+        self.connections = connections
+        self.asking = asking
+
+
+class Server:
+    """Runs commands and scripts, each where its first key lives."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
         self.round_trips: int = 0
         self.errors: int = 0
 
@@ -40,14 +52,18 @@ class Server:
             OutcomeUnknown: It was sent and its answer lost.
             ServerRefused: The server answered with an error.
         """
-        return await self._repeat(("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable)
+        return await self._repeat(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable)
 
     async def run_all(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
-        """Run a script that is safe to repeat several times in one round trip. Returns the answers. Raises as :meth:`run`."""
+        """Run a script that is safe to repeat several times in one round trip, on the server of the first call's keys.
+
+        Returns the answers. Raises as :meth:`run`.
+        """
         if len(calls) > 1:
             # What fails is asked again, one by one.
             with suppress(DelayqError):
-                wire, arrived = await self._acquire(), False
+                connections = await self._nodes.find(calls[0][0][0])
+                wire, arrived = await self._acquire(connections), False
                 self.round_trips += 1
                 try:
                     asked = [wire.ask("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
@@ -57,7 +73,7 @@ class Server:
                         return answers
                 finally:
                     # Who is cancelled leaves answers to come.
-                    (self._connections.release if arrived else self._connections.drop)(wire)
+                    (connections.release if arrived else connections.drop)(wire)
         return [await self.run(script, keys, args) for keys, args in calls]
 
     def run_soon(
@@ -78,24 +94,28 @@ class Server:
         Returns:
             The connection on which it was sent; None if none was free, and nothing was sent.
         """
-        wire = beside or self._connections.acquire_nowait()
-        if wire is None or (beside is not None and not self._connections.share(beside)):
+        try:
+            connections = self._nodes.of(keys[0])
+        except DelayqError:
+            return None
+        wire = beside or connections.acquire_nowait()
+        if wire is None or (beside is not None and not connections.share(beside)):
             return None
 
         def landed(answer: Any) -> None:
             if isinstance(answer, OSError):
-                self._connections.drop(wire)
+                connections.drop(wire)
+                self._nodes.suspect(connections)
                 self.errors += 1
                 told(_lost(answer))
                 return
-            self._connections.release(wire)
+            connections.release(wire)
             if not isinstance(answer, ReplyError):
                 told(answer)
-            elif _is_unknown_script(answer):
+            elif _is_unknown_script(answer) or _ELSEWHERE.match(str(answer)):
                 told(ServerUnavailable(str(answer)))
             else:
-                self.errors += 1
-                told(_refusal(answer))
+                told(self._refused(answer, connections))
 
         self.round_trips += 1
         wire.call(("EVALSHA", script.sha, len(keys), *keys, *args), landed)
@@ -103,7 +123,8 @@ class Server:
 
     async def command(self, *command: str | bytes | int) -> Any:
         """Run a command that is safe to repeat, for :data:`RETRY_FOR` seconds. Raises as :meth:`run` does."""
-        return await self._repeat(command, None, repeatable=True)
+        key = command[1] if len(command) > 1 else None
+        return await self._repeat(key if isinstance(key, str) else None, command, None, repeatable=True)
 
     async def run_once(
         self,
@@ -117,16 +138,16 @@ class Server:
         ``confirm`` is given the answer, and says which command to send before anybody acts on it. Nobody waits for what
         the server says to that, and nobody minds if it does not arrive.
         """
-        return await self._attempt(("EVALSHA", script.sha, len(keys), *keys, *args), script, confirm)
+        return await self._attempt(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, confirm)
 
-    async def _repeat(self, command: tuple[Any, ...], script: Script | None, repeatable: bool) -> Any:
+    async def _repeat(self, key: str | None, command: tuple[Any, ...], script: Script | None, repeatable: bool) -> Any:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + RETRY_FOR
         attempt = 0
         unknown: OutcomeUnknown | None = None
         while True:
             try:
-                return await self._attempt(command, script)
+                return await self._attempt(key, command, script)
             except OutcomeUnknown as error:
                 if not repeatable or loop.time() >= give_up_at:
                     raise
@@ -140,59 +161,113 @@ class Server:
 
     async def _attempt(
         self,
+        key: str | None,
         command: tuple[Any, ...],
         script: Script | None,
         confirm: Callable[[Any], tuple[str, ...] | None] | None = None,
     ) -> Any:
-        wire = await self._acquire()
+        try:
+            connections, asking = await self._nodes.find(key), False
+        except DelayqError:
+            self.errors += 1
+            raise
+        for _ in range(_SENT_ON):
+            try:
+                return await self._attempt_at(connections, asking, command, script, confirm)
+            except _Elsewhere as elsewhere:
+                connections, asking = elsewhere.connections, elsewhere.asking
+        raise ServerUnavailable("the servers of the cluster send us from one to another")
+
+    async def _attempt_at(
+        self,
+        connections: Connections,
+        asking: bool,
+        command: tuple[Any, ...],
+        script: Script | None,
+        confirm: Callable[[Any], tuple[str, ...] | None] | None,
+    ) -> Any:
+        wire = await self._acquire(connections)
         keep = False
         try:
-            reply = await self._exchange(wire, command, script)
+            reply = await self._exchange(wire, asking, command, script)
             keep = True
             if confirm is not None and (last := confirm(reply)):
                 self.round_trips += 1
                 with suppress(OSError):
+                    if asking:
+                        wire.tell("ASKING")
                     wire.tell(*last)
         except ReplyError as error:
             keep = True
-            self.errors += 1
-            raise _refusal(error) from error
+            if (elsewhere := self._elsewhere(error, connections)) is not None:
+                raise elsewhere from error
+            raise self._refused(error, connections) from error
         except NotSent as error:
+            self._nodes.suspect(connections)
             self.errors += 1
             raise ServerUnavailable(f"the connection broke: {error}") from error
         except OSError as error:
+            self._nodes.suspect(connections)
             self.errors += 1
             raise _lost(error) from error
         finally:
             if keep:
-                self._connections.release(wire)
+                connections.release(wire)
             else:
-                self._connections.drop(wire)
+                connections.drop(wire)
         return reply
 
-    async def _acquire(self) -> Wire:
+    async def _acquire(self, connections: Connections) -> Wire:
         try:
-            if (wire := self._connections.acquire_nowait()) is not None:
+            if (wire := connections.acquire_nowait()) is not None:
                 return wire
             async with asyncio.timeout(ANSWER_WITHIN):
-                return await self._connections.acquire()
+                return await connections.acquire()
         except TimeoutError as error:
             self.errors += 1
+            self._nodes.suspect(connections)
             raise ServerUnavailable("every connection is busy, or the server accepts none") from error
-        except DelayqError:
+        except DelayqError as error:
             self.errors += 1
+            if isinstance(error, ServerUnavailable):
+                self._nodes.suspect(connections)
             raise
 
-    async def _exchange(self, wire: Wire, command: tuple[Any, ...], script: Script | None) -> Any:
+    async def _exchange(self, wire: Wire, asking: bool, command: tuple[Any, ...], script: Script | None) -> Any:
         self.round_trips += 1
         try:
+            if asking:
+                wire.tell("ASKING")
             return await wire.ask(*command)
         except ReplyError as error:
             # Not carried out. EVAL needs no SCRIPT permission and cannot be overtaken by another SCRIPT FLUSH.
             if script is None or not _is_unknown_script(error):
                 raise
         self.round_trips += 1
+        if asking:
+            wire.tell("ASKING")
         return await wire.ask("EVAL", script.text, *command[2:])
+
+    def _elsewhere(self, error: ReplyError, connections: Connections) -> _Elsewhere | None:
+        if (found := _ELSEWHERE.match(str(error))) is None:
+            return None
+        kind, slot, place = found.groups()
+        if kind == "ASK":
+            return _Elsewhere(self._nodes.at(place, connections), asking=True)
+        return _Elsewhere(self._nodes.moved(int(slot), place, connections), asking=False)
+
+    def _refused(self, error: ReplyError, connections: Connections) -> DelayqError:
+        self.errors += 1
+        text = str(error)
+        if _NOT_NOW.search(text):
+            # It has lost its office, or its cluster has lost some slots: somebody else may have them.
+            self._nodes.suspect(connections)
+            if "READONLY" in text:
+                connections.renew()
+            return ServerUnavailable(f"the server cannot serve now: {text}")
+        if "WRONGTYPE" in text:
+            return ServerRefused("one of the queue's keys holds a value of another type: it is used by something else")
+        return ServerRefused(text)
 
 
 def _is_unknown_script(error: ReplyError) -> bool:
@@ -201,12 +276,3 @@ def _is_unknown_script(error: ReplyError) -> bool:
 
 def _lost(error: OSError) -> OutcomeUnknown:
     return OutcomeUnknown(f"the connection broke before the answer came: {error or type(error).__name__}")
-
-
-def _refusal(error: ReplyError) -> DelayqError:
-    text = str(error)
-    if _NOT_NOW.search(text):
-        return ServerUnavailable(f"the server cannot serve now: {text}")
-    if "WRONGTYPE" in text:
-        return ServerRefused("one of the queue's keys holds a value of another type: it is used by something else")
-    return ServerRefused(text)

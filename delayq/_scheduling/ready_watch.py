@@ -35,7 +35,7 @@ class ReadyWatch:
         found: Called when the list has something. Whoever is still missing something after that calls :meth:`start`.
         """
         self._keys = keys
-        self._connections = services.connections
+        self._nodes = services.nodes
         self._timer = services.timer
         self._background = services.background
         self._found = found
@@ -78,7 +78,7 @@ class ReadyWatch:
         def interrupted(error: ServerError) -> None:
             _log.warning("queue %r: watching its ready list: %s", self._keys.name, error)
 
-        await keep_linked(self._connections, self._watch, interrupted, self._retry_most)
+        await keep_linked(self._nodes, self._keys.ready, self._watch, interrupted, self._retry_most)
 
     async def _watch(self, link: Link) -> None:
         while True:

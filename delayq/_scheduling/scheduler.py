@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq._redis.scripts import RESYNC
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from delayq._background import Background
     from delayq._redis.connections import Connections
+    from delayq._redis.nodes import Nodes
     from delayq._redis.server import Server
     from delayq._scheduling.turns import Notice
     from delayq.timer import HashedWheelTimer
@@ -27,6 +29,8 @@ _log = logging.getLogger("delayq")
 
 # Queues looked at in one script, so that it stays short.
 _AT_A_TIME = 200
+# In a cluster the others wait for a server that hangs no longer than that, seconds.
+_PATIENCE = 1.0
 
 
 class OpenQueue(Protocol):
@@ -87,7 +91,7 @@ class Scheduler:
     def __init__(
         self,
         server: Server,
-        connections: Connections,
+        nodes: Nodes,
         timer: HashedWheelTimer,
         background: Background,
         resync_interval: float,
@@ -95,13 +99,13 @@ class Scheduler:
         # Nobody shall wait longer for a retry than for the re-check.
         retry_most = min(5.0, resync_interval)
         clock = ServerClock(asyncio.get_running_loop().time)
-        self.services: Services = Services(server, connections, timer, clock, background, resync_interval, retry_most)
+        self.services: Services = Services(server, nodes, timer, clock, background, resync_interval, retry_most)
         self._queues: dict[str, OpenQueue] = {}
+        self._clocks: dict[OpenQueue, ServerClock] = {}
+        self._failing = False
         self._check_now = asyncio.Event()
         self._resync: asyncio.Task[Any] | None = None
-        self.subscriber: Subscriber = Subscriber(
-            connections, background, self._heard, self._check_now.set, resync_interval, retry_most
-        )
+        self.subscriber: Subscriber = Subscriber(nodes, background, self._heard, self._check_now.set, resync_interval, retry_most)
 
     @property
     def queues(self) -> list[OpenQueue]:
@@ -113,7 +117,12 @@ class Scheduler:
         queue = self._queues.get(channel)
         if queue is not None:
             return queue  # type: ignore[return-value]  # each kind of queue has channels of its own
-        made = make(self.services)
+        services = self.services
+        if services.nodes.spread:
+            # Each server has a clock of its own.
+            services = replace(services, clock=ServerClock(services.clock.local))
+        made = make(services)
+        self._clocks[made] = services.clock
         for each in made.channels:
             self._queues[each] = made
             self.subscriber.add(each)
@@ -128,6 +137,7 @@ class Scheduler:
             for channel in queue.channels:
                 del self._queues[channel]
                 self.subscriber.remove(channel)
+            del self._clocks[queue]
             await queue.aclose(grace)
 
     async def run_once(self) -> None:
@@ -136,17 +146,36 @@ class Scheduler:
         Raises:
             ServerError: The server could not be asked.
         """
-        looked_at = [(queue, keys) for queue in self.queues if (keys := queue.resync_keys())]
-        parts = [looked_at[at : at + _AT_A_TIME] for at in range(0, len(looked_at), _AT_A_TIME)]
+        servers: dict[Connections | None, list[tuple[OpenQueue, tuple[str, ...]]]] = {}
+        for queue in self.queues:
+            if keys := queue.resync_keys():
+                servers.setdefault(self._server_of(keys[0]), []).append((queue, keys))
+        # Whoever does not answer holds up nobody else's queues.
+        checks = (self._check(queues) for queues in servers.values())
+        outcomes = await asyncio.gather(self.services.nodes.refresh(), *checks, return_exceptions=True)
+        if (error := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:
+            raise error
+
+    async def _check(self, queues: list[tuple[OpenQueue, tuple[str, ...]]]) -> None:
+        at_a_time = 1 if self.services.nodes.spread else _AT_A_TIME
+        parts = [queues[at : at + at_a_time] for at in range(0, len(queues), at_a_time)]
         calls = [([key for _, keys in some for key in keys], [queue.kind for queue, _ in some]) for some in parts]
         asked_at = self.services.clock.local()
         for some, (now, *facts) in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
-            self.services.clock.observe(now, asked_at)
             for (queue, _), wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
-                queue.resynced(due_us(now, wait_us), ready)
+                # Closed meanwhile?
+                if (clock := self._clocks.get(queue)) is not None:
+                    clock.observe(now, asked_at)
+                    queue.resynced(due_us(now, wait_us), ready)
+
+    def _server_of(self, key: str) -> Connections | None:
+        try:
+            return self.services.nodes.of(key)
+        except ServerError:
+            return None
 
     async def _run(self) -> None:
-        failing = False
+        patience = _PATIENCE if self.services.nodes.spread else None
         while True:
             try:
                 async with asyncio.timeout(self.services.resync_interval):
@@ -155,18 +184,22 @@ class Scheduler:
                 self._check_now.clear()
             except TimeoutError:
                 pass
-            try:
-                await self.run_once()
-                self.services.connections.prune()
-            except ServerError as error:
-                if not failing:
-                    _log.warning("the re-check of %d queues failed: %s", len(self.queues), error)
-                failing = True
-                # A call that could not be sent has been tried for a while itself; one that was refused comes back at once.
-                await asyncio.sleep(min(1.0, self.services.retry_most))
-                self._check_now.set()
-            else:
-                failing = False
+            look = self.services.background.spawn(self._look(), "look at all queues")
+            await asyncio.wait({look}, timeout=patience)
+
+    async def _look(self) -> None:
+        try:
+            await self.run_once()
+            self.services.nodes.prune()
+        except ServerError as error:
+            if not self._failing:
+                _log.warning("the re-check of %d queues failed: %s", len(self.queues), error)
+            self._failing = True
+            # A call that could not be sent has been tried for a while itself; one that was refused comes back at once.
+            await asyncio.sleep(min(1.0, self.services.retry_most))
+            self._check_now.set()
+        else:
+            self._failing = False
 
     def _heard(self, channel: str, content: bytes) -> None:
         queue = self._queues.get(channel)

@@ -1,4 +1,4 @@
-"""What every queue of a client shares."""
+"""What a queue is made with: all but the clock its client's queues share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from delayq._background import Background
-    from delayq._redis.connections import Connections
+    from delayq._redis.nodes import Nodes
     from delayq._redis.server import Server
     from delayq._scheduling.server_clock import ServerClock
     from delayq.timer import HashedWheelTimer
@@ -19,16 +19,16 @@ class Services:
 
     Attributes:
         server: Runs commands and scripts.
-        connections: Opens links of their own.
+        nodes: Where keys live.
         timer: The client's one wheel.
-        clock: What the server's clock shows.
+        clock: What the clock of the server shows that has the queue.
         background: Owns tasks that outlive a call.
         resync_interval: How often everything is looked at, whatever happens, seconds.
         retry_most: The longest wait before a failed call is tried again, seconds.
     """
 
     server: Server
-    connections: Connections
+    nodes: Nodes
     timer: HashedWheelTimer
     clock: ServerClock
     background: Background

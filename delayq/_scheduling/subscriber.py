@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from delayq._background import Background
-    from delayq._redis.connections import Connections
+    from delayq._redis.nodes import Nodes
 
 _log = logging.getLogger("delayq")
 
@@ -26,12 +26,12 @@ class Subscriber:
 
     Notifications are only hints: what is published while the link is down is gone, and a half-open link looks like
     silence. So every confirmation of a subscription is reported, for somebody to look at the queues themselves, and the
-    link is pinged and replaced when it does not answer.
+    link is pinged and replaced when it does not answer. In a cluster any server will do: they tell one another.
     """
 
     def __init__(
         self,
-        connections: Connections,
+        nodes: Nodes,
         background: Background,
         heard: Callable[[str, bytes], None],
         subscribed: Callable[[], None],
@@ -44,7 +44,7 @@ class Subscriber:
         ping_interval: Seconds between pings; an answer may take as long.
         retry_most: Seconds between two tries to connect at most.
         """
-        self._connections = connections
+        self._nodes = nodes
         self._background = background
         self._heard = heard
         self._subscribed = subscribed
@@ -73,7 +73,7 @@ class Subscriber:
         def interrupted(error: ServerError) -> None:
             _log.warning("notifications are interrupted: %s", error)
 
-        await keep_linked(self._connections, self._listen, interrupted, self._retry_most)
+        await keep_linked(self._nodes, None, self._listen, interrupted, self._retry_most)
 
     async def _listen(self, link: Link) -> None:
         self._asked.clear()

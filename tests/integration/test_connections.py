@@ -9,8 +9,8 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis.address import from_url
 from delayq._redis.connections import Connections
+from tests.servers import one_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def connections(server: PrivateServer) -> AsyncIterator[Connections]:
-    connections = Connections(from_url(server.url), 4)
+    connections = Connections(one_server(server.url), 4)
     yield connections
     await connections.aclose()
 
@@ -119,7 +119,7 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up(monkeypatch: p
         writer.close()
 
     silent = await asyncio.start_unix_server(listen, tmp_path / "s")
-    connections = Connections(from_url(f"unix://{tmp_path / 's'}"), 4)
+    connections = Connections(one_server(f"unix://{tmp_path / 's'}"), 4)
     with pytest.raises(delayq.ServerUnavailable, match=r"within 0\.05 s"):
         await connections.open_own()
     assert connections.open == 0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delayq import Client, DelayedQueue
+    from delayq._redis.connections import Connections
     from delayq._redis.wire import Wire
     from tests.servers import PrivateServer
 
@@ -39,7 +40,7 @@ class Faults:
             fault = self.plan(script.name, self.calls.count(script.name))
             if fault == "unsent":
                 asyncio.get_running_loop().call_soon(told, ServerUnavailable("planned"))
-                return beside or next(iter((*server._connections._free, *server._connections._used)))
+                return beside or next(iter((*(pool := _pool(server))._free, *pool._used)))
             lost: Callable[[Any], object] = lambda _: told(OutcomeUnknown("planned"))
             wire = run_soon(server, script, keys, args, lost if fault == "lost" else told, beside)
             if wire is None:
@@ -47,20 +48,24 @@ class Faults:
                 self.calls.pop()
             return wire
 
-        async def faulty(server: Server, command: Any, script: Script | None, confirm: Any = None) -> Any:
+        async def faulty(server: Server, key: str | None, command: Any, script: Script | None, confirm: Any = None) -> Any:
             name = script.name if script else command[0]
             self.calls.append(name)
             fault = self.plan(name, self.calls.count(name))
             if fault == "unsent":
                 raise ServerUnavailable("planned")
             # An answer that is lost is never confirmed.
-            reply = await attempt(server, command, script, None if fault == "lost" else confirm)
+            reply = await attempt(server, key, command, script, None if fault == "lost" else confirm)
             if fault == "lost":
                 raise OutcomeUnknown("planned")
             return reply
 
         monkeypatch.setattr(Server, "_attempt", faulty)
         monkeypatch.setattr(Server, "run_soon", faulty_soon)
+
+
+def _pool(server: Server) -> Connections:
+    return server._nodes.of(None)
 
 
 async def all_back(queue: DelayedQueue[int]) -> bool:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delayq._redis import wire as wire_module
-from delayq._redis.address import from_url
 from delayq._redis.connections import Connections
 from delayq._redis.wire import NotSent, ReplyError, Wire
+from tests.servers import one_server
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def wire(server: PrivateServer) -> AsyncIterator[Wire]:
-    connections = Connections(from_url(server.url), 1)
+    connections = Connections(one_server(server.url), 1)
     yield await connections.open_own()
     await connections.aclose()
 
@@ -56,7 +56,7 @@ async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
 @pytest.fixture
 async def to_peer(peer: Peer, tmp_path: Path) -> AsyncIterator[Wire]:
     """A wire whose other end the test holds. Its handshake needs one answer: to CLIENT SETNAME."""
-    connections = Connections(from_url(f"unix://{tmp_path / 's'}"), 1)
+    connections = Connections(one_server(f"unix://{tmp_path / 's'}"), 1)
     opening = asyncio.create_task(connections.open_own())
     answered = 0
 

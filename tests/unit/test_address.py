@@ -6,22 +6,24 @@ import pytest
 from redis.asyncio import Connection, Redis, SSLConnection, UnixDomainSocketConnection
 
 import delayq
-from delayq._redis.address import from_client, from_url, redacted
+import delayq._redis.address
+from delayq._redis.address import ClusterAddress, SentinelAddress, from_client, from_url, redacted
+from tests.servers import one_server
 
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey"])
 def test_a_url_names_host_port_database_and_user(scheme: str) -> None:
-    address = from_url(f"{scheme}://me:secret@example.test:7000/3?socket_connect_timeout=2")
+    address = one_server(f"{scheme}://me:secret@example.test:7000/3?socket_connect_timeout=2")
     assert address.connection_class is Connection
     wanted = {"host": "example.test", "port": 7000, "db": 3, "username": "me", "password": "secret", "socket_connect_timeout": 2}
     assert wanted.items() <= address.options.items()
 
 
 def test_tls_and_unix_sockets_have_their_own_schemes() -> None:
-    assert from_url("rediss://h").connection_class is SSLConnection
-    assert from_url("valkeys://h").connection_class is SSLConnection
-    assert from_url("unix:///tmp/s").connection_class is UnixDomainSocketConnection
-    assert from_url("valkey+unix:///tmp/a%20b").options["path"] == "/tmp/a b"
+    assert one_server("rediss://h").connection_class is SSLConnection
+    assert one_server("valkeys://h").connection_class is SSLConnection
+    assert one_server("unix:///tmp/s").connection_class is UnixDomainSocketConnection
+    assert one_server("valkey+unix:///tmp/a%20b").options["path"] == "/tmp/a b"
 
 
 def test_no_secret_is_shown() -> None:
@@ -44,10 +46,65 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         from_url(url)
 
 
-@pytest.mark.parametrize("scheme", ["redis+sentinel", "redis+cluster"])
-def test_what_is_not_supported_yet_is_said(scheme: str) -> None:
-    with pytest.raises(delayq.ConfigurationError, match="not supported yet"):
-        from_url(f"{scheme}://h")
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+def test_a_cluster_is_named_by_some_of_its_servers(scheme: str) -> None:
+    address = from_url(f"{scheme}+cluster://me:secret@a:7000,b,[::1]:7002?socket_connect_timeout=2")
+    assert isinstance(address, ClusterAddress)
+    assert address.label == f"{scheme}+cluster://***@a:7000,b,[::1]:7002"
+    places = [(seed.options["host"], seed.options["port"]) for seed in address.seeds]
+    assert places == [("a", 7000), ("b", 6379), ("::1", 7002)]
+    for seed in (*address.seeds, address.seeds[0].at("c", 7003)):
+        assert {"username": "me", "password": "secret", "socket_connect_timeout": 2}.items() <= seed.options.items()
+        assert seed.connection_class is Connection
+    assert (other := address.seeds[0].at("c", 7003)).options["host"] == "c"
+    assert other.options["port"] == 7003
+
+
+def test_a_server_behind_sentinels_is_named_by_them_its_service_and_its_database() -> None:
+    address = from_url("redis+sentinel://me:secret@a:7000,b/my%20orders/3?sentinel_password=hidden&socket_connect_timeout=2")
+    assert isinstance(address, SentinelAddress)
+    assert address.service == "my orders"
+    assert {
+        "db": 3,
+        "username": "me",
+        "password": "secret",
+        "socket_connect_timeout": 2,
+    }.items() <= address.server.options.items()
+    places = [(each.options["host"], each.options["port"], each.options["db"]) for each in address.sentinels]
+    assert places == [("a", 7000, 0), ("b", 26379, 0)]
+    # Sentinels have users of their own.
+    assert {each.options["password"] for each in address.sentinels} == {"hidden"}
+    assert {each.options["username"] for each in address.sentinels} == {None}
+
+
+@pytest.mark.parametrize("scheme", ["rediss+cluster://a,b", "valkeys+cluster://a,b", "rediss+sentinel://a,b/s"])
+def test_many_servers_may_be_reached_by_tls(scheme: str) -> None:
+    address = from_url(scheme)
+    assert not isinstance(address, delayq._redis.address.Address)
+    servers = address.seeds if isinstance(address, ClusterAddress) else (address.server, *address.sentinels)
+    assert {server.connection_class for server in servers} == {SSLConnection}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+cluster://me:secret@",
+        "redis+cluster://me:secret@a,",
+        "redis+cluster://me:secret@a:0",
+        "redis+cluster://me:secret@a:x",
+        "redis+cluster://me:secret@a/1",
+        "redis+cluster://me:secret@::1",
+        "redis+cluster://me:secret@a?socket_timeout=x",
+        "redis+sentinel://me:secret@a",
+        "redis+sentinel://me:secret@a/",
+        "redis+sentinel://me:secret@a/s/x",
+        "unix+cluster://me:secret@a",
+    ],
+)
+def test_what_names_no_servers_is_refused(url: str) -> None:
+    with pytest.raises(delayq.ConfigurationError) as caught:
+        from_url(url)
+    assert "secret" not in str(caught.value)
 
 
 def test_delayqs_own_settings_win_over_those_of_a_given_client() -> None:

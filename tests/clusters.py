@@ -1,0 +1,240 @@
+"""Clusters, and servers behind Sentinels, on loopback: started by a test, ended with it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from redis import Redis
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+
+from delayq._redis.cluster import SLOTS
+from tests.servers import Kind, PrivateServer, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+# How long a server is silent before the others count it as dead, ms.
+NODE_TIMEOUT = 1000
+_WITHIN = 60.0
+_FAST = ("--repl-diskless-sync-delay", "0", "--maxclients", "4000")
+
+
+def wait_for(condition: Callable[[], object], what: str, within: float = _WITHIN) -> None:
+    """Wait until ``condition`` holds; errors count as no."""
+    give_up_at = time.monotonic() + within
+    reason: object = None
+    while time.monotonic() < give_up_at:
+        try:
+            if condition():
+                return
+        except (RedisError, OSError) as error:
+            reason = error
+        time.sleep(0.02)
+    raise TimeoutError(f"{what}: not within {within:g} s ({reason})")
+
+
+def admin(server: PrivateServer) -> Redis:
+    """A client to set things up."""
+    return Redis(unix_socket_path=str(server.socket_path), socket_timeout=10, decode_responses=True)
+
+
+class TestCluster:
+    """Masters that share the slots evenly, and replicas of them, in turn.
+
+    Attributes:
+        nodes: The masters, then the replicas.
+    """
+
+    __test__ = False
+
+    def __init__(self, kind: Kind, masters: int = 3, replicas: int = 0) -> None:
+        self.masters = masters
+        self.nodes = [self._node(kind) for _ in range(masters + replicas)]
+
+    @staticmethod
+    def _node(kind: Kind) -> PrivateServer:
+        options: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--appendonly", "yes")
+        options += ("--cluster-node-timeout", str(NODE_TIMEOUT))
+        options += ("--cluster-port", str(free_port()), "--cluster-replica-validity-factor", "0")
+        # While one master is away, the others go on.
+        options += ("--cluster-require-full-coverage", "no")
+        return PrivateServer(kind, tcp=True, options=options + _FAST)
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start all, and wait until they are one cluster."""
+        for epoch, node in enumerate(self.nodes, 1):
+            node.start()
+            with admin(node) as redis:
+                redis.execute_command("CLUSTER", "SET-CONFIG-EPOCH", epoch)
+        for place in range(self.masters):
+            first, last = place * SLOTS // self.masters, (place + 1) * SLOTS // self.masters - 1
+            with admin(self.nodes[place]) as redis:
+                redis.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+        with admin(self.nodes[0]) as redis:
+            for node in self.nodes[1:]:
+                port = int(node._options[node._options.index("--cluster-port") + 1])
+                redis.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, port)
+        wait_for(
+            lambda: all(self.info(node)["cluster_known_nodes"] == str(len(self.nodes)) for node in self.nodes), "the nodes meet"
+        )
+        for place, node in enumerate(self.nodes[self.masters :]):
+            master = self.id_of(self.nodes[place % self.masters])
+            with admin(node) as redis:
+                wait_for(lambda redis=redis, master=master: redis.execute_command("CLUSTER", "REPLICATE", master), "a replica")  # type: ignore[misc]
+                wait_for(lambda redis=redis: redis.info("replication")["master_link_status"] == "up", "the replica's link")  # type: ignore[misc]
+        wait_for(lambda: all(self.info(node)["cluster_state"] == "ok" for node in self.nodes), "the cluster's state")
+        for node in self.nodes:
+            wait_for(lambda node=node: len(self.slots(node)) >= self.masters, "all know the slots")  # type: ignore[misc]
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+    def info(self, node: PrivateServer) -> dict[str, str]:
+        """``CLUSTER INFO``."""
+        with admin(node) as redis:
+            answer = redis.execute_command("CLUSTER", "INFO")
+        if isinstance(answer, dict):
+            return answer
+        return dict(line.split(":", 1) for line in answer.split())
+
+    def id_of(self, node: PrivateServer) -> str:
+        """What the cluster calls it."""
+        with admin(node) as redis:
+            return str(redis.execute_command("CLUSTER", "MYID"))
+
+    def slots(self, node: PrivateServer) -> dict[tuple[int, int], int]:
+        """The port of each range's master, as this node knows it."""
+        with admin(node) as redis:
+            answer = redis.execute_command("CLUSTER", "SLOTS")
+        if isinstance(answer, dict):
+            return {(first, last): facts["primary"][1] for (first, last), facts in answer.items()}
+        return {(first, last): master[1] for first, last, master, *_ in answer}
+
+    def owner(self, key: str, by: PrivateServer | None = None) -> PrivateServer:
+        """Who has ``key``, as a node knows: the first one, unless ``by`` names another."""
+        port = self._master_of(by or self.nodes[0], key_slot(key.encode()))
+        return next(node for node in self.nodes if node.port == port)
+
+    def move(self, key: str, to: PrivateServer, *, between: Callable[[], None] = lambda: None) -> None:
+        """Move the slot of ``key`` with all that is in it, as an operator does. ``between``: called when half of it has gone."""
+        slot, source = key_slot(key.encode()), self.owner(key)
+        source_id, target_id = self.id_of(source), self.id_of(to)
+        with admin(source) as left, admin(to) as right:
+            right.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+            left.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+            told = False
+            while keys := left.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
+                left.execute_command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
+                if not told:
+                    told = True
+                    between()
+            for redis in (right, left):
+                redis.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+        for node in self.nodes:
+            if node.is_running() and node not in (source, to):
+                wait_for(lambda node=node: self._master_of(node, slot) == to.port, "the others hear of it")  # type: ignore[misc]
+
+    def _master_of(self, node: PrivateServer, slot: int) -> int:
+        return next(port for (first, last), port in self.slots(node).items() if first <= slot <= last)
+
+
+class _Sentinel(PrivateServer):
+    def __init__(self, kind: Kind, master: PrivateServer, quorum: int) -> None:
+        super().__init__(kind, tcp=True)
+        self._settings = f"""\
+port {self.port}
+bind 127.0.0.1
+unixsocket s
+sentinel monitor shop 127.0.0.1 {master.port} {quorum}
+sentinel down-after-milliseconds shop 1000
+sentinel failover-timeout shop 5000
+sentinel parallel-syncs shop 2
+"""
+
+    def _command(self) -> list[str]:
+        configuration = self.directory / "sentinel.conf"
+        if not configuration.exists():
+            configuration.write_text(self._settings)
+        command = [str(self.kind.binary), "sentinel.conf", "--sentinel"]
+        return self._tied(command)
+
+
+class Watched:
+    """One master, two replicas, and three Sentinels who watch them under the name ``shop``."""
+
+    SERVICE = "shop"
+
+    def __init__(self, kind: Kind) -> None:
+        self.servers = [PrivateServer(kind, tcp=True, options=("--appendonly", "yes", *_FAST)) for _ in range(3)]
+        self.sentinels = [_Sentinel(kind, self.servers[0], 2) for _ in range(3)]
+
+    @property
+    def url(self) -> str:
+        return "redis+sentinel://" + ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels) + f"/{self.SERVICE}"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start all, and wait until the Sentinels know one another and the replicas."""
+        for server in self.servers:
+            server.start()
+        for server in self.servers[1:]:
+            with admin(server) as redis:
+                redis.execute_command("REPLICAOF", "127.0.0.1", self.servers[0].port)
+                wait_for(lambda redis=redis: redis.info("replication")["master_link_status"] == "up", "the replica's link")  # type: ignore[misc]
+        for sentinel in self.sentinels:
+            sentinel.start()
+        for sentinel in self.sentinels:
+            wait_for(lambda sentinel=sentinel: self._knows_all(sentinel), "a Sentinel knows the others")  # type: ignore[misc]
+
+    def close(self) -> None:
+        for each in (*self.sentinels, *self.servers):
+            each.close()
+
+    def master(self) -> PrivateServer:
+        """Who the Sentinels say is the master."""
+        with admin(self.sentinels[0]) as redis:
+            port = int(redis.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.SERVICE)[1])
+        return next(server for server in self.servers if server.port == port)
+
+    def fail_over(self) -> None:
+        """Let another one be the master, as an operator does."""
+        old = self.master()
+        with admin(self.sentinels[0]) as redis:
+            redis.execute_command("SENTINEL", "FAILOVER", self.SERVICE)
+        wait_for(lambda: self.master() is not old, "the failover")
+
+    def _knows_all(self, sentinel: PrivateServer) -> bool:
+        with admin(sentinel) as redis:
+            state = redis.execute_command("SENTINEL", "MASTER", self.SERVICE)
+        if isinstance(state, list):
+            state = dict(zip(state[::2], state[1::2], strict=True))
+        return int(state["num-slaves"]) == 2 and int(state["num-other-sentinels"]) == 2

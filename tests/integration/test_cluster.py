@@ -1,0 +1,349 @@
+"""Queues on a cluster: each lies whole on one master, wherever that is, and goes on when it moves or its master dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import Offer
+from delayq._redis.cluster import Cluster, read_place, read_slots
+from tests.clusters import TestCluster, admin, wait_for
+from tests.conftest import FOUND
+from tests.servers import PrivateServer
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+LEASE = 5
+# Redis 6.2 has no ADDSLOTSRANGE; its clusters answer alike.
+KINDS = [name for name in FOUND if name != "redis-6.2"]
+
+
+class TestReading:
+    def test_the_masters_of_all_slots_are_read_replicas_are_left_out(self) -> None:
+        answer = [
+            [0, 99, [b"a", 1, b"id"], [b"r", 9, b"id"]],
+            [100, 199, [b"b", 2, b"id", []]],
+            [200, 299, [b"a", 1, b"id"]],
+        ]
+        assert read_slots(answer, ("asked", 5)) == {("a", 1): [range(100), range(200, 300)], ("b", 2): [range(100, 200)]}
+
+    @pytest.mark.parametrize("unknown", [b"", None])
+    def test_who_does_not_know_its_own_name_is_whom_we_asked(self, unknown: bytes | None) -> None:
+        assert read_slots([[0, 9, [unknown, 7, b"id"]]], ("asked", 5)) == {("asked", 7): [range(10)]}
+
+    def test_a_redirection_names_host_and_port_or_only_the_port(self) -> None:
+        assert read_place("10.0.0.1:7000", ("asked", 5)) == ("10.0.0.1", 7000)
+        assert read_place("::1:7000", ("asked", 5)) == ("::1", 7000)
+        assert read_place(":7000", ("asked", 5)) == ("asked", 7000)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def _cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
+    with TestCluster(FOUND[request.param]) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(_cluster: TestCluster) -> TestCluster:
+    """Three masters without data."""
+    for node in _cluster.nodes:
+        node.flush()
+    return _cluster
+
+
+@pytest.fixture
+async def client(cluster: TestCluster) -> AsyncIterator[delayq.Client]:
+    async with delayq.connect(cluster.url) as client:
+        yield client
+
+
+def names(cluster: TestCluster, prefix: str) -> list[str]:
+    """One name for each master, so that a queue of it lies there."""
+    found: dict[Any, str] = {}
+    for number in range(1000):
+        name = f"{prefix}{number}"
+        found.setdefault(cluster.owner(name), name)
+        if len(found) == cluster.masters:
+            return [found[node] for node in cluster.nodes[: cluster.masters]]
+    raise AssertionError("no names")
+
+
+async def test_queues_spread_over_the_masters_each_whole_on_one(client: delayq.Client, cluster: TestCluster) -> None:
+    for name in names(cluster, "jobs"):
+        jobs, orders = client.reliable_queue(name, lease=LEASE), client.delayed_queue(f"orders:{{{name}}}")
+        await jobs.offer_many([Offer(n, delay=3600 if n % 2 else 0, priority=n % 3) for n in range(100)])
+        await orders.offer_many([(n, 3600) for n in range(100)])
+    for node, name in zip(cluster.nodes, names(cluster, "jobs"), strict=True):
+        with admin(node) as redis:
+            keys = redis.keys()
+        assert keys
+        assert all(name in key for key in keys)
+
+
+async def test_all_that_a_reliable_queue_does_it_does_on_a_cluster(client: delayq.Client, cluster: TestCluster) -> None:
+    for name in names(cluster, "jobs"):
+        queue: delayq.ReliableQueue[Any] = client.reliable_queue(name, lease=LEASE, max_attempts=1)
+        await queue.offer("first", delay=0.05, id="a")
+        await queue.offer("later", delay=3600, id="b", priority=3)
+        await queue.offer("never", delay=3600, id="c")
+        with pytest.raises(delayq.DuplicateMessage):
+            await queue.offer("again", id="a")
+        assert await queue.cancel("c")
+        assert await queue.reschedule("b", 0.1)
+        assert (await queue.get("b")) is not None
+        assert (await queue.stats()).delayed + (await queue.stats()).ready == 2
+        got = []
+        async for message in queue:
+            async with message:
+                got.append(message.value)
+            if len(got) == 2:
+                break
+        assert got == ["first", "later"]
+        await queue.offer("bad")
+        (message,) = await queue.claim(1, wait=5)
+        await message.bury("no use")
+        assert [letter.value for letter in await queue.dead.list()] == ["bad"]
+        assert await queue.dead.redrive() == 1
+        await queue.pause()
+        assert await queue.claim(1) == []
+        assert await queue.resume()
+        assert await queue.purge() == 1
+        await queue.schedule("tick", value="every", every=0.05)
+        (tick,) = await queue.claim(1, wait=5)
+        assert tick.value == "every"
+        await tick.ack()
+        await queue.unschedule("tick")
+
+
+async def test_all_that_a_delayed_queue_does_it_does_on_a_cluster(client: delayq.Client, cluster: TestCluster) -> None:
+    for name in names(cluster, "orders"):
+        queue: delayq.DelayedQueue[Any] = client.delayed_queue(name)
+        receipts = await queue.offer_many([(n, 0.05 + n / 100) for n in range(5)])
+        assert await receipts[1].cancel()
+        assert await receipts[2].reschedule(0.2)
+        assert await queue.pending.size() == 4
+        assert [await queue.take() for _ in range(4)] == [0, 3, 4, 2]
+        # What Java pushes is noticed.
+        taking = asyncio.create_task(queue.take())
+        await asyncio.sleep(0.05)
+        with admin(cluster.owner(name)) as redis:
+            redis.rpush(name, '"from Java"')
+        assert await asyncio.wait_for(taking, 10) == "from Java"
+        await queue.offer("leased")
+        async for message in queue.deliveries(lease=LEASE):
+            async with message:
+                assert message.value == "leased"
+            break
+        await queue.offer_many([(n, 3600) for n in range(5)])
+        assert await queue.pending.read_all() == [0, 1, 2, 3, 4]
+        assert await queue.pending.remove(3)
+        await queue.pending.clear()
+
+
+async def test_messages_do_not_go_from_one_slot_to_another(client: delayq.Client, cluster: TestCluster) -> None:
+    here, there, _ = names(cluster, "orders")
+    queue: delayq.DelayedQueue[int] = client.delayed_queue(here)
+    await queue.offer(1, delay=3600)
+    with pytest.raises(delayq.DelayqError, match=r"(?i)slot"):
+        await queue.pending.poll_last_and_offer_first_to(there)
+    assert await queue.pending.size() == 1
+
+
+async def test_clients_hear_of_new_heads_wherever_they_are_subscribed(cluster: TestCluster) -> None:
+    # Nobody looks on its own.
+    async with (
+        delayq.connect(cluster.url, resync_interval=3600) as consumer,
+        delayq.connect(cluster.url, resync_interval=3600) as producer,
+    ):
+        for name in names(cluster, "jobs"):
+            queue = consumer.reliable_queue(name, lease=LEASE)
+            taking = asyncio.create_task(queue.claim(1, wait=30))
+            await until(lambda name=name: sum(_subscribers(node, f"delayq:{{{name}}}:wake") for node in cluster.nodes) == 1)  # type: ignore[misc]
+            await producer.reliable_queue(name, lease=LEASE).offer(name, delay=0.05)
+            (message,) = await taking
+            assert message.value == name
+            await message.ack()
+
+
+def _subscribers(node: PrivateServer, channel: str) -> int:
+    with admin(node) as redis:
+        answer = redis.execute_command("PUBSUB", "NUMSUB", channel)
+    return int(answer[1]) if isinstance(answer, list) else int(next(iter(dict(answer).values())))
+
+
+async def test_an_idle_client_asks_a_few_times_however_many_queues(cluster: TestCluster) -> None:
+    async with delayq.connect(cluster.url, resync_interval=0.5) as client:
+        for number in range(50):
+            queue = client.reliable_queue(f"jobs{number}", lease=LEASE)
+            client._open_session().background.spawn(queue.claim(1, wait=3600), "waiter")
+        await asyncio.sleep(1)
+        before = client.statistics().round_trips
+        await asyncio.sleep(2)
+        # Each half second one look at each master, one question who has what, and one ping.
+        assert client.statistics().round_trips - before <= 5 * (cluster.masters + 2)
+
+
+async def test_a_cluster_that_is_named_as_one_server_is_refused_with_a_hint(cluster: TestCluster) -> None:
+    *_, there = names(cluster, "jobs")
+    async with delayq.connect(f"redis://127.0.0.1:{cluster.nodes[0].port}") as client:
+        with pytest.raises(delayq.ServerRefused, match=r"redis\+cluster://"):
+            await client.reliable_queue(there, lease=LEASE).offer(1)
+
+
+async def test_one_server_that_is_named_as_a_cluster_is_refused_with_a_hint() -> None:
+    with PrivateServer(FOUND[KINDS[0]], tcp=True) as server, pytest.raises(delayq.ServerRefused, match="redis://host:port"):
+        async with delayq.connect(f"redis+cluster://127.0.0.1:{server.port}"):
+            pass
+
+
+async def test_a_seed_that_is_dead_is_passed_over(cluster: TestCluster) -> None:
+    async with delayq.connect(f"redis+cluster://127.0.0.1:1,127.0.0.1:{cluster.nodes[1].port}") as client:
+        await client.reliable_queue("jobs", lease=LEASE).offer(1)
+
+
+async def test_where_nobody_answers_that_is_said_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+    with pytest.raises(delayq.ServerUnavailable) as caught:
+        async with delayq.connect("redis+cluster://me:secret@127.0.0.1:1,127.0.0.1:2"):
+            pass
+    assert "127.0.0.1:1" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+async def test_while_slots_move_nothing_is_lost_doubled_or_out_of_order(client: delayq.Client, cluster: TestCluster) -> None:
+    name = names(cluster, "jobs")[0]
+    queue: delayq.ReliableQueue[int] = client.reliable_queue(name, lease=30)
+    orders: delayq.DelayedQueue[int] = client.delayed_queue(f"orders{{{name}}}")
+    got: list[int] = []
+    taken: list[int] = []
+    stop = asyncio.Event()
+    offered = 0
+
+    async def produce() -> None:
+        nonlocal offered
+        while not stop.is_set():
+            await asyncio.gather(queue.offer(offered, id=f"m{offered}"), orders.offer(offered))
+            offered += 1
+            await asyncio.sleep(0.002)
+
+    async def consume() -> None:
+        async for message in queue:
+            async with message:
+                got.append(message.value)
+
+    async def take() -> None:
+        async for value in orders:
+            taken.append(value)  # noqa: PERF401 - it never ends
+
+    tasks = [asyncio.create_task(each) for each in (produce(), consume(), take())]
+    await queue.offer(-1, delay=3600, id="cancelled")
+    await queue.offer(-2, delay=3600, id="rescheduled")
+    for _ in range(2):
+        for target in (cluster.nodes[1], cluster.nodes[2], cluster.nodes[0]):
+            # Half of the keys are here, half are there, for a while.
+            await asyncio.to_thread(cluster.move, f"{{{name}}}", target, between=lambda: time.sleep(0.3))
+            moved_at = len(got), len(taken)
+            await until(lambda moved_at=moved_at: len(got) > moved_at[0] and len(taken) > moved_at[1])  # type: ignore[misc]
+    assert await queue.cancel("cancelled")
+    assert await queue.reschedule("rescheduled", 0)
+    stop.set()
+    await tasks[0]
+    await until(lambda: len(got) == offered + 1 and len(taken) == offered)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert Counter(got) == Counter([*range(offered), -2])
+    assert [value for value in got if value != -2] == list(range(offered))
+    assert taken == list(range(offered))
+
+
+@pytest.fixture
+def replicated() -> Iterator[TestCluster]:
+    """Three masters, each with a replica."""
+    with TestCluster(FOUND[KINDS[0]], 3, 3) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_others_at_once(
+    replicated: TestCluster, way: str
+) -> None:
+    dying, other, _ = names(replicated, "jobs")
+    victim = replicated.nodes[0]
+    late: dict[str, list[tuple[float, float]]] = {dying: [], other: []}
+
+    async with (
+        delayq.connect(replicated.url, resync_interval=2) as producer,
+        delayq.connect(replicated.url, resync_interval=2) as client,
+    ):
+
+        async def consume(name: str) -> None:
+            async for message in client.reliable_queue(name, lease=2):
+                async with message:
+                    # All are on one machine, with one clock.
+                    late[name].append((message.value, time.time() - message.due_at.timestamp()))
+
+        consumers = [asyncio.create_task(consume(name)) for name in late]
+        for name in late:
+            await producer.reliable_queue(name, lease=2).offer_many([Offer(n, delay=0.02 * n) for n in range(400)])
+        # Without asking for more, an acknowledged write may be lost with its master: here all is replicated before.
+        await until(lambda: _replicated(replicated, victim))
+        await until(lambda: len(late[dying]) > 20)
+        (victim.kill if way == "killed" else victim.pause)()
+        died_at = time.monotonic()
+        await asyncio.to_thread(wait_for, lambda: replicated.owner(dying, replicated.nodes[1]) is not victim, "the failover")
+        failed_over = time.monotonic() - died_at
+        await until(lambda: {value for value, _ in late[dying]} == set(range(400)), within=60)
+        await until(lambda: {value for value, _ in late[other]} == set(range(400)))
+        if way == "stopped":
+            victim.resume()
+        # Afterwards offers get through as well.
+        await producer.reliable_queue(dying, lease=2).offer(400)
+        await until(lambda: any(value == 400 for value, _ in late[dying]))
+        for consumer in consumers:
+            consumer.cancel()
+        await asyncio.gather(*consumers, return_exceptions=True)
+
+    worst = max(seconds for _, seconds in late[dying])
+    print(
+        f"{way}: failover {failed_over:.2f} s, late {worst:.2f} s, the other shard {max(s for _, s in late[other]) * 1000:.0f} ms"
+    )
+    # A call that was on its way to a master that hangs is given up after 5 s.
+    assert worst <= failed_over + (2 if way == "killed" else 8)
+    assert max(seconds for _, seconds in late[other]) <= 0.5
+
+
+def _replicated(cluster: TestCluster, master: PrivateServer) -> bool:
+    with admin(master) as redis:
+        known = redis.info("replication")
+    return all(known[f"slave{n}"]["offset"] == known["master_repl_offset"] for n in range(known["connected_slaves"]))
+
+
+async def test_a_client_that_closes_while_its_cluster_is_away_leaves_nothing(cluster: TestCluster) -> None:
+    async with delayq.connect(cluster.url) as client:
+        queue = client.reliable_queue("jobs", lease=LEASE)
+        nodes = client._open_session().nodes
+        assert isinstance(nodes, Cluster)
+        for node in cluster.nodes:
+            node.pause()
+        try:
+            offering = asyncio.create_task(queue.offer(1))
+            refreshing = asyncio.create_task(nodes.refresh())
+            await asyncio.sleep(0.05)
+            await asyncio.wait_for(client.aclose(), 5)
+            with suppress(delayq.DelayqError, asyncio.CancelledError):
+                await offering
+            with suppress(delayq.DelayqError, asyncio.CancelledError):
+                await refreshing
+        finally:
+            for node in cluster.nodes:
+                node.resume()

@@ -1,0 +1,144 @@
+"""Queues behind Sentinels go on, on another server, when theirs is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+import delayq
+from delayq import Offer
+from tests.clusters import Watched, admin, wait_for
+from tests.conftest import FOUND
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import PrivateServer
+
+
+@pytest.fixture(params=[*FOUND])
+def watched(request: pytest.FixtureRequest) -> Iterator[Watched]:
+    with Watched(FOUND[request.param]) as watched:
+        yield watched
+
+
+@pytest.mark.parametrize("way", ["planned", "killed", "stopped"])
+async def test_when_another_server_takes_over_producers_and_consumers_go_on_there(watched: Watched, way: str) -> None:
+    old, got = watched.master(), Counter[int]()
+    offered = 0
+    unknown: set[int] = set()
+    stop = asyncio.Event()
+
+    async with delayq.connect(watched.url, resync_interval=1) as client, delayq.connect(watched.url, resync_interval=1) as other:
+        queue: delayq.ReliableQueue[int] = client.reliable_queue("jobs", lease=3)
+        orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+
+        async def produce() -> None:
+            nonlocal offered
+            while not stop.is_set():
+                number, offered = offered, offered + 1
+                try:
+                    await queue.offer(number, delay=0.01, id=f"m{number}")
+                except delayq.OutcomeUnknown:
+                    unknown.add(number)
+                except delayq.ServerUnavailable:
+                    unknown.add(number)
+                await asyncio.sleep(0.005)
+
+        async def consume() -> None:
+            async for message in other.reliable_queue("jobs", lease=3):
+                async with message:
+                    got[message.value] += 1
+
+        tasks = [asyncio.create_task(produce()), asyncio.create_task(consume())]
+        await until(lambda: len(got) > 20)
+        if way == "planned":
+            await asyncio.to_thread(watched.fail_over)
+        else:
+            # What the replicas do not have yet would go down with it.
+            stop.set()
+            await tasks[0]
+            await until(lambda: len(got) == offered)
+            await until(lambda: _replicated(old))
+            stop.clear()
+            tasks[0] = asyncio.create_task(produce())
+            (old.kill if way == "killed" else old.pause)()
+            await asyncio.to_thread(wait_for, lambda: watched.master() is not old, "the failover")
+        seen = len(got)
+        await until(lambda: len(got) > seen + 20, within=60)
+        if way == "stopped":
+            old.resume()
+        stop.set()
+        await tasks[0]
+        await orders.offer(1)
+        assert await orders.take() == 1
+        # On one machine replication loses next to nothing; what is acknowledged in the moment of the change may be.
+        await until(lambda: len({*range(offered)} - set(got) - unknown) <= 5, within=60)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _replicated(master: PrivateServer) -> bool:
+    with admin(master) as redis:
+        known = redis.info("replication")
+    return all(known[f"slave{n}"]["offset"] == known["master_repl_offset"] for n in range(known["connected_slaves"]))
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Watched]:
+    with Watched(FOUND[next(iter(FOUND))]) as watched:
+        yield watched
+
+
+async def test_a_service_that_no_sentinel_knows_is_named(small: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+    with pytest.raises(delayq.ServerUnavailable, match="knows no service 'market'"):
+        async with delayq.connect(small.url.replace("/shop", "/market")):
+            pass
+
+
+async def test_sentinels_that_are_dead_or_hang_are_passed_over(small: Watched) -> None:
+    hanging = small.sentinels[1]
+    hanging.pause()
+    try:
+        url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{hanging.port},127.0.0.1:{small.sentinels[2].port}/shop"
+        async with delayq.connect(url) as client:
+            await client.reliable_queue("jobs").offer(1)
+    finally:
+        hanging.resume()
+
+
+async def test_where_no_sentinel_answers_that_is_said_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+    with pytest.raises(delayq.ServerUnavailable, match=r"127\.0\.0\.1:1 ") as caught:
+        async with delayq.connect("redis+sentinel://me:secret@127.0.0.1:1,127.0.0.1:2/shop?sentinel_password=hidden"):
+            pass
+    assert not {"secret", "hidden"} & set(str(caught.value).replace("/", " ").replace("@", " ").split())
+
+
+async def test_a_database_is_chosen(small: Watched) -> None:
+    async with delayq.connect(small.url + "/3") as client:
+        await client.reliable_queue("apart").offer(1)
+        with admin(small.master()) as redis:
+            assert not redis.exists("delayq:{apart}:bodies")
+            redis.select(3)
+            assert redis.exists("delayq:{apart}:bodies")
+
+
+async def test_a_server_that_became_a_replica_is_not_used_again(own_server: PrivateServer) -> None:
+    """Behind a name that leads to another server after a failover, a new connection is what it takes."""
+    async with delayq.connect(own_server.url) as client:
+        queue: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
+        await queue.offer_many([Offer(n) for n in range(3)])
+        opened = client.statistics().connections_opened
+        own_server.call("REPLICAOF", "127.0.0.1", "1")
+        offering = asyncio.create_task(queue.offer(3))
+        await until(lambda: client.statistics().connections_opened > opened + 1)
+        own_server.call("REPLICAOF", "NO", "ONE")
+        await asyncio.wait_for(offering, 10)
+        assert (await queue.stats()).ready == 4
