@@ -6,20 +6,22 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from delayq._durations import Duration, delay_us, microseconds
 from delayq._ids import new_id
 from delayq._redis.bodies import content
+from delayq._redis.durability import Unconfirmed
 from delayq._redis.keys import PRIORITIES
 from delayq._redis.retry import retry_delay
-from delayq._scheduling.open_reliable import NewMessage, OpenReliableQueue
+from delayq._scheduling.reliable_offers import NewMessage
 from delayq.errors import (
     BadDelay,
     BadInput,
     Closed,
     DuplicateMessage,
     EncodeError,
+    NotDurable,
     OutcomeUnknown,
     PayloadTooLarge,
     QueueFull,
@@ -29,7 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import MutableSequence, Sequence
     from datetime import datetime
 
+    from delayq._redis.group_commit import GroupCommit
     from delayq.codecs import Codec
+
+    # What becomes of each is a number of offer.lua's, perhaps in Unconfirmed.
+    Commits = GroupCommit[NewMessage, Any]
 
 T = TypeVar("T")
 
@@ -59,13 +65,12 @@ class Offer(Generic[T]):
 class Offering(Generic[T]):
     """One handle's way in."""
 
-    def __init__(self, codec: Codec[T], queue: OpenReliableQueue, max_payload: int, *, waits: bool) -> None:
+    def __init__(self, codec: Codec[T], max_payload: int, *, waits: bool) -> None:
         """Args:
         max_payload: Bytes.
         waits: Whether offers wait for room where the queue is full.
         """
         self._codec = codec
-        self._queue = queue
         self._max_payload = max_payload
         self._waits = waits
 
@@ -106,16 +111,16 @@ class Offering(Generic[T]):
             content(_checked_headers(headers), payload),
         )
 
-    async def outcomes(self, messages: Sequence[NewMessage]) -> MutableSequence[int | BaseException]:
+    async def outcomes(self, commits: Commits, messages: Sequence[NewMessage]) -> MutableSequence[Any]:
         """Send them, and say what became of each."""
         try:
-            futures = self._queue.offers.submit_many((message, len(message.content)) for message in messages)
+            futures = commits.submit_many((message, len(message.content)) for message in messages)
             return await asyncio.gather(*futures, return_exceptions=True)
         except Closed as error:
             return [error] * len(messages)
 
     async def store(
-        self, messages: MutableSequence[NewMessage], outcomes: MutableSequence[int | BaseException], *, made_up: Sequence[bool]
+        self, commits: Commits, messages: MutableSequence[NewMessage], outcomes: MutableSequence[Any], *, made_up: Sequence[bool]
     ) -> Sequence[NewMessage]:
         """Offer again what was not stored and may be, until all are stored. ``made_up``: whose id is our own.
 
@@ -123,9 +128,12 @@ class Offering(Generic[T]):
             What :meth:`delayq.ReliableQueue.offer_many` does.
         """
         tries = 0
+        unconfirmed: dict[int, str] = {}
         while True:
             again = []
             for place, outcome in enumerate(outcomes):
+                if isinstance(outcome, Unconfirmed):
+                    outcomes[place], unconfirmed[place] = outcome
                 if outcome == _DUPLICATE and made_up[place]:
                     # Another process has made up the same one.
                     messages[place] = messages[place]._replace(id=new_id())
@@ -136,8 +144,12 @@ class Offering(Generic[T]):
                 again = [place for place, outcome in enumerate(outcomes) if outcome == _FULL]
             if not again:
                 self.raise_for([message.id for message in messages], outcomes)
+                if unconfirmed:
+                    ids = tuple(messages[place].id for place in unconfirmed)
+                    raise NotDurable(f"{len(ids)} messages are stored, but {next(iter(unconfirmed.values()))}", ids)
                 return messages
-            for place, outcome in zip(again, await self.outcomes([messages[place] for place in again]), strict=True):
+            for place, outcome in zip(again, await self.outcomes(commits, [messages[place] for place in again]), strict=True):
+                unconfirmed.pop(place, None)
                 outcomes[place] = outcome
 
     def raise_for(self, ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> None:

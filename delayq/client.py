@@ -165,13 +165,21 @@ class Client:
         await self.aclose()
 
     @overload
-    def delayed_queue(self, name: str, *, max_payload: int = ..., ordered_list: bool = ...) -> DelayedQueue[Any]: ...
+    def delayed_queue(
+        self, name: str, *, max_payload: int = ..., ordered_list: bool = ..., durability: str = ...
+    ) -> DelayedQueue[Any]: ...
     @overload
     def delayed_queue(
-        self, name: str, *, codec: Codec[T], max_payload: int = ..., ordered_list: bool = ...
+        self, name: str, *, codec: Codec[T], max_payload: int = ..., ordered_list: bool = ..., durability: str = ...
     ) -> DelayedQueue[T]: ...
     def delayed_queue(
-        self, name: str, *, codec: Codec[Any] | None = None, max_payload: int = MAX_PAYLOAD, ordered_list: bool = True
+        self,
+        name: str,
+        *,
+        codec: Codec[Any] | None = None,
+        max_payload: int = MAX_PAYLOAD,
+        ordered_list: bool = True,
+        durability: str = "memory",
     ) -> DelayedQueue[Any]:
         """Open a queue. It needs no declaration on the server, and is closed with the client or on its own.
 
@@ -184,6 +192,8 @@ class Client:
             ordered_list: False spares the second copy of each pending message, in offer order, which only the views of
                 ``RDelayedQueue`` need: choose it, in every process alike, for a queue that Java never lists, searches or
                 removes from. Java still delivers what it finds there.
+            durability: How safe an offer must be before it returns: ``"memory"``, ``"fsync"`` or ``"replicas:N"``; see
+                :meth:`delayq.DelayedQueue.offer`.
 
         Raises:
             BadName: Empty, or its keys would not share one cluster slot.
@@ -199,6 +209,7 @@ class Client:
             max_payload,
             session,
             listed=ordered_list,
+            durability=durability,
             keys_of=partial(DelayedKeys.of, mapper=self._name_mapper),
         )
 
@@ -215,6 +226,7 @@ class Client:
         max_size: int | None = ...,
         when_full: WhenFull = ...,
         max_payload: int = ...,
+        durability: str = ...,
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
@@ -230,6 +242,7 @@ class Client:
         max_size: int | None = ...,
         when_full: WhenFull = ...,
         max_payload: int = ...,
+        durability: str = ...,
     ) -> ReliableQueue[T]: ...
     def reliable_queue(
         self,
@@ -244,6 +257,7 @@ class Client:
         max_size: int | None = None,
         when_full: WhenFull = "raise",
         max_payload: int = MAX_PAYLOAD,
+        durability: str = "memory",
     ) -> ReliableQueue[Any]:
         """Open a queue. It needs no declaration on the server, and is closed with the client or on its own.
 
@@ -260,6 +274,8 @@ class Client:
             max_size: Live messages that the queue holds at most; None: as many as the server.
             when_full: What an offer beyond ``max_size`` does: ``"raise"`` :class:`~delayq.QueueFull`, or ``"wait"`` for room.
             max_payload: Bytes that an encoded value may have.
+            durability: How safe an offer must be before it returns: ``"memory"``, ``"fsync"`` or ``"replicas:N"``; see
+                :meth:`delayq.ReliableQueue.offer`. Acknowledgements do not wait: at worst a message comes again.
 
         Raises:
             BadName: Empty, or its keys would not share one cluster slot.
@@ -269,7 +285,7 @@ class Client:
         """
         session = self._open_session()
         session.check_loop()
-        settings = Settings(lease, max_attempts, backoff, dedup_window, expired, max_size, when_full, max_payload)
+        settings = Settings(lease, max_attempts, backoff, dedup_window, expired, max_size, when_full, max_payload, durability)
         keys = ReliableKeys.of(name, self._name_mapper)
         return ReliableQueue(keys, JsonCodec() if codec is None else codec, settings, session)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
 from delayq._durations import Duration, delay_us, microseconds, moment, seconds
+from delayq._redis import durability as durabilities
+from delayq._redis.durability import Unconfirmed
 from delayq._redis.records import pack
 from delayq._redis.scripts import CANCEL, RESCHEDULE
 from delayq._scheduling.open_delayed import OpenDelayedQueue
@@ -22,6 +24,7 @@ from delayq.errors import (
     ConfigurationError,
     DecodeError,
     EncodeError,
+    NotDurable,
     OutcomeUnknown,
     PayloadTooLarge,
 )
@@ -34,9 +37,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from delayq._redis.group_commit import GroupCommit
     from delayq._redis.keys import DelayedKeys
     from delayq._scheduling.leases import Lease
-    from delayq._scheduling.offers import Stored
+    from delayq._scheduling.offers import Offer, Stored
     from delayq._scheduling.taker import Taken
     from delayq._session import Session
     from delayq.codecs import Codec
@@ -131,9 +135,11 @@ class DelayedQueue(Generic[T]):
         session: Session,
         *,
         listed: bool,
+        durability: str,
         keys_of: Callable[[str], DelayedKeys],
     ) -> None:
         self._keys = keys_of(name)
+        self._promise = durabilities.parse(durability)
         self._codec = codec
         self._max_payload = max_payload
         self._session = session
@@ -144,7 +150,6 @@ class DelayedQueue(Generic[T]):
         if self._open.listed != listed:
             raise ConfigurationError(f"queue {name!r} is open on this client with ordered_list={self._open.listed}")
         self._taker = self._open.transfer.taker
-        self._commits = self._open.offers.commits
         self.ready: Ready[T] = Ready(self._keys, self._server, codec)
         self.pending: Pending[T] = Pending(self._keys, self._server, codec, self._encode, listed=listed, keys_of=keys_of)
 
@@ -154,7 +159,9 @@ class DelayedQueue(Generic[T]):
 
     # Offering
 
-    async def offer(self, value: T, delay: Duration | None = None, *, at: datetime | None = None) -> Receipt[T]:
+    async def offer(
+        self, value: T, delay: Duration | None = None, *, at: datetime | None = None, durability: str | None = None
+    ) -> Receipt[T]:
         """Store a message that becomes due after a delay.
 
         Args:
@@ -162,6 +169,9 @@ class DelayedQueue(Generic[T]):
             delay: Seconds or a timedelta; without ``delay`` and ``at`` the message is due now.
             at: Instead of ``delay``, the moment when it is due, with a timezone. It is read on this machine's clock, and
                 the distance from now is what counts: a clock that is wrong by an hour does no harm. The past is now.
+            durability: Instead of the queue's own: how safe it must be before this returns. ``"memory"``: the server has it.
+                ``"fsync"``: it is on the server's disk; Valkey, Redis 7.2 and later, with ``appendonly yes``.
+                ``"replicas:N"``: N replicas have it too.
 
         Returns:
             The receipt, with which the message can be cancelled or rescheduled while it is pending.
@@ -171,19 +181,28 @@ class DelayedQueue(Generic[T]):
             EncodeError, PayloadTooLarge: Nothing was written.
             ServerUnavailable, ServerRefused: It is not stored. Offering it again is safe.
             OutcomeUnknown: It may be stored. Offering it again may store it twice.
+            NotDurable: It is stored, but not as safely as asked, within 2 s; ``stored`` has the receipt.
             Closed: The queue or client is closed. It is not stored.
         """
         self._check_open()
-        commits = self._commits
+        plain = durability is None and self._promise is None
+        commits = self._open.offers.commits if plain else await self._commits(durability)
         if commits.is_full:
             await commits.room()
         payload = self._encode(value)
-        return Receipt(self, payload, await commits.submit((delay_us(delay, at), payload), len(payload)))
+        stored = await commits.submit((delay_us(delay, at), payload), len(payload))
+        if isinstance(stored, Unconfirmed):
+            raise NotDurable(f"the message is stored, but {stored.reason}", (Receipt(self, payload, stored.result),))
+        return Receipt(self, payload, stored)
 
-    async def offer_many(self, messages: Iterable[tuple[T, Duration]]) -> list[Receipt[T]]:
+    async def offer_many(self, messages: Iterable[tuple[T, Duration]], *, durability: str | None = None) -> list[Receipt[T]]:
         """Store many messages, each a pair of value and delay, in few round trips.
 
         Everything is checked before anything is written. Batches of 200 are stored one after the other.
+
+        Args:
+            messages: The pairs.
+            durability: Instead of the queue's own, as in :meth:`offer`.
 
         Returns:
             One receipt per message, in order.
@@ -191,18 +210,28 @@ class DelayedQueue(Generic[T]):
         Raises:
             OutcomeUnknown: Some may be stored: its ``stored`` has the receipts of those that certainly are. Raised for every
                 error after the first batch was stored. Otherwise as :meth:`offer`.
+            NotDurable: All are stored; its ``stored`` has the receipts of those that are not as safe as asked, within 2 s.
         """
         self._check_open()
         items = [(microseconds(delay), self._encode(value)) for value, delay in messages]
-        futures = self._commits.submit_many((item, len(item[1])) for item in items)
+        commits = await self._commits(durability)
+        futures = commits.submit_many((item, len(item[1])) for item in items)
         results = await asyncio.gather(*futures, return_exceptions=True)
         receipts: list[Receipt[T]] = []
         errors: list[BaseException] = []
+        unsafe: list[Receipt[T]] = []
+        reason = ""
         for (_, payload), result in zip(items, results, strict=True):
             if isinstance(result, BaseException):
                 errors.append(result)
+            elif isinstance(result, Unconfirmed):
+                reason = result.reason
+                receipts.append(Receipt(self, payload, result.result))
+                unsafe.append(receipts[-1])
             else:
                 receipts.append(Receipt(self, payload, result))
+        if unsafe and not errors:
+            raise NotDurable(f"{len(unsafe)} of {len(items)} messages are stored, but {reason}", tuple(unsafe))
         if not errors:
             return receipts
         if receipts or isinstance(errors[0], OutcomeUnknown):
@@ -349,6 +378,10 @@ class DelayedQueue(Generic[T]):
         return f"<DelayedQueue {self.name!r}>"
 
     # Inside
+
+    async def _commits(self, durability: str | None) -> GroupCommit[Offer, Any]:
+        promise = self._promise if durability is None else durabilities.parse(durability)
+        return self._open.offers.commits if promise is None else await self._open.offers.under(promise)
 
     def _check_open(self) -> None:
         self._session.check_loop()

@@ -16,6 +16,7 @@
     ├── DuplicateMessage                 a live message has that id; nothing was written
     ├── LeaseLost                        the lease has ended: another worker may have the message now
     ├── QueueFull                        the queue has max_size messages; nothing was written
+    ├── NotDurable                       stored, but not as safely as was asked for
     ├── ServerError
     │   ├── ServerUnavailable            nobody answers; nothing was written
     │   ├── OutcomeUnknown               the call was sent and its answer lost: it may have been carried out
@@ -134,6 +135,20 @@ class QueueFull(DelayqError):
 
     def __str__(self) -> str:
         return f"the queue is full: {len(self.ids)} messages were not stored"
+
+
+class NotDurable(DelayqError):
+    """Messages are stored, and will be delivered, but within 2 s too few replicas have them, or the disk has not.
+
+    A server that dies now may take them with it. Offering them again under the same ids is safe.
+
+    Attributes:
+        stored: The ids of these messages, or the receipts that a :class:`~delayq.DelayedQueue` gives for them.
+    """
+
+    def __init__(self, message: str, stored: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.stored = stored
 
 
 class LeaseLost(DelayqError):

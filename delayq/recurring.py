@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime, tzinfo
 
-    from delayq._scheduling.open_reliable import NewMessage, OpenReliableQueue
+    from delayq._scheduling.open_reliable import OpenReliableQueue
+    from delayq._scheduling.reliable_offers import NewMessage
 
 T = TypeVar("T")
 

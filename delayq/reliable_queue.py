@@ -10,9 +10,10 @@ import anyio
 
 from delayq._durations import Duration, delay_us, microseconds, seconds
 from delayq._offering import THERE, Offer, Offering, OnDuplicate, checked_id
+from delayq._redis import durability as durabilities
 from delayq._redis.reliable_scripts import CANCEL, GET, LIST, PURGE, RESCHEDULE, RESUME, STATS
 from delayq._scheduling.claims import Claim, Policy
-from delayq._scheduling.open_reliable import NewMessage, OpenReliableQueue
+from delayq._scheduling.open_reliable import OpenReliableQueue
 from delayq._scheduling.recurrence import is_occurrence
 from delayq._session import GRACE
 from delayq.backoff import Backoff
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from delayq._offering import Commits
     from delayq._redis.keys import ReliableKeys
+    from delayq._scheduling.reliable_offers import NewMessage
     from delayq._scheduling.taker import Taken
     from delayq._session import Session
     from delayq.codecs import Codec
@@ -86,6 +89,7 @@ class Settings:
     max_size: int | None = None
     when_full: WhenFull = "raise"
     max_payload: int = 512 * 1024
+    durability: str = "memory"
 
     def policy(self) -> Policy:
         """What of it the server is told.
@@ -125,13 +129,14 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._keys = keys
         self._codec = codec
         self._settings = settings
+        self._promise = durabilities.parse(settings.durability)
         self._session = session
         self._server = session.server
         self._open = session.scheduler.open(keys.wake, lambda services: OpenReliableQueue(keys, policy, services))
         if self._open.policy != policy:
             raise ConfigurationError(f"queue {keys.name!r} is open on this client with other settings")
         self._origin = Origin(codec, self._open, settings.backoff, settings.max_attempts or 0)
-        self._offering: Offering[T] = Offering(codec, self._open, settings.max_payload, waits=settings.when_full == "wait")
+        self._offering: Offering[T] = Offering(codec, settings.max_payload, waits=settings.when_full == "wait")
         self.dead: DeadLetters[T] = DeadLetters(keys, session.server, codec)
 
     @property
@@ -151,6 +156,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         priority: int = 0,
         ttl: Duration | None = None,
         on_duplicate: OnDuplicate = "raise",
+        durability: str | None = None,
     ) -> str:
         """Store a message that becomes due after a delay. Concurrent calls share a round trip.
 
@@ -165,6 +171,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 dead letter, as the queue's ``expired`` says.
             on_duplicate: What happens if ``id`` is taken: ``"raise"``, ``"ignore"`` (the earlier one stays), or
                 ``"replace"`` (this one takes its place; if a worker has the earlier one, it raises).
+            durability: Instead of the queue's own: how safe it must be before this returns. ``"memory"``: the server has it.
+                ``"fsync"``: it is on the server's disk; Valkey, Redis 7.2 and later, with ``appendonly yes``.
+                ``"replicas:N"``: N replicas have it too.
 
         Returns:
             The id.
@@ -174,32 +183,39 @@ class ReliableQueue(Recurring[T], Generic[T]):
             DuplicateMessage, QueueFull: Nothing was written.
             ServerUnavailable, ServerRefused, Closed: It is not stored. Offering it again is safe.
             OutcomeUnknown: It may be stored. A call whose answer was lost is repeated for 5 s first, and never stored twice.
+            NotDurable: It is stored, but not as safely as asked, within 2 s.
         """
         self._check_open()
-        offers = self._open.offers
-        if offers.is_full:
-            await offers.room()
+        plain = durability is None and self._promise is None
+        commits = self._open.offers.commits if plain else await self._commits(durability)
+        if commits.is_full:
+            await commits.room()
         if id is not None or self._settings.max_size:
             await self._settled()
         message = self._offering.message(value, delay, at, id, headers, priority, ttl, on_duplicate)
         try:
-            outcome = await offers.submit(message, len(message.content))
+            outcome = await commits.submit(message, len(message.content))
         except DelayqError as error:
             self._offering.raise_for((message.id,), (error,))
             raise
         if outcome not in THERE:
             # Rare enough to be treated as one of many.
-            (message,) = await self._offering.store([message], [outcome], made_up=[id is None])
+            (message,) = await self._offering.store(commits, [message], [outcome], made_up=[id is None])
         return message.id
 
-    async def offer_many(self, offers: Iterable[Offer[T]]) -> list[str]:
+    async def offer_many(self, offers: Iterable[Offer[T]], *, durability: str | None = None) -> list[str]:
         """Store many messages in few round trips. Everything is checked before anything is written.
+
+        Args:
+            offers: The messages.
+            durability: Instead of the queue's own, as in :meth:`offer`.
 
         Returns:
             Their ids, in order.
 
         Raises:
             DuplicateMessage, QueueFull, OutcomeUnknown: Some are not stored; its ``stored`` has the ids of those that are.
+            NotDurable: Its ``stored`` has the ids of those that are stored, but not as safely as asked, within 2 s.
                 Otherwise as :meth:`offer`.
         """
         self._check_open()
@@ -212,8 +228,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             )
             for offer in offered
         ]
-        outcomes = await self._offering.outcomes(messages)
-        stored = await self._offering.store(messages, outcomes, made_up=[offer.id is None for offer in offered])
+        commits = await self._commits(durability)
+        outcomes = await self._offering.outcomes(commits, messages)
+        stored = await self._offering.store(commits, messages, outcomes, made_up=[offer.id is None for offer in offered])
         return [message.id for message in stored]
 
     # Taking
@@ -380,6 +397,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
         return f"<ReliableQueue {self.name!r}>"
 
     # Inside
+
+    async def _commits(self, durability: str | None) -> Commits:
+        promise = self._promise if durability is None else durabilities.parse(durability)
+        return self._open.offers.commits if promise is None else await self._open.offers.under(promise)
 
     def _check_open(self) -> None:
         self._session.check_loop()

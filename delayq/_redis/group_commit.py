@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from delayq._background import Background
+    from delayq._redis.durability import WaitingServer
     from delayq._redis.scripts import Script
     from delayq._redis.server import Server
     from delayq._redis.wire import Wire
@@ -63,7 +64,7 @@ class GroupCommit(Generic[Item, Result]):
 
     def __init__(
         self,
-        server: Server,
+        server: Server | WaitingServer,
         background: Background,
         *,
         request: Callable[[Sequence[Item], int], Request],

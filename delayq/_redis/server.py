@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delayq._redis.retry import retry_delay
@@ -44,15 +45,23 @@ class Server:
         self.round_trips: int = 0
         self.errors: int = 0
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | bytes | int] = (),
+        then: tuple[str | int, ...] | None = None,
+    ) -> Any:
         """Run a script, again where that is safe, for :data:`RETRY_FOR` seconds.
+
+        With ``then``, a command that follows it on the same connection, returns both answers; the second one may be an error.
 
         Raises:
             ServerUnavailable: It was not carried out.
             OutcomeUnknown: It was sent and its answer lost.
             ServerRefused: The server answered with an error.
         """
-        return await self._repeat(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable)
+        return await self._repeat(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable, then)
 
     async def run_all(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
         """Run a script that is safe to repeat several times in one round trip, on the server of the first call's keys.
@@ -121,10 +130,25 @@ class Server:
         wire.call(("EVALSHA", script.sha, len(keys), *keys, *args), landed)
         return wire
 
-    async def command(self, *command: str | bytes | int) -> Any:
-        """Run a command that is safe to repeat, for :data:`RETRY_FOR` seconds. Raises as :meth:`run` does."""
-        key = command[1] if len(command) > 1 else None
-        return await self._repeat(key if isinstance(key, str) else None, command, None, repeatable=True)
+    def follow(self, wire: Wire, key: str, command: tuple[str | int, ...], told: Callable[[Any], object]) -> None:
+        """Send a command behind what :meth:`run_soon` has just sent; ``told`` is called with its answer, or an error."""
+        connections = self._nodes.of(key)
+        connections.share(wire)
+
+        def landed(answer: Any) -> None:
+            (connections.drop if isinstance(answer, OSError) else connections.release)(wire)
+            told(answer)
+
+        self.round_trips += 1
+        wire.call(command, landed)
+
+    async def command(self, *command: str | bytes | int, key: str | None = None) -> Any:
+        """Run a command that is safe to repeat, for :data:`RETRY_FOR` seconds. Raises as :meth:`run` does.
+
+        It is asked where ``key`` lives, or else what follows the command's name.
+        """
+        key = key or (command[1] if len(command) > 1 and isinstance(command[1], str) else None)
+        return await self._repeat(key, command, None, repeatable=True)
 
     async def run_once(
         self,
@@ -140,14 +164,21 @@ class Server:
         """
         return await self._attempt(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, confirm)
 
-    async def _repeat(self, key: str | None, command: tuple[Any, ...], script: Script | None, repeatable: bool) -> Any:
+    async def _repeat(
+        self,
+        key: str | None,
+        command: tuple[Any, ...],
+        script: Script | None,
+        repeatable: bool,
+        then: tuple[str | int, ...] | None = None,
+    ) -> Any:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + RETRY_FOR
         attempt = 0
         unknown: OutcomeUnknown | None = None
         while True:
             try:
-                return await self._attempt(key, command, script)
+                return await self._attempt(key, command, script, then=then)
             except OutcomeUnknown as error:
                 if not repeatable or loop.time() >= give_up_at:
                     raise
@@ -165,6 +196,7 @@ class Server:
         command: tuple[Any, ...],
         script: Script | None,
         confirm: Callable[[Any], tuple[str, ...] | None] | None = None,
+        then: tuple[str | int, ...] | None = None,
     ) -> Any:
         try:
             connections, asking = await self._nodes.find(key), False
@@ -173,7 +205,7 @@ class Server:
             raise
         for _ in range(_SENT_ON):
             try:
-                return await self._attempt_at(connections, asking, command, script, confirm)
+                return await self._attempt_at(connections, asking, command, script, confirm, then)
             except _Elsewhere as elsewhere:
                 connections, asking = elsewhere.connections, elsewhere.asking
         raise ServerUnavailable("the servers of the cluster send us from one to another")
@@ -185,11 +217,12 @@ class Server:
         command: tuple[Any, ...],
         script: Script | None,
         confirm: Callable[[Any], tuple[str, ...] | None] | None,
+        then: tuple[str | int, ...] | None,
     ) -> Any:
         wire = await self._acquire(connections)
         keep = False
         try:
-            reply = await self._exchange(wire, asking, command, script)
+            reply = await self._exchange(wire, asking, command, script, then)
             keep = True
             if confirm is not None and (last := confirm(reply)):
                 self.round_trips += 1
@@ -233,20 +266,33 @@ class Server:
                 self._nodes.suspect(connections)
             raise
 
-    async def _exchange(self, wire: Wire, asking: bool, command: tuple[Any, ...], script: Script | None) -> Any:
-        self.round_trips += 1
+    async def _exchange(
+        self,
+        wire: Wire,
+        asking: bool,
+        command: tuple[Any, ...],
+        script: Script | None,
+        then: tuple[str | int, ...] | None,
+    ) -> Any:
         try:
-            if asking:
-                wire.tell("ASKING")
-            return await wire.ask(*command)
+            return await self._ask(wire, asking, command, then)
         except ReplyError as error:
             # Not carried out. EVAL needs no SCRIPT permission and cannot be overtaken by another SCRIPT FLUSH.
             if script is None or not _is_unknown_script(error):
                 raise
+        return await self._ask(wire, asking, ("EVAL", script.text, *command[2:]), then)
+
+    async def _ask(self, wire: Wire, asking: bool, command: tuple[Any, ...], then: tuple[str | int, ...] | None) -> Any:
         self.round_trips += 1
         if asking:
             wire.tell("ASKING")
-        return await wire.ask("EVAL", script.text, *command[2:])
+        answer = wire.ask(*command)
+        if then is None:
+            return await answer
+        second: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.round_trips += 1
+        wire.call(then, partial(_note, second))
+        return await answer, await second
 
     def _elsewhere(self, error: ReplyError, connections: Connections) -> _Elsewhere | None:
         if (found := _ELSEWHERE.match(str(error))) is None:
@@ -268,6 +314,12 @@ class Server:
         if "WRONGTYPE" in text:
             return ServerRefused("one of the queue's keys holds a value of another type: it is used by something else")
         return ServerRefused(text)
+
+
+def _note(future: asyncio.Future[Any], reply: Any) -> None:
+    # Also an error: what came before it is known.
+    if not future.done():
+        future.set_result(reply)
 
 
 def _is_unknown_script(error: ReplyError) -> bool:

@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from contextlib import suppress
-from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING
 
-from delayq._redis.group_commit import GroupCommit, Request
-from delayq._redis.reliable_scripts import OFFER
 from delayq._scheduling.claims import Claims
 from delayq._scheduling.lease_keeper import LeaseKeeper
 from delayq._scheduling.recurrence import Recurrence
+from delayq._scheduling.reliable_offers import ReliableOffers
 from delayq._scheduling.settling import Settling
-from delayq.errors import ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from delayq._redis.keys import ReliableKeys
     from delayq._scheduling.claims import Policy
     from delayq._scheduling.services import Services
     from delayq._scheduling.turns import Notice
-    from delayq.errors import OutcomeUnknown
-
-# What shares one script: a script blocks the whole server while it runs.
-_AT_A_TIME = 200
-_BYTES_AT_A_TIME = 256 * 1024
-
-
-class NewMessage(NamedTuple):
-    """A message to be stored: what ``offer.lua`` is told of it, in its order.
-
-    Attributes:
-        id: Its id.
-        priority: 0 to 9.
-        delay_us: How long until it is due, microseconds.
-        ttl_us: How long it may live, microseconds; 0: without end.
-        on_duplicate: What happens if its id is taken: ``raise``, ``ignore`` or ``replace``.
-        content: Headers and payload, as :func:`delayq._redis.bodies.content` makes them.
-    """
-
-    id: str
-    priority: int
-    delay_us: int
-    ttl_us: int
-    on_duplicate: str
-    content: bytes
 
 
 class OpenReliableQueue:
@@ -55,7 +23,7 @@ class OpenReliableQueue:
 
     Attributes:
         keys: Its keys.
-        offers: Stores messages, each as large as its content; the result is what ``offer.lua`` says of it.
+        offers: Stores messages.
         policy: How this client treats it.
         claims: Claims what is due, and hands it out.
         settling: Settles what was handed out.
@@ -74,20 +42,7 @@ class OpenReliableQueue:
         self.recurrence: Recurrence = Recurrence(self, services)
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.closed: bool = False
-        self._server = services.server
-        self.offers: GroupCommit[NewMessage, int] = GroupCommit(
-            services.server,
-            services.background,
-            request=self._request,
-            repeat=self._repeat,
-            results=lambda _, answer: answer,
-            max_items=_AT_A_TIME,
-            max_bytes=_BYTES_AT_A_TIME,
-        )
-        # Names this client's calls: the server keeps the reply of the last one, for the case that it was lost.
-        session = secrets.token_hex(6)
-        self._call_keys = [keys.call(f"{session}-{lane}") for lane in (0, 1)]
-        self._number = 0
+        self.offers: ReliableOffers = ReliableOffers(keys, policy, services)
 
     @property
     def name(self) -> str:
@@ -125,21 +80,3 @@ class OpenReliableQueue:
         self.keeper.close()
         self.recurrence.close()
         await asyncio.gather(self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace))
-        if self._number:
-            with suppress(ServerError, TimeoutError):
-                async with asyncio.timeout(grace / 2):
-                    await self._server.command("UNLINK", *self._call_keys)
-
-    def _request(self, messages: Sequence[NewMessage], lane: int) -> Request:
-        keys = self.keys
-        self._number += 1
-        args = [self._number, self.policy.max_size, *cast("Iterable[str | bytes | int]", chain.from_iterable(messages))]
-        return Request(OFFER, (*keys.messages, keys.wake, keys.done, self._call_keys[lane]), args)
-
-    async def _repeat(self, request: Request, _messages: Sequence[NewMessage], lost: OutcomeUnknown | None) -> list[int]:
-        try:
-            # Under its number: what was carried out is not carried out again.
-            answer: list[int] = await self._server.run(*request)
-        except ServerUnavailable as error:
-            raise lost or error from error.__cause__
-        return answer

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from delayq._scheduling.claims import Claim
-    from delayq._scheduling.open_reliable import NewMessage, OpenReliableQueue
+    from delayq._scheduling.open_reliable import OpenReliableQueue
+    from delayq._scheduling.reliable_offers import NewMessage
     from delayq._scheduling.services import Services
     from delayq._scheduling.taker import Taken
     from delayq.wheel import Timeout

@@ -211,7 +211,7 @@ async def test_a_call_that_arrives_after_later_ones_stores_nothing(
     for n in range(2):
         await jobs.offer(n, HOUR)
     keys = jobs._keys
-    names = (*keys.messages, keys.wake, keys.done, jobs._open._call_keys[0])
+    names = (*keys.messages, keys.wake, keys.done, jobs._open.offers._used[0])
     message = ("late", 0, 0, 0, "raise", b"\n1")
     with pytest.raises(delayq.ServerRefused, match="LATE"):
         await jobs._server.run(OFFER, names, (1, 0, *message))

@@ -15,7 +15,11 @@
 local last = redis.call('GET', KEYS[19])
 if last then
   local known, reply = string.match(last, '^(%d+) (.*)$')
-  if known == ARGV[1] then return cjson.decode(reply) end
+  if known == ARGV[1] then
+    -- A write, so that whoever waits for what was written waits for the first try's too.
+    redis.call('PEXPIRE', KEYS[19], 120000)
+    return cjson.decode(reply)
+  end
   -- A first try that was overtaken by its repetition: nobody waits for the answer any more.
   if tonumber(known) > tonumber(ARGV[1]) then return redis.error_reply('DELAYQ_LATE the call was repeated, and answered') end
 end

@@ -1,0 +1,200 @@
+"""An offer returns when it is as safe as was asked; when that cannot be had, it says so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import Offer
+from delayq._redis.durability import Promise, parse
+from delayq._redis.server import Server
+from delayq.errors import OutcomeUnknown
+from tests.clusters import admin, wait_for
+from tests.conftest import FOUND
+from tests.servers import PrivateServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+# Redis 7.0 and 6.2 cannot wait for their disk.
+WAITS_FOR_DISK = [name for name in FOUND if name == "valkey-9"]
+
+
+class TestPromise:
+    def test_memory_is_none_the_others_have_a_command(self) -> None:
+        assert parse("memory") is None
+        assert parse("fsync") == Promise(0)
+        assert parse("replicas:2") == Promise(2)
+        assert Promise(0).command[0] == "WAITAOF"
+        assert Promise(2).command[:2] == ("WAIT", 2)
+
+    @pytest.mark.parametrize("bad", ["", "disk", "replicas", "replicas:0", "replicas:-1", "replicas:x", "replicas:1 ", None, 1])
+    def test_anything_else_is_refused(self, bad: Any) -> None:
+        with pytest.raises(delayq.BadInput, match="durability is"):
+            parse(bad)
+
+    def test_it_is_kept_by_enough_and_broken_by_less_or_by_an_error(self) -> None:
+        assert Promise(2).broken(2) == Promise(2).broken(3) == Promise(0).broken([1, 0]) == ""
+        assert "1 of 2" in Promise(2).broken(1)
+        assert "not on disk" in Promise(0).broken([0, 0])
+        assert "lost" in Promise(2).broken(ConnectionError("lost"))
+
+
+@pytest.fixture(scope="module", params=[*FOUND])
+def _pair(request: pytest.FixtureRequest) -> Iterator[tuple[PrivateServer, PrivateServer]]:
+    options = ("--repl-diskless-sync-delay", "0")
+    kind = FOUND[request.param]
+    with PrivateServer(kind, tcp=True, options=options) as master, PrivateServer(kind, tcp=True, options=options) as replica:
+        with admin(replica) as redis:
+            redis.execute_command("REPLICAOF", "127.0.0.1", master.port)
+            wait_for(lambda: redis.info("replication")["master_link_status"] == "up", "the replica's link")
+        with admin(master) as redis:
+            # It acknowledges once a second, and when it is asked to.
+            wait_for(lambda: redis.execute_command("WAIT", 1, 100) == 1, "the replica's word")
+        yield master, replica
+
+
+@pytest.fixture
+def pair(_pair: tuple[PrivateServer, PrivateServer]) -> tuple[PrivateServer, PrivateServer]:
+    """A master without data, and its replica."""
+    _pair[0].flush()
+    return _pair
+
+
+@pytest.fixture
+async def client(pair: tuple[PrivateServer, PrivateServer]) -> AsyncIterator[delayq.Client]:
+    async with delayq.connect(pair[0].url) as client:
+        yield client
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._redis.durability.WITHIN_MS", 500)
+
+
+async def test_what_replicas_were_promised_they_have(client: delayq.Client, pair: tuple[PrivateServer, PrivateServer]) -> None:
+    jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
+    orders: delayq.DelayedQueue[int] = client.delayed_queue("orders", durability="replicas:1")
+    with admin(pair[1]) as replica:
+        for count in range(1, 6):
+            await asyncio.gather(jobs.offer(count), orders.offer(count, delay=3600))
+            assert replica.hlen("delayq:{jobs}:bodies") == replica.zcard("redisson_delay_queue_timeout:{orders}") == count
+        await jobs.offer_many([Offer(n) for n in range(500)])
+        await orders.offer_many([(n, 3600) for n in range(500)])
+        assert replica.hlen("delayq:{jobs}:bodies") == replica.zcard("redisson_delay_queue_timeout:{orders}") == 505
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_without_enough_replicas_the_caller_is_told_and_the_message_stays(client: delayq.Client) -> None:
+    jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:2")
+    with pytest.raises(delayq.NotDurable, match="1 of 2 replicas") as caught:
+        await jobs.offer(1, id="mine")
+    assert caught.value.stored == ("mine",)
+    # Offering it again is safe, and asks again.
+    with pytest.raises(delayq.NotDurable):
+        await jobs.offer(1, id="mine", on_duplicate="ignore")
+    with pytest.raises(delayq.NotDurable) as caught:
+        await jobs.offer_many([Offer(2, id="two"), Offer(3, id="three")])
+    assert caught.value.stored == ("two", "three")
+    with pytest.raises(delayq.DuplicateMessage):
+        await jobs.offer(1, id="mine")
+    assert (await jobs.stats()).ready == 3
+
+    orders: delayq.DelayedQueue[int] = client.delayed_queue("orders", durability="replicas:2")
+    with pytest.raises(delayq.NotDurable) as caught:
+        await orders.offer(1, delay=3600)
+    (receipt,) = caught.value.stored
+    assert await receipt.cancel()
+    with pytest.raises(delayq.NotDurable, match="2 of 2 messages") as caught:
+        await orders.offer_many([(1, 3600), (2, 3600)])
+    assert [await receipt.cancel() for receipt in caught.value.stored] == [True, True]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_replica_that_hangs_is_not_counted(client: delayq.Client, pair: tuple[PrivateServer, PrivateServer]) -> None:
+    jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
+    await jobs.offer(0, durability="replicas:1")
+    with pair[1].paused():
+        with pytest.raises(delayq.NotDurable, match="0 of 1"):
+            await jobs.offer(1, durability="replicas:1")
+        # Who asked for no promise does not wait, on the same queue.
+        await asyncio.wait_for(jobs.offer(2), 5)
+    await jobs.offer(3, durability="replicas:1")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_repetition_waits_for_what_the_first_try_wrote(
+    client: delayq.Client, pair: tuple[PrivateServer, PrivateServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repetition finds the message stored, and writes nothing of it: still it is the message that is promised."""
+    jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
+    await jobs.offer(0)
+    attempt, lost = Server._attempt, 0
+
+    async def losing(server: Server, *args: Any, **options: Any) -> Any:
+        nonlocal lost
+        answer = await attempt(server, *args, **options)
+        if lost < 1:
+            lost += 1
+            raise OutcomeUnknown("planned")
+        return answer
+
+    run_soon = Server.run_soon
+    monkeypatch.setattr(Server, "run_soon", lambda *_args, **_options: None)
+    monkeypatch.setattr(Server, "_attempt", losing)
+    with pair[1].paused(), pytest.raises(delayq.NotDurable, match="0 of 1"):
+        await jobs.offer(1)
+    assert lost == 1
+    monkeypatch.setattr(Server, "run_soon", run_soon)
+    assert (await jobs.stats()).ready == 2
+
+
+@pytest.mark.parametrize("name", WAITS_FOR_DISK)
+@pytest.mark.parametrize("appendfsync", ["always", "everysec"])
+async def test_what_the_disk_was_promised_survives_the_servers_death(name: str, appendfsync: Any) -> None:
+    with PrivateServer(FOUND[name], appendonly=appendfsync) as server:
+        async with delayq.connect(server.url) as client:
+            jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="fsync")
+            orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+            await asyncio.gather(*(jobs.offer(n) for n in range(300)), orders.offer(1, durability="fsync"))
+            server.restart()
+            assert (await jobs.stats()).ready == 300
+            assert await orders.take() == 1
+
+
+async def test_a_server_that_cannot_keep_it_refuses_before_anything_is_written(server: PrivateServer) -> None:
+    """Redis 7.0 does not know the command; here Valkey does not write to its disk."""
+    async with delayq.connect(server.url) as client:
+        jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
+        orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+        for offer in (jobs.offer, orders.offer):
+            with pytest.raises(delayq.ServerRefused, match=r"(?i)waitaof"):
+                await offer(1, durability="fsync")
+        assert (await jobs.stats()).ready == 0
+        assert await orders.ready.size() == await orders.pending.size() == 0
+
+
+async def test_a_promise_that_is_none_is_refused_before_anything_is_written(server: PrivateServer) -> None:
+    async with delayq.connect(server.url) as client:
+        with pytest.raises(delayq.BadInput):
+            client.reliable_queue("jobs", durability="disk")
+        with pytest.raises(delayq.BadInput):
+            client.delayed_queue("orders", durability="disk")
+        jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
+        with pytest.raises(delayq.BadInput):
+            await jobs.offer(1, durability="disk")
+        with pytest.raises(delayq.BadInput):
+            await client.delayed_queue("orders").offer_many([(1, 1)], durability="disk")
+        assert (await jobs.stats()).ready == 0
+
+
+async def test_closing_leaves_nothing_of_the_calls(pair: tuple[PrivateServer, PrivateServer]) -> None:
+    async with delayq.connect(pair[0].url) as client:
+        jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
+        await asyncio.gather(*(jobs.offer(n) for n in range(300)))
+        await jobs.offer(1, durability="memory")
+    with admin(pair[0]) as redis:
+        assert redis.keys("*:call:*") == []
