@@ -32,6 +32,7 @@ from delayq.errors import (
     TimerStopped,
 )
 from delayq.message import Message, Reject, RetryAfter
+from delayq.partitioned_queue import PartitionedDeadLetters, PartitionedQueue
 from delayq.recurring import Schedule
 from delayq.reliable_queue import ReliableQueue, Stats
 from delayq.timer import HashedWheelTimer
@@ -64,6 +65,8 @@ __all__ = [
     "NotDurable",
     "Offer",
     "OutcomeUnknown",
+    "PartitionedDeadLetters",
+    "PartitionedQueue",
     "PayloadTooLarge",
     "QueueFull",
     "Receipt",

@@ -21,6 +21,7 @@ from delayq._session import Session
 from delayq.codecs import JsonCodec
 from delayq.delayed_queue import MAX_PAYLOAD, DelayedQueue
 from delayq.errors import BadInput, Closed, ConfigurationError
+from delayq.partitioned_queue import PartitionedQueue, check_partitions
 from delayq.reliable_queue import RETRIES, ReliableQueue, Settings
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ class Client:
         when_full: WhenFull = ...,
         max_payload: int = ...,
         durability: str = ...,
+        partitions: None = ...,
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
@@ -243,7 +245,41 @@ class Client:
         when_full: WhenFull = ...,
         max_payload: int = ...,
         durability: str = ...,
+        partitions: None = ...,
     ) -> ReliableQueue[T]: ...
+    @overload
+    def reliable_queue(
+        self,
+        name: str,
+        *,
+        lease: Duration = ...,
+        max_attempts: int | None = ...,
+        backoff: Backoff = ...,
+        dedup_window: Duration = ...,
+        expired: Expired = ...,
+        max_size: int | None = ...,
+        when_full: WhenFull = ...,
+        max_payload: int = ...,
+        durability: str = ...,
+        partitions: int,
+    ) -> PartitionedQueue[Any]: ...
+    @overload
+    def reliable_queue(
+        self,
+        name: str,
+        *,
+        codec: Codec[T],
+        lease: Duration = ...,
+        max_attempts: int | None = ...,
+        backoff: Backoff = ...,
+        dedup_window: Duration = ...,
+        expired: Expired = ...,
+        max_size: int | None = ...,
+        when_full: WhenFull = ...,
+        max_payload: int = ...,
+        durability: str = ...,
+        partitions: int,
+    ) -> PartitionedQueue[T]: ...
     def reliable_queue(
         self,
         name: str,
@@ -258,7 +294,8 @@ class Client:
         when_full: WhenFull = "raise",
         max_payload: int = MAX_PAYLOAD,
         durability: str = "memory",
-    ) -> ReliableQueue[Any]:
+        partitions: int | None = None,
+    ) -> ReliableQueue[Any] | PartitionedQueue[Any]:
         """Open a queue. It needs no declaration on the server, and is closed with the client or on its own.
 
         The settings are this client's: every client that uses the queue should have the same.
@@ -276,6 +313,8 @@ class Client:
             max_payload: Bytes that an encoded value may have.
             durability: How safe an offer must be before it returns: ``"memory"``, ``"fsync"`` or ``"replicas:N"``; see
                 :meth:`delayq.ReliableQueue.offer`. Acknowledgements do not wait: at worst a message comes again.
+            partitions: Spread it over so many slots of a cluster: a :class:`~delayq.PartitionedQueue`. Every process must say the
+                same number.
 
         Raises:
             BadName: Empty, or its keys would not share one cluster slot.
@@ -286,8 +325,12 @@ class Client:
         session = self._open_session()
         session.check_loop()
         settings = Settings(lease, max_attempts, backoff, dedup_window, expired, max_size, when_full, max_payload, durability)
-        keys = ReliableKeys.of(name, self._name_mapper)
-        return ReliableQueue(keys, JsonCodec() if codec is None else codec, settings, session)
+        chosen = JsonCodec() if codec is None else codec
+        if partitions is None:
+            return ReliableQueue(ReliableKeys.of(name, self._name_mapper), chosen, settings, session)
+        check_partitions(partitions)
+        parts = (ReliableKeys.of(name, self._name_mapper, place) for place in range(partitions))
+        return PartitionedQueue(name, [ReliableQueue(keys, chosen, settings, session) for keys in parts])
 
     async def server_time(self) -> datetime:
         """What the server's clock shows (UTC): the clock that decides when a message is due.

@@ -31,7 +31,7 @@ from delayq.recurring import Recurring
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, MutableSequence, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -220,17 +220,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """
         self._check_open()
         offered = list(offers)
-        if self._settings.max_size or any(offer.id is not None for offer in offered):
-            await self._settled()
-        messages = [
-            self._offering.message(
-                offer.value, offer.delay, offer.at, offer.id, offer.headers, offer.priority, offer.ttl, offer.on_duplicate
-            )
-            for offer in offered
-        ]
-        commits = await self._commits(durability)
-        outcomes = await self._offering.outcomes(commits, messages)
-        stored = await self._offering.store(commits, messages, outcomes, made_up=[offer.id is None for offer in offered])
+        stored = await self._store(self._messages(offered), [offer.id is None for offer in offered], durability)
         return [message.id for message in stored]
 
     # Taking
@@ -254,7 +244,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._check_open()
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise BadInput(f"count is an int of at least 1, not {count!r}")
-        taken = await self._open.recurrence.claim(count, seconds(wait, "wait"))
+        taken = await self._take(count, seconds(wait, "wait"))
         return [self._leased(claim) for _, claim in taken]
 
     async def __aiter__(self) -> AsyncIterator[Message[T]]:
@@ -406,6 +396,32 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._session.check_loop()
         if self._open.closed:
             raise Closed("the queue is closed")
+
+    def _messages(self, offers: Iterable[Offer[T]]) -> MutableSequence[NewMessage]:
+        """Check offers, and make of them what is stored."""
+        return [
+            self._offering.message(
+                offer.value, offer.delay, offer.at, offer.id, offer.headers, offer.priority, offer.ttl, offer.on_duplicate
+            )
+            for offer in offers
+        ]
+
+    async def _store(
+        self,
+        messages: MutableSequence[NewMessage],
+        made_up: Sequence[bool],
+        durability: str | None,
+    ) -> Sequence[NewMessage]:
+        """Store what :meth:`_messages` has made. ``made_up``: whose id is our own. Raises as :meth:`offer_many`."""
+        if self._settings.max_size or not all(made_up):
+            await self._settled()
+        commits = await self._commits(durability)
+        outcomes = await self._offering.outcomes(commits, messages)
+        return await self._offering.store(commits, messages, outcomes, made_up=made_up)
+
+    async def _take(self, count: int, wait: float) -> Sequence[Taken[Claim]]:
+        self._check_open()
+        return await self._open.recurrence.claim(count, wait)
 
     async def _settled(self) -> None:
         """What this client has acknowledged without waiting is done, for whoever looks now."""

@@ -96,17 +96,18 @@ class ReliableKeys:
     """HASH of recurring messages by name."""
 
     @classmethod
-    def of(cls, name: str, mapper: Callable[[str], str] | None = None) -> ReliableKeys:
-        """Derive the keys of queue ``name``. Arguments and errors as :meth:`DelayedKeys.of`."""
+    def of(cls, name: str, mapper: Callable[[str], str] | None = None, partition: int | None = None) -> ReliableKeys:
+        """Derive the keys of queue ``name``, or of one of its partitions; else as :meth:`DelayedKeys.of`."""
         mapped = _checked(_checked(name) if mapper is None else mapper(_checked(name)))
         # All have the same prefix, so the same hash tag: what stands before the first closing brace, if that is anything.
-        if mapped.startswith("}"):
+        if mapped.startswith("}") and partition is None:
             raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: a name must not begin with a brace")
-        prefix = f"delayq:{{{mapped}}}:"
+        # No queue of any name has keys that begin like a partition's.
+        prefix = f"delayq:{{{mapped}}}:" if partition is None else f"delayq:part:{{{partition}:{mapped}}}:"
         live = (f"{prefix}live", *(f"{prefix}live:{priority}" for priority in range(1, PRIORITIES)))
         facts = ("bodies", "leases", "attempts", "expiries", "errors", "priorities")
         return cls(
-            name=name,
+            name=name if partition is None else f"{name}/{partition}",
             messages=(*live, *(prefix + fact for fact in facts)),
             wake=f"{prefix}wake",
             done=f"{prefix}done",

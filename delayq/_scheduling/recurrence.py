@@ -50,6 +50,11 @@ def is_occurrence(id: bytes) -> bool:  # noqa: A002
     return id[-DIGITS - 1 : -DIGITS] == b"@" and id[-DIGITS:].isdigit()
 
 
+def schedule_of(occurrence: bytes) -> bytes:
+    """The name of the schedule of which this id is an occurrence."""
+    return occurrence[: -DIGITS - 1]
+
+
 class Recurrence:
     """The recurring messages of one queue that is open on this client."""
 
