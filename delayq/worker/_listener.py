@@ -9,6 +9,7 @@ from delayq._durations import Duration, seconds
 from delayq._redis.keys import ReliableKeys
 from delayq.codecs import codec_for
 from delayq.errors import BadInput, ConfigurationError
+from delayq.partitioned_queue import check_partitions
 from delayq.worker._signatures import HandlerPlan, name_of, plan_handler
 from delayq.worker._verdicts import OnError, checked
 
@@ -32,6 +33,7 @@ class Listener:
         concurrency: How many handlers at a time at most.
         timeout: How long one may take, seconds.
         on_error: What to do about errors.
+        partitions: How many partitions the queue has; None: it is no partitioned queue.
     """
 
     queue: str
@@ -42,6 +44,7 @@ class Listener:
     concurrency: int
     timeout: float | None
     on_error: OnError
+    partitions: int | None
 
 
 def make_listener(
@@ -54,6 +57,7 @@ def make_listener(
     concurrency: int,
     timeout: Duration | None,
     on_error: OnError | None,
+    partitions: int | None,
 ) -> Listener:
     """Check everything that can be known before a message comes.
 
@@ -64,6 +68,10 @@ def make_listener(
     ReliableKeys.of(queue)
     settings.policy()
     check_count("concurrency", concurrency)
+    if partitions is not None:
+        check_partitions(partitions)
+        if concurrency < partitions:
+            raise BadInput(f"{partitions} partitions need a concurrency of as much, not {concurrency}")
     limit = None if timeout is None else seconds(timeout, "timeout")
     if limit == 0:
         raise BadInput("timeout must be more than 0")
@@ -72,7 +80,7 @@ def make_listener(
         chosen = codec_for(plan.value) if codec is None else codec
     except ConfigurationError as error:
         raise ConfigurationError(f"{name_of(handler)}: {error}") from error
-    return Listener(queue, handler, plan, chosen, settings, concurrency, limit, checked(on_error))
+    return Listener(queue, handler, plan, chosen, settings, concurrency, limit, checked(on_error), partitions)
 
 
 def check_count(name: str, count: int) -> None:

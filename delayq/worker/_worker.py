@@ -123,6 +123,7 @@ class Worker:
         max_size: int | None = None,
         when_full: WhenFull = "raise",
         max_payload: int = 512 * 1024,
+        partitions: int | None = None,
     ) -> Callable[[F], F]:
         """Let a function handle the messages of a queue. It is returned as it is.
 
@@ -145,6 +146,8 @@ class Worker:
             max_size: For who offers through the worker's client.
             when_full: The same.
             max_payload: The same.
+            partitions: As many as the queue has: as for :meth:`delayq.Client.reliable_queue`. Each has an equal share of
+                ``concurrency``, which is at least as much.
 
         Raises:
             BadName, BadInput: A setting cannot work.
@@ -166,6 +169,7 @@ class Worker:
                 concurrency=self._concurrency if concurrency is None else concurrency,
                 timeout=timeout,
                 on_error=on_error,
+                partitions=partitions,
             )
             return handler
 
@@ -324,9 +328,17 @@ class Worker:
         lanes = []
         for listener in self._listeners.values():
             settings = {name: getattr(listener.settings, name) for name in Settings.__dataclass_fields__}
-            queue = self._client.reliable_queue(listener.queue, codec=listener.codec, **settings)
-            handling = Handling(listener, self._middleware, self._makers, made, threads)
-            lanes.append(Lane(Source(queue), handling, listener.concurrency))
+            name, codec, count = listener.queue, listener.codec, listener.partitions
+            queues = (
+                (self._client.reliable_queue(name, codec=codec, **settings),)
+                if count is None
+                else self._client.reliable_queue(name, codec=codec, partitions=count, **settings).partitions
+            )
+            for place, queue in enumerate(queues):
+                handling = Handling(listener, self._middleware, self._makers, made, threads)
+                # What cannot be shared evenly, the first ones have.
+                share = listener.concurrency // len(queues) + (place < listener.concurrency % len(queues))
+                lanes.append(Lane(Source(queue), handling, share))
         return lanes
 
     async def _until_stopped(self, pool: Pool, stop: _Stop) -> None:

@@ -265,6 +265,30 @@ async def test_closing_ends_loops_and_waiting_claims(client: delayq.Client, jobs
     assert "5 partitions" in repr(again)
 
 
+async def test_a_worker_handles_all_partitions(client: delayq.Client, jobs: PartitionedQueue[int]) -> None:
+    worker, got, running, most = delayq.Worker(client, concurrency=7), [], 0, 0
+
+    @worker.listener("jobs", lease=LEASE, partitions=PARTITIONS)
+    async def handle(value: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.002)
+        got.append(value)
+        running -= 1
+
+    await jobs.offer_many([Offer(n) for n in range(200)])
+    await worker.run(burst=True)
+    assert sorted(got) == list(range(200))
+    assert most <= 7
+
+
+def test_a_worker_has_a_hand_for_each_partition() -> None:
+    worker = delayq.Worker("redis://nowhere", concurrency=100)
+    with pytest.raises(delayq.BadInput, match="5 partitions need a concurrency"):
+        worker.listener("jobs", concurrency=4, partitions=5)(lambda value: None)
+
+
 @pytest.mark.parametrize("bad", [0, -1, True, 1.5, 100_000])
 async def test_a_number_of_partitions_that_cannot_be_is_refused(client: delayq.Client, bad: Any) -> None:
     with pytest.raises(delayq.BadInput, match="partitions"):

@@ -1,0 +1,114 @@
+"""Measure a partitioned queue on a cluster: ``python -m benchmarks.partitions [options]``.
+
+Messages of 100 bytes are offered by one process, 1,000 at a time, and then taken and acknowledged by another in a plain
+loop: on one master of a cluster as one queue, and as a queue in partitions there and on three masters. By turns; medians of
+the runs. "client" is that process's processor time, "server" that of the busiest master, in percent of the time it took.
+Where the client is at 100 %, another master cannot help it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import delayq
+from benchmarks._report import Table, machine
+from tests.clusters import TestCluster, admin
+from tests.servers import find_kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VALUE = "x" * 98
+COLUMNS = ("way                ", "  partitions", " offers/s", " client %", " server %", "   taken/s", " client %", " server %")
+
+
+def ticks(pid: int) -> float:
+    """The processor time of a process, seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def work(url: str, what: str, partitions: int | None, count: int, pids: Sequence[int]) -> dict[str, float]:
+    async with delayq.connect(url) as client:
+        queue: Any = client.reliable_queue("jobs") if partitions is None else client.reliable_queue("jobs", partitions=partitions)
+        await queue.stats()
+        before, started, own = [ticks(pid) for pid in pids], time.perf_counter(), time.process_time()
+        if what == "offer":
+            for at in range(0, count, 1000):
+                await asyncio.gather(*(queue.offer(VALUE) for _ in range(min(1000, count - at))))
+        else:
+            left = count
+            async for message in queue:
+                async with message:
+                    left -= 1
+                if not left:
+                    break
+            await queue.stats()
+        took = time.perf_counter() - started
+        busiest = max(ticks(pid) - then for pid, then in zip(pids, before, strict=True))
+        return {"rate": count / took, "client": (time.process_time() - own) / took * 100, "server": busiest / took * 100}
+
+
+def measured(*args: Any) -> dict[str, float]:
+    """One process's turn."""
+    command = [sys.executable, "-m", "benchmarks.partitions", "--sample", json.dumps(args)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=300)
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--runs", type=int, default=5, help="interleaved runs; the medians count")
+    parser.add_argument("--messages", type=int, default=30_000, help="in each run")
+    parser.add_argument("--partitions", type=int, default=16, help="of the queue on three masters")
+    parser.add_argument("--sample", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sample:
+        print(json.dumps(asyncio.run(work(*json.loads(options.sample)))))
+        return
+    kinds, _ = find_kinds()
+    ways: list[tuple[str, int | None]] = [
+        ("one queue", None),
+        (f"{options.partitions} on one master", options.partitions),
+        (f"{options.partitions} on three", options.partitions),
+    ]
+    found: dict[str, dict[str, list[dict[str, float]]]] = {name: {"offer": [], "take": []} for name, _ in ways}
+    with TestCluster(kinds["valkey-9"], 3) as cluster, TestCluster(kinds["valkey-9"], 1) as alone:
+        for _ in range(options.runs):
+            for name, partitions in ways:
+                where = cluster if name.endswith("three") else alone
+                pids = [node.pid for node in where.nodes]
+                for what in ("offer", "take"):
+                    found[name][what].append(measured(where.url, what, partitions, options.messages, pids))
+                for node in where.nodes:
+                    node.flush()
+        with admin(alone.nodes[0]) as redis:
+            about = {
+                "machine": machine(redis),
+                "what": f"{options.messages:,} messages of 100 bytes; one process; medians of {options.runs} interleaved runs",
+            }
+    table = Table(about, COLUMNS, as_json=options.json)
+    for name, partitions in ways:
+        row: dict[str, Any] = {"way": name, "partitions": partitions}
+        cells = [name, str(partitions or "-")]
+        for what, samples in found[name].items():
+            for each in ("rate", "client", "server"):
+                row[f"{what}_{each}"] = median(one[each] for one in samples)
+            cells += [f"{row[f'{what}_rate']:,.0f}", f"{row[f'{what}_client']:.0f}", f"{row[f'{what}_server']:.0f}"]
+        table.add(row, *cells)
+    table.end()
+
+
+if __name__ == "__main__":
+    main()
