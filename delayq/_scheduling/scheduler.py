@@ -12,7 +12,7 @@ from delayq._scheduling.server_clock import ServerClock
 from delayq._scheduling.services import Services
 from delayq._scheduling.subscriber import Subscriber
 from delayq._scheduling.turns import parse
-from delayq.errors import ServerError
+from delayq.errors import ServerError, ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,7 +146,7 @@ class Scheduler:
                 queue.resynced(due_us(now, wait_us), ready)
 
     async def _run(self) -> None:
-        failing = False
+        failing = refused = False
         while True:
             try:
                 async with asyncio.timeout(self.services.resync_interval):
@@ -159,14 +159,19 @@ class Scheduler:
                 await self.run_once()
                 self.services.connections.prune()
             except ServerError as error:
-                if not failing:
+                if isinstance(error, ServerRefused) and not refused:
+                    # One of them may not be ours to move: its own call finds that out, and then it is left out here.
+                    refused = True
+                    for queue in self.queues:
+                        queue.push()
+                elif not failing:
+                    failing = True
                     _log.warning("the re-check of %d queues failed: %s", len(self.queues), error)
-                failing = True
                 # A call that could not be sent has been tried for a while itself; one that was refused comes back at once.
                 await asyncio.sleep(min(1.0, self.services.retry_most))
                 self._check_now.set()
             else:
-                failing = False
+                failing = refused = False
 
     def _heard(self, channel: str, content: bytes) -> None:
         queue = self._queues.get(channel)
