@@ -23,7 +23,3 @@ def acl(
     """
     rules = acl_rules(cast("Role", role), delayed=delayed or (), reliable=reliable or (), prefix=prefix, database=database)
     print(*rules)
-        *acl_rules(
-            ROLES[[*RoleName].index(role)], delayed=delayed or (), reliable=reliable or (), prefix=prefix, database=database
-        )
-    )
