@@ -10,6 +10,7 @@ from redis.asyncio import Connection, Redis
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 
 from delayq.errors import ConfigurationError
 
@@ -39,6 +40,12 @@ _NOT_OURS = re.compile(
 )
 
 
+# What redis-py says of an option whose value it cannot read.
+_SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
+# What can be shown of an address: host, port, path.
+_PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]*)?(?:/[^?#@:]*)?")
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """What is needed to open a connection. ``repr`` shows no secret."""
@@ -66,13 +73,25 @@ def from_url(url: str) -> Address:
     if not colon or scheme not in _SCHEMES:
         known = ", ".join(f"{name}://" for name in _SCHEMES)
         raise ConfigurationError(f"{redacted(url)!r} is no address; known are {known} and embedded:")
+    reason = ""
+    options: dict[str, Any] = {}
+    connection_class: type[AbstractConnection] = Connection
     try:
-        options: dict[str, Any] = dict(parse_url(f"{_SAME_AS.get(scheme, scheme)}:{rest}"))
+        options |= parse_url(f"{_SAME_AS.get(scheme, scheme)}:{rest}")
+        connection_class = options.pop("connection_class", Connection)
+        # What no connection takes is found here, and not when one is needed.
+        _address("", connection_class, options).connection()
     except ValueError as error:
-        raise ConfigurationError(f"the address {redacted(url)!r} cannot be read: {error}") from None
+        # Other texts quote what they cannot read.
+        reason = str(error) if _SAYS_WHICH_OPTION.fullmatch(str(error)) else "it is no URL"
+    except (TypeError, RedisError):
+        reason = "one of its options is unknown, or cannot have this value"
+    if reason:
+        # Not within the except: an error shows its context, too.
+        raise ConfigurationError(f"the address {redacted(url)!r} cannot be read: {reason}")
     if scheme.endswith("unix") and not options.get("path"):
         raise ConfigurationError(f"{redacted(url)!r} names no socket: write unix:///path/to/socket")
-    return _address(redacted(url), options.pop("connection_class", Connection), options)
+    return _address(redacted(url), connection_class, options)
 
 
 def from_client(client: object) -> Address:
@@ -95,8 +114,13 @@ def _address(label: str, connection_class: type[AbstractConnection], options: di
 
 
 def redacted(url: str) -> str:
-    """``url`` without user, password and options."""
-    head, at, rest = url.rpartition("@")
-    scheme, found, _ = head.partition("://")
-    shown = f"{scheme}://***@{rest}" if found else f"***@{rest}" if at else url
-    return shown.partition("?")[0]
+    """``url`` without user, password and options; of what is no address, nothing that may be one of these."""
+    scheme, found, rest = url.partition("://")
+    if not found:
+        return url if _PLACE.fullmatch(url) else "***"
+    before, _, options = rest.partition("?")
+    user, at, place = before.rpartition("@")
+    # Behind the question mark of a password, the host is taken for an option.
+    if "@" in options or not _PLACE.fullmatch(place) or not scheme.replace("+", "").isalpha():
+        return f"{scheme}://***" if scheme in _SCHEMES else "***"
+    return f"{scheme}://{'***@' if user or at else ''}{place}"

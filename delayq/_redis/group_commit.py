@@ -35,6 +35,9 @@ class Request(NamedTuple):
     keys: Sequence[str]
     args: Sequence[str | bytes | int]
 
+    def __repr__(self) -> str:
+        return f"<Request {self.script.name}, {len(self.args)} arguments>"
+
 
 class _Commit(Generic[Item, Result]):
     """Items that leave together: being collected, on their way, or being repeated."""

@@ -49,6 +49,9 @@ class NewMessage(NamedTuple):
     on_duplicate: str
     content: bytes
 
+    def __repr__(self) -> str:
+        return f"<NewMessage {self.id!r}, {len(self.content)} bytes>"
+
 
 class OpenReliableQueue:
     """Its way in, and its way out.
