@@ -50,13 +50,16 @@ _LARGEST_HEADERS = 16 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer(Generic[T]):
-    """One message for :meth:`ReliableQueue.offer_many`. Its fields are the arguments of :meth:`ReliableQueue.offer`."""
+    """One message for :meth:`ReliableQueue.offer_many`. Its fields are the arguments of :meth:`ReliableQueue.offer`.
 
-    value: T = field(kw_only=False)
+    ``repr`` shows neither value nor headers: they may be private, and tracebacks are logged.
+    """
+
+    value: T = field(kw_only=False, repr=False)
     delay: Duration | None = None
     at: datetime | None = None
     id: str | None = None
-    headers: Mapping[str, str] | None = None
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
     priority: int = 0
     ttl: Duration | None = None
     on_duplicate: OnDuplicate = "raise"

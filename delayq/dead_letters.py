@@ -44,11 +44,11 @@ class DeadLetter(Generic[T]):
     id: str
     reason: str
     error: str
-    traceback: str
+    traceback: str = field(repr=False)
     attempt: int
     died_at: datetime
     enqueued_at: datetime
-    headers: dict[str, str]
+    headers: dict[str, str] = field(repr=False)
     priority: int
     _decode: Callable[[], T] = field(repr=False, compare=False)
 

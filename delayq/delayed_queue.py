@@ -20,6 +20,7 @@ from delayq.deliveries import Delivery
 from delayq.errors import (
     BadDelay,
     BadInput,
+    BadName,
     Closed,
     ConfigurationError,
     DecodeError,
@@ -147,6 +148,9 @@ class DelayedQueue(Generic[T]):
         self._open = session.scheduler.open(
             self._keys.channel, lambda services: OpenDelayedQueue(self._keys, services, listed=listed)
         )
+        if self._open.keys.ready != self._keys.ready:
+            # "a" and "{a}": Redisson gives both the same keys, but for the ready list.
+            raise BadName(f"{name!r} shares its keys with {self._open.keys.ready!r}, which is open on this client")
         if self._open.listed != listed:
             raise ConfigurationError(f"queue {name!r} is open on this client with ordered_list={self._open.listed}")
         self._taker = self._open.transfer.taker

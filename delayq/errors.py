@@ -79,7 +79,8 @@ class DecodeError(CodecError):
 
     Attributes:
         codec: The codec's class name.
-        payload: The bytes, whole. They are kept out of the message, for they may be private: it shows the first 16.
+        payload: The bytes, whole. They are kept out of the message, for they may be private: it shows the first four, which
+            tell formats apart.
     """
 
     def __init__(self, codec: str, payload: bytes) -> None:
@@ -88,7 +89,10 @@ class DecodeError(CodecError):
         self.payload = payload
 
     def __str__(self) -> str:
-        return f"{self.codec} cannot decode {len(self.payload)} bytes that begin with {self.payload[:16].hex(' ') or 'nothing'}"
+        return f"{self.codec} cannot decode {len(self.payload)} bytes that begin with {self.payload[:4].hex(' ') or 'nothing'}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.codec!r}, {len(self.payload)} bytes)"
 
 
 class ConfigurationError(DelayqError):

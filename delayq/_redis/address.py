@@ -11,6 +11,7 @@ from redis.asyncio import Connection, Redis
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 
 from delayq.errors import ConfigurationError
 
@@ -42,6 +43,12 @@ _OURS: dict[str, Any] = {
 _NOT_OURS = re.compile(
     r"max_connections|timeout|queue_class|connection_pool_class|retry_on_error|legacy_responses|maint\w*|orig_\w+"
 )
+
+
+# What redis-py says of an option whose value it cannot read.
+_SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
+# What can be shown of an address: host, port, path.
+_PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]*)?(?:/[^?#@:]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +119,25 @@ def from_url(url: str) -> AnyAddress:
 
 
 def _of_one(url: str, scheme: str, rest: str) -> Address:
+    reason = ""
+    options: dict[str, Any] = {}
+    connection_class: type[AbstractConnection] = Connection
     try:
-        options: dict[str, Any] = dict(parse_url(f"{_SAME_AS.get(scheme, scheme)}:{rest}"))
+        options |= parse_url(f"{_SAME_AS.get(scheme, scheme)}:{rest}")
+        connection_class = options.pop("connection_class", Connection)
+        # What no connection takes is found here, and not when one is needed.
+        _address("", connection_class, options).connection()
     except ValueError as error:
-        raise ConfigurationError(f"the address {redacted(url)!r} cannot be read: {error}") from None
+        # Other texts quote what they cannot read.
+        reason = str(error) if _SAYS_WHICH_OPTION.fullmatch(str(error)) else "it is no URL"
+    except (TypeError, RedisError):
+        reason = "one of its options is unknown, or cannot have this value"
+    if reason:
+        # Not within the except: an error shows its context, too.
+        raise ConfigurationError(f"the address {redacted(url)!r} cannot be read: {reason}")
     if scheme.endswith("unix") and not options.get("path"):
         raise ConfigurationError(f"{redacted(url)!r} names no socket: write unix:///path/to/socket")
-    return _address(redacted(url), options.pop("connection_class", Connection), options)
+    return _address(redacted(url), connection_class, options)
 
 
 def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddress:
@@ -186,8 +205,13 @@ def _address(label: str, connection_class: type[AbstractConnection], options: di
 
 
 def redacted(url: str) -> str:
-    """``url`` without user, password and options."""
-    head, at, rest = url.rpartition("@")
-    scheme, found, _ = head.partition("://")
-    shown = f"{scheme}://***@{rest}" if found else f"***@{rest}" if at else url
-    return shown.partition("?")[0]
+    """``url`` without user, password and options; of what is no address, nothing that may be one of these."""
+    scheme, found, rest = url.partition("://")
+    if not found:
+        return url if _PLACE.fullmatch(url) else "***"
+    before, _, options = rest.partition("?")
+    user, at, place = before.rpartition("@")
+    # Behind the question mark of a password, the host is taken for an option.
+    if "@" in options or not _PLACE.fullmatch(place) or not scheme.replace("+", "").isalpha():
+        return f"{scheme}://***" if scheme in _SCHEMES else "***"
+    return f"{scheme}://{'***@' if user or at else ''}{place}"

@@ -7,10 +7,15 @@ headers as JSON on one line, or nothing; the payload as the codec made it.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+# Of microseconds. More digits are no moment, and take long to read.
+_MOMENT = re.compile(rb"[0-9]{1,20}")
 
 
 def content(headers: Mapping[str, str] | None, payload: bytes) -> bytes:
@@ -30,7 +35,9 @@ def parse(body: bytes) -> tuple[int, dict[str, str], bytes]:
     enqueued, _, headers = line.partition(b" ")
     if not newline:
         raise ValueError("a body without a newline")
-    return int(enqueued), json.loads(headers) if headers else {}, payload
+    if not _MOMENT.fullmatch(enqueued):
+        raise ValueError("a body without a moment")
+    return int(enqueued), _object(headers) if headers else {}, payload
 
 
 def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes]:
@@ -38,5 +45,15 @@ def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes]:
     why, newline, body = letter.partition(b"\n")
     if not newline:
         raise ValueError("a dead letter without a newline")
-    reasons: dict[str, Any] = json.loads(why)
-    return reasons, body
+    return _object(why), body
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    """A JSON object. Raises ``ValueError``, in words that quote nothing of it."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object where there should be one")  # noqa: TRY004 - of a body, not of an argument
+    return value

@@ -7,7 +7,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from delayq.errors import Closed, OutcomeUnknown
+from delayq.errors import Closed, OutcomeUnknown, ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -35,6 +35,9 @@ class Request(NamedTuple):
     script: Script
     keys: Sequence[str]
     args: Sequence[str | bytes | int]
+
+    def __repr__(self) -> str:
+        return f"<Request {self.script.name}, {len(self.args)} arguments>"
 
 
 class _Commit(Generic[Item, Result]):
@@ -241,7 +244,12 @@ class GroupCommit(Generic[Item, Result]):
     def _told(self, call: _Commit[Item, Result], answer: Any) -> None:
         if call not in self._calls:
             return  # given up meanwhile
-        if isinstance(answer, Exception):
+        if isinstance(answer, ServerRefused):
+            # It would refuse again, and may have carried out a part: then a repetition finds what it has left.
+            self._ended(call)
+            self._fail(call, answer)
+            self._leave()
+        elif isinstance(answer, Exception):
             self._start_repeating(call, answer if isinstance(answer, OutcomeUnknown) else None)
         else:
             self._arrived(call, answer)

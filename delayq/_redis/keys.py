@@ -11,6 +11,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+LONGEST_NAME = 512
+"""Bytes. Redisson knows no limit; nobody has come near this one."""
+
+_ORDERED, _TIMEOUT, _CHANNEL = "redisson_delay_queue", "redisson_delay_queue_timeout", "redisson_delay_queue_channel"
+_QUARANTINE, _LEASES, _LEASED, _TURNS = "delayq_quarantine", "delayq_leases", "delayq_leased", "delayq_turns"
+_GIVEN_BACK, _TAKEN = "delayq_given_back", "delayq_taken"
+_RELIABLE, _PARTITION = "delayq:{", "delayq:part:{"
+
+# A delayed queue's ready list has the queue's own name. No other key does, so it must not look like one.
+RESERVED = (
+    *(f"{prefix}:" for prefix in (_ORDERED, _TIMEOUT, _CHANNEL, _QUARANTINE, _LEASES, _LEASED, _TURNS, _GIVEN_BACK, _TAKEN)),
+    _RELIABLE,
+    _PARTITION,
+)
+"""How no delayed queue's name begins."""
+
+
 @dataclass(frozen=True, slots=True)
 class DelayedKeys:
     """The keys of one delayed queue. The first four are Redisson's."""
@@ -43,19 +60,22 @@ class DelayedKeys:
             mapper: Turns it into its name on the server, as Redisson's NameMapper does.
 
         Raises:
-            BadName: A name is empty or no text, or the keys would lie in different slots of a cluster.
+            BadName: A name is empty, too long or no text; or it is that of another queue's key; or the keys would lie in
+                different slots of a cluster.
         """
         mapped = _checked(_checked(name) if mapper is None else mapper(_checked(name)))
+        if mapped.startswith(RESERVED):
+            raise BadName(f"{mapped!r} is the name of another queue's key")
         keys = cls(
             name=name,
             ready=mapped,
-            ordered=_prefixed("redisson_delay_queue", mapped),
-            timeout=_prefixed("redisson_delay_queue_timeout", mapped),
-            channel=_prefixed("redisson_delay_queue_channel", mapped),
-            quarantine=_prefixed("delayq_quarantine", mapped),
-            leases=_prefixed("delayq_leases", mapped),
-            leased=_prefixed("delayq_leased", mapped),
-            turns=_prefixed("delayq_turns", mapped),
+            ordered=_prefixed(_ORDERED, mapped),
+            timeout=_prefixed(_TIMEOUT, mapped),
+            channel=_prefixed(_CHANNEL, mapped),
+            quarantine=_prefixed(_QUARANTINE, mapped),
+            leases=_prefixed(_LEASES, mapped),
+            leased=_prefixed(_LEASED, mapped),
+            turns=_prefixed(_TURNS, mapped),
         )
         if hash_tag(keys.ready) != hash_tag(keys.ordered):
             raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: use no braces, or one {{tag}}")
@@ -63,11 +83,11 @@ class DelayedKeys:
 
     def marker(self, token: str) -> str:
         """STRING that makes giving back repeatable, for a moment."""
-        return _prefixed(f"delayq_given_back:{token}", self.ready)
+        return _prefixed(f"{_GIVEN_BACK}:{token}", self.ready)
 
     def taken(self, token: str) -> str:
         """LIST of what one call handed out, until its answer has arrived."""
-        return _prefixed(f"delayq_taken:{token}", self.ready)
+        return _prefixed(f"{_TAKEN}:{token}", self.ready)
 
 
 PRIORITIES = 10
@@ -103,7 +123,7 @@ class ReliableKeys:
         if mapped.startswith("}") and partition is None:
             raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: a name must not begin with a brace")
         # No queue of any name has keys that begin like a partition's.
-        prefix = f"delayq:{{{mapped}}}:" if partition is None else f"delayq:part:{{{partition}:{mapped}}}:"
+        prefix = f"{_RELIABLE}{mapped}}}:" if partition is None else f"{_PARTITION}{partition}:{mapped}}}:"
         live = (f"{prefix}live", *(f"{prefix}live:{priority}" for priority in range(1, PRIORITIES)))
         facts = ("bodies", "leases", "attempts", "expiries", "errors", "priorities")
         return cls(
@@ -141,9 +161,11 @@ def _checked(name: str) -> str:
     if not isinstance(name, str) or not name:
         raise BadName("a queue's name is a non-empty str")
     try:
-        name.encode()
+        size = len(name.encode())
     except UnicodeEncodeError:
         raise BadName(f"the name {name!r} cannot be written as UTF-8") from None
+    if size > LONGEST_NAME:
+        raise BadName(f"a queue's name has {LONGEST_NAME} bytes at most, not {size}")
     return name
 
 

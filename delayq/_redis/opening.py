@@ -6,7 +6,14 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from redis.exceptions import AuthenticationError, AuthorizationError, BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -101,7 +108,7 @@ async def _introduce(connection: AbstractConnection) -> None:
 def _why_not(error: BaseException, address: Address) -> DelayqError | None:
     # redis-py wraps what the handshake raises in a plain connection error.
     reasons = [error, error.__cause__, *error.args]
-    if any(isinstance(reason, AuthenticationError | AuthorizationError) for reason in reasons):
+    if any(isinstance(reason, AuthenticationError | AuthorizationError | NoPermissionError) for reason in reasons):
         return ServerRefused(f"{address.label} does not let us in: {error}")
     if isinstance(error, ResponseError) and not isinstance(error, BusyLoadingError):
         return ServerRefused(f"{address.label} refuses the connection: {error}")

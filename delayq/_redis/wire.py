@@ -211,4 +211,5 @@ def _copy(error: Exception) -> Exception:
 
 
 def _reply_error(text: str) -> ReplyError:
-    return ReplyError(text.removeprefix("ERR "))
+    # Of a command that it does not know, the server quotes the arguments.
+    return ReplyError(text.removeprefix("ERR ").partition(", with args beginning with")[0])

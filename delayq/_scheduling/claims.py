@@ -6,7 +6,7 @@ import itertools
 import logging
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delayq._redis.reliable_scripts import CLAIM, RELEASE
@@ -69,7 +69,7 @@ class Claim:
     priority: int
     attempt: int
     due_us: int
-    body: bytes
+    body: bytes = field(repr=False)
     ends_us: int
     fresh_until: float
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delayq._redis.group_commit import GroupCommit, Request
@@ -30,7 +30,7 @@ class Lease:
     """
 
     token: str
-    payload: bytes
+    payload: bytes = field(repr=False)
     ends_ms: int
 
 

@@ -45,7 +45,7 @@ class OpenDelayedQueue:
         return "delayed"
 
     def resync_keys(self) -> tuple[str, ...]:
-        return (self.keys.timeout, self.keys.leases, self.keys.ready)
+        return (self.keys.timeout, self.keys.leases, self.keys.ready) if self.transfer.watches else ()
 
     def resynced(self, due_us: int, ready: int) -> None:
         self.transfer.resynced(due_us, ready)

@@ -46,6 +46,9 @@ class NewMessage(NamedTuple):
     on_duplicate: str
     content: bytes
 
+    def __repr__(self) -> str:
+        return f"<NewMessage {self.id!r}, {len(self.content)} bytes>"
+
 
 class ReliableOffers:
     """The way in of one queue.

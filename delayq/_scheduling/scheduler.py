@@ -13,7 +13,7 @@ from delayq._scheduling.server_clock import ServerClock
 from delayq._scheduling.services import Services
 from delayq._scheduling.subscriber import Subscriber
 from delayq._scheduling.turns import parse
-from delayq.errors import ServerError
+from delayq.errors import ServerError, ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,7 @@ class Scheduler:
         self.services: Services = Services(server, nodes, timer, clock, background, resync_interval, retry_most)
         self._queues: dict[str, OpenQueue] = {}
         self._clocks: dict[OpenQueue, ServerClock] = {}
-        self._failing = False
+        self._failing = self._refused = False
         self._check_now = asyncio.Event()
         self._resync: asyncio.Task[Any] | None = None
         self.subscriber: Subscriber = Subscriber(nodes, background, self._heard, self._check_now.set, resync_interval, retry_most)
@@ -192,14 +192,19 @@ class Scheduler:
             await self.run_once()
             self.services.nodes.prune()
         except ServerError as error:
-            if not self._failing:
+            if isinstance(error, ServerRefused) and not self._refused:
+                # One of them may not be ours to move: its own call finds that out, and then it is left out here.
+                self._refused = True
+                for queue in self.queues:
+                    queue.push()
+            elif not self._failing:
+                self._failing = True
                 _log.warning("the re-check of %d queues failed: %s", len(self.queues), error)
-            self._failing = True
             # A call that could not be sent has been tried for a while itself; one that was refused comes back at once.
             await asyncio.sleep(min(1.0, self.services.retry_most))
             self._check_now.set()
         else:
-            self._failing = False
+            self._failing = self._refused = False
 
     def _heard(self, channel: str, content: bytes) -> None:
         queue = self._queues.get(channel)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._redis.scripts import GIVE_BACK, RECOVER, TRANSFER
 from delayq._scheduling.leases import Lease, Leases, token
-from delayq._scheduling.push import Pushes, due_us
+from delayq._scheduling.push import NOT_ASKED, Pushes, due_us
 from delayq._scheduling.ready_watch import ReadyWatch
 from delayq._scheduling.taker import Taker
-from delayq.errors import DelayqError, OutcomeUnknown, ServerError
+from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -64,6 +64,8 @@ class TransferTask:
         self._served: dict[int, int] = {}
         # Whether the ready list was empty when we last looked.
         self._emptied = False
+        # Whether the server has said that we may not move anything.
+        self._barred = False
         self.quarantined: int = 0
         self.returned: int = 0
 
@@ -86,13 +88,39 @@ class TransferTask:
         """The safety re-check found when the next one is due, as :meth:`Pushes.next_due` takes it, and ``ready`` payloads."""
         self.pushes.next_due(0 if ready and self.waiting else due_us)
 
+    @property
+    def watches(self) -> bool:
+        """Whether it needs to be told what the safety re-check finds: not where moving is left to others."""
+        return not self._barred or self.waiting
+
     async def run_once(self) -> int:
         """One push. Returns when the next one is due, as :meth:`Pushes.next_due` takes it.
+
+        A user who may only offer, or only look, moves nothing, and says so once.
 
         Raises:
             ServerError: As :meth:`Server.run_once`. Who can wait waits on, the others have the error.
         """
-        takers: list[tuple[int, Taker[Any]]] = [(0, self.taker), *self._lessees.items()]
+        wanted = self.waiting or any(taker.wanted for _, taker in self._takers())
+        if self._barred and not wanted:
+            return NOT_ASKED
+        try:
+            due = await self._run_once()
+        except ServerRefused as error:
+            # So it begins where nothing was carried out. Nobody who waits is left alone with it.
+            if not str(error).startswith("NOPERM") or wanted:
+                raise
+            self._barred = True
+            _log.warning("queue %r: this user may not move what is due, other processes have to: %s", self.keys.name, error)
+            return NOT_ASKED
+        self._barred = False
+        return due
+
+    def _takers(self) -> list[tuple[int, Taker[Any]]]:
+        return [(0, self.taker), *self._lessees.items()]
+
+    async def _run_once(self) -> int:
+        takers = self._takers()
         try:
             await self._recover()
             # What is on its way back comes first.
@@ -116,7 +144,8 @@ class TransferTask:
 
     async def _call(self, lease_us: int, taker: Taker[Any]) -> int:
         keys, number = self.keys, next(self._calls)
-        call = f"{self._token}-{number:08}"
+        # Of one length, for ACL patterns; what a call leaves behind is long gone when its number comes again.
+        call = f"{self._token}-{number % 10**8:08}"
         taken_key = keys.taken(call)
 
         def confirm(answer: Any) -> tuple[str, ...] | None:

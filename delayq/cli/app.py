@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from delayq.cli.acl import acl
 from delayq.cli.demo.command import demo
 from delayq.cli.errors import CommandFailed
 from delayq.cli.migrate import migrate
@@ -13,6 +14,7 @@ from delayq.cli.worker.command import worker
 from delayq.errors import DelayqError
 
 app: typer.Typer = typer.Typer(add_completion=False, invoke_without_command=True)
+app.command()(acl)
 app.command()(demo)
 app.command()(migrate)
 app.command()(worker)

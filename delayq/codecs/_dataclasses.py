@@ -7,6 +7,7 @@ import typing
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any
 
+from delayq.codecs._reasons import said
 from delayq.codecs.json import JsonCodec
 from delayq.errors import DecodeError, EncodeError
 
@@ -40,7 +41,8 @@ class DataclassCodec:
         try:
             return self._read(value)
         except (TypeError, ValueError, RecursionError) as error:
-            raise DecodeError(repr(self), payload) from error
+            reason = said(error)
+        raise DecodeError(repr(self), payload) from reason
 
     def __repr__(self) -> str:
         return f"codec_for({self._kind.__qualname__})"

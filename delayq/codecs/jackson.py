@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from delayq.codecs._jackson_places import Malformed, Place, Refused
 from delayq.codecs._jackson_reader import Reader, real, refuse_constant
 from delayq.codecs._jackson_writer import PlainWriter, TypedWriter
+from delayq.codecs._reasons import reason_of
 from delayq.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class TypedJsonJacksonCodec:
         try:
             return _PLAIN_READER.decode(payload.decode())
         except (ValueError, RecursionError, Malformed) as error:
-            raise DecodeError("TypedJsonJacksonCodec", payload) from error
+            reason = reason_of(error)
+        raise DecodeError("TypedJsonJacksonCodec", payload) from reason
 
 
 class JsonJacksonCodec:
@@ -100,7 +102,8 @@ class JsonJacksonCodec:
         try:
             return self._reader.read(payload)
         except (ValueError, RecursionError, Malformed) as error:
-            raise DecodeError("JsonJacksonCodec", payload) from error
+            reason = reason_of(error)
+        raise DecodeError("JsonJacksonCodec", payload) from reason
 
 
 def _encode(codec: object, value: Any, writer: PlainWriter) -> bytes:

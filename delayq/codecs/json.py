@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from delayq.codecs._reasons import reason_of
 from delayq.errors import DecodeError, EncodeError
 
 # Made once: json.dumps makes one for each call that has options.
@@ -23,8 +24,15 @@ class JsonCodec:
         """
         try:
             return _ENCODER.encode(value).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise EncodeError(f"JsonCodec cannot encode this {type(value).__name__}: {_without_value(error)}") from error
+        except TypeError as error:
+            # It names a type.
+            reason = str(error)
+        except ValueError as error:
+            unsaid = "it has a NaN or an infinity, or contains itself"
+            reason = str(reason_of(error)) if isinstance(error, UnicodeError) else unsaid
+        except RecursionError as error:
+            reason = str(reason_of(error))
+        raise EncodeError(f"JsonCodec cannot encode this {type(value).__name__}: {reason}")
 
     def decode(self, payload: bytes, /) -> Any:
         """Read JSON.
@@ -43,9 +51,5 @@ class JsonCodec:
         try:
             return json.loads(payload)
         except (ValueError, RecursionError) as error:
-            raise DecodeError("JsonCodec", payload) from error
-
-
-def _without_value(error: Exception) -> str:
-    """The error's reason, without the value that it may quote: values may be private."""
-    return "it has a lone surrogate" if isinstance(error, UnicodeEncodeError) else str(error)
+            reason = reason_of(error)
+        raise DecodeError("JsonCodec", payload) from reason

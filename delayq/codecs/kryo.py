@@ -16,6 +16,7 @@ from uuid import UUID
 
 from delayq.codecs._java_limits import fits, is_char, to_ms
 from delayq.codecs._kryo_reader import MOST_DIGITS, Malformed, Reader, Tag, Unknown
+from delayq.codecs._reasons import reason_of
 from delayq.codecs.java import JavaBigInteger, JavaByte, JavaChar, JavaFloat, JavaLong, JavaShort
 from delayq.errors import DecodeError, EncodeError
 
@@ -74,7 +75,8 @@ class Kryo5Codec:
         except Unknown:
             return KryoOpaque(payload)
         except (Malformed, ValueError) as error:
-            raise DecodeError("Kryo5Codec", payload) from error
+            reason = reason_of(error)
+        raise DecodeError("Kryo5Codec", payload) from reason
 
 
 class _Refused(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
+from delayq.codecs._reasons import reason_of
 from delayq.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class StringCodec:
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise EncodeError("StringCodec cannot encode this str: it has a lone surrogate") from error
+            reason = reason_of(error)
+        raise EncodeError(f"StringCodec cannot encode this str: {reason}")
 
     def decode(self, payload: bytes, /) -> str:
         """Read UTF-8.
@@ -41,7 +43,8 @@ class StringCodec:
         try:
             return payload.decode()
         except UnicodeDecodeError as error:
-            raise DecodeError("StringCodec", payload) from error
+            reason = reason_of(error)
+        raise DecodeError("StringCodec", payload) from reason
 
 
 class _WholeNumberCodec:

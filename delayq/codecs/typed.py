@@ -16,6 +16,7 @@ from inspect import Parameter
 from typing import Any, TypeVar, overload
 
 from delayq.codecs._dataclasses import DataclassCodec
+from delayq.codecs._reasons import said
 from delayq.codecs.json import JsonCodec
 from delayq.codecs.string import BytesCodec
 from delayq.errors import ConfigurationError, DecodeError, EncodeError
@@ -147,13 +148,15 @@ class _MsgspecCodec:
         try:
             return self._encode(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise EncodeError(f"{self._name} cannot encode this {type(value).__name__}: {error}") from error
+            reason = said(error)
+        raise EncodeError(f"{self._name} cannot encode this {type(value).__name__}: {reason}")
 
     def decode(self, payload: bytes, /) -> Any:
         try:
             return self._decode(payload)
         except (ValueError, RecursionError) as error:
-            raise DecodeError(self._name, payload) from error
+            reason = said(error)
+        raise DecodeError(self._name, payload) from reason
 
     def __repr__(self) -> str:
         return self._name
@@ -176,8 +179,10 @@ class _PydanticCodec:
         try:
             # By alias, because it is read by alias. What is not of the type would be a mere warning.
             return self._adapter.dump_json(value, by_alias=True, warnings="error")
-        except (TypeError, ValueError, RecursionError) as error:
-            raise EncodeError(f"{self._name} cannot encode this {type(value).__name__}") from error
+        except (TypeError, ValueError, RecursionError):
+            # Its text quotes the value.
+            pass
+        raise EncodeError(f"{self._name} cannot encode this {type(value).__name__}")
 
     def decode(self, payload: bytes, /) -> Any:
         try:
@@ -186,7 +191,7 @@ class _PydanticCodec:
             # Its text quotes the value, which may be private.
             faults = error.errors(include_input=False, include_url=False, include_context=False)
             words = [": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"]))) for fault in faults[:_FAULTS]]
-            raise DecodeError(self._name, payload) from ValueError("; ".join(words))
+        raise DecodeError(self._name, payload) from ValueError("; ".join(words))
 
     def __repr__(self) -> str:
         return self._name

@@ -49,3 +49,11 @@ async def test_a_mapped_name_must_be_a_good_one(server: PrivateServer, mapped: s
     async with delayq.connect(server.url, name_mapper=lambda _: mapped) as client:
         with pytest.raises(delayq.BadName):
             client.delayed_queue("orders")
+
+
+async def test_two_names_that_share_keys_are_not_open_on_one_client(client: delayq.Client) -> None:
+    queue = client.delayed_queue("orders")
+    with pytest.raises(delayq.BadName, match="shares its keys with 'orders'"):
+        client.delayed_queue("{orders}")
+    await queue.aclose()
+    client.delayed_queue("{orders}")

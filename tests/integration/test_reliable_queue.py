@@ -873,3 +873,17 @@ async def test_a_codec_that_makes_no_bytes_is_refused(client: Client, raw: Any) 
     with pytest.raises(delayq.DecodeError) as caught:
         _ = message.value
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+async def test_an_offer_to_a_queue_with_a_foreign_key_is_refused_once_and_stores_nothing(
+    jobs: ReliableQueue[int], store: Store, raw: Any
+) -> None:
+    # By now the server knows the script.
+    await jobs.offer(1)
+    await jobs.purge()
+    await raw.set(store.keys.live[0], "foreign")
+    with pytest.raises(delayq.ServerRefused):
+        await asyncio.wait_for(jobs.offer(2), 5)
+    with pytest.raises(delayq.ServerRefused):
+        await asyncio.wait_for(jobs.offer_many([Offer(3), Offer(4)]), 5)
+    assert not await raw.exists(store.keys.messages[10])

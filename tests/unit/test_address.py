@@ -39,6 +39,42 @@ def test_no_secret_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:secret",
+        "redis://:secret/0",
+        "redis://h:secret/0",
+        "redis://u:se/secret@h/0",
+        "redis://u:se?secret@h/0",
+        "redis://u:se#secret@h/0",
+        "redis://h/0?db=secret",
+        "redis://h/0?wrong=secret",
+        "redis://h/0?ssl_ca_certs=secret",
+        "rediss://h/0?ssl_cert_reqs=secret",
+        "http://u:secret@h",
+        "u:secret@h",
+        "user:secret",
+        "unix://:secret@",
+        "embeded://u:secret@h",
+    ],
+)
+def test_what_cannot_be_read_is_refused_without_a_word_of_a_secret(url: str) -> None:
+    with pytest.raises(delayq.ConfigurationError) as caught:
+        from_url(url)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "secret" not in f"{error}{error!r}"
+        error = error.__cause__ or error.__context__
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h?password=secret", "redis://h?password=a@secret", "redis://u:p@secret@h", "redis:secret@h"]
+)
+def test_no_secret_is_in_the_label_of_an_address(url: str) -> None:
+    assert "secret" not in repr(from_url(url))
+
+
+@pytest.mark.parametrize(
     "url", ["", "localhost", "localhost:6379", "http://h", "unix://", "redis://[::1", "redis://h/0?protocol=x"]
 )
 def test_what_is_no_address_is_refused(url: str) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from delayq._redis.keys import DelayedKeys, ReliableKeys, hash_tag
+from delayq._redis.keys import RESERVED, DelayedKeys, ReliableKeys, hash_tag
 from delayq._redis.records import id_of, pack, payload_of
 from delayq.errors import BadName
+from tests.names import every_key, names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_the_keys_of_a_plain_name_carry_it_in_braces() -> None:
@@ -58,6 +64,60 @@ def test_all_keys_of_a_reliable_queue_share_a_slot_and_no_key_with_another_queue
     assert len({hash_tag(key) for key in every}) == 1
     assert len(set(every)) == len(every)
     assert not set(every) & {key.replace(name, f"{name}x", 1) for key in every}
+
+
+@given(names, names)
+def test_two_queues_share_no_key(name: str, other: str) -> None:
+    # Redisson gives "a" and "{a}" the same keys, but for the ready list: see the next test.
+    assume(other not in (name, f"{{{name}}}") and name != f"{{{other}}}")
+    for keys_of in (DelayedKeys.of, ReliableKeys.of):
+        try:
+            ours = every_key(keys_of(name))
+        except BadName:
+            continue
+        assert len(set(ours)) == len(ours)
+        assert len({hash_tag(key) for key in ours}) == 1
+        for theirs_of in (DelayedKeys.of, ReliableKeys.of):
+            try:
+                theirs = every_key(theirs_of(other))
+            except BadName:
+                continue
+            assert not set(ours) & set(theirs)
+
+
+@given(names)
+def test_a_delayed_and_a_reliable_queue_of_one_name_share_no_key(name: str) -> None:
+    try:
+        delayed, reliable = every_key(DelayedKeys.of(name)), every_key(ReliableKeys.of(name))
+    except BadName:
+        return
+    assert not set(delayed) & set(reliable)
+
+
+def test_a_name_in_braces_shares_redissons_keys_with_the_name_without() -> None:
+    plain, braced = DelayedKeys.of("orders"), DelayedKeys.of("{orders}")
+    assert (plain.ordered, plain.timeout, plain.channel) == (braced.ordered, braced.timeout, braced.channel)
+    assert plain.ready != braced.ready
+
+
+@pytest.mark.parametrize("reserved", RESERVED)
+def test_a_delayed_queue_is_not_called_as_another_queues_key(reserved: str) -> None:
+    with pytest.raises(BadName, match="another queue's key"):
+        DelayedKeys.of(f"{reserved}{{orders}}")
+    with pytest.raises(BadName, match="another queue's key"):
+        DelayedKeys.of("orders", lambda name: f"{reserved}{{{name}}}")
+    # Its keys have all a prefix, so nothing can be mistaken.
+    ReliableKeys.of(f"{reserved}{{orders}}")
+
+
+@pytest.mark.parametrize("keys_of", [DelayedKeys.of, ReliableKeys.of], ids=["delayed", "reliable"])
+def test_a_name_has_512_bytes_at_most(keys_of: Callable[..., object]) -> None:
+    keys_of("é" * 256)
+    for name in ("é" * 256 + "x", "x" * 513):
+        with pytest.raises(BadName, match="512 bytes at most, not 513"):
+            keys_of(name)
+    with pytest.raises(BadName, match="512 bytes at most, not 514"):
+        keys_of("x" * 512, "p:{}".format)
 
 
 def test_the_mapper_is_applied_once_and_before_the_rule_of_braces() -> None:

@@ -11,7 +11,6 @@ import signal
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import anyio
 import typer
@@ -19,6 +18,7 @@ from rich.console import Console
 
 import delayq
 from delayq import embedded
+from delayq._redis.address import redacted
 from delayq.cli.demo.run import Plan, run
 from delayq.cli.demo.screen import LiveView, PlainView, SilentView, print_summary
 from delayq.cli.errors import CommandFailed
@@ -78,8 +78,7 @@ def _server(url: str | None) -> Iterator[tuple[str, str]]:
 
 def public_part(url: str) -> str:
     """The URL without what may be secret: user, password, and options."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return redacted(url).replace("***@", "")
 
 
 def _run(plan: Plan, view: View) -> Result:

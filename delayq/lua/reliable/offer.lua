@@ -40,8 +40,9 @@ local function in_use(ids)
 end
 
 local function write(bodies, places)
-  if #bodies > 0 then redis.call('HSET', KEYS[11], unpack(bodies)) end
+  -- First what may be of a foreign type: that of the bodies is known.
   for priority, set in pairs(places) do redis.call('ZADD', KEYS[priority + 1], unpack(set)) end
+  if #bodies > 0 then redis.call('HSET', KEYS[11], unpack(bodies)) end
 end
 
 local now = now_us()

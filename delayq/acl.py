@@ -1,0 +1,179 @@
+"""What a user of the server needs for its part with queues, and no more: rules for ``ACL SETUSER`` and for ACL files.
+
+The rules work from Redis 6.2 on. The server checks the commands within scripts as if the user had sent them, so the lists below
+are those of the scripts; tests compare the two, and take away each rule in turn to see something fail.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from delayq._redis.keys import PRIORITIES, RESERVED, DelayedKeys, ReliableKeys
+from delayq.errors import BadInput, BadName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+Role = Literal["producer", "consumer", "admin", "dashboard"]
+"""Who offers, cancels and reschedules; who takes and settles; who cleans up; who only looks."""
+
+ROLES: tuple[Role, ...] = ("producer", "consumer", "admin", "dashboard")
+
+# Everybody greets the server and listens for notifications. EVAL is for a server that does not know a script yet.
+_EVERYBODY = "ping subscribe unsubscribe"
+_SCRIPTS = "eval evalsha"
+
+# What stands for the rest of a name, one character of a token, and a priority, until the pattern is written: no characters.
+_REST, _ONE, _PRIORITY = "\ufdd0", "\ufdd1", "\ufdd2"
+_TOKEN = 12 * _ONE
+_SPECIAL = re.compile(r"[*?\[\\]")
+# What a rule cannot hold: it would end there.
+_NOT_IN_RULES = re.compile(f"[\0\t\n\v\f\r {_REST}{_ONE}{_PRIORITY}]")
+
+
+@dataclass(frozen=True)
+class _Delayed:
+    """What a role needs of a delayed queue."""
+
+    commands: str
+    keys: Callable[[DelayedKeys], Iterable[str]]
+
+
+@dataclass(frozen=True)
+class _Reliable:
+    """The same of a reliable queue."""
+
+    commands: str
+    keys: Callable[[ReliableKeys], Iterable[str]]
+
+
+_DELAYED: dict[Role, _Delayed] = {
+    # No way to the ready list: others move what is due.
+    "producer": _Delayed(
+        f"{_SCRIPTS} time llen lindex lrange lset lrem lpop rpop rpush publish zadd zmscore zrange zrem zscore",
+        lambda keys: (keys.timeout, keys.ordered, keys.channel),
+    ),
+    "consumer": _Delayed(
+        f"{_SCRIPTS} time exists set pexpire unlink llen lindex lrange lset lrem lpop rpop lpush rpush blmove publish "
+        "zadd zcard zscore zrange zrangebyscore zrem zremrangebyrank hget hmget hset hdel hlen",
+        lambda keys: (
+            keys.ready,
+            keys.timeout,
+            keys.ordered,
+            keys.channel,
+            keys.quarantine,
+            keys.leases,
+            keys.leased,
+            keys.turns,
+            keys.taken(f"{_TOKEN}-{8 * _ONE}"),
+            keys.marker(16 * _ONE),
+        ),
+    ),
+    "admin": _Delayed(
+        f"{_SCRIPTS} time unlink pexpire llen lindex lrange lset lrem lpop rpop lpush rpush "
+        "zadd zcard zrange zrevrange zrem zremrangebyrank zscan zscore",
+        lambda keys: (keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.leases),
+    ),
+    "dashboard": _Delayed(
+        "llen lindex lrange zcard zrange zrevrange",
+        lambda keys: (keys.ready, keys.timeout, keys.ordered, keys.leases),
+    ),
+}
+
+_RELIABLE: dict[Role, _Reliable] = {
+    "producer": _Reliable(
+        f"{_SCRIPTS} time exists get set unlink publish zadd zmscore zrange zrangebyscore zrem zscore "
+        "hexists hget hset hdel hlen",
+        lambda keys: (*_messages(keys), keys.wake, keys.done, keys.call(f"{_TOKEN}-{_ONE}")),
+    ),
+    "consumer": _Reliable(
+        f"{_SCRIPTS} time exists pttl pexpire publish zadd zrange zrangebyscore zrem zscore hexists hget hmget hset hdel hscan",
+        lambda keys: (*_messages(keys), keys.wake, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules),
+    ),
+    "admin": _Reliable(
+        f"{_SCRIPTS} time exists set del publish zadd zcard zcount zmscore zrange zrangebyscore zrem zscore "
+        "hexists hget hgetall hkeys hlen hmget hset hdel",
+        lambda keys: (*_messages(keys), keys.wake, keys.dead, keys.dead_messages, keys.paused, keys.schedules),
+    ),
+    "dashboard": _Reliable(
+        f"{_SCRIPTS} time exists zcard zcount zmscore zrange zrangebyscore zscore hget hgetall hkeys hlen hmget",
+        lambda keys: (*_messages(keys), keys.dead, keys.dead_messages, keys.paused, keys.schedules),
+    ),
+}
+
+
+def acl_rules(
+    role: Role, *, delayed: Iterable[str] = (), reliable: Iterable[str] = (), prefix: bool = False, database: int = 0
+) -> list[str]:
+    """The rules for a user who has one role with some queues: ``ACL SETUSER name on >password`` and these.
+
+    They take away whatever the user had before. Two roles need two users, or the rules of both with what resets
+    left out of the second; a client needs all rights of whatever it does.
+
+    Args:
+        role: ``"producer"``: offer, cancel, reschedule. ``"consumer"``: take, settle, let recur; what a worker does. ``"admin"``:
+            look, purge, redrive, pause, migrate. ``"dashboard"``: look, and change nothing.
+        delayed: Names of delayed queues, as the server knows them: with a ``name_mapper``, what it makes of them.
+        reliable: The same of reliable queues.
+        prefix: They are the beginnings of names. Of delayed queues then only those without braces, unless the
+            beginning has a whole hash tag.
+        database: The database, if it is not the first.
+
+    Returns:
+        The rules, each one word.
+
+    Raises:
+        BadInput: No queue is named, or there is no such role.
+        BadName: As for a queue; a name has white space, which no rule can hold; or a prefix reaches into other queues' keys.
+    """
+    if role not in ROLES:
+        raise BadInput(f"a role is one of {', '.join(ROLES)}, not {role!r}")
+    commands: set[str] = set(_EVERYBODY.split())
+    keys: list[str] = []
+    channels: list[str] = []
+    for name in delayed:
+        one = DelayedKeys.of(_whole(name, prefix=prefix, ready=True))
+        commands.update(_DELAYED[role].commands.split())
+        keys += _DELAYED[role].keys(one)
+        channels += (one.channel, one.turns)
+    for name in reliable:
+        other = ReliableKeys.of(_whole(name, prefix=prefix, ready=False))
+        commands.update(_RELIABLE[role].commands.split())
+        keys += _RELIABLE[role].keys(other)
+        channels.append(other.wake)
+    if not channels:
+        raise BadInput("name a queue")
+    if database:
+        commands.add("select")
+    return [
+        "resetkeys",
+        "resetchannels",
+        "-@all",
+        *(f"+{command}" for command in sorted(commands)),
+        *(f"~{_pattern(key)}" for key in dict.fromkeys(keys)),
+        *(f"&{_pattern(channel)}" for channel in dict.fromkeys(channels)),
+    ]
+
+
+def _messages(keys: ReliableKeys) -> tuple[str, ...]:
+    first, second = keys.live[:2]
+    return (first, second[:-1] + _PRIORITY, *keys.messages[PRIORITIES:])
+
+
+def _whole(name: str, *, prefix: bool, ready: bool) -> str:
+    """A name, with a mark for its end if it is only its beginning."""
+    if not isinstance(name, str) or not name:
+        raise BadName("a queue's name is a non-empty str")
+    if _NOT_IN_RULES.search(name):
+        raise BadName(f"an ACL rule cannot hold white space or noncharacters, as {name!r} has")
+    if not prefix:
+        return name
+    if ready and any(reserved.startswith(name) for reserved in RESERVED):
+        raise BadName(f"the keys of other queues begin with {name!r} as well: use a longer prefix")
+    return name + _REST
+
+
+def _pattern(key: str) -> str:
+    return _SPECIAL.sub(r"\\\g<0>", key).replace(_REST, "*").replace(_ONE, "?").replace(_PRIORITY, "[1-9]")

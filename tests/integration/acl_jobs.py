@@ -1,0 +1,414 @@
+"""The whole job of each role, as the tests of access rights let it be done: by a user who has these rights and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import delayq
+from delayq._redis.keys import DelayedKeys, ReliableKeys
+from delayq._redis.records import pack
+from delayq._redis.reliable_scripts import CLAIM
+from delayq._redis.scripts import TRANSFER
+from delayq.errors import OutcomeUnknown
+from delayq.migration import migrate
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Self
+
+    from delayq import Client, DelayedQueue, ReliableQueue
+
+NAME = "orders"
+# As the servers say it, of a call and of a command within a script.
+NOT_PERMITTED = re.compile(r"NOPERM|[Pp]ermission|can't run this command|ACL failure")
+MAY_NOT_MOVE = "may not move what is due"
+
+
+class Warned(logging.Handler):
+    """What was logged of calls that were not permitted: one that fails in the background fails the job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage() + str(record.exc_info or "")
+        if NOT_PERMITTED.search(line) and MAY_NOT_MOVE not in line:
+            self.lines.append(line)
+
+    def __enter__(self) -> Self:
+        logging.getLogger("delayq").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("delayq").removeHandler(self)
+
+
+@dataclass
+class Place:
+    """Where a job is done.
+
+    Attributes:
+        client: Of the user.
+        helper: Of one who may do everything.
+        raw: The server itself, likewise.
+        lose: Let the answer to the next call of a script be lost.
+        within: How long anything may take, seconds.
+    """
+
+    client: Client
+    helper: Client
+    raw: Any
+    warned: Warned
+    lose: Callable[[str], None]
+    within: float = 5.0
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        def over() -> Any:
+            assert not self.warned.lines, self.warned.lines
+            return condition()
+
+        await until(over, self.within)
+
+    async def subscribed(self, channel: str, count: int) -> None:
+        async def right() -> bool:
+            return bool((await self.raw.pubsub_numsub(channel))[0][1] == count)
+
+        await self.until(right)
+
+    async def no_key(self, pattern: str) -> None:
+        async def right() -> bool:
+            return not await self.raw.keys(pattern)
+
+        await self.until(right)
+
+
+async def listens(place: Place, channel: str, queue: Any) -> None:
+    """The queue hears notifications, and when it is closed, no more."""
+    # The helper has the queue open as well.
+    await place.subscribed(channel, 2)
+    await queue.aclose()
+    await place.subscribed(channel, 1)
+    assert not place.warned.lines, place.warned.lines
+
+
+async def delayed_producer(place: Place) -> None:
+    keys = DelayedKeys.of(NAME)
+    place.helper.delayed_queue(NAME)
+    queue = place.client.delayed_queue(NAME)
+    first = await queue.offer(0, 60)
+    receipts = [first, *await queue.offer_many([(i, 60 + i) for i in range(1, 9)])]
+    # At the head, at the tail, in the middle.
+    for at in (0, 8, 4):
+        assert await receipts[at].cancel()
+    assert await receipts[5].reschedule(3)
+    await queue.offer(9, 1)
+    assert await place.helper.delayed_queue(NAME).pending.size() == 7
+    await listens(place, keys.channel, queue)
+
+
+async def delayed_consumer(place: Place) -> None:
+    keys = DelayedKeys.of(NAME)
+    theirs: DelayedQueue[Any] = place.helper.delayed_queue(NAME)
+    queue: DelayedQueue[Any] = place.client.delayed_queue(NAME)
+    raw = place.raw
+    # What comes due while somebody waits.
+    taking = asyncio.create_task(queue.take())
+    await theirs.offer("due", 0.05)
+    assert await asyncio.wait_for(taking, place.within) == "due"
+    # What Java pushes meanwhile.
+    taking = asyncio.create_task(queue.take())
+    await asyncio.sleep(0.05)
+    await raw.rpush(keys.ready, b'"pushed"')
+    assert await asyncio.wait_for(taking, place.within) == "pushed"
+    await theirs.aclose()
+    # In the list: at the head, at the tail, in the middle; one that nobody can read; one whose due time others have set.
+    receipts = await place.helper.delayed_queue(NAME).offer_many([(i, 60) for i in range(12)])
+    await place.helper.delayed_queue(NAME).aclose()
+    for at in (0, 5, 11):
+        await raw.zadd(keys.timeout, {receipts[at]._record(): 1})
+    await raw.zadd(keys.timeout, {b"junk": 1, pack(b"\0" * 8, b"7", 8): 2})
+    assert sorted([await queue.poll(1), *await queue.drain()]) == [0, 5, 7, 11]
+    assert await raw.llen(keys.quarantine) == 1
+    await raw.rpush(keys.ready, b"{")
+    with suppress(delayq.DecodeError):
+        await queue.poll()
+    await place.until(lambda: is_long(raw, keys.quarantine, 2))
+    # What was fetched ahead goes back.
+    await raw.rpush(keys.ready, *(b"%d" % i for i in range(50)))
+    taken = 0
+    async with aclosing(queue.__aiter__()) as values:  # type: ignore[type-var]
+        async for _ in values:
+            taken += 1
+            if taken > 20 and await raw.llen(keys.ready) < 50 - taken:
+                break
+    await place.until(lambda: is_long(raw, keys.ready, 50 - taken))
+    # An answer that is lost: for good, and under a lease.
+    place.lose(TRANSFER.name)
+    with suppress(OutcomeUnknown):
+        await queue.poll()
+    assert len(await queue.drain()) == 50 - taken
+    await raw.rpush(keys.ready, b"1", b"2", b"3", b"4", b"5")
+    async with aclosing(queue.deliveries(30)) as deliveries:  # type: ignore[type-var]
+        one = await anext(deliveries)
+        await one.extend(60)
+        await one.ack()
+        two = await anext(deliveries)
+        await two.nack(60)
+        three = await anext(deliveries)
+        await three.extend(0)
+        with suppress(asyncio.CancelledError):
+            async with await anext(deliveries):
+                raise asyncio.CancelledError
+    # The lease that has ended, too.
+    await place.until(lambda: drained(queue, 3))
+    await place.no_key("delayq_taken*")
+    await place.no_key("delayq_given_back*")
+    place.helper.delayed_queue(NAME)
+    await listens(place, keys.channel, queue)
+
+
+async def drained(queue: DelayedQueue[Any], count: int, _seen: dict[int, int] = {}) -> bool:  # noqa: B006
+    _seen[id(queue)] = _seen.get(id(queue), 0) + len(await queue.drain())
+    return _seen[id(queue)] >= count
+
+
+async def is_long(raw: Any, key: str, length: int) -> bool:
+    return bool(await raw.llen(key) == length)
+
+
+async def delayed_dashboard(place: Place) -> None:
+    keys = DelayedKeys.of(NAME)
+    theirs = place.helper.delayed_queue(NAME)
+    await theirs.offer_many([(1, 60), (2, 30)])
+    await place.raw.rpush(keys.ready, b"3")
+    await look_at(place.client.delayed_queue(NAME), first=1)
+    await place.client.delayed_queue(NAME).aclose()
+    queue: DelayedQueue[Any] = place.client.delayed_queue(NAME, ordered_list=False)
+    await look_at(queue, first=2)
+    await listens(place, keys.channel, queue)
+
+
+async def look_at(queue: DelayedQueue[Any], first: int) -> None:
+    assert await queue.pending.size() == 2
+    assert await queue.pending.peek() == first
+    assert sorted(await queue.pending.read_all()) == [1, 2]
+    assert [value for value, _ in await queue.pending.entries()] == [2, 1]
+    assert await queue.pending.contains_all([1, 2])
+    assert await queue.ready.size() == 1
+    assert await queue.ready.read_all() == [3]
+    assert await queue.ready.leased() == 0
+
+
+async def delayed_admin(place: Place) -> None:
+    keys = DelayedKeys.of(NAME)
+    await delayed_dashboard(place)
+    theirs, raw = place.helper.delayed_queue(NAME), place.raw
+    queue: DelayedQueue[Any] = place.client.delayed_queue(NAME)
+    assert await queue.pending.clear()
+    assert await queue.ready.clear()
+    await theirs.offer_many([(i, 60) for i in range(20)])
+    assert await queue.pending.remove(5)
+    assert await queue.pending.remove_all([0, 1, 7, 19])
+    assert await queue.pending.retain_all(range(18))
+    assert await queue.pending.poll() == 2
+    assert await queue.pending.poll_many(2) == [3, 4]
+    assert await queue.pending.poll_last_and_offer_first_to(NAME) == 17
+    await raw.zadd(keys.timeout, {b"junk": 2e15})
+    await raw.lpush(keys.ordered, b"junk")
+    assert await queue.pending.poll() is None
+    assert await raw.llen(keys.quarantine) == 1
+    # In an outdated form, in both structures and in one.
+    old = [b"%08d" % i + (1).to_bytes(8, "little") + b"1" for i in range(2)]
+    await raw.zadd(keys.timeout, dict.fromkeys(old, 2e15))
+    await raw.rpush(keys.ordered, old[0])
+    assert [step.rewritten async for step in migrate(place.client, NAME)][-1] == 2
+    await queue.aclose()
+    queue = place.client.delayed_queue(NAME, ordered_list=False)
+    # One that stands in the list as well.
+    assert await queue.pending.poll() is not None
+    assert await queue.pending.poll_last_and_offer_first_to(NAME) == 1
+    assert await queue.pending.expire(3600)
+    assert await queue.pending.remove(1)
+    await listens(place, keys.channel, queue)
+
+
+async def reliable_producer(place: Place) -> None:
+    keys = ReliableKeys.of(NAME)
+    theirs = place.helper.reliable_queue(NAME, dedup_window=0.02, lease=60)
+    # So that ids are remembered, some of them no longer.
+    await theirs.offer(0, id="handled")
+    async with (await theirs.claim())[0]:
+        pass
+    await theirs.stats()
+    await asyncio.sleep(0.005)
+    await place.raw.persist(keys.done)
+    await place.raw.zadd(keys.done, {b"long ago": 1})
+    queue = place.client.reliable_queue(NAME, max_size=100)
+    await queue.offer(1)
+    assert await place.raw.hlen(keys.messages[10]) == 1
+    await queue.offer_many([delayq.Offer(i, delay=60, priority=i % 3, ttl=600) for i in range(9)])
+    await queue.offer(2, id="a", priority=1, delay=60)
+    await queue.offer(3, id="a", on_duplicate="replace", delay=60)
+    assert await place.raw.zscore(keys.done, "long ago") is None
+    (leased,) = await theirs.claim()
+    assert not await queue.cancel(leased.id)
+    assert not await queue.reschedule(leased.id, 5)
+    assert await queue.reschedule("a", 5)
+    assert await queue.cancel("a")
+    await listens(place, keys.wake, queue)
+    # It has left nothing behind of its calls.
+    await theirs.aclose()
+    await place.no_key(keys.call("*"))
+
+
+async def reliable_consumer(place: Place) -> None:
+    keys = ReliableKeys.of(NAME)
+    theirs = place.helper.reliable_queue(NAME, lease=60)
+    queue = place.client.reliable_queue(NAME, lease=60, dedup_window=60, max_attempts=3, backoff=delayq.Backoff.fixed(0))
+    claiming = asyncio.create_task(queue.claim(wait=place.within))
+    await asyncio.sleep(0.02)
+    await theirs.offer("later", 0.05)
+    (message,) = await claiming
+    await message.ack()
+    await theirs.offer_many([delayq.Offer(i, priority=i % 2, ttl=600) for i in range(8)])
+    async with aclosing(queue.__aiter__()) as messages:  # type: ignore[type-var]
+        async for message in messages:
+            with suppress(ZeroDivisionError):
+                async with message:
+                    _ = 1 / message.value
+            break
+    one, two, three, four, five = await queue.claim(5)
+    await one.ack()
+    await two.nack(0, "no")
+    await three.extend(60)
+    await four.bury("why")
+    await five.release()
+    await use_up(queue)
+    # An answer that is lost.
+    await theirs.offer_many([delayq.Offer(i, priority=i % 2) for i in range(3)])
+    place.lose(CLAIM.name)
+    with suppress(OutcomeUnknown):
+        await queue.claim(3)
+    again = await queue.claim(3)
+    assert len(again) == 3
+    for message in again:
+        await message.ack()
+    await recurring(place, queue)
+    await queue.aclose()
+    handled = asyncio.Event()
+    worker = delayq.Worker(place.client)
+
+    @worker.listener(NAME)
+    async def handle(value: Any) -> None:
+        handled.set()
+
+    await theirs.offer("work")
+    async with worker:
+        await place.until(handled.is_set)
+    await worker.run(burst=True)
+    await place.client.reliable_queue(NAME).aclose()
+    place.helper.reliable_queue(NAME, lease=60)
+    await listens(place, keys.wake, place.client.reliable_queue(NAME))
+
+
+async def use_up(queue: ReliableQueue[Any]) -> None:
+    """Until nothing is left."""
+    while messages := await queue.claim(10):
+        for message in messages:
+            await message.nack(0, "no")
+
+
+async def recurring(place: Place, queue: ReliableQueue[Any]) -> None:
+    await queue.schedule("cron", cron="0 0 * * *", value=1)
+    await queue.schedule("often", every=0.05, value=1, priority=2, ttl=60)
+    # Its definition changes while it waits, and while a worker has it.
+    await queue.schedule("often", every=0.05, value=2, priority=1, ttl=60)
+    (message,) = await queue.claim(wait=place.within)
+    await queue.schedule("often", every=0.05, value=3)
+    assert await queue.unschedule("cron")
+    await queue._open.recurrence.look()
+    await message.nack(0)
+    (message,) = await queue.claim(wait=place.within)
+    assert await queue.unschedule("often")
+    await message.ack()
+    # As where its moments run out.
+    await queue.schedule("again", cron="* * * * * *", value=1)
+    await place.helper.reliable_queue(NAME, lease=60).purge()
+    await queue._open.recurrence.look()
+    await queue._open.recurrence._refill("again")
+    (message,) = await queue.claim(wait=place.within)
+    assert await queue.unschedule("again")
+    await message.ack()
+
+
+async def reliable_dashboard(place: Place) -> None:
+    keys = ReliableKeys.of(NAME)
+    await fill(place)
+    queue = place.client.reliable_queue(NAME)
+    stats = await queue.stats()
+    assert (stats.delayed, stats.ready, stats.leased, stats.dead) == (2, 2, 1, 1)
+    assert len(await queue.peek(2)) == 2
+    for state in ("delayed", "ready", "leased"):
+        (found, *_) = await queue.list(state)
+        assert await queue.get(found.id)
+    assert await queue.dead.size() == 1
+    assert (await queue.dead.list())[0].reason == "why"
+    assert [schedule.name for schedule in await queue.schedules()] == ["nightly"]
+    await listens(place, keys.wake, queue)
+
+
+async def fill(place: Place) -> None:
+    """A message in each state, and a schedule."""
+    theirs = place.helper.reliable_queue(NAME, lease=60)
+    await theirs.offer_many([delayq.Offer(i, priority=i % 2) for i in range(4)])
+    dead, _leased = await theirs.claim(2)
+    await dead.bury("why", "an error")
+    await theirs.offer(9, 60)
+    await theirs.schedule("nightly", every=3600, value=1)
+
+
+async def reliable_admin(place: Place) -> None:
+    await reliable_dashboard(place)
+    theirs = place.helper.reliable_queue(NAME, lease=60)
+    queue = place.client.reliable_queue(NAME)
+    await queue.pause()
+    assert (await queue.stats()).paused
+    assert await queue.resume()
+    leased = (await queue.list("leased"))[0].id
+    ready = (await queue.list("ready"))[0].id
+    assert not await queue.cancel(leased)
+    assert await queue.reschedule(ready, 60)
+    assert await queue.cancel(ready)
+    assert await queue.dead.redrive() == 1
+    for ids in (None, ["dead"]):
+        await theirs.offer(1, id="dead", priority=9)
+        (message,) = [m for m in await theirs.claim(9) if m.id == "dead"]
+        await message.bury("why")
+        assert await queue.dead.redrive(["dead", "no such"]) == 1
+        (message,) = [m for m in await theirs.claim(9) if m.id == "dead"]
+        await message.bury("why")
+        assert await queue.dead.purge(ids) == 1
+    await queue.purge("delayed")
+    await theirs.schedule("nightly", every=3600, value=1)
+    assert await queue.unschedule("nightly")
+    assert await queue.purge() > 0
+    await queue.aclose()
+
+
+JOBS: dict[tuple[str, str], Callable[[Place], Awaitable[None]]] = {
+    ("delayed", "producer"): delayed_producer,
+    ("delayed", "consumer"): delayed_consumer,
+    ("delayed", "admin"): delayed_admin,
+    ("delayed", "dashboard"): delayed_dashboard,
+    ("reliable", "producer"): reliable_producer,
+    ("reliable", "consumer"): reliable_consumer,
+    ("reliable", "admin"): reliable_admin,
+    ("reliable", "dashboard"): reliable_dashboard,
+}

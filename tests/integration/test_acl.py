@@ -1,0 +1,303 @@
+"""What a role may do, and what not, as real servers see it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+import delayq
+from delayq._redis import reliable_scripts, scripts
+from delayq._redis.keys import DelayedKeys, ReliableKeys
+from delayq.acl import ROLES, acl_rules
+from tests.conftest import FOUND
+from tests.integration.acl_jobs import JOBS, NAME, Place, Warned
+from tests.integration.test_faults import Faults
+from tests.names import every_key
+from tests.servers import PrivateServer
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from delayq.acl import Role
+
+jobs = pytest.mark.parametrize(("kind", "role"), [*JOBS], ids=["-".join(job) for job in JOBS])
+USER, PASSWORD = "limited", "its-password"
+
+
+@pytest.fixture
+def some_server() -> Iterator[PrivateServer]:
+    """A server of one kind, for what is the same on all."""
+    with PrivateServer(next(iter(FOUND.values()))) as server:
+        yield server
+
+
+def rules_of(kind: str, role: Role) -> list[str]:
+    return acl_rules(role, **{kind: [NAME]})  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def granted(server: PrivateServer, rules: Sequence[str]) -> AsyncIterator[str]:
+    """A user with these rules, for whom no script is known yet. Yields the address with its name and password."""
+    async with Redis.from_url(server.url) as connection:
+        raw: Any = connection
+        words: list[str | bytes] = ["on", f">{PASSWORD}", *rules]
+        await raw.execute_command("ACL", "SETUSER", USER, "reset", *words)
+        try:
+            await raw.script_flush()
+            yield server.url.replace("unix://", f"unix://{USER}:{quote(PASSWORD)}@")
+        finally:
+            await raw.execute_command("ACL", "DELUSER", USER)
+
+
+@asynccontextmanager
+async def place_of(
+    server: PrivateServer, rules: Sequence[str], monkeypatch: pytest.MonkeyPatch, within: float = 5.0
+) -> AsyncIterator[Place]:
+    with Warned() as warned, monkeypatch.context() as patch:
+        faults = Faults(patch)
+
+        def lose(script: str) -> None:
+            done = faults.calls.count(script)
+            faults.plan = lambda name, n: "lost" if name == script and n == done + 1 else None
+
+        async with (
+            granted(server, rules) as url,
+            Redis.from_url(server.url) as raw,
+            delayq.connect(server.url) as helper,
+            delayq.connect(url) as client,
+        ):
+            yield Place(client, helper, raw, warned, lose, within)
+
+
+@jobs
+async def test_a_role_can_do_its_whole_job(server: PrivateServer, kind: str, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with place_of(server, rules_of(kind, role), monkeypatch) as place:
+        await JOBS[kind, role](place)
+        assert not place.warned.lines
+
+
+@jobs
+async def test_no_rule_is_superfluous(some_server: PrivateServer, kind: str, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = rules_of(kind, role)
+    superfluous = []
+    for rule in rules[3:]:
+        some_server.flush()
+        less = [other for other in rules if other != rule]
+        try:
+            async with place_of(some_server, less, monkeypatch, within=1.0) as place:
+                await JOBS[kind, role](place)
+                if not place.warned.lines:
+                    superfluous.append(rule)
+        except Exception:
+            # The job fails, in whatever way.
+            continue
+    assert not superfluous
+
+
+FOREIGN = ("theirs", "{orders}:theirs", "orders2", "orders:theirs")
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("kind", ["delayed", "reliable"])
+async def test_no_script_touches_another_queue(server: PrivateServer, kind: str, role: Role) -> None:
+    async with granted(server, rules_of(kind, role)) as url, Redis.from_url(url) as user, Redis.from_url(server.url) as raw:
+        for script in (*scripts.ALL, *reliable_scripts.ALL):
+            for name in FOREIGN:
+                for keys in (every_key(DelayedKeys.of(name)), every_key(ReliableKeys.of(name))):
+                    needed = (keys * 3)[: len(script.keys)]
+                    with pytest.raises(ResponseError, match=r"[Pp]ermission"):
+                        await user.eval(script.text, len(needed), *needed, *["1"] * 12)
+        assert not await raw.keys("*")
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("kind", ["delayed", "reliable"])
+async def test_no_role_reaches_beyond_its_queue(server: PrivateServer, kind: str, role: Role) -> None:
+    user: Any
+    async with granted(server, rules_of(kind, role)) as url, Redis.from_url(url) as user, Redis.from_url(server.url) as raw:
+        await raw.set("theirs", "1")
+        commands = [
+            "KEYS *",
+            "SCAN 0",
+            "FLUSHALL",
+            "FLUSHDB",
+            "CONFIG GET *",
+            "SCRIPT FLUSH",
+            "FUNCTION LIST",
+            "DBSIZE",
+            "INFO",
+            "MONITOR",
+            "ACL LIST",
+            "CLIENT LIST",
+            "SAVE",
+            "SHUTDOWN",
+            "REPLICAOF NO ONE",
+            "SWAPDB 0 1",
+            "MIGRATE h 1 k 0 1",
+            "RENAME orders theirs",
+            "COPY orders theirs",
+            "DUMP orders",
+            "OBJECT ENCODING orders",
+            "PSUBSCRIBE *",
+            "SUBSCRIBE theirs",
+            "PUBLISH theirs x",
+            "GET theirs",
+            "LPOP theirs",
+            "DEL theirs",
+            "EVAL return(redis.call('GET','theirs')) 0",
+            "EVAL return(redis.call('KEYS','*')) 0",
+        ]
+        for command in commands:
+            # On one that knows the command; an older server refuses it because it does not.
+            with pytest.raises(ResponseError, match=r"[Pp]ermission|can't run|can't access|ACL failure|unknown command"):
+                await user.execute_command(*command.split(" "))
+        assert await raw.get("theirs") == b"1"
+
+
+async def test_a_producer_cannot_take_what_is_delayed(server: PrivateServer) -> None:
+    async with granted(server, rules_of("delayed", "producer")) as url, delayq.connect(url) as client:
+        queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
+        await queue.offer(1)
+        for take in (queue.poll, queue.drain, queue.ready.read_all, queue.ready.clear, queue.ready.size):
+            with pytest.raises(delayq.ServerRefused):
+                await take()
+        with pytest.raises(delayq.ServerRefused):
+            await asyncio.wait_for(queue.take(), 10)
+        async with delayq.connect(server.url) as other:
+            assert await other.delayed_queue(NAME).poll(5) == 1
+
+
+async def test_a_producer_cannot_claim(server: PrivateServer) -> None:
+    async with granted(server, rules_of("reliable", "producer")) as url, delayq.connect(url) as client:
+        queue = client.reliable_queue(NAME)
+        id = await queue.offer(1)  # noqa: A001
+        for call in (queue.claim, queue.stats, queue.pause, queue.dead.size, queue.dead.purge, queue.schedules):
+            with pytest.raises(delayq.ServerRefused):
+                await call()
+        async with delayq.connect(server.url) as other:
+            assert [message.id for message in await other.reliable_queue(NAME).claim()] == [id]
+
+
+async def test_a_dashboard_changes_nothing_of_a_delayed_queue(server: PrivateServer) -> None:
+    async with (
+        granted(server, rules_of("delayed", "dashboard")) as url,
+        delayq.connect(url) as client,
+        delayq.connect(server.url) as other,
+        Redis.from_url(server.url) as raw,
+    ):
+        receipt = await other.delayed_queue(NAME).offer(1, 60)
+        await raw.rpush(NAME, b"2")
+        before = await contents(raw)
+        queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
+        mine = delayq.Receipt(queue, receipt._payload, (receipt._id, receipt._due_ms, receipt._length_bytes))
+        pending = queue.pending
+        for change in (
+            lambda: queue.offer(1),
+            queue.poll,
+            queue.drain,
+            mine.cancel,
+            lambda: mine.reschedule(0),
+            pending.poll,
+            lambda: pending.remove(1),
+            lambda: pending.retain_all([]),
+            lambda: pending.poll_last_and_offer_first_to(NAME),
+            pending.clear,
+            lambda: pending.expire(1),
+            queue.ready.clear,
+        ):
+            with pytest.raises(delayq.ServerRefused):
+                await change()
+        assert await contents(raw) == before
+
+
+async def test_a_dashboard_changes_nothing_of_a_reliable_queue(server: PrivateServer) -> None:
+    async with (
+        granted(server, rules_of("reliable", "dashboard")) as url,
+        delayq.connect(url) as client,
+        delayq.connect(server.url) as other,
+        Redis.from_url(server.url) as raw,
+    ):
+        theirs = other.reliable_queue(NAME)
+        await theirs.offer(1, id="one")
+        await theirs.offer(2, id="two")
+        await theirs.schedule("nightly", every=3600, value=1)
+        await (await theirs.claim())[0].bury("why")
+        before = await contents(raw)
+        queue = client.reliable_queue(NAME)
+        for change in (
+            lambda: queue.offer(1),
+            queue.claim,
+            lambda: queue.cancel("two"),
+            lambda: queue.reschedule("two", 0),
+            queue.purge,
+            queue.pause,
+            queue.resume,
+            queue.dead.redrive,
+            queue.dead.purge,
+            lambda: queue.schedule("nightly", every=1, value=1),
+            lambda: queue.unschedule("nightly"),
+        ):
+            with pytest.raises(delayq.ServerRefused):
+                await change()
+        assert await contents(raw) == before
+
+
+async def contents(raw: Any) -> dict[bytes, bytes]:
+    return {key: await raw.dump(key) for key in await raw.keys("*")}
+
+
+async def test_who_may_only_offer_moves_nothing_and_says_so_once(server: PrivateServer, caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        granted(server, rules_of("delayed", "producer")) as url,
+        delayq.connect(url, resync_interval=0.02) as client,
+        Redis.from_url(server.url) as raw,
+    ):
+        queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
+        await until(lambda: "may not move" in caplog.text)
+        before = client.statistics().errors
+        await queue.offer(1)
+        # Ten of what would be looks.
+        await asyncio.sleep(0.2)
+        assert await raw.zcard(DelayedKeys.of(NAME).timeout) == 1
+        assert client.statistics().errors == before
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_a_prefix_covers_its_queues_and_no_others(server: PrivateServer) -> None:
+    rules = acl_rules("producer", delayed=["shop:"], reliable=["shop:"], prefix=True)
+    async with granted(server, rules) as url, delayq.connect(url) as client:
+        await client.delayed_queue("shop:orders").offer(1)
+        await client.reliable_queue("shop:orders").offer(1)
+        for queue in (client.delayed_queue("shops"), client.reliable_queue("shops")):
+            with pytest.raises(delayq.ServerRefused):
+                await queue.offer(1)
+
+
+@pytest.mark.parametrize("name", ["a*", "a?c", "a[bc]", "a\\*", "[^a]", "ä", '"', "'", "~a", "a&b", "{t}:*", "%R~x", "a]"])
+async def test_a_name_is_not_taken_for_a_pattern(server: PrivateServer, name: str) -> None:
+    async with (
+        granted(server, acl_rules("producer", delayed=[name], reliable=[name])) as url,
+        delayq.connect(url) as client,
+    ):
+        await client.delayed_queue(name).offer(1)
+        await client.reliable_queue(name).offer(1)
+        for other in {"abc", "ab", "aXc", "a\\b", "a", "b", "{t}:x"} - {name}:
+            for queue in (client.delayed_queue(other), client.reliable_queue(other)):
+                with pytest.raises(delayq.ServerRefused):
+                    await queue.offer(1)
+
+
+async def test_another_database_needs_one_more_rule(server: PrivateServer) -> None:
+    rules = acl_rules("producer", reliable=[NAME], database=1)
+    async with granted(server, rules) as url, delayq.connect(f"{url}?db=1") as client:
+        await client.reliable_queue(NAME).offer(1)
+    async with granted(server, acl_rules("producer", reliable=[NAME])) as url:
+        with pytest.raises(delayq.ServerRefused, match="select"):
+            await delayq.connect(f"{url}?db=1").__aenter__()

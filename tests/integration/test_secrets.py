@@ -1,0 +1,353 @@
+"""Nothing secret gets into a log line, an error, or a repr: not what is offered, not its headers, not the server's password."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import traceback
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import pydantic
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq._redis.keys import DelayedKeys, ReliableKeys
+from delayq.codecs import codec_for
+from tests.conftest import FOUND
+from tests.servers import PrivateServer, free_port
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+# In any form in which it may turn up: as it is, escaped, as hexadecimal digits.
+SECRET = "hunter2-is-secret"
+FORMS = (SECRET, SECRET.encode().hex(), SECRET.encode().hex(" "))
+VALUE = {SECRET: [SECRET]}
+HEADERS = {SECRET: SECRET}
+NAME = "orders"
+# The server may name its users.
+USER = "somebody"
+
+
+class Order(msgspec.Struct):
+    number: int
+
+
+class Colour(msgspec.Struct):
+    name: Literal["red", "green"]
+    number: int = 0
+
+
+def is_told(text: str) -> bool:
+    return any(form in text for form in FORMS)
+
+
+def chain(error: BaseException | None) -> set[BaseException]:
+    """An error, and all that led to it."""
+    found: set[BaseException] = set()
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and one not in found:
+            found.add(one)
+            waiting += [one.__cause__, one.__context__]
+            if isinstance(one, BaseExceptionGroup):
+                waiting += one.exceptions
+    return found
+
+
+def words(error: BaseException) -> str:
+    said = [f"{one!s} {one!r} {getattr(one, '__notes__', '')}" for one in chain(error)]
+    # As a log has it, but for the lines of this file, in which the secret may stand.
+    return "\n".join([*said, *traceback.format_exception_only(error)])
+
+
+@asynccontextmanager
+async def failing(*kinds: type[BaseException]) -> AsyncIterator[None]:
+    """Something fails, and its error tells nothing."""
+    with pytest.raises(kinds) as caught:
+        yield
+    assert not is_told(words(caught.value)), words(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def _no_log_tells(caplog: pytest.LogCaptureFixture) -> Any:
+    caplog.set_level(logging.DEBUG)
+    yield
+    for record in caplog.get_records("call"):
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1]:
+            text += words(record.exc_info[1])
+        assert not is_told(text), text
+
+
+def all_objects_of_delayq() -> list[Any]:
+    return [one for one in gc.get_objects() if type(one).__module__.partition(".")[0] == "delayq" and not isinstance(one, type)]
+
+
+def check_reprs() -> None:
+    """Every object of a class of ours that there is, public or not: any may get into somebody's log."""
+    gc.collect()
+    found = set()
+    for one in all_objects_of_delayq():
+        with suppress(ReferenceError, AttributeError):
+            text = repr(one)
+            found.add(type(one).__name__)
+            assert not is_told(text), (type(one), text[:500])
+    assert found
+
+
+def address(server: PrivateServer) -> str:
+    return server.url.replace("unix://", f"unix://{USER}:{SECRET}@")
+
+
+@pytest.fixture
+async def guarded(server: PrivateServer) -> AsyncIterator[str]:
+    """The address of a server, for a user whose name and password are secret."""
+    raw: Any
+    async with Redis.from_url(server.url) as raw:
+        await raw.execute_command("ACL", "SETUSER", USER, "reset", "on", f">{SECRET}", "allkeys", "allchannels", "+@all")
+        yield address(server)
+        await raw.execute_command("ACL", "DELUSER", USER)
+
+
+async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer) -> None:
+    keys = DelayedKeys.of(NAME)
+    raw: Any
+    async with delayq.connect(guarded) as client, Redis.from_url(server.url) as raw:
+        queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
+        small: delayq.DelayedQueue[Any] = client.delayed_queue(NAME, max_payload=5)
+        kept: list[Any] = [await queue.offer(VALUE, 60), *await queue.offer_many([(VALUE, 60), (VALUE, 0)])]
+        kept.append(asyncio.create_task(queue.take()))
+        await kept[-1]
+        check_reprs()
+        async with failing(delayq.PayloadTooLarge):
+            await small.offer(VALUE)
+        for bad in (object(), SECRET + "\ud800", {SECRET: object()}, {(SECRET,): 1}, {SECRET: float("nan")}, {SECRET: {SECRET}}):
+            async with failing(delayq.EncodeError):
+                await queue.offer(bad)
+        for delay in (-1, float("nan"), "5"):
+            async with failing(delayq.BadDelay):
+                await queue.offer(VALUE, delay)  # type: ignore[arg-type]
+        # What nobody can read.
+        for payload in (f'{{"{SECRET}', f"{SECRET}", f'"{SECRET}\xff', f'"{SECRET}" {SECRET}'):
+            await raw.rpush(keys.ready, payload.encode("latin-1"))
+            async with failing(delayq.DecodeError):
+                await queue.poll()
+            await raw.rpush(keys.ready, payload.encode("latin-1"))
+            async with failing(delayq.DecodeError):
+                await queue.ready.read_all()
+            async with failing(delayq.DecodeError):
+                await queue.drain()
+        await raw.rpush(keys.ready, SECRET, f'["{SECRET}"]')
+        async for value in queue:
+            assert value == [SECRET]
+            break
+        await raw.rpush(keys.ready, SECRET, f'["{SECRET}"]')
+        async for delivery in queue.deliveries():
+            kept.append(delivery)
+            check_reprs()
+            await delivery.nack(60)
+            async with failing(delayq.LeaseLost):
+                await delivery.ack()
+            break
+        await raw.zadd(keys.timeout, {f"xx{SECRET}": 1})
+        assert await queue.poll() is None
+        await queue.pending.entries()
+        await raw.delete(keys.timeout)
+        await raw.set(keys.timeout, SECRET)
+        for call in (
+            lambda: queue.offer(VALUE),
+            queue.poll,
+            queue.pending.entries,
+            lambda: kept[0].reschedule(1),
+            kept[0].cancel,
+        ):
+            async with failing(delayq.ServerRefused):
+                await call()
+        check_reprs()
+
+
+async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServer) -> None:
+    keys = ReliableKeys.of(NAME)
+    raw: Any
+    async with delayq.connect(guarded) as client, Redis.from_url(server.url) as raw:
+        queue: delayq.ReliableQueue[Any] = client.reliable_queue(NAME)
+        offers = [delayq.Offer(VALUE, headers=HEADERS, priority=i % 2, ttl=60) for i in range(9)]
+        await queue.offer_many(offers)
+        await queue.offer(VALUE, id="a", headers=HEADERS)
+        async with failing(delayq.DuplicateMessage):
+            await queue.offer(VALUE, id="a", headers=HEADERS)
+        for wrong in (
+            {"headers": {SECRET: 1}},
+            {"headers": SECRET},
+            {"headers": {SECRET: SECRET * 2000}},
+            {"value": object()},
+            {"value": SECRET + "\ud800"},
+            {"ttl": -1},
+        ):
+            async with failing(delayq.BadInput, delayq.EncodeError):
+                await queue.offer(**({"value": VALUE, "headers": HEADERS} | wrong))  # type: ignore[arg-type]
+        await queue.schedule("nightly", every=60, value=VALUE, headers=HEADERS)
+        kept: list[Any] = [await queue.get("a"), await queue.peek(), await queue.schedules(), *await queue.claim(9)]
+        check_reprs()
+        await kept[3].bury("why")
+        kept.append(await queue.dead.list())
+        check_reprs()
+        # What somebody else has written.
+        for body in (
+            SECRET,
+            f"{SECRET}\n{SECRET}",
+            f"1 {SECRET}\n1",
+            f'1 ["{SECRET}"]\n1',
+            f'1 \n"{SECRET}',
+            f'1 \n"{SECRET}\xff"',
+        ):
+            await raw.hset(keys.messages[10], "a", body.encode("latin-1"))
+            message = await queue.get("a")
+            assert message is not None
+            async with failing(delayq.DecodeError):
+                # The first that fails.
+                _ = message.headers, message.value
+        await raw.hset(keys.dead_messages, kept[3].id, f"{SECRET}\n{SECRET}")
+        async with failing(ValueError, delayq.DelayqError):
+            await queue.dead.list()
+        await raw.delete(keys.live[0])
+        await raw.set(keys.live[0], SECRET)
+        for call in (lambda: queue.offer(VALUE, headers=HEADERS), queue.claim, queue.stats, lambda: queue.cancel("a")):
+            async with failing(delayq.ServerRefused):
+                await call()
+        check_reprs()
+
+
+async def test_a_worker_tells_nothing_but_what_the_handler_says(guarded: str, caplog: pytest.LogCaptureFixture) -> None:
+    worker = delayq.Worker(guarded)
+    seen: list[Any] = []
+
+    @worker.listener(NAME, max_attempts=1)
+    async def handle(message: delayq.Message[Any]) -> None:
+        seen.append(message)
+        raise RuntimeError("of the handler")
+
+    @worker.listener("typed")
+    async def typed(order: Order) -> None: ...
+
+    async with delayq.connect(guarded) as client:
+        await client.reliable_queue(NAME).offer(VALUE, headers=HEADERS)
+        await client.reliable_queue("typed").offer({"number": SECRET}, headers=HEADERS)
+        await worker.run(burst=True)
+        assert len(seen) == 1
+        check_reprs()
+        assert "of the handler" in caplog.text
+        assert "undecodable" in caplog.text
+        for name in (NAME, "typed"):
+            (letter,) = await client.reliable_queue(name).dead.list()
+            assert not is_told(f"{letter!r}{letter.traceback}")
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    number: int = 0
+
+
+class Model(pydantic.BaseModel):
+    name: Literal["red", "green"]
+    number: int = 0
+
+
+@dataclass
+class Plain:
+    name: str
+    number: int = 0
+
+
+@pytest.mark.parametrize("kind", [Colour, Strict, Model, Plain, list[int], dict[str, int], int, dict, Literal["red"]], ids=str)
+@pytest.mark.parametrize(
+    "payload",
+    [f'{{"name":"{SECRET}"}}', f'{{"number":"{SECRET}"}}', f'"{SECRET}"', SECRET, f'{{"x":"{SECRET}\xff"}}', f'["{SECRET}"]'],
+)
+async def test_a_typed_codec_tells_nothing(kind: Any, payload: str) -> None:
+    codec = codec_for(kind)
+    try:
+        codec.decode(payload.encode("latin-1"))
+    except delayq.DecodeError as error:
+        assert not is_told(words(error)), words(error)  # noqa: PT017
+    try:
+        codec.encode(VALUE)
+        codec.encode([SECRET + "\ud800"])
+    except delayq.EncodeError as error:
+        assert not is_told(words(error)), words(error)  # noqa: PT017
+
+
+async def test_nobody_who_is_not_let_in_tells_the_password(server: PrivateServer, guarded: str) -> None:
+    wrong = guarded.replace(f":{SECRET}@", f":{SECRET}-wrong@")
+    async with failing(delayq.ServerRefused):
+        await delayq.connect(wrong).__aenter__()
+    raw: Any
+    async with Redis.from_url(server.url) as raw:
+        await raw.execute_command("ACL", "SETUSER", USER, "-@all", "+ping")
+    async with delayq.connect(guarded) as client:
+        queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
+        jobs: delayq.ReliableQueue[Any] = client.reliable_queue(NAME)
+        for call in (
+            lambda: queue.offer(VALUE),
+            queue.poll,
+            lambda: queue.pending.contains(VALUE),
+            lambda: jobs.offer(VALUE, headers=HEADERS),
+            jobs.claim,
+        ):
+            async with failing(delayq.ServerRefused):
+                await call()
+
+
+@pytest.fixture
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.1)
+
+
+@pytest.mark.usefixtures("_no_patience")
+async def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
+    url = f"redis://{SECRET}:{SECRET}@127.0.0.1:{free_port()}/0?client_name={SECRET}"
+    client = delayq.connect(url)
+    check_reprs()
+    async with failing(delayq.ServerUnavailable):
+        await client.__aenter__()
+    worker = delayq.Worker(url)
+    worker.listener(NAME)(nothing)
+    async with failing(delayq.ServerUnavailable):
+        await worker.run()
+
+
+async def nothing(value: Any) -> None: ...
+
+
+@pytest.mark.usefixtures("_no_patience")
+async def test_a_server_that_goes_away_is_told_of_without_what_was_on_its_way(caplog: pytest.LogCaptureFixture) -> None:
+    with PrivateServer(next(iter(FOUND.values()))) as server:
+        assert server.call("ACL", "SETUSER", USER, "on", f">{SECRET}", "allkeys", "allchannels", "+@all") == b"+OK"
+        async with delayq.connect(address(server), resync_interval=0.05) as client:
+            queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
+            jobs: delayq.ReliableQueue[Any] = client.reliable_queue(NAME)
+            await queue.offer(VALUE, 60)
+            server.kill()
+            async with failing(delayq.ServerError):
+                await queue.offer(VALUE)
+            async with failing(delayq.ServerError):
+                await jobs.offer(VALUE, headers=HEADERS)
+            await until(lambda: "interrupted" in caplog.text)
+            check_reprs()
+
+
+async def test_a_command_that_the_server_does_not_know_is_not_quoted_with_its_arguments() -> None:
+    options = ("--rename-command", "RPUSH", "")
+    with PrivateServer(FOUND.get("redis-7") or next(iter(FOUND.values())), options=options) as server:
+        async with delayq.connect(server.url) as client:
+            async with failing(delayq.ServerRefused):
+                await client._open_session().server.command("RPUSH", "k", SECRET)
+            async with failing(delayq.ServerRefused):
+                await client.delayed_queue(NAME).offer(VALUE)

@@ -1,0 +1,29 @@
+"""Queue names that try to be mistaken for something else, and the keys that they have."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from delayq._redis.keys import RESERVED, DelayedKeys, ReliableKeys
+
+_PARTS = (
+    *("a", "b", "{a}", "{", "}", ":", "*", "?", "[", "]", "\\", " ", "\0", "é"),
+    *("x}:done", "x}:call:", ":{a}", "live", ":1", "-0"),
+    *RESERVED,
+    *(reserved.rstrip(":{") for reserved in RESERVED),
+)
+
+names = st.one_of(
+    st.lists(st.sampled_from(_PARTS), min_size=1, max_size=5).map("".join),
+    st.text(min_size=1, max_size=10),
+)
+"""Any text, and above all what keys are made of."""
+
+
+def every_key(keys: DelayedKeys | ReliableKeys) -> list[str]:
+    """All keys and channels of a queue, those of some calls among them."""
+    if isinstance(keys, DelayedKeys):
+        fixed = [keys.ready, keys.timeout, keys.ordered, keys.channel, keys.quarantine, keys.leases, keys.leased, keys.turns]
+        return [*fixed, keys.taken("0123456789ab-00000001"), keys.marker("0123456789abcdef")]
+    fixed = [*keys.messages, keys.wake, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules]
+    return [*fixed, keys.call("0123456789ab-0"), keys.call("0123456789ab-1")]

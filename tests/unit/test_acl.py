@@ -1,0 +1,203 @@
+"""The rules of each role: those of the scripts that it runs, of its own queues' keys, and no others."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import assume, given
+
+from delayq import BadInput, BadName
+from delayq._redis import reliable_scripts as reliable
+from delayq._redis import scripts as delayed
+from delayq._redis.keys import RESERVED, DelayedKeys, ReliableKeys
+from delayq.acl import ROLES, acl_rules
+from tests import lua
+from tests.names import every_key, names
+
+if TYPE_CHECKING:
+    from delayq._redis.scripts import Script
+    from delayq.acl import Role
+
+EVERYBODY = "PING SUBSCRIBE UNSUBSCRIBE"
+
+# Which scripts a role runs, what it sends besides, and what of the scripts it never gets to.
+WORK: dict[tuple[str, Role], tuple[tuple[Script, ...], str, str]] = {
+    ("delayed", "producer"): ((delayed.OFFER, delayed.CANCEL, delayed.RESCHEDULE), "", ""),
+    ("delayed", "consumer"): (
+        (
+            delayed.TRANSFER,
+            delayed.RECOVER,
+            delayed.GIVE_BACK,
+            delayed.RESYNC,
+            delayed.ACK,
+            delayed.NACK,
+            delayed.EXTEND,
+            delayed.RELEASE,
+        ),
+        "BLMOVE UNLINK RPUSH",
+        # A nack stores one message at a time.
+        "ZMSCORE",
+    ),
+    ("delayed", "admin"): (
+        (delayed.CANCEL, delayed.POLL_PENDING, delayed.POLL_LAST, delayed.EXPIRE, delayed.MIGRATE),
+        "LLEN LINDEX LRANGE ZCARD ZRANGE ZREVRANGE ZSCAN UNLINK",
+        "",
+    ),
+    ("delayed", "dashboard"): ((), "LLEN LINDEX LRANGE ZCARD ZRANGE ZREVRANGE", ""),
+    ("reliable", "producer"): ((reliable.OFFER, reliable.CANCEL, reliable.RESCHEDULE), "UNLINK", ""),
+    ("reliable", "consumer"): (
+        (
+            reliable.CLAIM,
+            reliable.ACK,
+            reliable.NACK,
+            reliable.RELEASE,
+            reliable.EXTEND,
+            reliable.BURY,
+            reliable.SCHEDULE,
+            reliable.UNSCHEDULE,
+            reliable.OCCUR,
+            reliable.RECUR,
+            reliable.REFILL,
+            # Of the re-check only what it does for a reliable queue: no LLEN.
+            delayed.RESYNC,
+        ),
+        "HSCAN HMGET HGET TIME",
+        "LLEN",
+    ),
+    ("reliable", "admin"): (
+        (
+            reliable.GET,
+            reliable.LIST,
+            reliable.STATS,
+            reliable.PURGE,
+            reliable.REDRIVE,
+            reliable.DROP_DEAD,
+            reliable.RESUME,
+            reliable.CANCEL,
+            reliable.RESCHEDULE,
+            reliable.UNSCHEDULE,
+        ),
+        "ZCARD ZRANGE HMGET HGETALL SET ZMSCORE",
+        "",
+    ),
+    ("reliable", "dashboard"): ((reliable.GET, reliable.LIST, reliable.STATS), "ZCARD ZRANGE HMGET HGETALL", ""),
+}
+kinds_and_roles = pytest.mark.parametrize(("kind", "role"), [*WORK], ids=["-".join(work) for work in WORK])
+
+
+def rules(kind: str, role: Role, *queues: str, prefix: bool = False) -> list[str]:
+    return acl_rules(
+        role, delayed=queues if kind == "delayed" else (), reliable=queues if kind == "reliable" else (), prefix=prefix
+    )
+
+
+def granted(kind: str, role: Role) -> set[str]:
+    return {rule[1:].upper() for rule in rules(kind, role, "orders") if rule[0] == "+"}
+
+
+@kinds_and_roles
+def test_a_role_has_the_commands_of_its_scripts_and_no_others(kind: str, role: Role) -> None:
+    scripts, besides, never = WORK[kind, role]
+    wanted = {*EVERYBODY.split(), *besides.split()}
+    if scripts:
+        wanted |= {"EVAL", "EVALSHA"}.union(*map(lua.commands, scripts)) - set(never.split())
+    assert granted(kind, role) == wanted
+
+
+def test_every_script_is_somebodys() -> None:
+    used = {script.name for scripts, _, _ in WORK.values() for script in scripts}
+    assert used == {script.name for script in (*delayed.ALL, *reliable.ALL)}
+
+
+@pytest.mark.parametrize("kind", ["delayed", "reliable"])
+def test_who_only_looks_has_no_command_that_writes(kind: str) -> None:
+    writes = re.compile(r"SET|ADD|REM|DEL|PUSH|POP|MOVE|LINK|EXPIRE|PUBLISH|STORE|TRIM|INCR|RENAME")
+    assert not [command for command in granted(kind, "dashboard") if writes.search(command)]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_nobody_has_a_command_that_reaches_beyond_keys(role: Role) -> None:
+    beyond = {"KEYS", "SCAN", "RANDOMKEY", "DBSIZE", "FLUSHALL", "FLUSHDB", "CONFIG", "ACL", "CLIENT", "SCRIPT", "PSUBSCRIBE"}
+    for kind in ("delayed", "reliable"):
+        assert not granted(kind, role) & beyond
+
+
+@kinds_and_roles
+def test_rules_begin_by_taking_everything_away(kind: str, role: Role) -> None:
+    assert rules(kind, role, "orders")[:3] == ["resetkeys", "resetchannels", "-@all"]
+
+
+def test_the_rules_of_several_queues_are_joined() -> None:
+    both = acl_rules("producer", delayed=["a", "b"], reliable=["c"])
+    assert {"~redisson_delay_queue:{a}", "~redisson_delay_queue:{b}", "~delayq:{c}:bodies", "&delayq:{c}:wake"} <= set(both)
+    assert len(set(both)) == len(both)
+
+
+@functools.cache
+def reading(pattern: str) -> re.Pattern[str]:
+    """A pattern as Redis reads it (``stringmatchlen``), of those that we write."""
+    parts = re.findall(r"\\(.)|(\*)|(\?)|(\[1-9\])|(.)", pattern, re.DOTALL)
+    words = (
+        ".*" if star else "." if one else digits or re.escape(escaped or plain) for escaped, star, one, digits, plain in parts
+    )
+    return re.compile("".join(words), re.DOTALL)
+
+
+def matches(pattern: str, key: str) -> bool:
+    return reading(pattern).fullmatch(key) is not None
+
+
+@given(names, names)
+def test_rules_reach_every_key_of_a_queue_and_none_of_another(name: str, other: str) -> None:
+    # Redisson gives "a" and "{a}" the same keys.
+    assume(other not in (name, f"{{{name}}}") and name != f"{{{other}}}")
+    for kind, keys_of in (("delayed", DelayedKeys.of), ("reliable", ReliableKeys.of)):
+        try:
+            every = every_key(keys_of(name))
+            patterns = [rule[1:] for role in ROLES for rule in rules(kind, role, name) if rule[0] in "~&"]
+            patterns = list(dict.fromkeys(patterns))
+        except BadName:
+            continue
+        assert all(any(matches(pattern, key) for pattern in patterns) for key in every)
+        for theirs_of in (DelayedKeys.of, ReliableKeys.of):
+            try:
+                theirs = every_key(theirs_of(other))
+            except BadName:
+                continue
+            assert not [key for key in theirs if any(matches(pattern, key) for pattern in patterns)]
+
+
+@given(names, names)
+def test_rules_of_a_prefix_reach_the_keys_of_its_queues(prefix: str, rest: str) -> None:
+    for kind, keys_of in (("delayed", DelayedKeys.of), ("reliable", ReliableKeys.of)):
+        try:
+            patterns = [rule[1:] for role in ROLES for rule in rules(kind, role, prefix, prefix=True) if rule[0] in "~&"]
+            every = every_key(keys_of(prefix + rest))
+        except BadName:
+            continue
+        if "{" not in rest or "{" in prefix or kind == "reliable":
+            assert all(any(matches(pattern, key) for pattern in patterns) for key in every)
+
+
+@pytest.mark.parametrize("name", ["a b", "a\tb", "a\n", "a\0b", "", "\ufdd0", "a\x0bb"])
+def test_what_no_rule_can_hold_is_refused(name: str) -> None:
+    for kind in ("delayed", "reliable"):
+        with pytest.raises(BadName):
+            rules(kind, "producer", name)
+
+
+@pytest.mark.parametrize("reserved", RESERVED)
+def test_a_prefix_that_reaches_into_other_queues_keys_is_refused(reserved: str) -> None:
+    for prefix in (reserved[:1], reserved, f"{reserved}x"):
+        with pytest.raises(BadName):
+            rules("delayed", "consumer", prefix, prefix=True)
+
+
+def test_without_a_queue_or_with_an_unknown_role_there_are_no_rules() -> None:
+    with pytest.raises(BadInput, match="name a queue"):
+        acl_rules("producer")
+    with pytest.raises(BadInput, match="a role is one of producer, consumer, admin, dashboard"):
+        acl_rules("king", reliable=["orders"])  # type: ignore[arg-type]
