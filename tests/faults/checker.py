@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # The consumer had these to the end, as far as anybody can tell.
 _DONE = (End.ACKED, End.UNATTENDED, End.UNKNOWN)
+# These may come again before their lease ends.
+_BACK = (End.RETURNED, End.NACKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ def _again(key: int, some: Sequence[Delivered], rules: Rules) -> Iterator[Violat
     for first, second in itertools.pairwise(some):
         if not rules.lease_us:
             yield Violation("duplicate", key, f"came to {first.who} and to {second.who}")
-        elif first.end is not End.RETURNED and first.ends_us > second.claimed_us + rules.clock_us:
+        elif first.end not in _BACK and first.ends_us > second.claimed_us + rules.clock_us:
             left = first.ends_us - second.claimed_us
             yield Violation("duplicate", key, f"came to {second.who} while {first.who} had it for {left} us more")
 
@@ -179,7 +181,7 @@ def _attempts(key: int, some: Sequence[Delivered], offered: Offered | None, rule
         yield Violation("attempts", key, f"came first with attempt {first.attempt}, and there was no time for those before")
     for before, after in itertools.pairwise(numbered):
         more = after.attempt - before.attempt
-        free_from = before.claimed_us if before.end is End.RETURNED else before.ends_us
+        free_from = before.claimed_us if before.end in _BACK else before.ends_us
         if more < 0 or (more == 0 and before.end is not End.RETURNED):
             yield Violation("attempts", key, f"came with attempt {after.attempt} after {before.attempt}")
         elif more > 1 and after.claimed_us + rules.clock_us < free_from + (more - 1) * rules.lease_us:

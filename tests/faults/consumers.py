@@ -173,7 +173,7 @@ class Consumer:
     async def _do(self, one: Delivered, message: delayq.Message[int] | delayq.Delivery[int]) -> None:
         fate, habits, self._unsure = self._chance.random(), self._habits, False
         if fate < habits.fails:
-            one.end = End.RETURNED
+            one.end = End.NACKED
             raise Failed
         fate -= habits.fails
         if fate < habits.releases and isinstance(message, delayq.Message):

@@ -45,7 +45,9 @@ class End(StrEnum):
     LOST = "lost"
     """The consumer was told that the lease had ended."""
     RETURNED = "returned"
-    """It was given back, or that was tried: it may come again at once."""
+    """It was given back untouched, or that was tried: it may come again at once."""
+    NACKED = "nacked"
+    """Its handler failed: it may come again, with the next attempt."""
 
 
 @dataclass(slots=True)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 WITHIN = 30.0
 """A message that is due, and that nothing keeps back any more, may take so long: leases, deadlines and a busy machine."""
-DRAIN_WITHIN = 45.0
 BACKLOG = 4_000
 """With so much still to be delivered the next fault waits: it shall hit them all at work, not a heap."""
 
@@ -69,6 +68,8 @@ class Plan:
     pause: tuple[float, float] = (0.05, 0.4)
     tcp: bool = True
     habits: Habits = field(default_factory=Habits)
+    drain_within: float = 45.0
+    """Seconds until everything must be delivered, once all is healed."""
     only: tuple[str, ...] = ()
     """The names of the faults to choose from; all if empty."""
 
@@ -290,9 +291,9 @@ class Storm:
             return not await self._lasting_keys()
 
         try:
-            await until(drained, DRAIN_WITHIN)
+            await until(drained, self._plan.drain_within)
         except TimeoutError:
-            self.history.left.append(f"not drained within {DRAIN_WITHIN:g} s: {await self._lasting_keys()}")
+            self.history.left.append(f"not drained within {self._plan.drain_within:g} s: {await self._lasting_keys()}")
 
     async def _lasting_keys(self) -> list[str]:
         return [name.decode() for name in await self.raw.keys("*") if await self.raw.pttl(name) == -1]

@@ -55,6 +55,7 @@ def kinds(history: History, rules: Rules = LEASED) -> list[str]:
         story(came(0, 0, End.LOST), came(0, 2.5, attempt=2)),
         story(came(0, 0, End.UNKNOWN), came(0, 2, attempt=2)),
         story(came(0, 0, End.RETURNED), came(0, 0.1, attempt=2)),
+        story(came(0, 0, End.NACKED), came(0, 0.1, attempt=2)),
         story(came(0, 0, End.RETURNED), came(0, 0.1)),
         story(came(0, 0, End.UNATTENDED), came(0, 2, attempt=2), doubts={"m0"}),
         story(came(0, 0, End.UNATTENDED), came(0, 2, attempt=2), nameless_doubts=1),
@@ -74,7 +75,7 @@ def test_a_message_that_was_stored_and_never_came_is_lost() -> None:
     assert kinds(story(), FOR_GOOD) == ["lost"]
 
 
-@pytest.mark.parametrize("end", [End.NONE, End.LOST, End.RETURNED])
+@pytest.mark.parametrize("end", [End.NONE, End.LOST, End.RETURNED, End.NACKED])
 def test_a_message_that_nobody_had_to_the_end_is_lost(end: End) -> None:
     assert kinds(story(came(0, 0, end))) == ["lost"]
 
@@ -146,6 +147,7 @@ def test_a_short_fault_does_not_hide_a_longer_one() -> None:
         [came(0, 0, End.NONE, attempt=1), came(0, 2, attempt=3)],
         [came(0, 2, End.RETURNED, attempt=2), came(0, 3, attempt=1)],
         [came(0, 0, End.RETURNED), came(0, 1, attempt=3)],
+        [came(0, 0, End.NACKED), came(0, 1, attempt=1)],
     ],
 )
 def test_attempts_that_fall_stand_still_or_jump_are_named(delivered: list[Delivered]) -> None:
