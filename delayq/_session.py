@@ -13,7 +13,6 @@ from delayq._redis.connections import Connections
 from delayq._redis.nodes import Nodes, OneServer
 from delayq._redis.server import Server
 from delayq._scheduling.scheduler import Scheduler
-from delayq.errors import ConfigurationError
 from delayq.timer import HashedWheelTimer
 
 # So short that the wheel adds next to nothing to what the alarm can do. An idle one costs nothing however short it is.
@@ -42,12 +41,10 @@ class Session:
         """Raise a clear error where asyncio would hang or fail late.
 
         Raises:
-            ConfigurationError: We are not in the event loop in which the client was opened.
+            ConfigurationError: We are not in the event loop, or the process, in which the client was opened.
         """
         if asyncio._get_running_loop() is not self._loop:  # noqa: SLF001 - documented for libraries; it does not raise
-            raise ConfigurationError(
-                "the client was opened in another event loop: open one client in each loop, and use it there"
-            )
+            raise self.server.wrong_loop()
 
     async def aclose(self) -> None:
         """Close every queue, then everything else."""

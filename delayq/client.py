@@ -367,6 +367,9 @@ class Client:
         back to the server. Closing twice does nothing.
         """
         session, self._session, self._closed = self._session, None, True
+        if session is not None and session.server.is_inherited:
+            # All that is open is our parent's.
+            return
         # Shielded: a cancelled caller still gets everything closed, or messages and sockets would be left behind.
         with anyio.CancelScope(shield=True):
             if session is not None:

@@ -16,7 +16,7 @@ from delayq._scheduling.settling import LOST
 from delayq.errors import DecodeError, LeaseLost
 
 if TYPE_CHECKING:
-    from collections.abc import Sized
+    from collections.abc import Awaitable, Sized
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -207,12 +207,11 @@ class Message(Generic[T]):
         """
         self._demand_lease()
         try:
-            await self._origin.queue.settling.ack(self._claim)
+            await self._settle(self._origin.queue.settling.ack(self._claim))
         except asyncio.CancelledError:
             # It leaves all the same: nothing is left to give back.
             self._done()
             raise
-        self._done()
 
     async def nack(self, delay: Duration | None = None, error: BaseException | str | None = None) -> None:
         """The message was not handled: it is due again after a delay, or a dead letter if that was its last attempt.
@@ -231,8 +230,7 @@ class Message(Generic[T]):
             await self._die("attempts", text)
             return
         delay_us = microseconds(self._origin.backoff.delay(self.attempt) if delay is None else delay)
-        await self._origin.queue.settling.nack(self._claim, delay_us, text)
-        self._done()
+        await self._settle(self._origin.queue.settling.nack(self._claim, delay_us, text))
 
     async def extend(self, duration: Duration) -> None:
         """Let the lease end ``duration`` (seconds or a timedelta) from now, instead of when it would.
@@ -259,8 +257,7 @@ class Message(Generic[T]):
     async def release(self) -> None:
         """Give it back untouched: it is due as before, and the attempt is not counted. Raises as :meth:`ack`."""
         self._demand_lease()
-        await self._origin.queue.settling.release(self._claim)
-        self._done()
+        await self._settle(self._origin.queue.settling.release(self._claim))
 
     async def __aenter__(self) -> Self:
         self._demand_lease()
@@ -323,7 +320,18 @@ class Message(Generic[T]):
 
     async def _die(self, reason: str, error: str) -> None:
         why = {"reason": _text(reason), "attempt": self.attempt, "priority": self.priority, "error": error}
-        await self._origin.queue.settling.bury(self._claim, json.dumps(why, separators=(",", ":")))
+        await self._settle(self._origin.queue.settling.bury(self._claim, json.dumps(why, separators=(",", ":"))))
+
+    async def _settle(self, call: Awaitable[None]) -> None:
+        """Make a call that settles it. A renewal that came second would find no lease, and take it for lost."""
+        keeper = self._origin.queue.keeper
+        keeper.let_go(self._claim)
+        try:
+            await call
+        except BaseException:
+            if self._task is not None:
+                keeper.hold(self._claim, self._lose)
+            raise
         self._done()
 
     def _parts(self) -> tuple[int, dict[str, str], bytes]:

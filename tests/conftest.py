@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from tests.faults import report as storms
 from tests.interop import report
 from tests.servers import KINDS, PrivateServer, find_kinds
 
@@ -52,7 +53,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     # Where several processes run the tests, only the one that started them tells what all of them used.
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["used"], output["interop"] = sorted(_USED), report.told()
+        output["used"], output["interop"], output["storms"] = sorted(_USED), report.told(), dict(storms.COUNTS)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -62,6 +63,7 @@ def pytest_testnodedown(node: Any) -> None:
     if "used" in output:
         _USED.update(output["used"])
         report.hear(output["interop"])
+        storms.COUNTS.update(output["storms"])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -76,7 +78,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line("; ".join(parts), bold=True, yellow=bool(MISSING), green=not MISSING)
     if report.NOT_RUN:
         terminalreporter.write_line("REDISSON NOT RUN: " + "; ".join(sorted(report.NOT_RUN)), bold=True, yellow=True)
-    for line in report.lines():
+    for line in (*report.lines(), *storms.lines()):
         terminalreporter.write_line(line, bold=True, green=True)
 
 

@@ -105,6 +105,7 @@ class PrivateServer:
         appendonly: How it syncs its append-only file, or None to keep nothing beyond its death.
         tcp: Listen on 127.0.0.1 as well (``url`` is then the TCP one): True for a free port, or the port.
         options: More options for the command line, as in ``("--maxmemory", "10mb")``.
+        within: Where its directory is made; where the system keeps temporary files if None.
     """
 
     def __init__(
@@ -114,9 +115,10 @@ class PrivateServer:
         appendonly: Literal["everysec", "always"] | None = None,
         tcp: bool | int = False,
         options: tuple[str, ...] = (),
+        within: Path | None = None,
     ) -> None:
         self.kind = kind
-        self.directory = Path(tempfile.mkdtemp(prefix="dq-test-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="dq-test-", dir=within))
         self.socket_path = self.directory / "s"
         self.port: int | None = free_port() if tcp is True else (tcp or None)
         self._appendonly = appendonly
@@ -286,6 +288,15 @@ def one_server(url: str) -> Address:
     address = from_url(url)
     assert isinstance(address, Address)
     return address
+
+
+def memory_disk(room: int = 1 << 30) -> Path | None:
+    """A directory in memory with so many bytes to spare, where there is one: what is synced there survives a process at once."""
+    place = Path("/dev/shm")
+    try:
+        return place if os.access(place, os.W_OK) and shutil.disk_usage(place).free >= room else None
+    except OSError:
+        return None
 
 
 def free_port() -> int:

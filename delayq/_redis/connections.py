@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import anyio
 
@@ -37,6 +39,7 @@ class Connections:
         self._slots = anyio.Semaphore(limit, fast_acquire=True)
         self._ended: DelayqError | None = None
         self.opened: int = 0
+        _of_this_process.add(self)
 
     @property
     def open(self) -> int:
@@ -94,6 +97,13 @@ class Connections:
         """Close a connection whose state is unknown, and release it."""
         wire.close()
         self.release(wire)
+
+    def disown(self) -> None:
+        """Use none of them any more, and close none: we are a forked child, and they are our parent's."""
+        self._ended = Closed("the client belongs to another process")
+        _inherited.extend((*self._free, *self._used))
+        self._free.clear()
+        self._used.clear()
 
     def prune(self) -> None:
         """Close the connections that were not used since the last call: a burst leaves more than everyday work needs."""
@@ -171,3 +181,18 @@ class Connections:
         self._used[wire] = 1
         self.opened += 1
         return wire
+
+
+_of_this_process: WeakSet[Connections] = WeakSet()
+# Kept for ever: if they were collected, their sockets would leave the parent's event loop, which the child shares.
+_inherited: list[Wire] = []
+
+
+def _after_fork() -> None:
+    for connections in _of_this_process:
+        connections.disown()
+    _of_this_process.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

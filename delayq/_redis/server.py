@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from contextlib import suppress
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._redis.retry import retry_delay
 from delayq._redis.wire import ANSWER_WITHIN, NotSent, ReplyError
-from delayq.errors import DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
+from delayq.errors import ConfigurationError, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,8 +43,21 @@ class Server:
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
+        self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
         self.round_trips: int = 0
         self.errors: int = 0
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether we are a child that was forked after this was made: its sockets are the parent's."""
+        return os.getpid() != self._process
+
+    def wrong_loop(self) -> ConfigurationError:
+        """What to raise where it is used in an event loop that is not the one in which it was made."""
+        if self.is_inherited:
+            return ConfigurationError("the client was opened in another process: open one after fork(), in the child")
+        return ConfigurationError("the client was opened in another event loop: open one client in each loop, and use it there")
 
     async def run(
         self,
@@ -173,6 +187,8 @@ class Server:
         then: tuple[str | int, ...] | None = None,
     ) -> Any:
         loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            raise self.wrong_loop()
         give_up_at = loop.time() + RETRY_FOR
         attempt = 0
         unknown: OutcomeUnknown | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from delayq._redis.durability import Unconfirmed
     from delayq._redis.keys import ReliableKeys
+    from delayq._redis.server import Server
     from delayq._scheduling.claims import Policy
     from delayq._scheduling.services import Services
     from delayq.errors import OutcomeUnknown
@@ -102,13 +104,6 @@ class ReliableOffers:
             args = [number, self._policy.max_size, *parts]
             return Request(OFFER, (*keys.messages, keys.wake, keys.done, call_keys[lane]), args)
 
-        async def repeat(request: Request, _messages: Sequence[NewMessage], lost: OutcomeUnknown | None) -> Any:
-            try:
-                # Under its number: what was carried out is not carried out again.
-                return await server.run(*request)
-            except ServerUnavailable as error:
-                raise lost or error from error.__cause__
-
         def results(_messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
             outcomes: list[int] = answer
             return outcomes
@@ -117,8 +112,21 @@ class ReliableOffers:
             server,
             self._services.background,
             request=request,
-            repeat=repeat,
+            repeat=partial(self._repeat, server),
             results=results if promise is None else confirming(promise, results),
             max_items=_AT_A_TIME,
             max_bytes=_BYTES_AT_A_TIME,
         )
+
+    async def _repeat(
+        self,
+        server: Server | WaitingServer,
+        request: Request,
+        _messages: Sequence[NewMessage],
+        lost: OutcomeUnknown | None,
+    ) -> Any:
+        try:
+            # Under its number: what was carried out is not carried out again.
+            return await server.run(*request)
+        except ServerUnavailable as error:
+            raise lost or error from error.__cause__

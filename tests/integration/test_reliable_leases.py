@@ -15,7 +15,7 @@ import pytest
 
 import delayq
 from delayq import Backoff, Offer
-from delayq._redis.reliable_scripts import EXTEND
+from delayq._redis.reliable_scripts import ACK, EXTEND
 from tests.integration.reliable_fixtures import LEASE, faults, jobs, raw, store, take
 from tests.integration.reliable_store import HOUR, Store, hours
 from tests.waiting import until
@@ -369,6 +369,42 @@ async def test_a_task_that_swallowed_a_cancellation_before_is_told_all_the_same(
 
     with pytest.raises(delayq.LeaseLost):
         await asyncio.create_task(work())
+
+
+@pytest.mark.parametrize("how", ["ack", "nack", "release", "bury"])
+async def test_a_renewal_that_finds_what_was_just_settled_tells_nobody_that_it_is_lost(
+    jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The message is settled on the server, and the answer still on its way when its lease would be renewed."""
+    await jobs.offer(1)
+    (message,) = await jobs.claim()
+    settle = getattr(jobs._open.settling, how)
+
+    async def slowly(*args: object) -> None:
+        await settle(*args)
+        assert await jobs._open.keeper.renew()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(jobs._open.settling, how, slowly)
+    async with message:
+        await (message.bury("no good") if how == "bury" else getattr(message, how)())
+    assert jobs._open.keeper.lost == 0
+
+
+async def test_a_handler_whose_ack_was_not_carried_out_keeps_its_lease(
+    jobs: ReliableQueue[int], faults: Faults, raw: Any
+) -> None:
+    await jobs.offer(1)
+    (message,) = await jobs.claim()
+    async with message:
+        with pytest.MonkeyPatch.context() as patience:
+            patience.setattr("delayq._redis.server.RETRY_FOR", 0.05)
+            faults.plan = lambda name, _n: "unsent" if name == ACK.name else None
+            with pytest.raises(delayq.ServerUnavailable):
+                await message.ack()
+            faults.plan = lambda _name, _n: None
+        assert jobs._open.keeper.held == 1
+    assert jobs._open.keeper.held == 0
 
 
 async def test_while_the_server_is_away_a_handler_is_told_when_its_lease_ends(

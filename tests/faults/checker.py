@@ -1,0 +1,223 @@
+"""Judges a history: what must not be, by kind and message. Pure functions; no clock, no server.
+
+The rules:
+
+- *lost*: an offer was said to be stored, and nobody ever had the message to the end.
+- *unexpected*: what was never offered, or was said not to be stored, was delivered.
+- *early*: it was delivered before its delay had passed, or before the queue itself says that it was due.
+- *stored twice*: one offer came as two messages.
+- *duplicate*: it came again although its lease had not ended and nobody had given it back; from a queue without leases: at all.
+- *after ack*: it came again although the queue had said that it was acknowledged.
+- *stuck*: it came later than so long after it was due, and after the last fault that can have delayed it was over.
+- *attempts*: their numbers do not rise, or rise faster than leases can end.
+- *left*: something is on the server that nobody needs any more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.faults.history import End, Told
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.faults.history import Delivered, Fault, History, Offered
+
+# The consumer had these to the end, as far as anybody can tell.
+_DONE = (End.ACKED, End.UNATTENDED, End.UNKNOWN)
+# These may come again before their lease ends.
+_BACK = (End.RETURNED, End.NACKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing that must not be."""
+
+    kind: str
+    key: int
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: message {self.key} {self.words}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a queue promises.
+
+    Attributes:
+        lease_us: For how long a consumer has a message; 0: for good, and nobody gets it again.
+        within_us: How long a message may take once it is due and nothing is broken.
+        may_lose: So many messages may be gone with consumers that were killed. Only where there are no leases.
+        clock_us: So coarse are the moments that the queue tells.
+    """
+
+    lease_us: int
+    within_us: int
+    may_lose: int = 0
+    clock_us: int = 0
+
+
+def check(history: History, rules: Rules) -> list[Violation]:
+    """Everything that is wrong with a history, in order of kind and key."""
+    by_key: dict[int, list[Delivered]] = defaultdict(list)
+    for one in history.delivered:
+        by_key[one.key].append(one)
+    for some in by_key.values():
+        some.sort(key=lambda one: (one.claimed_us or one.seen_us, one.seen_us))
+
+    found = [
+        *_lost(history, by_key, rules),
+        *_stuck(history, by_key, rules),
+        *(Violation("left", 0, what) for what in history.left),
+    ]
+    unattended: list[Violation] = []
+    for key, some in by_key.items():
+        offered = history.offered.get(key)
+        found += _unexpected(key, offered)
+        if offered is not None:
+            found += _early(key, offered, some, rules)
+        found += _stored_twice(key, some)
+        found += _again(key, some, rules)
+        if rules.lease_us:
+            found += _attempts(key, some, offered, rules)
+            for end, violation in _after_ack(key, some, history.doubts):
+                (found if end is End.ACKED else unattended).append(violation)
+    # The log does not say which: so many may be explained by it.
+    if len(unattended) > history.nameless_doubts:
+        found += unattended
+    return sorted(found, key=lambda violation: (violation.kind, violation.key))
+
+
+def summary(violations: Sequence[Violation], show: int = 5) -> str:
+    """How many there are of each kind, and the first ones in full."""
+    counts = Counter(violation.kind for violation in violations)
+    return "; ".join([f"{count} {kind}" for kind, count in counts.items()] + [str(one) for one in violations[:show]]) or "none"
+
+
+def lateness_us(history: History) -> list[int]:
+    """How long after its due time each message first came, sorted: of those that no fault can have delayed."""
+    waits = _Waits(history.faults)
+    first = _first(history)
+    late = []
+    for key, one in first.items():
+        offered = history.offered.get(key)
+        if offered is not None and waits.healthy_from(offered.due_us, one.seen_us) == offered.due_us:
+            late.append(one.seen_us - offered.due_us)
+    return sorted(late)
+
+
+def percentile(values: Sequence[int], share: float) -> int:
+    """The value below which that share of them lies; 0 of none."""
+    return values[min(len(values) - 1, int(len(values) * share))] if values else 0
+
+
+# The rules, one by one
+
+
+def _lost(history: History, by_key: dict[int, list[Delivered]], rules: Rules) -> Iterator[Violation]:
+    lost = []
+    for key, offered in history.offered.items():
+        if offered.told is not Told.OK:
+            continue
+        some = by_key.get(key, [])
+        if not some:
+            lost.append(Violation("lost", key, "was stored and never came"))
+        elif rules.lease_us and not any(one.end in _DONE for one in some):
+            lost.append(Violation("lost", key, f"was stored and never handled: {', '.join(one.end for one in some)}"))
+    if len(lost) > rules.may_lose:
+        yield from lost
+
+
+def _unexpected(key: int, offered: Offered | None) -> Iterator[Violation]:
+    if offered is None:
+        yield Violation("unexpected", key, "came, and nobody has offered it")
+    elif offered.told is Told.FAILED:
+        yield Violation("unexpected", key, "came, and its offer was said to have failed")
+
+
+def _early(key: int, offered: Offered, some: Sequence[Delivered], rules: Rules) -> Iterator[Violation]:
+    for one in some:
+        if one.seen_us < offered.due_us:
+            yield Violation("early", key, f"came {offered.due_us - one.seen_us} us before its delay had passed")
+        elif one.due_us and one.due_us > (one.claimed_us or one.seen_us) + rules.clock_us:
+            yield Violation("early", key, f"left the server {one.due_us - one.claimed_us} us before it was due")
+
+
+def _stored_twice(key: int, some: Sequence[Delivered]) -> Iterator[Violation]:
+    copies = {one.copy for one in some}
+    if len(copies) > 1:
+        yield Violation("stored twice", key, f"came as {', '.join(sorted(copies))}")
+
+
+def _again(key: int, some: Sequence[Delivered], rules: Rules) -> Iterator[Violation]:
+    for first, second in itertools.pairwise(some):
+        if not rules.lease_us:
+            yield Violation("duplicate", key, f"came to {first.who} and to {second.who}")
+        elif first.end not in _BACK and first.ends_us > second.claimed_us + rules.clock_us:
+            left = first.ends_us - second.claimed_us
+            yield Violation("duplicate", key, f"came to {second.who} while {first.who} had it for {left} us more")
+
+
+def _after_ack(key: int, some: Sequence[Delivered], doubts: set[str]) -> Iterator[tuple[End, Violation]]:
+    for first, second in itertools.pairwise(some):
+        if first.end is End.ACKED or (first.end is End.UNATTENDED and first.copy not in doubts):
+            yield first.end, Violation("after ack", key, f"came to {second.who} after {first.who} had acknowledged it")
+
+
+def _attempts(key: int, some: Sequence[Delivered], offered: Offered | None, rules: Rules) -> Iterator[Violation]:
+    numbered = [one for one in some if one.attempt]
+    if not numbered:
+        return
+    # Attempts that nobody saw were those of consumers that died, or whose answer was lost: each lasted a lease.
+    first = numbered[0]
+    earliest = (offered.due_us if offered else first.due_us) + (first.attempt - 1) * rules.lease_us
+    if first.attempt > 1 and first.claimed_us + rules.clock_us < earliest:
+        yield Violation("attempts", key, f"came first with attempt {first.attempt}, and there was no time for those before")
+    for before, after in itertools.pairwise(numbered):
+        more = after.attempt - before.attempt
+        free_from = before.claimed_us if before.end in _BACK else before.ends_us
+        if more < 0 or (more == 0 and before.end is not End.RETURNED):
+            yield Violation("attempts", key, f"came with attempt {after.attempt} after {before.attempt}")
+        elif more > 1 and after.claimed_us + rules.clock_us < free_from + (more - 1) * rules.lease_us:
+            yield Violation("attempts", key, f"came with attempt {after.attempt} too soon after {before.attempt}")
+
+
+def _stuck(history: History, by_key: dict[int, list[Delivered]], rules: Rules) -> Iterator[Violation]:
+    waits = _Waits(history.faults)
+    for key, some in by_key.items():
+        offered = history.offered.get(key)
+        if offered is None:
+            continue
+        first = min(one.seen_us for one in some)
+        late = first - waits.healthy_from(offered.due_us, first)
+        if late > rules.within_us:
+            yield Violation("stuck", key, f"came {late / 1_000_000:.1f} s after nothing was in its way any more")
+
+
+def _first(history: History) -> dict[int, Delivered]:
+    first: dict[int, Delivered] = {}
+    for one in history.delivered:
+        if one.key not in first or one.seen_us < first[one.key].seen_us:
+            first[one.key] = one
+    return first
+
+
+class _Waits:
+    """From when on a message could have come."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        in_order = sorted(faults, key=lambda fault: fault.from_us)
+        self._starts = [fault.from_us for fault in in_order]
+        # The latest end of all that began until then.
+        self._ends = list(itertools.accumulate((fault.to_us for fault in in_order), max))
+
+    def healthy_from(self, due_us: int, seen_us: int) -> int:
+        """Its due time, or the end of the last fault that began before it came."""
+        count = bisect_right(self._starts, seen_us)
+        return max(due_us, self._ends[count - 1]) if count else due_us

@@ -1,0 +1,250 @@
+"""Consumers of a storm: they handle messages in every way there is, and tell a witness what they saw.
+
+Run as a process of its own, too: :func:`main`, which expects to be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import random
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import delayq
+from tests.faults.history import Delivered, End, Notes, now_us
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from datetime import datetime
+    from pathlib import Path
+
+Kind = Literal["reliable", "deliveries", "plain"]
+KINDS: tuple[Kind, ...] = ("reliable", "deliveries", "plain")
+"""A reliable queue; a delayed queue with leases; a delayed queue from which what is taken is gone."""
+
+QUEUE = "storm"
+LEASE = 3.0
+RESYNC = 0.5
+RETRY_DELAY = 0.2
+DEADLINE = 1.0
+"""Instead of five seconds: a storm is short, and shall see deadlines pass."""
+_DEADLINES = (
+    "delayq._redis.wire.ANSWER_WITHIN",
+    "delayq._redis.server.ANSWER_WITHIN",
+    "delayq._redis.connections.OPEN_TIMEOUT",
+    "delayq._scheduling.taker.ANSWER_WITHIN",
+)
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How often a consumer does what is not usual, each a share of all messages."""
+
+    fails: float = 0.01
+    releases: float = 0.003
+    waits_for_its_ack: float = 0.05
+    dawdles: float = 0.0002
+    leaves: float = 0.001
+
+
+class Witness(Protocol):
+    """Whoever keeps what consumers saw."""
+
+    def began(self, delivered: Delivered) -> None: ...
+
+    def ended(self, delivered: Delivered) -> None: ...
+
+
+class Failed(Exception):
+    """A handler failed, on purpose."""
+
+
+class Consumer:
+    """One loop over a queue, which goes on until it is cancelled or the queue closes."""
+
+    def __init__(self, client: delayq.Client, kind: Kind, who: str, witness: Witness, seed: object, habits: Habits) -> None:
+        self._client = client
+        self._kind: Kind = kind
+        self._who = who
+        self._witness = witness
+        self._chance = random.Random(repr(seed))
+        self._habits = habits
+        self._unsure = False
+
+    async def run(self) -> None:
+        loops: dict[Kind, Callable[[], Awaitable[bool]]] = {
+            "reliable": self._reliable,
+            "deliveries": self._deliveries,
+            "plain": self._plain,
+        }
+        while True:
+            try:
+                if not await loops[self._kind]():
+                    return
+            except delayq.Closed:
+                return
+            except delayq.ServerError:
+                await asyncio.sleep(0.005)
+
+    async def _reliable(self) -> bool:
+        queue = open_reliable(self._client)
+        async with aclosing(queue.__aiter__()) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                ends_us = micros(message.lease_ends_at)
+                one = Delivered(
+                    message.value,
+                    now_us(),
+                    self._who,
+                    message.id,
+                    micros(message.due_at),
+                    ends_us - int(LEASE * 1_000_000),
+                    ends_us,
+                    message.attempt,
+                )
+                await self._handle(one, message)
+                if self._chance.random() < self._habits.leaves:
+                    return True
+        return False
+
+    async def _deliveries(self) -> bool:
+        queue = open_delayed(self._client)
+        async with aclosing(queue.deliveries(LEASE, retry_delay=RETRY_DELAY)) as deliveries:  # type: ignore[type-var]
+            async for delivery in deliveries:
+                ends_us = micros(delivery.lease_ends_at)
+                # It leaves the server at the beginning of its lease, which was rounded up to milliseconds.
+                one = Delivered(
+                    delivery.value,
+                    now_us(),
+                    self._who,
+                    claimed_us=ends_us - int(LEASE * 1_000_000),
+                    ends_us=ends_us,
+                )
+                await self._handle(one, delivery)
+                if self._chance.random() < self._habits.leaves:
+                    return True
+        return False
+
+    async def _plain(self) -> bool:
+        queue = open_delayed(self._client)
+        if self._chance.random() < 0.2:
+            # One by one, for a while, and at times without patience.
+            for _ in range(50):
+                if (value := await queue.poll(self._chance.random() * 0.02)) is not None:
+                    self._took(value)
+            return True
+        async with aclosing(queue.__aiter__()) as values:  # type: ignore[type-var]
+            async for value in values:
+                self._took(value)
+                if self._chance.random() < self._habits.leaves:
+                    return True
+        return False
+
+    def _took(self, value: int) -> None:
+        at = now_us()
+        self._witness.began(Delivered(value, at, self._who, claimed_us=at))
+
+    async def _handle(self, one: Delivered, message: delayq.Message[int] | delayq.Delivery[int]) -> None:
+        self._witness.began(one)
+        try:
+            async with message:
+                await self._do(one, message)
+            if one.end is End.UNKNOWN:
+                one.end = End.UNATTENDED
+        except (Failed, delayq.OutcomeUnknown):
+            pass
+        except delayq.LeaseLost:
+            # Where an earlier answer was lost, that is what it may have done.
+            if not self._unsure:
+                one.end = End.LOST
+        except (delayq.ServerError, delayq.Closed):
+            # Not carried out: its lease ends by itself.
+            if not self._unsure:
+                one.end = End.NONE
+        except asyncio.CancelledError:
+            one.end = End.RETURNED
+            raise
+        finally:
+            self._witness.ended(one)
+
+    async def _do(self, one: Delivered, message: delayq.Message[int] | delayq.Delivery[int]) -> None:
+        fate, habits, self._unsure = self._chance.random(), self._habits, False
+        if fate < habits.fails:
+            one.end = End.NACKED
+            raise Failed
+        fate -= habits.fails
+        if fate < habits.releases and isinstance(message, delayq.Message):
+            one.end = End.RETURNED
+            with self._doubting():
+                await message.release()
+            return
+        fate -= habits.releases
+        if 0 <= fate < habits.waits_for_its_ack:
+            self._handled(one)
+            with self._doubting():
+                await message.ack()
+                one.end = End.ACKED
+            return
+        if 0 <= fate - habits.waits_for_its_ack < habits.dawdles:
+            await asyncio.sleep(self._chance.random() * 1.5 * LEASE)
+        self._handled(one)
+
+    @contextmanager
+    def _doubting(self) -> Iterator[None]:
+        """A call whose answer may be lost. The block acknowledges at its end then, which may find that all is done."""
+        try:
+            yield
+        except delayq.OutcomeUnknown:
+            self._unsure = True
+
+    def _handled(self, one: Delivered) -> None:
+        # Whoever is killed from now on may have acknowledged it.
+        one.end = End.UNKNOWN
+        self._witness.ended(one)
+
+
+def open_reliable(client: delayq.Client) -> delayq.ReliableQueue[int]:
+    """The queue of a storm, with the settings that all its clients have."""
+    return client.reliable_queue(QUEUE, lease=LEASE, max_attempts=None, backoff=delayq.Backoff.fixed(RETRY_DELAY))
+
+
+def open_delayed(client: delayq.Client) -> delayq.DelayedQueue[int]:
+    return client.delayed_queue(QUEUE)
+
+
+def micros(moment: datetime) -> int:
+    return round(moment.timestamp() * 1_000_000)
+
+
+def shorten_deadlines(set_to: Callable[[str, float], None]) -> None:
+    """Let calls be given up sooner, by ``set_to(name, seconds)``."""
+    for name in _DEADLINES:
+        set_to(name, DEADLINE)
+
+
+def main(url: str, notes: Path, who: str, kind: Kind, loops: int, seed: object, habits: Habits) -> None:
+    """Consume until killed."""
+    logging.getLogger("delayq").setLevel(logging.CRITICAL)
+    shorten_deadlines(_set)
+    asyncio.run(_consume(url, Notes(notes, who), who, kind, loops, seed, habits))
+
+
+async def _consume(url: str, notes: Notes, who: str, kind: Kind, loops: int, seed: object, habits: Habits) -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        # Nobody would kill us.
+        asyncio.get_running_loop().add_reader(parent.sentinel, os._exit, 1)
+    while True:
+        try:
+            async with delayq.connect(url, resync_interval=RESYNC) as client:
+                await asyncio.gather(*(Consumer(client, kind, who, notes, (seed, n), habits).run() for n in range(loops)))
+        except delayq.ServerError:
+            # It was started while the server was away.
+            await asyncio.sleep(0.05)
+
+
+def _set(name: str, seconds: float) -> None:
+    module, _, attribute = name.rpartition(".")
+    setattr(__import__(module, fromlist=[attribute]), attribute, seconds)

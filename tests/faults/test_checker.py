@@ -1,0 +1,187 @@
+"""The checker names each kind of bug when it is planted in a history, and nothing in one without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.faults.checker import Rules, check, lateness_us, percentile, summary
+from tests.faults.history import Delivered, End, Fault, History, Notes, Offered, Told, read_notes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECOND = 1_000_000
+LEASE = 2 * SECOND
+LEASED = Rules(lease_us=LEASE, within_us=5 * SECOND)
+FOR_GOOD = Rules(lease_us=0, within_us=5 * SECOND)
+DUE = 100 * SECOND
+
+
+def came(key: int, after: float, end: End = End.ACKED, **facts: Any) -> Delivered:
+    """A delivery, seconds after the due time."""
+    at = DUE + int(after * SECOND)
+    usual: dict[str, Any] = {
+        "who": "one",
+        "copy": f"m{key}",
+        "due_us": DUE,
+        "claimed_us": at,
+        "ends_us": at + LEASE,
+        "attempt": 1,
+    }
+    return Delivered(key, at, end=end, **(usual | facts))
+
+
+def story(*delivered: Delivered, told: Told = Told.OK, keys: int = 1, **more: Any) -> History:
+    return History({key: Offered(DUE, told) for key in range(keys)}, list(delivered), **more)
+
+
+def kinds(history: History, rules: Rules = LEASED) -> list[str]:
+    return [violation.kind for violation in check(history, rules)]
+
+
+# What is as it should be
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        story(came(0, 0.01)),
+        story(came(0, 0), told=Told.UNKNOWN),
+        story(told=Told.UNKNOWN),
+        story(told=Told.FAILED),
+        story(came(0, 0, End.NONE), came(0, 2, attempt=2)),
+        story(came(0, 0, End.LOST), came(0, 2.5, attempt=2)),
+        story(came(0, 0, End.UNKNOWN), came(0, 2, attempt=2)),
+        story(came(0, 0, End.RETURNED), came(0, 0.1, attempt=2)),
+        story(came(0, 0, End.NACKED), came(0, 0.1, attempt=2)),
+        story(came(0, 0, End.RETURNED), came(0, 0.1)),
+        story(came(0, 0, End.UNATTENDED), came(0, 2, attempt=2), doubts={"m0"}),
+        story(came(0, 0, End.UNATTENDED), came(0, 2, attempt=2), nameless_doubts=1),
+        story(came(0, 2, attempt=2)),
+        story(came(0, 9), faults=[Fault("away", DUE - SECOND, DUE + 8 * SECOND)]),
+    ],
+)
+def test_a_history_without_fault_has_no_violation(history: History) -> None:
+    assert check(history, LEASED) == []
+
+
+# Planted bugs
+
+
+def test_a_message_that_was_stored_and_never_came_is_lost() -> None:
+    assert kinds(story()) == ["lost"]
+    assert kinds(story(), FOR_GOOD) == ["lost"]
+
+
+@pytest.mark.parametrize("end", [End.NONE, End.LOST, End.RETURNED, End.NACKED])
+def test_a_message_that_nobody_had_to_the_end_is_lost(end: End) -> None:
+    assert kinds(story(came(0, 0, end))) == ["lost"]
+
+
+def test_a_queue_without_leases_may_lose_what_killed_consumers_had_and_no_more() -> None:
+    delivered = [came(key, 0) for key in range(7)]
+    rules = Rules(0, 5 * SECOND, may_lose=3)
+    assert kinds(story(*delivered, keys=10), rules) == []
+    assert kinds(story(*delivered, keys=11), rules) == ["lost"] * 4
+
+
+def test_what_nobody_offered_or_was_refused_is_unexpected() -> None:
+    assert kinds(story(came(0, 0), came(7, 0))) == ["unexpected"]
+    assert kinds(story(came(0, 0), told=Told.FAILED)) == ["unexpected"]
+
+
+def test_what_comes_before_its_delay_has_passed_is_early() -> None:
+    assert kinds(story(came(0, -0.001, due_us=0))) == ["early"]
+
+
+def test_what_leaves_the_server_before_the_queue_says_is_early() -> None:
+    assert kinds(story(came(0, 1, due_us=DUE + 2 * SECOND))) == ["early"]
+    assert kinds(story(came(0, 0, End.RETURNED), came(0, 1, due_us=DUE + 2 * SECOND, attempt=2))) == ["early"]
+
+
+def test_one_offer_that_comes_under_two_ids_was_stored_twice() -> None:
+    assert kinds(story(came(0, 0), came(0, 0, copy="other"))) == ["after ack", "attempts", "duplicate", "stored twice"]
+
+
+@pytest.mark.parametrize("end", [End.NONE, End.UNKNOWN, End.LOST])
+def test_what_comes_again_before_its_lease_has_ended_is_a_duplicate(end: End) -> None:
+    assert kinds(story(came(0, 0, end), came(0, 1.9, attempt=2))) == ["duplicate"]
+
+
+def test_a_queue_without_leases_delivers_nothing_twice() -> None:
+    assert kinds(story(came(0, 0), came(0, 60)), FOR_GOOD) == ["duplicate"]
+
+
+def test_what_comes_after_its_ack_is_named() -> None:
+    assert kinds(story(came(0, 0), came(0, 3, attempt=2))) == ["after ack"]
+
+
+def test_an_unattended_ack_counts_unless_the_log_has_doubts() -> None:
+    delivered = [came(0, 0, End.UNATTENDED), came(0, 3, attempt=2), came(1, 0, End.UNATTENDED), came(1, 3, attempt=2)]
+    assert kinds(story(*delivered, keys=2)) == ["after ack"] * 2
+    assert kinds(story(*delivered, keys=2, doubts={"m0"})) == ["after ack"]
+    assert kinds(story(*delivered, keys=2, nameless_doubts=1)) == ["after ack"] * 2
+    assert kinds(story(*delivered, keys=2, nameless_doubts=2)) == []
+
+
+def test_what_comes_long_after_everything_is_healed_was_stuck() -> None:
+    assert kinds(story(came(0, 5.1))) == ["stuck"]
+    away = Fault("away", DUE + SECOND, DUE + 2 * SECOND)
+    assert kinds(story(came(0, 7.1), faults=[away])) == ["stuck"]
+    # A later fault explains nothing.
+    assert kinds(story(came(0, 5.1), faults=[Fault("later", DUE + 6 * SECOND, DUE + 7 * SECOND)])) == ["stuck"]
+
+
+def test_a_short_fault_does_not_hide_a_longer_one() -> None:
+    faults = [Fault("long", DUE, DUE + 20 * SECOND), Fault("short", DUE + SECOND, DUE + 2 * SECOND)]
+    assert kinds(story(came(0, 21), faults=faults)) == []
+
+
+@pytest.mark.parametrize(
+    "delivered",
+    [
+        [came(0, 0, attempt=2)],
+        [came(0, 0, End.NONE), came(0, 2, attempt=1)],
+        [came(0, 0, End.NONE, attempt=1), came(0, 2, attempt=3)],
+        [came(0, 2, End.RETURNED, attempt=2), came(0, 3, attempt=1)],
+        [came(0, 0, End.RETURNED), came(0, 1, attempt=3)],
+        [came(0, 0, End.NACKED), came(0, 1, attempt=1)],
+    ],
+)
+def test_attempts_that_fall_stand_still_or_jump_are_named(delivered: list[Delivered]) -> None:
+    assert kinds(story(*delivered)) == ["attempts"]
+
+
+def test_what_is_left_on_the_server_is_named() -> None:
+    assert kinds(story(came(0, 0), left=["a key"])) == ["left"]
+
+
+def test_the_summary_counts_and_shows_the_first() -> None:
+    violations = check(story(came(7, 0), keys=3), LEASED)
+    assert summary(violations, show=1) == "3 lost; 1 unexpected; lost: message 0 was stored and never came"
+    assert summary([]) == "none"
+
+
+# What it reports
+
+
+def test_lateness_is_told_of_what_no_fault_has_delayed() -> None:
+    history = story(came(0, 0.5), came(1, 3), came(2, 0.1), keys=3, faults=[Fault("away", DUE + 2 * SECOND, DUE + 3 * SECOND)])
+    assert lateness_us(history) == [SECOND // 10, SECOND // 2]
+    assert percentile(list(range(100)), 0.99) == 99
+    assert percentile([], 0.5) == 0
+
+
+def test_notes_of_a_process_that_was_killed_are_read_but_for_the_last_line(tmp_path: Path) -> None:
+    notes = Notes(tmp_path / "one", "one")
+    first, second = came(0, 0, End.NONE), came(1, 0, End.NONE)
+    notes.began(first)
+    notes.began(second)
+    first.end = End.ACKED
+    notes.ended(first)
+    notes.close()
+    with (tmp_path / "one").open("a") as cut:
+        cut.write("one\tended\t1\t5")
+    assert read_notes([tmp_path / "one"]) == [first, second]

@@ -1,0 +1,217 @@
+"""Bugs are planted in delayq, and a storm must fail and name them: otherwise a storm that passes would prove nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delayq._ids import new_id
+from delayq._redis import reliable_scripts, scripts
+from delayq._scheduling.push import Pushes
+from delayq._scheduling.reliable_offers import ReliableOffers
+from delayq._scheduling.scheduler import Scheduler
+from delayq._scheduling.taker import Taker
+from delayq._scheduling.transfer import TransferTask
+from tests.conftest import _USED, FOUND
+from tests.faults.checker import check, summary
+from tests.faults.consumers import KINDS, Habits, Kind, shorten_deadlines
+from tests.faults.storm import Plan, Storm
+from tests.servers import PrivateServer, memory_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from delayq._redis.scripts import Script
+
+    Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+WITHIN = 2.0
+"""A message may take so long here. A busy machine may take longer, too; then there is more to name."""
+DRAIN_WITHIN = 8.0
+"""What a bug has swallowed is waited for so long: longer than leases last."""
+
+
+@pytest.fixture
+def durable() -> Iterator[PrivateServer]:
+    if not FOUND:
+        pytest.skip("no server found on this machine")
+    name = next(iter(FOUND))
+    _USED.add(name)
+    with PrivateServer(FOUND[name], appendonly="always", within=memory_disk()) as server:
+        yield server
+
+
+def altered(script: Script, *changes: tuple[str, str]) -> Plant:
+    """Another text for a script, under the name that belongs to it."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        text = script.text
+        for old, new in changes:
+            assert old in text, "the place for the bug is gone: find another"
+            text = text.replace(old, new)
+        monkeypatch.setitem(script.__dict__, "text", text)
+        monkeypatch.setitem(script.__dict__, "sha", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+    return plant
+
+
+def every(nth: int) -> Callable[[], bool]:
+    """True each n-th time."""
+    count = 0
+
+    def due() -> bool:
+        nonlocal count
+        count += 1
+        return count % nth == 0
+
+    return due
+
+
+def drops_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive, now = Taker.receive, every(20)
+
+    def forgetful(taker: Any, items: Any, *, more: bool = False) -> None:
+        items = list(items)
+        receive(taker, items[1:] if items and now() else items, more=more)
+
+    monkeypatch.setattr(Taker, "receive", forgetful)
+
+
+def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forget(task: Any) -> None:
+        task._unsure = None
+
+    monkeypatch.setattr(TransferTask, "_recover", forget)
+
+
+def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not woken by the re-check."""
+    wake_in = Pushes._wake_in
+
+    async def idle(_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(Scheduler, "run_once", idle)
+    monkeypatch.setattr(Pushes, "push", lambda pushes, due_us=math.inf: wake_in(pushes, 2 * WITHIN, due_us))
+    monkeypatch.setattr(Pushes, "_wake_in", lambda pushes, seconds, due_us=math.inf: wake_in(pushes, seconds + 1, due_us))
+
+
+def offers_again_under_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And under other ids, as one would who repeats the whole offer."""
+    repeat = ReliableOffers._repeat
+
+    async def again(offers: Any, server: Any, request: Any, messages: Any, lost: Any) -> Any:
+        if lost is not None:
+            parts = chain.from_iterable(message._replace(id=new_id()) for message in messages)
+            another = f"{request.keys[-1]}-{new_id()}"
+            request = request._replace(keys=(*request.keys[:-1], another), args=[1, request.args[1], *parts])
+        return await repeat(offers, server, request, messages, lost)
+
+    monkeypatch.setattr(ReliableOffers, "_repeat", again)
+
+
+ANSWERS = ("cut in a reply", "replies stalled", "cut")
+PLANTS: dict[str, tuple[Kind, Plant, str]] = {
+    "an ack removes nothing": (
+        "reliable",
+        altered(
+            reliable_scripts.ACK,
+            ("acked[#acked + 1] = id", ""),
+            ("by_set[at] = by_set[at] or {}", ""),
+            ("table.insert(by_set[at], id)", ""),
+        ),
+        "after ack",
+    ),
+    "a claim does not look at the due time": (
+        "reliable",
+        altered(reliable_scripts.CLAIM, ("'-inf', number(now), 'WITHSCORES'", "'-inf', '+inf', 'WITHSCORES'")),
+        "early",
+    ),
+    "a transfer comes too soon": (
+        "plain",
+        altered(scripts.TRANSFER, ("KEYS[2], '-inf', now_ms, 'LIMIT'", "KEYS[2], '-inf', now_ms + 50, 'LIMIT'")),
+        "early",
+    ),
+    "leases are shorter than told": (
+        "reliable",
+        altered(reliable_scripts.CLAIM, ("local ends, token = now + lease", "local ends, token = now + lease / 50")),
+        "duplicate",
+    ),
+    "attempts are not counted": ("reliable", altered(reliable_scripts.CLAIM, ("used = used + 1", "used = 1")), "attempts"),
+    "a nack loses the message": (
+        "reliable",
+        altered(
+            reliable_scripts.NACK,
+            ("place(id, tonumber(priority), now + tonumber(delay), KEYS[17])", "redis.call('ZREM', KEYS[priority + 1], id)"),
+        ),
+        "lost",
+    ),
+    "a nack leaves something behind": (
+        "reliable",
+        altered(reliable_scripts.NACK, ("return reply", "redis.call('HSET', KEYS[13], 'forgotten', 1)\nreturn reply")),
+        "left",
+    ),
+    "an offer is repeated as a new one": ("reliable", offers_again_under_another_number, "stored twice"),
+    "a delivery's ack removes nothing": (
+        "deliveries",
+        altered(
+            scripts.ACK,
+            ("redis.call('ZREM', KEYS[1], token)", "redis.call('ZSCORE', KEYS[1], token) and 1 or 0"),
+            ("if reply[i] == 1 then redis.call('HDEL', KEYS[2], token) end", ""),
+        ),
+        "after ack",
+    ),
+    "messages are dropped on the way": ("plain", drops_messages, "lost"),
+    "a lost answer is not asked for": ("plain", recovers_nothing, "lost"),
+    "whoever waits wakes late": ("reliable", wakes_late, "stuck"),
+    "what is given back is given back twice": (
+        "plain",
+        altered(scripts.GIVE_BACK, ("return 1", "redis.call('RPUSH', KEYS[1], ARGV[1])\nreturn 1")),
+        "duplicate",
+    ),
+}
+
+
+def plan(kind: Kind) -> Plan:
+    return Plan(
+        kind,
+        messages=2_000,
+        faults=6,
+        seed=1,
+        processes=0,
+        habits=Habits(fails=0.02, dawdles=0.02, leaves=0.01),
+        only=ANSWERS,
+        drain_within=DRAIN_WITHIN,
+    )
+
+
+@pytest.mark.parametrize("bug", PLANTS)
+async def test_a_storm_names_the_bug(durable: PrivateServer, bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, plant, named = PLANTS[bug]
+    shorten_deadlines(monkeypatch.setattr)
+    plant(monkeypatch)
+    async with Storm(durable, plan(kind), tmp_path) as storm:
+        await storm.blow()
+        history = await storm.end()
+    violations = check(history, replace(plan(kind).rules, within_us=int(WITHIN * 1_000_000)))
+    print(summary(violations))
+    assert named in {violation.kind for violation in violations}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_same_storm_without_a_bug_names_none(
+    durable: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten_deadlines(monkeypatch.setattr)
+    async with Storm(durable, replace(plan(kind), drain_within=45), tmp_path) as storm:
+        await storm.blow()
+        history = await storm.end()
+    violations = check(history, plan(kind).rules)
+    assert not violations, summary(violations)

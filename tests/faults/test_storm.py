@@ -1,0 +1,74 @@
+"""Storms: everything breaks, again and again, under load. Nothing is lost, early, doubled, or stuck.
+
+All of them together inject at least 300 faults over at least 500,000 messages; each has its share, whatever servers there are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import _USED, FOUND
+from tests.faults import report
+from tests.faults.checker import check, lateness_us, percentile, summary
+from tests.faults.consumers import KINDS, Kind, shorten_deadlines
+from tests.faults.history import Told
+from tests.faults.storm import Plan, Storm
+from tests.servers import PrivateServer, memory_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FAULTS = 300
+MESSAGES = 500_000
+STORMS = len(KINDS) * max(1, len(FOUND))
+
+
+@pytest.fixture(params=[*FOUND] if FOUND else [pytest.param("none", marks=pytest.mark.skip(reason="no server found"))])
+def durable(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
+    """A server for this test alone. What it has answered, it finds again after its death."""
+    _USED.add(request.param)
+    with PrivateServer(FOUND[request.param], appendonly="always", within=memory_disk()) as server:
+        yield server
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
+    durable: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten_deadlines(monkeypatch.setattr)
+    # What a killed process has taken for good is gone by contract, so there is none of them.
+    plan = Plan(
+        kind,
+        messages=-(-MESSAGES // STORMS),
+        faults=-(-FAULTS // STORMS),
+        seed=KINDS.index(kind) + 10 * list(FOUND).index(durable.kind.name),
+        processes=0 if kind == "plain" else 1,
+        tcp=kind != "deliveries",
+    )
+    async with Storm(durable, plan, tmp_path) as storm:
+        await storm.blow()
+        history = await storm.end()
+    late = lateness_us(history)
+    told = {told.value: sum(1 for offered in history.offered.values() if offered.told is told) for told in Told}
+    healed = max(fault.to_us for fault in history.faults)
+    after = [one.seen_us for one in history.delivered if one.seen_us > healed]
+    print(
+        f"{len(after)} of them in {(max(after, default=healed) - healed) / 1_000_000:.1f} s after the last fault; "
+        f"{durable.kind.name} {kind}: {sum(storm.injected.values())} faults, {told}, {len(history.delivered)} deliveries, "
+        f"late p50 {percentile(late, 0.5) / 1000:.1f} p99 {percentile(late, 0.99) / 1000:.1f} ms of {len(late)}, "
+        f"doubts {len(history.doubts)} + {history.nameless_doubts}"
+    )
+    violations = check(history, plan.rules)
+    for key in {violation.key for violation in violations[:10]}:
+        print(key, history.offered.get(key), *(one for one in history.delivered if one.key == key), sep="\n    ")
+    assert not violations, summary(violations, show=20)
+    assert len(history.offered) >= MESSAGES / STORMS
+    assert sum(storm.injected.values()) >= FAULTS / STORMS
+    # Otherwise it proves little: nothing was at stake, or the faults hit nobody.
+    assert told["ok"] >= len(history.offered) / 2
+    assert kind == "reliable" or told["unknown"] > 0
+    assert len(after) < len(history.delivered) / 2
+    report.tell(len(history.offered), len(history.delivered), storm.injected)
