@@ -48,14 +48,16 @@ class Faults:
                 self.calls.pop()
             return wire
 
-        async def faulty(server: Server, key: str | None, command: Any, script: Script | None, confirm: Any = None) -> Any:
+        async def faulty(
+            server: Server, key: str | None, command: Any, script: Script | None, confirm: Any = None, then: Any = None
+        ) -> Any:
             name = script.name if script else command[0]
             self.calls.append(name)
             fault = self.plan(name, self.calls.count(name))
             if fault == "unsent":
                 raise ServerUnavailable("planned")
             # An answer that is lost is never confirmed.
-            reply = await attempt(server, key, command, script, None if fault == "lost" else confirm)
+            reply = await attempt(server, key, command, script, None if fault == "lost" else confirm, then)
             if fault == "lost":
                 raise OutcomeUnknown("planned")
             return reply
