@@ -7,7 +7,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from delayq.errors import Closed, OutcomeUnknown
+from delayq.errors import Closed, OutcomeUnknown, ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -240,7 +240,12 @@ class GroupCommit(Generic[Item, Result]):
     def _told(self, call: _Commit[Item, Result], answer: Any) -> None:
         if call not in self._calls:
             return  # given up meanwhile
-        if isinstance(answer, Exception):
+        if isinstance(answer, ServerRefused):
+            # Once is enough; and what a script has done before it was refused, a repetition would take for somebody else's.
+            self._ended(call)
+            self._fail(call, answer)
+            self._leave()
+        elif isinstance(answer, Exception):
             self._start_repeating(call, answer if isinstance(answer, OutcomeUnknown) else None)
         else:
             self._arrived(call, answer)
