@@ -7,11 +7,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help demo test lint types layers coverage clean
+.PHONY: help demo test soak lint types layers coverage clean
 
 help:
 	@echo "make demo      deliver delayed messages between two processes, and show it"
 	@echo "make test      run the tests (ARGS='-k name' to choose, ARGS='-n0 -s' in one process and with what they print)"
+	@echo "make soak      an hour of load and faults, and what they leave behind (ARGS='--minutes 5' for less)"
 	@echo "make lint      style and formatting"
 	@echo "make types     mypy --strict, and pyright on the public interface"
 	@echo "make layers    who may import whom"
@@ -24,6 +25,9 @@ demo: $(VENV)/run.stamp
 # Several processes, which take from each other what is left. How many: see tests/conftest.py.
 test: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+soak: $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.faults.soak $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ from delayq._scheduling.leases import Lease, Leases, token
 from delayq._scheduling.push import NOT_ASKED, Pushes, due_us
 from delayq._scheduling.ready_watch import ReadyWatch
 from delayq._scheduling.taker import Taker
-from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerRefused
+from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -57,6 +57,8 @@ class TransferTask:
         self._lessees: dict[int, Taker[Lease]] = {}
         # The last call's name, how many it was to hand out, and for how long, if its answer was lost.
         self._unsure: tuple[str, int, int] | None = None
+        # The name of the last call that gave back, if its answer was lost.
+        self._unsure_back = ""
         # Names this task's calls on the server.
         self._token = secrets.token_hex(6)
         self._calls = itertools.count()
@@ -238,9 +240,19 @@ class TransferTask:
 
     async def _put_back(self, payloads: Sequence[bytes], call: str) -> None:
         marker = self.keys.marker(call)
-        await self._server.run(GIVE_BACK, (self.keys.ready, marker), payloads)
-        with suppress(DelayqError):
-            await self._server.command("UNLINK", marker)
+        keys = (self.keys.ready, marker)
+        if call != self._unsure_back:
+            try:
+                await self._server.run_once(GIVE_BACK, keys, payloads, lambda _: ("UNLINK", marker))
+            except OutcomeUnknown:
+                self._unsure_back = call
+            else:
+                return
+        # The first try may arrive yet, after this one: the marker that makes it do nothing stays until it expires.
+        try:
+            await self._server.run(GIVE_BACK, keys, payloads)
+        except ServerUnavailable as error:
+            raise OutcomeUnknown(str(error)) from error.__cause__
 
     async def _release(self, leases: Sequence[Lease], _call: str) -> None:
         await self.leases.release([lease.token for lease in leases])

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 import multiprocessing
+import os
 import random
 import re
 from collections import Counter
@@ -172,6 +173,12 @@ class Storm:
             await asyncio.gather(*producing, return_exceptions=True)
         await self._drain()
         return self.history
+
+    def take_doubts(self) -> tuple[set[str], int]:
+        """The copies that the log doubts, and how many more without a name, since the last call or :meth:`blow`."""
+        found = self._doubts.copies, self._doubts.nameless
+        self._doubts.clear()
+        return found
 
     async def _caught_up(self) -> None:
         # What processes have, they tell only later.
@@ -349,6 +356,25 @@ class Crowd:
         for path in paths:
             path.unlink()
         return read
+
+    async def settled_notes(self) -> list[Delivered]:
+        """What those who live have seen so far, when nothing is under way. It is then forgotten."""
+        paths = sorted(self._folder.glob("notes-*"))
+        noted: list[Delivered] = []
+
+        def all_ended() -> bool:
+            # The last words follow the last acknowledgement.
+            noted[:] = read_notes(paths)
+            return all(one.end is not End.NONE for one in noted)
+
+        with suppress(TimeoutError):
+            await until(all_ended, 2)
+        for path in paths:
+            os.truncate(path, 0)
+        for one in noted:
+            if one.end is End.UNATTENDED:
+                one.end = End.UNKNOWN
+        return noted
 
 
 class _Doubts(logging.Handler):

@@ -126,13 +126,14 @@ async def test_a_final_item_leaves_though_its_caller_is_cancelled_and_others_do_
 async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store, group: GroupCommit[int, int]) -> None:
     failing = group.submit_many((i, 1) for i in range(3))
     fine = group.submit(9, 1)
-    # The answer, then that of the repetition, then that of the next one.
-    for answer in (ServerRefused("full"), ServerRefused("full"), None):
+    # The answer, then that of the next one.
+    for answer in (ServerRefused("full"), None):
         store.answer.put_nowait(answer)
     results = await asyncio.gather(*failing, return_exceptions=True)
     assert [str(result) for result in results] == ["full"] * 3
     assert len({id(result) for result in results}) == 3
     assert await fine == 90
+    assert store.repeated == [], "what was refused is not asked for again"
 
 
 async def test_what_fails_is_repeated_and_the_next_ones_wait_for_that(store: Store, group: GroupCommit[int, int]) -> None:

@@ -1,0 +1,194 @@
+"""A soak: a steady load with a fault every few seconds, for as long as you like, and what is left of memory and files.
+
+::
+
+    make soak                     # an hour
+    make soak ARGS="--minutes 5"
+
+It goes in rounds. Each offers its messages, breaks everything, drains and is judged; then memory is measured. What has grown
+from the end of the warm-up to the end is a leak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.faults.checker import Violation, check, lateness_us, percentile, summary
+from tests.faults.consumers import Habits, Kind, shorten_deadlines
+from tests.faults.storm import Plan, Storm
+from tests.servers import PrivateServer, find_kinds, memory_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GROWTH = 1.05
+"""So much of what it had after the warm-up a consumer may have at the end."""
+WARM_UP = 0.3
+"""This share of the time is warm-up: caches and pools fill."""
+
+
+@dataclass
+class Sample:
+    """What was held when nothing was under way.
+
+    Attributes:
+        rss_kb: Memory of the consumer, a process of its own.
+        files: Its open files.
+        server_kb: What the server says it uses.
+        keys: How many keys are on it; records of calls, which vanish by themselves, are among them.
+    """
+
+    at: float
+    rss_kb: int
+    files: int
+    server_kb: int
+    keys: int
+
+
+@dataclass
+class Result:
+    """What a soak found."""
+
+    violations: list[Violation] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    late_us: list[int] = field(default_factory=list)
+    messages: int = 0
+    deliveries: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @property
+    def settled(self) -> list[Sample]:
+        """The samples after the warm-up."""
+        return [sample for sample in self.samples if sample.at >= self.seconds * WARM_UP] or self.samples[-1:]
+
+    @property
+    def growth(self) -> float:
+        """The consumer's memory at the end, as a share of what it had after the warm-up. A median at both ends: it breathes."""
+        some = [sample.rss_kb for sample in self.settled]
+        third = max(1, len(some) // 3)
+        return sorted(some[-third:])[third // 2] / sorted(some[:third])[third // 2]
+
+    def lines(self) -> list[str]:
+        first, last = self.settled[0], self.settled[-1]
+        late = sorted(self.late_us)
+        shares = ", ".join(f"p{share * 100:g} {percentile(late, share) / 1000:.1f}" for share in (0.5, 0.9, 0.99, 0.999))
+        so_many = f"{sum(self.faults.values())} faults over {self.messages:,} messages ({self.deliveries:,} deliveries)"
+        return [
+            f"{self.seconds:.0f} s, {so_many}: {dict(self.faults)}",
+            f"late, ms, of the {len(late):,} that no fault delayed: {shares}",
+            f"consumer: {first.rss_kb:,} to {last.rss_kb:,} KiB ({self.growth:.3f} times), {first.files} to {last.files} files",
+            f"server: {first.server_kb:,} to {last.server_kb:,} KiB, {first.keys} to {last.keys} keys",
+            f"violations: {summary(self.violations)}",
+        ]
+
+
+async def soak(
+    server: PrivateServer,
+    folder: Path,
+    seconds: float,
+    *,
+    kind: Kind = "reliable",
+    rate: int = 500,
+    seed: int = 1,
+    told: Callable[[str], object] = lambda _: None,
+) -> Result:
+    """Load a server for so many seconds.
+
+    Args:
+        server: What is loaded. It is killed and started again.
+        folder: For the consumer's notes.
+        seconds: How long.
+        kind: The queue.
+        rate: Messages a second, about.
+        seed: Of the faults.
+        told: Called after each round, with words.
+    """
+    # One consumer, which lives as long as all this: it is the one that is measured.
+    faults = 5
+    plan = Plan(
+        kind,
+        messages=rate * 15,
+        faults=faults,
+        seed=seed,
+        clients=1,
+        loops=2,
+        processes=1,
+        pause=(1.5, 3.0),
+        habits=Habits(leaves=0.0005),
+        only=_FAULTS,
+    )
+    result, started = Result(), time.monotonic()
+    async with Storm(server, plan, folder) as storm:
+        while (ago := time.monotonic() - started) < seconds:
+            history = await storm.blow()
+            history.delivered += await storm.crowd.settled_notes()
+            history.doubts, history.nameless_doubts = storm.take_doubts()
+            result.violations += check(history, plan.rules)
+            result.late_us += lateness_us(history)[::10]
+            result.messages += len(history.offered)
+            result.deliveries += len(history.delivered)
+            (pid,) = storm.crowd.pids
+            memory = await storm.raw.info("memory")
+            ago = time.monotonic() - started
+            files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            sample = Sample(ago, _rss_kb(pid), files, memory["used_memory"] // 1024, await storm.raw.dbsize())
+            result.samples.append(sample)
+            result.seconds = ago
+            told(f"{ago:6.0f} s  {result.messages:,} messages  {result.samples[-1]}  {summary(result.violations, 1)}")
+        result.faults = storm.injected
+        result.violations += [Violation("left", 0, words) for words in (await storm.end()).left]
+    return result
+
+
+# All but the death of the consumer, which is measured.
+_FAULTS = (
+    "cut", "half open", "requests stalled", "replies stalled", "slow", "cut in a request", "cut in a reply", "refused",
+    "server stopped", "server killed", "CLIENT KILL normal", "CLIENT KILL pubsub", "CLIENT PAUSE", "SCRIPT FLUSH",
+)  # fmt: skip
+
+
+def _rss_kb(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def _set(name: str, seconds: float) -> None:
+    module, _, attribute = name.rpartition(".")
+    setattr(sys.modules[module], attribute, seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--rate", type=int, default=1000, help="messages a second")
+    parser.add_argument("--kind", choices=("reliable", "deliveries"), default="reliable")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    found, _ = find_kinds()
+    if not found:
+        sys.exit("no server found on this machine")
+    shorten_deadlines(_set)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        PrivateServer(next(iter(found.values())), appendonly="always", within=memory_disk()) as server,
+    ):
+        result = asyncio.run(
+            soak(server, Path(folder), options.minutes * 60, kind=options.kind, rate=options.rate, seed=options.seed, told=print)
+        )
+    print(*result.lines(), sep="\n")
+    if result.violations or result.growth > GROWTH:
+        sys.exit("FAILED")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,433 @@
+"""Faults one by one, and what the user sees of each."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq import Offer
+from tests.conftest import _USED, FOUND
+from tests.faults.proxy import Proxy
+from tests.servers import PrivateServer
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from delayq import Client
+
+HOUR = 3600.0
+NO_KIND = pytest.param("none", marks=pytest.mark.skip(reason="no server found on this machine"))
+
+
+@pytest.fixture
+async def client(server: PrivateServer) -> AsyncIterator[Client]:
+    async with delayq.connect(server.url, resync_interval=0.2) as client:
+        yield client
+
+
+@pytest.fixture
+async def raw(server: PrivateServer) -> AsyncIterator[Any]:
+    async with Redis.from_url(server.url) as raw:
+        yield raw
+
+
+@pytest.fixture(params=[*FOUND] if FOUND else [NO_KIND])
+def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., PrivateServer]]:
+    """Starts servers of one kind, for this test alone."""
+    _USED.add(request.param)
+    started: list[PrivateServer] = []
+
+    def start(*options: str, **more: Any) -> PrivateServer:
+        started.append(server := PrivateServer(FOUND[request.param], options=options, **more))
+        server.start()
+        return server
+
+    yield start
+    for server in started:
+        server.close()
+
+
+async def consume(queue: delayq.ReliableQueue[int], into: list[int]) -> None:
+    async for message in queue:
+        async with message:
+            into.append(message.value)
+
+
+async def taking(queue: delayq.DelayedQueue[int], into: list[int]) -> None:
+    while True:
+        into.append(await queue.take())
+
+
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# Everything is gone
+
+
+async def test_after_flushall_consumers_go_on_with_what_is_offered_then(client: Client, server: PrivateServer) -> None:
+    jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
+    handled: list[int] = []
+    taken: list[int] = []
+    consumers = [asyncio.create_task(consume(jobs, handled)), asyncio.create_task(taking(orders, taken))]
+    await jobs.offer(1)
+    await orders.offer(1)
+    await until(lambda: (handled, taken) == ([1], [1]))
+    # They wait for these, which vanish, with the timers armed.
+    await jobs.offer(2, 0.3)
+    await orders.offer(2, 0.3)
+    server.flush()
+    await jobs.offer(3, 0.5)
+    await orders.offer(3, 0.5)
+    await until(lambda: (handled, taken) == ([1, 3], [1, 3]))
+    await cancelled(*consumers)
+
+
+async def test_the_ack_of_what_flushall_has_taken_says_that_the_lease_is_lost(client: Client, server: PrivateServer) -> None:
+    jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
+    await jobs.offer_many([Offer(value=n) for n in range(3)])
+    await orders.offer(1)
+    claimed = await jobs.claim(3)
+    deliveries = orders.deliveries()
+    delivery = await anext(deliveries)
+    server.flush()
+    for settle in (claimed[0].ack, claimed[1].nack, claimed[2].release, delivery.ack, delivery.nack):
+        with pytest.raises(delayq.LeaseLost):
+            await settle()
+    await deliveries.aclose()  # type: ignore[attr-defined]
+    assert await jobs.stats() == delayq.Stats(0, 0, 0, 0, 0.0, paused=False)
+
+
+# A full server
+
+
+async def test_a_full_server_refuses_what_is_offered_whole_and_lets_the_rest_go_on(client: Client, raw: Any) -> None:
+    jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
+    await jobs.offer_many([Offer(value=n) for n in range(3)])
+    await orders.offer_many([(n, 0) for n in range(3)])
+    held = await jobs.claim(1)
+    before = {name: await raw.dump(name) for name in await raw.keys() if b":call:" not in name}
+    await raw.config_set("maxmemory-policy", "noeviction")
+    await raw.config_set("maxmemory", 1)
+    try:
+        for offer in (
+            lambda: jobs.offer(7),
+            lambda: jobs.offer_many([Offer(value=n) for n in range(100)]),
+            lambda: orders.offer(7),
+            lambda: orders.offer_many([(n, HOUR) for n in range(100)]),
+        ):
+            with pytest.raises(delayq.ServerRefused, match=r"OOM|memory"):
+                await offer()
+        assert {name: await raw.dump(name) for name in await raw.keys() if b":call:" not in name} == before
+        await held[0].ack()
+        first, second = await jobs.claim(2)
+        await first.nack(0)
+        await second.ack()
+        assert [await orders.take() for _ in range(3)] == [0, 1, 2]
+    finally:
+        await raw.config_set("maxmemory", 0)
+    (again,) = await jobs.claim(1, wait=10)
+    assert (again.value, again.attempt) == (1, 2)
+
+
+# Replicas
+
+
+async def test_a_replica_as_address_says_that_it_is_read_only(
+    start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+    primary = start(tcp=True)
+    replica = start("--replicaof", "127.0.0.1", str(primary.port))
+    await until(lambda: b"master_link_status:up" in info(replica))
+    async with delayq.connect(replica.url) as client:
+        for offer in (client.reliable_queue("jobs").offer, client.delayed_queue("orders").offer):
+            with pytest.raises(delayq.ServerUnavailable, match=r"(?i)read.?only"):
+                await offer(1)
+
+
+def info(server: PrivateServer) -> bytes:
+    return server.call("INFO", "replication")
+
+
+async def test_a_primary_that_is_demoted_for_a_moment_costs_only_time(start: Callable[..., PrivateServer]) -> None:
+    primary, other = start(tcp=True), start(tcp=True)
+    async with delayq.connect(primary.url, resync_interval=0.2) as client:
+        jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
+        handled: list[int] = []
+        taken: list[int] = []
+        consumers = [asyncio.create_task(consume(jobs, handled)), asyncio.create_task(taking(orders, taken))]
+        await jobs.offer(1)
+        await until(lambda: handled == [1])
+        # Of a server that it never reaches: it is read-only and keeps its data.
+        primary.call("REPLICAOF", "127.0.0.1", "1")
+        offers = [asyncio.create_task(jobs.offer(2)), asyncio.create_task(orders.offer(2))]
+        await asyncio.sleep(0.3)
+        assert not any(offer.done() for offer in offers)
+        primary.call("REPLICAOF", "NO", "ONE")
+        async with asyncio.timeout(20):
+            await asyncio.gather(*offers)
+        await until(lambda: (handled, taken) == ([1, 2], [2]))
+        await cancelled(*consumers)
+    assert other.is_running()
+
+
+# Clocks
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_a_step_of_the_clients_clock_moves_no_message(client: Client, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    jobs, orders = client.reliable_queue("jobs", lease=2), client.delayed_queue("orders")
+    clock, nanoseconds = time.time, time.time_ns
+    handled: list[int] = []
+    taken: list[int] = []
+    consumers = [asyncio.create_task(consume(jobs, handled)), asyncio.create_task(taking(orders, taken))]
+    await jobs.offer(1, 0.3)
+    await orders.offer(1, 0.3)
+    (held,) = await offered_and_claimed(client)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    monkeypatch.setattr(time, "time", lambda: clock() + hours * HOUR)
+    monkeypatch.setattr(time, "time_ns", lambda: nanoseconds() + hours * 3_600_000_000_000)
+    await jobs.offer(2, 0.5)
+    await orders.offer(2, 0.5)
+    await asyncio.sleep(0.1)
+    assert (handled, taken) == ([], []), "nothing is early"
+    await until(lambda: (handled, taken) == ([1, 2], [1, 2]))
+    assert loop.time() - started >= 0.5
+    await held.extend(30)
+    await held.ack()
+    await cancelled(*consumers)
+
+
+async def offered_and_claimed(client: Client) -> list[delayq.Message[int]]:
+    others = client.reliable_queue("others")
+    await others.offer(1)
+    return await others.claim()
+
+
+LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+
+
+@pytest.mark.skipif(not (LIBRARIES and shutil.which("faketime")), reason="FAKETIME IS NOT INSTALLED: apt-get install faketime")
+@pytest.mark.parametrize("step", ["+1h", "-1h"])
+async def test_a_step_of_the_servers_clock_loses_nothing(
+    start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str
+) -> None:
+    """Forward, what was pending is due. Backward, what is offered after that comes in its time."""
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    with monkeypatch.context() as environment:
+        environment.setenv("LD_PRELOAD", str(LIBRARIES[0]))
+        environment.setenv("FAKETIME_TIMESTAMP_FILE", str(clock))
+        environment.setenv("FAKETIME_NO_CACHE", "1")
+        environment.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+        server = start()
+    async with delayq.connect(server.url, resync_interval=0.2) as client:
+        jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
+        handled: list[int] = []
+        taken: list[int] = []
+        consumers = [asyncio.create_task(consume(jobs, handled)), asyncio.create_task(taking(orders, taken))]
+        await jobs.offer(1, HOUR / 2)
+        await orders.offer(1, HOUR / 2)
+        clock.write_text(step)
+        await jobs.offer(2, 0.3)
+        await orders.offer(2, 0.3)
+        due = [1, 2] if step == "+1h" else [2]
+        await until(lambda: (sorted(handled), sorted(taken)) == (due, due))
+        await cancelled(*consumers)
+
+
+# Permissions
+
+
+HALF_WAY = pytest.mark.xfail(reason="a script that is denied a command half way has written what stands before it", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "denied"),
+    [
+        ("reliable", "-evalsha -eval"),
+        ("reliable", "-hset"),
+        pytest.param("reliable", "-zadd", marks=HALF_WAY),
+        pytest.param("reliable", "-publish", marks=HALF_WAY),
+        ("delayed", "-evalsha -eval"),
+        ("delayed", "-zadd"),
+        pytest.param("delayed", "-publish", marks=HALF_WAY),
+    ],
+)
+async def test_what_the_user_may_not_do_is_refused_whole(server: PrivateServer, raw: Any, kind: str, denied: str) -> None:
+    async with limited(server, raw, denied) as client:
+        with pytest.raises(delayq.ServerRefused):
+            await offer_to(client, kind)
+    assert await stored(raw) == 0
+
+
+@pytest.mark.parametrize("denied", ["-zadd", "-publish"])
+@pytest.mark.parametrize("kind", ["reliable", "delayed"])
+async def test_what_is_refused_is_not_offered_again_and_again(server: PrivateServer, raw: Any, kind: str, denied: str) -> None:
+    """Its id is taken by then, by what the first try has left: a repetition would make up another one, for ever."""
+    async with limited(server, raw, denied) as client:
+        # The second time the server knows the script.
+        for _ in range(2):
+            async with asyncio.timeout(10):
+                with suppress(delayq.ServerRefused):
+                    await offer_to(client, kind)
+    assert await stored(raw) <= 2
+
+
+@asynccontextmanager
+async def limited(server: PrivateServer, raw: Any, denied: str) -> AsyncIterator[Client]:
+    """A client whose user may do everything but this."""
+    await raw.acl_setuser("limited", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", *denied.split()])
+    try:
+        async with delayq.connect(f"unix://limited:any@{server.socket_path}") as client:
+            yield client
+    finally:
+        await raw.acl_deluser("limited")
+
+
+async def offer_to(client: Client, kind: str) -> None:
+    # Each is the next one due, so each would be announced.
+    if kind == "reliable":
+        await client.reliable_queue("jobs").offer(1)
+    else:
+        await client.delayed_queue("orders").offer(1, HOUR)
+
+
+async def stored(raw: Any) -> int:
+    return int(await raw.hlen("delayq:{jobs}:bodies") + await raw.zcard("redisson_delay_queue_timeout:{orders}"))
+
+
+# An event loop that stands still
+
+
+async def test_a_loop_that_is_blocked_longer_than_its_lease_loses_it_and_says_so(server: PrivateServer) -> None:
+    """Five seconds without the loop, with a lease of two: another client has the message meanwhile, and nobody else."""
+    async with (
+        delayq.connect(server.url, resync_interval=0.2) as blocked,
+        delayq.connect(server.url) as other,
+    ):
+        jobs, elsewhere = blocked.reliable_queue("jobs", lease=2), other.reliable_queue("jobs", lease=2)
+        await jobs.offer(1)
+        (message,) = await jobs.claim()
+        with pytest.raises(delayq.LeaseLost):  # noqa: PT012
+            async with message:
+                time.sleep(5)
+                (again,) = await elsewhere.claim(1, wait=10)
+                assert again.attempt == 2
+                assert again.lease_ends_at > message.lease_ends_at
+                async with asyncio.timeout(10):
+                    # The renewal finds out, and ends the handler.
+                    await asyncio.Event().wait()
+        await again.ack()
+        assert await elsewhere.claim() == []
+
+
+# Many clients
+
+
+async def test_a_thousand_clients_connect_at_once(start: Callable[..., PrivateServer]) -> None:
+    server = start("--maxclients", "4000")
+    async with AsyncExitStack() as stack, asyncio.timeout(120):
+        clients = await asyncio.gather(*(stack.enter_async_context(delayq.connect(server.url)) for _ in range(1000)))
+        queues = [client.reliable_queue("jobs") for client in clients]
+        await asyncio.gather(*(queue.offer(n) for n, queue in enumerate(queues)))
+        claimed = [message for batch in await asyncio.gather(*(queue.claim() for queue in queues)) for message in batch]
+        while len(claimed) < 1000:
+            claimed += await queues[0].claim(100, wait=5)
+        assert sorted(message.value for message in claimed) == list(range(1000))
+
+
+async def test_a_server_that_has_no_room_for_a_thousand_clients_says_so_to_the_others(
+    start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.5)
+    server = start("--maxclients", "100")
+    served: list[int] = []
+    refused: list[delayq.ServerError] = []
+
+    async def attempt(n: int) -> None:
+        try:
+            async with delayq.connect(server.url) as client:
+                await client.reliable_queue("jobs").offer(n)
+                served.append(n)
+                # Not before all have tried.
+                await until(lambda: len(served) + len(refused) == 1000, 100)
+        except delayq.ServerError as error:
+            refused.append(error)
+
+    async with asyncio.timeout(120):
+        await asyncio.gather(*(attempt(n) for n in range(1000)))
+    assert served
+    assert refused
+    assert len(served) + len(refused) >= 1000
+    async with delayq.connect(server.url) as client:
+        assert (await client.reliable_queue("jobs").stats()).ready >= len(served)
+
+
+# A network that is slow or mute
+
+
+async def test_a_link_that_is_mute_costs_a_deadline_and_no_message(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.wire.ANSWER_WITHIN", 0.3)
+    async with Proxy(server) as proxy, delayq.connect(proxy.url, resync_interval=0.2) as client:
+        jobs = client.reliable_queue("jobs")
+        handled: list[int] = []
+        consumer = asyncio.create_task(consume(jobs, handled))
+        await jobs.offer(1)
+        await until(lambda: handled == [1])
+        proxy.half_open()
+        offer = asyncio.create_task(jobs.offer(2))
+        await asyncio.sleep(0.1)
+        proxy.heal()
+        await offer
+        await until(lambda: handled == [1, 2])
+        await cancelled(consumer)
+    assert proxy.links == 0
+
+
+async def test_what_was_given_back_is_not_given_back_again_by_a_try_that_arrives_late(
+    server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first try is held up in the network, its repetition overtakes it, and then it arrives."""
+    monkeypatch.setattr("delayq._redis.wire.ANSWER_WITHIN", 0.3)
+    async with Proxy(server) as proxy, delayq.connect(proxy.url, resync_interval=60) as client:
+        orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+        await orders.offer_many([(n, 0) for n in range(50)])
+        taken: list[int] = []
+        async for value in orders:
+            taken.append(value)
+            if len(taken) == 5:
+                proxy.stall("requests")
+                break
+        await asyncio.sleep(0.6)
+        held = list(proxy._links)
+        proxy._stalled.clear()
+        # New links work, what the old ones hold stays there.
+        await until(lambda: given_back(raw, 45))
+        await asyncio.sleep(0.2)
+        for link in held:
+            for pipe in link.pipes.values():
+                pipe.flush()
+        await asyncio.sleep(0.2)
+        assert await raw.llen("orders") == 45
+
+
+async def given_back(raw: Any, count: int) -> bool:
+    with suppress(Exception):
+        return int(await raw.llen("orders")) >= count
+    return False
