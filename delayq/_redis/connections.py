@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from ssl import SSLCertVerificationError
 from typing import TYPE_CHECKING
 
 import anyio
@@ -195,10 +196,25 @@ async def _introduce(connection: AbstractConnection) -> None:
 def _why_not_connected(error: BaseException, address: Address) -> DelayqError | None:
     # redis-py wraps what the handshake raises in a plain connection error.
     reasons = [error, error.__cause__, *error.args]
+    untrusted: BaseException | None = error
+    while untrusted is not None and not isinstance(untrusted, SSLCertVerificationError):
+        untrusted = untrusted.__cause__ or untrusted.__context__
+    if untrusted is not None:
+        # It will not be another one the next time.
+        return ServerRefused(f"{address.label} has a certificate that is not trusted: {untrusted.verify_message}")
     if any(isinstance(reason, AuthenticationError | AuthorizationError | NoPermissionError) for reason in reasons):
         return ServerRefused(f"{address.label} does not let us in: {error}")
     if isinstance(error, ResponseError) and not isinstance(error, BusyLoadingError):
         return ServerRefused(f"{address.label} refuses the connection: {error}")
     if isinstance(error, (*LINK_ERRORS, RedisError)):
-        return ServerUnavailable(f"{address.label} does not answer: {error}")
+        return ServerUnavailable(f"{address.label} does not answer: {error}{_hint(error, address)}")
     return None
+
+
+def _hint(error: BaseException, address: Address) -> str:
+    """What may be wrong with the scheme: neither side can tell the other."""
+    if address.is_tls and isinstance(error, RedisTimeoutError):
+        return " (a port without TLS is silent like this: is it redis://?)"
+    if not address.is_tls and isinstance(error.__cause__, ConnectionResetError):
+        return " (a port with TLS hangs up like this: is it rediss://?)"
+    return ""
