@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from ssl import SSLCertVerificationError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 from redis.exceptions import (
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
     from delayq._redis.address import Address
+
+E = TypeVar("E", bound=BaseException)
 
 # Connecting may take so long, greetings included; seconds.
 OPEN_TIMEOUT = 5.0
@@ -196,9 +198,7 @@ async def _introduce(connection: AbstractConnection) -> None:
 def _why_not_connected(error: BaseException, address: Address) -> DelayqError | None:
     # redis-py wraps what the handshake raises in a plain connection error.
     reasons = [error, error.__cause__, *error.args]
-    untrusted: BaseException | None = error
-    while untrusted is not None and not isinstance(untrusted, SSLCertVerificationError):
-        untrusted = untrusted.__cause__ or untrusted.__context__
+    untrusted = _behind(error, SSLCertVerificationError)
     if untrusted is not None:
         # It will not be another one the next time.
         return ServerRefused(f"{address.label} has a certificate that is not trusted: {untrusted.verify_message}")
@@ -211,10 +211,17 @@ def _why_not_connected(error: BaseException, address: Address) -> DelayqError | 
     return None
 
 
+def _behind(error: BaseException | None, kind: type[E]) -> E | None:
+    """The error of this kind that led to one."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def _hint(error: BaseException, address: Address) -> str:
     """What may be wrong with the scheme: neither side can tell the other."""
     if address.is_tls and isinstance(error, RedisTimeoutError):
         return " (a port without TLS is silent like this: is it redis://?)"
-    if not address.is_tls and isinstance(error.__cause__, ConnectionResetError):
+    if not address.is_tls and _behind(error, ConnectionResetError):
         return " (a port with TLS hangs up like this: is it rediss://?)"
     return ""
