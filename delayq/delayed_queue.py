@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
-from delayq._durations import Duration, delay_us, microseconds, moment, seconds
+from delayq._durations import Duration, check_max_payload, delay_us, microseconds, moment, seconds
 from delayq._redis.records import pack
 from delayq._redis.scripts import CANCEL, RESCHEDULE
 from delayq._scheduling.open_delayed import OpenDelayedQueue
@@ -136,6 +136,7 @@ class DelayedQueue(Generic[T]):
     ) -> None:
         self._keys = keys_of(name)
         self._codec = codec
+        check_max_payload(max_payload)
         self._max_payload = max_payload
         self._session = session
         self._server = session.server
