@@ -6,13 +6,15 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from delayq.errors import BadDelay
+from delayq.errors import BadDelay, BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Beyond 2^53 ms a sorted set's score is no longer exact.
 MAX_MS = 2**53
+# The server's proto-max-bulk-len, with room for what stands around a payload.
+_LARGEST_STRING = 512 * 1024 * 1024 - 64 * 1024
 MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -46,6 +48,12 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
     if result > MAX_MS * 1000:
         raise BadDelay(f"{what} is past 2**53 ms")
     return result
+
+
+def check_max_payload(size: int) -> None:
+    """Raise :class:`~delayq.BadInput` unless it is a number of bytes that the server can hold."""
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _LARGEST_STRING:
+        raise BadInput(f"max_payload is an int from 0 to {_LARGEST_STRING}, not {size!r}")
 
 
 def seconds(duration: Duration, what: str) -> float:

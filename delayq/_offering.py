@@ -197,7 +197,7 @@ def _checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str] | N
     for name, text in headers.items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise BadInput("headers are str by str")
-        size += len(name) + len(text)
+        size += len((name + text).encode(errors="surrogatepass"))
     if size > _LARGEST_HEADERS:
-        raise BadInput(f"headers have {_LARGEST_HEADERS} characters at most, not {size}")
+        raise BadInput(f"headers have {_LARGEST_HEADERS} bytes at most, not {size}")
     return headers

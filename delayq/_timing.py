@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 AHEAD = 32
 """So many moments of an expression are computed at a time."""
 
+_LONGEST_CRON = 512
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIXED_OFFSET = re.compile(r"UTC(?:([+-])(\d\d):(\d\d))?")
 # Longer than any jump of a clock: one country moved across the date line.
@@ -94,6 +95,8 @@ def timing_of(cron: str | None, every: Duration | None, timezone: str | tzinfo) 
         return Timing(every_us)
     if not isinstance(cron, str) or not cron.strip():
         raise BadInput(f"cron is a non-empty str, not {cron!r}")
+    if len(cron) > _LONGEST_CRON:
+        raise BadInput(f"a cron expression has {_LONGEST_CRON} characters at most, not {len(cron)}")
     return Timing(0, " ".join(cron.split()), zone_of(timezone)[0])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
-from delayq._durations import Duration, delay_us, microseconds, moment, seconds
+from delayq._durations import Duration, check_max_payload, delay_us, microseconds, moment, seconds
 from delayq._redis import durability as durabilities
 from delayq._redis.durability import Unconfirmed
 from delayq._redis.records import pack
@@ -142,6 +142,7 @@ class DelayedQueue(Generic[T]):
         self._keys = keys_of(name)
         self._promise = durabilities.parse(durability)
         self._codec = codec
+        check_max_payload(max_payload)
         self._max_payload = max_payload
         self._session = session
         self._server = session.server

@@ -180,7 +180,7 @@ class OutcomeUnknown(ServerError):
 
 
 class ServerRefused(ServerError):
-    """The server answered with an error: out of memory, no permission, a key of a foreign type."""
+    """The server answered with an error: out of memory, no permission, a key of a foreign type. Or it is not who it should be."""
 
 
 class TimerError(DelayqError, RuntimeError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
 
-from delayq._durations import Duration, delay_us, microseconds, seconds
+from delayq._durations import Duration, check_max_payload, delay_us, microseconds, seconds
 from delayq._offering import THERE, Offer, Offering, OnDuplicate, checked_id
 from delayq._redis import durability as durabilities
 from delayq._redis.reliable_scripts import CANCEL, GET, LIST, PURGE, RESCHEDULE, RESUME, STATS
@@ -103,6 +103,7 @@ class Settings:
         for name, count in (("max_attempts", self.max_attempts), ("max_size", self.max_size)):
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 raise BadInput(f"{name} is None or an int of at least 1, not {count!r}")
+        check_max_payload(self.max_payload)
         if self.expired not in ("drop", "dead") or self.when_full not in ("raise", "wait"):
             raise BadInput('expired is "drop" or "dead", when_full is "raise" or "wait"')
         return Policy(

@@ -50,3 +50,81 @@ def commands(script: Script) -> set[str]:
         reached |= names
         waiting += [known[name] for name in names]
     return result
+
+
+def calls(text: str) -> list[tuple[str, str]]:
+    """Each command that is called, and its first argument as it is written; empty if it has none."""
+    found = []
+    for match in re.finditer(r"redis\.p?call\(", text):
+        command, *arguments = arguments_at(text, match.end())
+        found.append((command, arguments[0] if arguments else ""))
+    return found
+
+
+def arguments_at(text: str, at: int) -> list[str]:
+    """The arguments of a call whose parenthesis was opened before ``at``."""
+    parts, depth, start = [], 0, at
+    while True:
+        character = text[at]
+        if character in "'\"":
+            at = text.index(character, at + 1)
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}" and depth:
+            depth -= 1
+        elif character in ",)" and not depth:
+            parts.append(text[start:at].strip())
+            start = at + 1
+            if character == ")":
+                return parts
+        at += 1
+
+
+def parameters(text: str) -> dict[str, list[str]]:
+    """The parameters of every function of the top level, by its name, nested ones among them."""
+    found = re.findall(r"\blocal function (\w+)\(([^)]*)\)", text)
+    return {name: [part.strip() for part in words.split(",") if part.strip()] for name, words in found}
+
+
+def unknown_keys(script: Script) -> list[str]:
+    """Arguments in the place of a key that are not taken from KEYS, as far as can be seen.
+
+    A key is ``KEYS[...]``, several of these unpacked, a local that is one, or a parameter for which every call passes one.
+    """
+    text = without_comments(script.text)
+    named = parameters(text)
+    wanted = {argument for command, argument in calls(text) if command != "'TIME'"}
+    wrong, done = [], set()
+    while wanted:
+        argument = wanted.pop()
+        if argument in done or re.fullmatch(r"KEYS\[[^\]]+\]|unpack\(KEYS, [^)]+\)", argument):
+            continue
+        done.add(argument)
+        sources = set(re.findall(rf"\blocal {re.escape(argument)} = (KEYS\[[^\]]+\])$", text, re.MULTILINE))
+        for name, its in named.items():
+            if argument in its:
+                for call in re.finditer(rf"(?<!function )(?<![.\w]){name}\(", text):
+                    sources.add(arguments_at(text, call.end())[its.index(argument)])
+                for handed in re.finditer(rf"pcall\({name}, ([^,]+),", text):
+                    sources.add(handed[1])
+        # A parameter of a function that this script does not call has no source.
+        if not sources and not any(argument in its for its in named.values()):
+            wrong.append(argument)
+        wanted |= sources
+    return wrong
+
+
+def global_writes(script: Script) -> set[str]:
+    """Names that are assigned to and nowhere declared as local."""
+    text = re.sub(r"'[^'\n]*'", "''", without_comments(script.text))
+    declared: set[str] = set()
+    for words in re.findall(r"\blocal (?!function)([\w, ]+)", text) + re.findall(r"\bfor ([\w, ]+?) (?:=|in)\b", text):
+        declared |= {word.strip() for word in words.split(",")}
+    for words in re.findall(r"\bfunction\s*\w*\(([^)]*)\)", text):
+        declared |= {word.strip() for word in words.split(",")}
+    declared |= set(parameters(text))
+    assigned: set[str] = set()
+    for words in re.findall(r"(?:^|\bthen |\bdo |\belse |; )\s*((?:\w+)(?:, \w+)*) =(?!=)", text, re.MULTILINE):
+        assigned |= {word.strip() for word in words.split(",")}
+    globals_made = set(re.findall(r"^\s*function (\w+)", text, re.MULTILINE))
+    return (assigned - declared) | globals_made

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode
 
-from redis.asyncio import Connection, Redis
+from redis.asyncio import Connection, Redis, SSLConnection
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -58,6 +58,11 @@ class Address:
     label: str
     connection_class: type[AbstractConnection] = field(repr=False)
     options: dict[str, Any] = field(repr=False)
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether it is spoken to in TLS."""
+        return issubclass(self.connection_class, SSLConnection)
 
     def connection(self) -> AbstractConnection:
         """A new connection object, not connected yet."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from ssl import SSLCertVerificationError
+from typing import TYPE_CHECKING, TypeVar
 
 from redis.exceptions import (
     AuthenticationError,
@@ -22,6 +23,8 @@ from delayq.errors import DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
+
+E = TypeVar("E", bound=BaseException)
 
 # What a broken link looks like, on any system and in any version of redis-py.
 LINK_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError, EOFError)
@@ -108,10 +111,30 @@ async def _introduce(connection: AbstractConnection) -> None:
 def _why_not(error: BaseException, address: Address) -> DelayqError | None:
     # redis-py wraps what the handshake raises in a plain connection error.
     reasons = [error, error.__cause__, *error.args]
+    untrusted = _behind(error, SSLCertVerificationError)
+    if untrusted is not None:
+        # It will not be another one the next time.
+        return ServerRefused(f"{address.label} has a certificate that is not trusted: {untrusted.verify_message}")
     if any(isinstance(reason, AuthenticationError | AuthorizationError | NoPermissionError) for reason in reasons):
         return ServerRefused(f"{address.label} does not let us in: {error}")
     if isinstance(error, ResponseError) and not isinstance(error, BusyLoadingError):
         return ServerRefused(f"{address.label} refuses the connection: {error}")
     if isinstance(error, (*LINK_ERRORS, RedisError)):
-        return ServerUnavailable(f"{address.label} does not answer: {error}")
+        return ServerUnavailable(f"{address.label} does not answer: {error}{_hint(error, address)}")
     return None
+
+
+def _behind(error: BaseException | None, kind: type[E]) -> E | None:
+    """The error of this kind that led to one."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _hint(error: BaseException, address: Address) -> str:
+    """What may be wrong with the scheme: neither side can tell the other."""
+    if address.is_tls and isinstance(error, RedisTimeoutError):
+        return " (a port without TLS is silent like this: is it redis://?)"
+    if not address.is_tls and _behind(error, ConnectionResetError):
+        return " (a port with TLS hangs up like this: is it rediss://?)"
+    return ""

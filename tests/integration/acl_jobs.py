@@ -338,14 +338,19 @@ async def recurring(place: Place, queue: ReliableQueue[Any]) -> None:
     (message,) = await queue.claim(wait=place.within)
     assert await queue.unschedule("often")
     await message.ack()
+    # Another worker has it, and has not put the next one in place yet.
+    await queue.schedule("taken", every=0.05, value=1)
+    theirs = place.helper.reliable_queue(NAME, lease=60)
+    ((_, claim),) = await theirs._open.claims.taker.get(1, place.within)
+    await queue.schedule("taken", every=0.05, value=2)
+    assert await queue.unschedule("taken")
+    await theirs._open.settling.ack(claim)
     # As where its moments run out.
     await queue.schedule("again", cron="* * * * * *", value=1)
     await place.helper.reliable_queue(NAME, lease=60).purge()
     await queue._open.recurrence.look()
     await queue._open.recurrence._refill("again")
-    (message,) = await queue.claim(wait=place.within)
     assert await queue.unschedule("again")
-    await message.ack()
 
 
 async def reliable_dashboard(place: Place) -> None:

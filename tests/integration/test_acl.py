@@ -16,7 +16,7 @@ from delayq._redis import reliable_scripts, scripts
 from delayq._redis.keys import DelayedKeys, ReliableKeys
 from delayq.acl import ROLES, acl_rules
 from tests.conftest import FOUND
-from tests.integration.acl_jobs import JOBS, NAME, Place, Warned
+from tests.integration.acl_jobs import JOBS, NAME, NOT_PERMITTED, Place, Warned
 from tests.integration.test_faults import Faults
 from tests.names import every_key
 from tests.servers import PrivateServer
@@ -86,6 +86,9 @@ async def test_a_role_can_do_its_whole_job(server: PrivateServer, kind: str, rol
 @jobs
 async def test_no_rule_is_superfluous(some_server: PrivateServer, kind: str, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = rules_of(kind, role)
+    # With all of them the job is done, as fast: else what follows would say nothing.
+    async with place_of(some_server, rules, monkeypatch, within=1.0) as place:
+        await JOBS[kind, role](place)
     superfluous = []
     for rule in rules[3:]:
         some_server.flush()
@@ -261,13 +264,13 @@ async def test_who_may_only_offer_moves_nothing_and_says_so_once(server: Private
     ):
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
         await until(lambda: "may not move" in caplog.text)
-        before = client.statistics().errors
         await queue.offer(1)
         # Ten of what would be looks.
         await asyncio.sleep(0.2)
         assert await raw.zcard(DelayedKeys.of(NAME).timeout) == 1
-        assert client.statistics().errors == before
-        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        # On a slow machine a link so impatient is opened anew now and then: that is told as well.
+        told = [record for record in caplog.records if NOT_PERMITTED.search(record.getMessage())]
+        assert [record.levelname for record in told] == ["WARNING"]
 
 
 async def test_a_prefix_covers_its_queues_and_no_others(server: PrivateServer) -> None:

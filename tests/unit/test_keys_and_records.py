@@ -86,6 +86,22 @@ def test_two_queues_share_no_key(name: str, other: str) -> None:
 
 
 @given(names)
+def test_a_queue_that_is_called_as_another_ones_key_shares_none_with_it(name: str) -> None:
+    for keys_of in (DelayedKeys.of, ReliableKeys.of):
+        try:
+            ours = every_key(keys_of(name))
+        except BadName:
+            continue
+        for other in set(ours) - {name}:
+            for theirs_of in (DelayedKeys.of, ReliableKeys.of):
+                try:
+                    theirs = every_key(theirs_of(other))
+                except BadName:
+                    continue
+                assert not set(ours) & set(theirs)
+
+
+@given(names)
 def test_a_delayed_and_a_reliable_queue_of_one_name_share_no_key(name: str) -> None:
     try:
         delayed, reliable = every_key(DelayedKeys.of(name)), every_key(ReliableKeys.of(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ from redis.asyncio import Redis
 
 from delayq._redis import reliable_scripts, scripts
 from delayq._redis.reliable_scripts import MESSAGES
+from tests import lua
 
 if TYPE_CHECKING:
     from delayq._redis.scripts import Script
@@ -80,6 +82,48 @@ def test_commands_are_literal_and_keys_are_passed(script: Script) -> None:
     calls = re.findall(r"redis\.p?call\(([^,)]*)", body)
     assert calls or "redis" not in body
     assert all(re.fullmatch(r"'[A-Z]+'", command) for command in calls)
+
+
+@by_name
+def test_every_key_is_one_of_keys(script: Script) -> None:
+    assert not lua.unknown_keys(script)
+
+
+@by_name
+def test_nothing_is_built_run_or_left_behind(script: Script) -> None:
+    body = re.sub(r"'[^'\n]*'", "''", lua.without_comments(script.text))
+    assert not lua.global_writes(script)
+    # A function of that name is our own.
+    forbidden = {"load", "loadstring", "dofile", "require", "setfenv", "getfenv", "rawset", "rawget", "setmetatable", "_G"}
+    forbidden -= set(lua.parameters(body))
+    assert not forbidden & set(re.findall(r"(?<![.\w])(\w+)\b", body))
+    assert not re.findall(r"\b(?:os|io|debug|package|coroutine)\.|string\.dump|redis\.(?!p?call\b|error_reply\b)\w+", body)
+    # Nothing that looks like a key: those are made in keys.py.
+    assert not re.findall(r"'(?:redisson|delayq)_[^']*'|'delayq:\{", script.text)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("redis.call('GET', 'a')", ["'a'"]),
+        ("redis.call('GET', ARGV[1])", ["ARGV[1]"]),
+        ("redis.call('GET', KEYS[1] .. 'x')", ["KEYS[1] .. 'x'"]),
+        ("local function f(key)\n  redis.call('GET', key)\nend\nf(ARGV[1])", ["ARGV[1]"]),
+        ("local key = 'a'\nredis.call('GET', key)", ["key"]),
+        ("local function f(key)\n  redis.call('GET', key)\nend\nf(KEYS[1])", []),
+    ],
+)
+def test_a_key_from_elsewhere_is_found(text: str, wrong: list[str]) -> None:
+    assert lua.unknown_keys(planted(text)) == wrong
+
+
+@pytest.mark.parametrize("text", ["x = 1", "local y\nif y then x = 1 end", "function x() end", "local y\ny, x = 1, 2"])
+def test_a_global_is_found(text: str) -> None:
+    assert lua.global_writes(planted(text)) == {"x"}
+
+
+def planted(text: str) -> Any:
+    return SimpleNamespace(text=text)
 
 
 async def test_every_server_compiles_every_script(server: PrivateServer) -> None:

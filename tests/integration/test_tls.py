@@ -1,0 +1,146 @@
+"""TLS and passwords by URL, on a real server: Debian's Redis 7 has TLS, the servers out of wheels have not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq._redis.connections import Connections
+from tests.conftest import FOUND, MISSING
+from tests.servers import PrivateServer, free_port
+from tests.tls import OPENSSL, Authority
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delayq import Client
+
+needs_tls = pytest.mark.skipif("redis-7" not in FOUND, reason=f"TLS NOT TESTED: {MISSING.get('redis-7')}")
+needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="TLS NOT TESTED: no openssl program on the PATH")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.new(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(scope="module")
+def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.new(tmp_path_factory.mktemp("tls") / "other")
+
+
+@contextmanager
+def tls_server(authority: Authority, host: str) -> Iterator[tuple[PrivateServer, int]]:
+    """A server with a plain port and one with TLS, whose certificate is for ``host``."""
+    port = free_port()
+    with PrivateServer(FOUND["redis-7"], tcp=True, options=authority.server_options(host, port)) as server:
+        yield server, port
+
+
+class Tries:
+    """Counts how often a connection was tried."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        connected: Any = Connections._connected
+
+        async def counted(connections: Connections) -> Any:
+            self.count += 1
+            return await connected(connections)
+
+        monkeypatch.setattr(Connections, "_connected", counted)
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> Tries:
+    return Tries(monkeypatch)
+
+
+def open_client(url: str) -> Client:
+    return delayq.connect(url)
+
+
+@needs_tls
+@needs_openssl
+class TestTLS:
+    async def test_a_queue_works_over_tls(self, authority: Authority) -> None:
+        with tls_server(authority, "IP:127.0.0.1") as (_server, port):
+            async with delayq.connect(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}") as client:
+                queue = client.delayed_queue("orders")
+                taking = asyncio.create_task(queue.take())
+                await queue.offer("hello", 0.02)
+                assert await asyncio.wait_for(taking, 10) == "hello"
+                jobs = client.reliable_queue("jobs")
+                await jobs.offer("x" * 300_000)
+                (message,) = await jobs.claim()
+                assert message.value == "x" * 300_000
+
+    async def test_a_certificate_of_an_unknown_authority_is_refused_at_once(
+        self, authority: Authority, other_authority: Authority, tries: Tries
+    ) -> None:
+        with tls_server(authority, "IP:127.0.0.1") as (_server, port):
+            for options in ("", f"?ssl_ca_certs={other_authority.certificate}"):
+                tries.count = 0
+                with pytest.raises(delayq.ServerRefused, match=r"certificate that is not trusted: .*certificate"):
+                    await open_client(f"rediss://127.0.0.1:{port}/0{options}").__aenter__()
+                assert tries.count == 1
+
+    async def test_a_certificate_for_another_host_is_refused_at_once(self, authority: Authority, tries: Tries) -> None:
+        with tls_server(authority, "DNS:example.test") as (_server, port):
+            with pytest.raises(delayq.ServerRefused, match=r"certificate that is not trusted: .*mismatch"):
+                await open_client(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}").__aenter__()
+            assert tries.count == 1
+
+    @pytest.mark.usefixtures("_no_patience")
+    async def test_a_plain_client_on_a_port_with_tls_is_told_what_may_be_wrong(self, authority: Authority) -> None:
+        with (
+            tls_server(authority, "IP:127.0.0.1") as (_server, port),
+            pytest.raises(delayq.ServerUnavailable, match="is it rediss://"),
+        ):
+            await open_client(f"redis://127.0.0.1:{port}/0").__aenter__()
+
+    @pytest.mark.usefixtures("_no_patience")
+    async def test_a_client_with_tls_on_a_plain_port_is_told_what_may_be_wrong(self, authority: Authority) -> None:
+        with tls_server(authority, "IP:127.0.0.1") as (server, _port):
+            started = time.monotonic()
+            with pytest.raises(delayq.ServerUnavailable, match=r"is it redis://"):
+                await open_client(f"rediss://127.0.0.1:{server.port}/0?socket_connect_timeout=0.5").__aenter__()
+            assert time.monotonic() - started < 5
+
+
+@pytest.fixture
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.1)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "valkey"])
+async def test_a_user_and_a_password_are_taken_from_the_url(some_kind: PrivateServer, scheme: str) -> None:
+    some_kind.call("ACL", "SETUSER", "me", "on", ">p@ss:w/rd?", "allkeys", "allchannels", "+@all")
+    url = f"{scheme}://me:p%40ss%3Aw%2Frd%3F@127.0.0.1:{some_kind.port}/0"
+    async with delayq.connect(url) as client:
+        await client.reliable_queue("jobs").offer(1)
+
+
+async def test_a_password_alone_is_the_default_users(some_kind: PrivateServer, tries: Tries) -> None:
+    some_kind.call("CONFIG", "SET", "requirepass", "hunter2")
+    for url in (f"redis://:hunter2@127.0.0.1:{some_kind.port}/0", f"redis://127.0.0.1:{some_kind.port}/0?password=hunter2"):
+        async with delayq.connect(url) as client:
+            await client.reliable_queue("jobs").offer(1)
+    for url in (f"redis://:wrong@127.0.0.1:{some_kind.port}/0", f"redis://127.0.0.1:{some_kind.port}/0"):
+        tries.count = 0
+        with pytest.raises(delayq.ServerRefused) as caught:
+            await open_client(url).__aenter__()
+        assert tries.count == 1
+        assert "wrong@" not in str(caught.value)
+
+
+@pytest.fixture(params=[*FOUND])
+def some_kind(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
+    """A server of its own, on a port: it will have passwords."""
+    with PrivateServer(FOUND[request.param], tcp=True) as server:
+        yield server

@@ -1,0 +1,53 @@
+"""An authority, and certificates that it has signed; made by the ``openssl`` program for one test run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OPENSSL = shutil.which("openssl")
+
+
+@dataclass(frozen=True)
+class Authority:
+    """One that signs.
+
+    Attributes:
+        folder: Where its files are.
+    """
+
+    folder: Path
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "ca.crt"
+
+    @classmethod
+    def new(cls, folder: Path) -> Authority:
+        folder.mkdir()
+        subject = ("-subj", f"/CN=delayq test authority {folder.name}")
+        _openssl(folder, "req", "-x509", *_NEW_KEY, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", *subject)
+        return cls(folder)
+
+    def server_options(self, host: str, port: int) -> tuple[str, ...]:
+        """What a server needs for TLS on a port, with a certificate for ``host``: ``IP:127.0.0.1`` or ``DNS:example.test``."""
+        (self.folder / "names").write_text(f"subjectAltName={host}\n")
+        _openssl(self.folder, "req", *_NEW_KEY, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=server")
+        signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+        _openssl(self.folder, "x509", "-req", "-in", "server.csr", "-out", "server.crt", *signed)
+        files = {"cert": "server.crt", "key": "server.key", "ca-cert": "ca.crt"}
+        options = [word for name, file in files.items() for word in (f"--tls-{name}-file", str(self.folder / file))]
+        return ("--tls-port", str(port), "--tls-auth-clients", "no", *options)
+
+
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+def _openssl(folder: Path, *words: str) -> None:
+    assert OPENSSL is not None
+    subprocess.run([OPENSSL, *words], cwd=folder, check=True, capture_output=True, timeout=30)

@@ -1,0 +1,218 @@
+"""Whatever stands on the server or in an address: it is read, or refused with the one error that is meant for it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from delayq import ConfigurationError, DecodeError, codecs
+from delayq._redis.address import Address, from_url, redacted
+from delayq._redis.bodies import parse, parse_letter
+from delayq._redis.records import payload_of
+from delayq._scheduling import turns
+from delayq._scheduling.recurrence import is_occurrence
+from delayq.codecs import codec_for
+
+DEEP = 200_000
+
+
+@dataclass
+class Order:
+    number: int
+    name: str = ""
+    inner: Order | None = None
+
+
+CODECS: dict[str, Any] = {
+    **{name: getattr(codecs, name)() for name in codecs.__all__ if name.endswith("Codec") and name != "Codec"},
+    "dict": codec_for(dict),
+    "dataclass": codec_for(Order),
+    "list[int]": codec_for(list[int]),
+}
+each = pytest.mark.parametrize("name", [*CODECS])
+
+# Bytes of any kind, and what looks like what codecs write.
+_WORDS = [
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b'"',
+    b":",
+    b",",
+    b"1",
+    b"-",
+    b"e9",
+    b"null",
+    b'"@class"',
+    b'"java.util.Date"',
+    b"\x08",
+    b"\x01\x00",
+]
+payloads = st.one_of(
+    st.binary(max_size=200),
+    st.lists(
+        st.sampled_from([*_WORDS, b"\xff", b"java.math.BigDecimal\xec", b'["java.util.UUID","', b"\\ud800"]), max_size=30
+    ).map(b"".join),
+)
+
+
+@each
+@given(payload=payloads)
+def test_a_codec_reads_any_bytes_or_raises_decode_error(name: str, payload: bytes) -> None:
+    try:
+        CODECS[name].decode(payload)
+    except DecodeError as error:
+        assert error.payload == payload  # noqa: PT017
+
+
+@each
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"[" * DEEP,
+        b"[" * DEEP + b"]" * DEEP,
+        b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+        b'{"inner":' * DEEP + b"1" + b"}" * DEEP,
+        b'["java.util.ArrayList",' * DEEP + b"[]" + b"]" * DEEP,
+        b"9" * 1_000_000,
+        b"1e" + b"9" * 100_000,
+        b"1." + b"9" * 1_000_000,
+        b'["java.math.BigDecimal",1e999999999]',
+        b'["java.math.BigInteger",' + b"9" * 100_000 + b"]",
+        b'"' + b"\\u0000" * 100_000 + b'"',
+        b"\x01\x00java.math.BigDecima\xec" + b"\xff" * 20,
+    ],
+    ids=[
+        "open",
+        "nested",
+        "objects",
+        "inner",
+        "typed",
+        "digits",
+        "exponent",
+        "fraction",
+        "decimal",
+        "integer",
+        "escapes",
+        "kryo",
+    ],
+)
+# It would hang, or end the process.
+@pytest.mark.timeout(30)
+def test_what_is_deep_or_long_is_read_or_refused_soon(name: str, payload: bytes) -> None:
+    with suppress(DecodeError):
+        CODECS[name].decode(payload)
+
+
+@given(st.binary(max_size=100) | st.binary(max_size=20).map(lambda data: b"1 {" + data + b"}\n1"))
+@example(b"9" * 10_000 + b" \n1")
+@example(b"1 " + b"[" * DEEP + b"\n1")
+@example(b"-1 \n")
+def test_a_body_is_read_or_no_body(body: bytes) -> None:
+    for read in (parse, parse_letter):
+        try:
+            read(body)
+        except ValueError as error:
+            # Its text quotes nothing.
+            assert re.fullmatch(r"a (body|dead letter) without a \w+|no JSON object .*", str(error))  # noqa: PT017
+
+
+@given(st.binary(max_size=60))
+def test_a_record_has_a_payload_or_none(record: bytes) -> None:
+    payload = payload_of(record)
+    assert payload is None or record.endswith(payload)
+
+
+@given(st.binary(max_size=60) | st.lists(st.sampled_from([b"1", b"-1", b"x", b"9" * 5000, b"\xff"]), max_size=5).map(b" ".join))
+def test_a_notice_is_one_or_none(content: bytes) -> None:
+    notice = turns.parse(content)
+    assert notice is None or isinstance(notice.next_us, int)
+
+
+@given(st.binary(max_size=40))
+def test_an_id_is_an_occurrences_or_not(id: bytes) -> None:  # noqa: A002
+    assert is_occurrence(id) in (True, False)
+
+
+_PARTS = [
+    "redis",
+    "rediss",
+    "unix",
+    "://",
+    ":",
+    "/",
+    "@",
+    "?",
+    "#",
+    "[",
+    "]",
+    "=",
+    "&",
+    "%",
+    "h",
+    "1",
+    "db=",
+    "password=",
+    "ssl_",
+    "é",
+    "\0",
+]
+
+
+@given(st.text(max_size=60) | st.lists(st.sampled_from(_PARTS), max_size=12).map("".join))
+def test_any_text_is_an_address_or_a_configuration_error(url: str) -> None:
+    with suppress(ConfigurationError):
+        assert isinstance(from_url(url), Address)
+
+
+@given(
+    st.sampled_from(["redis", "rediss", "unix", "valkey", "http", "x"]),
+    st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=8),
+    st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=8),
+    st.booleans(),
+)
+def test_a_password_is_never_shown(scheme: str, before: str, after: str, quoted: bool) -> None:
+    password = f"{before}hunter2{after}"
+    written = quote(password, safe="") if quoted else password
+    for url in (
+        f"{scheme}://u:{written}@h/0",
+        f"{scheme}://:{written}@h:1",
+        f"{scheme}://h/0?password={written}",
+        f"{scheme}://u:{written}",
+    ):
+        assert "hunter2" not in redacted(url)
+        try:
+            assert "hunter2" not in repr(from_url(url))
+        except ConfigurationError as error:
+            assert "hunter2" not in f"{error}{error!r}{error.__cause__!r}{error.__context__!r}"  # noqa: PT017
+
+
+def test_nothing_is_run_or_imported_because_a_payload_says_so() -> None:
+    root = Path(str(files("delayq")))
+    for file in root.rglob("*.py"):
+        tree = ast.parse(file.read_text("utf-8"))
+        where = file.relative_to(root).as_posix()
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            for name in (*names, module):
+                assert name.partition(".")[0] not in {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}, where
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in {"eval", "exec", "compile", "__import__"}, where
+                if node.func.id == "import_module":
+                    # Names of our own modules and of two libraries; and of a module that is named on the command line.
+                    assert where in IMPORTS, where
+
+
+IMPORTS = {"codecs/__init__.py", "codecs/typed.py", "cli/worker/child.py"}
