@@ -7,11 +7,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help demo test soak lint types layers coverage clean
+.PHONY: help demo test storms soak lint types layers coverage clean
 
 help:
 	@echo "make demo      deliver delayed messages between two processes, and show it"
 	@echo "make test      run the tests (ARGS='-k name' to choose, ARGS='-n0 -s' in one process and with what they print)"
+	@echo "make storms    faults at random moments under load, judged by a checker: a quarter of an hour, on a machine that is quiet"
 	@echo "make soak      an hour of load and faults, and what they leave behind (ARGS='--minutes 5' for less)"
 	@echo "make lint      style and formatting"
 	@echo "make types     mypy --strict, and pyright on the public interface"
@@ -25,6 +26,9 @@ demo: $(VENV)/run.stamp
 # Several processes, which take from each other what is left. How many: see tests/conftest.py.
 test: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+storms: $(VENV)/dev.stamp
+	@$(BIN)/python -m pytest tests/faults -m storm $(ARGS)
 
 soak: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.faults.soak $(ARGS)

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import importlib.util
 import os
+import random
 import re
 import shutil
 import signal
@@ -301,10 +302,12 @@ def memory_disk(room: int = 1 << 30) -> Path | None:
 
 def free_port() -> int:
     """Return a port of 127.0.0.1 on which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    # Below those that the system gives to whoever connects: nobody else has it by the time it is used.
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def _listens(port: int) -> bool:

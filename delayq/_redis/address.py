@@ -48,7 +48,8 @@ _NOT_OURS = re.compile(
 # What redis-py says of an option whose value it cannot read.
 _SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
 # What can be shown of an address: host, port, path.
-_PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]*)?(?:/[^?#@:]*)?")
+_HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]*)?"
+_PLACE = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,5 +219,5 @@ def redacted(url: str) -> str:
     user, at, place = before.rpartition("@")
     # Behind the question mark of a password, the host is taken for an option.
     if "@" in options or not _PLACE.fullmatch(place) or not scheme.replace("+", "").isalpha():
-        return f"{scheme}://***" if scheme in _SCHEMES else "***"
+        return f"{scheme}://***" if scheme in (*_SCHEMES, *_MANY) else "***"
     return f"{scheme}://{'***@' if user or at else ''}{place}"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     Plant = Callable[[pytest.MonkeyPatch], None]
 
+pytestmark = pytest.mark.storm
 
 WITHIN = 2.0
 """A message may take so long here. A busy machine may take longer, too; then there is more to name."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from delayq import Client
 
+pytestmark = pytest.mark.storm
+
 HOUR = 3600.0
 NO_KIND = pytest.param("none", marks=pytest.mark.skip(reason="no server found on this machine"))
 

@@ -17,6 +17,8 @@ from tests.servers import PrivateServer, memory_disk
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.storm
+
 SECONDS = 120.0
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.storm
+
 FAULTS = 300
 MESSAGES = 500_000
 STORMS = len(KINDS) * max(1, len(FOUND))

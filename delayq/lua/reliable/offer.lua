@@ -17,7 +17,7 @@ if last then
   local known, reply = string.match(last, '^(%d+) (.*)$')
   if known == ARGV[1] then
     -- A write, so that whoever waits for what was written waits for the first try's too.
-    redis.call('PEXPIRE', KEYS[19], 120000)
+    redis.call('SET', KEYS[19], last, 'PX', 120000)
     return cjson.decode(reply)
   end
   -- A first try that was overtaken by its repetition: nobody waits for the answer any more.
