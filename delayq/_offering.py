@@ -48,7 +48,8 @@ _LONGEST_ID = 512
 _LARGEST_HEADERS = 16 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# No slots: with them, frozen and generic, Offer[int](...) fails on Python 3.11.
+@dataclass(frozen=True, kw_only=True)
 class Offer(Generic[T]):
     """One message for :meth:`ReliableQueue.offer_many`. Its fields are the arguments of :meth:`ReliableQueue.offer`.
 

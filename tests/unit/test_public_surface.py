@@ -50,3 +50,7 @@ def test_importing_delayq_loads_no_extra() -> None:
 def test_a_queue_can_be_typed() -> None:
     assert repr(delayq.DelayedQueue[int]) == "delayq.delayed_queue.DelayedQueue[int]"
     assert repr(delayq.Receipt[int]) == "delayq.delayed_queue.Receipt[int]"
+
+
+def test_an_offer_may_name_the_type_of_its_value() -> None:
+    assert delayq.Offer[int](1).value == 1
