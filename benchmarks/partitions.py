@@ -2,8 +2,8 @@
 
 Messages of 100 bytes are offered by one process, 1,000 at a time, and then taken and acknowledged by another in a plain
 loop: on one master of a cluster as one queue, and as a queue in partitions there and on three masters. By turns; medians of
-the runs. "client" is that process's processor time, "server" that of the busiest master, in percent of the time it took.
-Where the client is at 100 %, another master cannot help it.
+the runs. "client" is that process's processor time, "server" that of the busiest master, "waits" how long the
+client's event loop had nothing to do, in percent of the time it took. Where it never waits, another master cannot help it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import os
+import selectors
 import subprocess
 import sys
 import time
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 VALUE = "x" * 98
-COLUMNS = ("way                ", "  partitions", " offers/s", " client %", " server %", "   taken/s", " client %", " server %")
+SHARES = (" client %", " server %", " waits %")
+COLUMNS = ("way                ", "  partitions", " offers/s", *SHARES, "   taken/s", *SHARES)
 
 
 def ticks(pid: int) -> float:
@@ -37,11 +39,27 @@ def ticks(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def work(url: str, what: str, partitions: int | None, count: int, pids: Sequence[int]) -> dict[str, float]:
+class TimedSelector(selectors.DefaultSelector):
+    """Knows how long the event loop had nothing to do."""
+
+    waited = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        started = time.perf_counter()
+        try:
+            return super().select(timeout)
+        finally:
+            self.waited += time.perf_counter() - started
+
+
+async def work(
+    selector: TimedSelector, url: str, what: str, partitions: int | None, count: int, pids: Sequence[int]
+) -> dict[str, float]:
     async with delayq.connect(url) as client:
         queue: Any = client.reliable_queue("jobs") if partitions is None else client.reliable_queue("jobs", partitions=partitions)
         await queue.stats()
-        before, started, own = [ticks(pid) for pid in pids], time.perf_counter(), time.process_time()
+        before, waited = [ticks(pid) for pid in pids], selector.waited
+        started, own = time.perf_counter(), time.process_time()
         if what == "offer":
             for at in range(0, count, 1000):
                 await asyncio.gather(*(queue.offer(VALUE) for _ in range(min(1000, count - at))))
@@ -55,7 +73,12 @@ async def work(url: str, what: str, partitions: int | None, count: int, pids: Se
             await queue.stats()
         took = time.perf_counter() - started
         busiest = max(ticks(pid) - then for pid, then in zip(pids, before, strict=True))
-        return {"rate": count / took, "client": (time.process_time() - own) / took * 100, "server": busiest / took * 100}
+        return {
+            "rate": count / took,
+            "client": (time.process_time() - own) / took * 100,
+            "server": busiest / took * 100,
+            "waits": (selector.waited - waited) / took * 100,
+        }
 
 
 def measured(*args: Any) -> dict[str, float]:
@@ -75,7 +98,9 @@ def main() -> None:
     parser.add_argument("--sample", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sample:
-        print(json.dumps(asyncio.run(work(*json.loads(options.sample)))))
+        selector = TimedSelector()
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+            print(json.dumps(runner.run(work(selector, *json.loads(options.sample)))))
         return
     kinds, _ = find_kinds()
     ways: list[tuple[str, int | None]] = [
@@ -103,9 +128,14 @@ def main() -> None:
         row: dict[str, Any] = {"way": name, "partitions": partitions}
         cells = [name, str(partitions or "-")]
         for what, samples in found[name].items():
-            for each in ("rate", "client", "server"):
+            for each in ("rate", "client", "server", "waits"):
                 row[f"{what}_{each}"] = median(one[each] for one in samples)
-            cells += [f"{row[f'{what}_rate']:,.0f}", f"{row[f'{what}_client']:.0f}", f"{row[f'{what}_server']:.0f}"]
+            cells += [
+                f"{row[f'{what}_rate']:,.0f}",
+                f"{row[f'{what}_client']:.0f}",
+                f"{row[f'{what}_server']:.0f}",
+                f"{row[f'{what}_waits']:.0f}",
+            ]
         table.add(row, *cells)
     table.end()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from delayq._durations import Duration, delay_us, microseconds
@@ -187,6 +187,18 @@ def checked_id(id: str) -> str:  # noqa: A002
     if size > _LONGEST_ID:
         raise BadInput(f"an id has {_LONGEST_ID} bytes at most, not {size}")
     return id
+
+
+def with_headers(offers: Sequence[Offer[T]], headers: Mapping[str, str]) -> Sequence[Offer[T]]:
+    """Offers that have these headers too, but for those that have others of that name."""
+    return [replace(offer, headers=merged(offer.headers, headers)) for offer in offers] if headers else offers
+
+
+def merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> Mapping[str, str] | None:
+    """``headers``, and those of ``more`` that are not among them. What is no mapping stays as it is, to be refused."""
+    if not more or (headers is not None and not isinstance(headers, Mapping)):
+        return headers
+    return {**more, **(headers or {})}
 
 
 def _checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-
-import anyio
+from typing import TYPE_CHECKING
 
 from delayq._background import Background
 from delayq._redis.address import AnyAddress, ClusterAddress
@@ -15,17 +14,19 @@ from delayq._redis.server import Server
 from delayq._scheduling.scheduler import Scheduler
 from delayq.timer import HashedWheelTimer
 
+if TYPE_CHECKING:
+    from delayq.hooks import Hooks
+
 # So short that the wheel adds next to nothing to what the alarm can do. An idle one costs nothing however short it is.
 _TICK = 0.0001
-# What is on its way when a client closes has so long, and closing takes so long in all, seconds.
-GRACE = 0.4
+# All queues are closed within so long, seconds.
 _CLOSE_WITHIN = 0.9
 
 
 class Session:
     """Connections, the one timer, the background tasks and the scheduler, which all queues of a client share."""
 
-    def __init__(self, address: AnyAddress, max_connections: int, resync_interval: float) -> None:
+    def __init__(self, address: AnyAddress, max_connections: int, resync_interval: float, hooks: Hooks) -> None:
         self._loop = asyncio.get_running_loop()
         self.nodes: Nodes = (
             Cluster(address, max_connections)
@@ -35,7 +36,7 @@ class Session:
         self.server: Server = Server(self.nodes)
         self.timer: HashedWheelTimer = HashedWheelTimer(tick_duration=_TICK)
         self.background: Background = Background()
-        self.scheduler: Scheduler = Scheduler(self.server, self.nodes, self.timer, self.background, resync_interval)
+        self.scheduler: Scheduler = Scheduler(self.server, self.nodes, self.timer, self.background, resync_interval, hooks)
 
     def check_loop(self) -> None:
         """Raise a clear error where asyncio would hang or fail late.
@@ -48,9 +49,12 @@ class Session:
 
     async def aclose(self) -> None:
         """Close every queue, then everything else."""
+        # Not gathered in a scope of anyio's: who ends well although it was cancelled lets asyncio forget who cancelled it, and
+        # then the scope takes it for somebody else's doing.
+        closing = [self.background.spawn(self.scheduler.close(queue), f"close {queue.name}") for queue in self.scheduler.queues]
         try:
-            with anyio.move_on_after(_CLOSE_WITHIN):
-                await asyncio.gather(*(self.scheduler.close(queue, GRACE) for queue in self.scheduler.queues))
+            if closing:
+                await asyncio.wait(closing, timeout=_CLOSE_WITHIN)
         finally:
             self.timer.stop()
             await self.background.aclose()

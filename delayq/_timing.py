@@ -57,9 +57,11 @@ class Timing:
 
     @classmethod
     def parse(cls, text: str) -> Timing:
-        """Read what :attr:`text` gave."""
+        """Read what :attr:`text` gave. Raises ValueError, TypeError or KeyError if it did not."""
         facts: dict[str, Any] = json.loads(text)
-        return cls(facts.get("every_us", 0), facts.get("cron", ""), facts.get("timezone", ""))
+        if "cron" in facts:
+            return cls(0, str(facts["cron"]), str(facts["timezone"]))
+        return cls(int(facts["every_us"]))
 
     def moments(self, after_us: int) -> list[int]:
         """The next moments of the expression after ``after_us``, microseconds since the epoch; none of a period.
@@ -173,7 +175,8 @@ def _once_a_day(expression: str, zone: tzinfo, after: datetime) -> Iterator[date
 
 def first_moment(local: datetime, zone: tzinfo) -> datetime:
     """The first moment (UTC) at which a clock in ``zone`` shows a local time; the end of the jump if it never does."""
-    moment = local.replace(tzinfo=zone).astimezone(UTC)
+    # Of a time that is shown twice, the first one: a fold may be left from the moment that it was computed from.
+    moment = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     if moment.astimezone(zone).replace(tzinfo=None) == local:
         return moment
     # It lies within the longest jump before that moment.

@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from delayq._redis.keys import PRIORITIES, RESERVED, DelayedKeys, ReliableKeys
+from delayq._redis.durability import parse
+from delayq._redis.keys import PRIORITIES, RESERVED, SALT_LENGTH, DelayedKeys, ReliableKeys, check_partitions, partition_prefix
 from delayq.errors import BadInput, BadName
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 Role = Literal["producer", "consumer", "admin", "dashboard"]
 """Who offers, cancels and reschedules; who takes and settles; who cleans up; who only looks."""
 
+Servers = Literal["one", "cluster", "sentinel"]
+"""Whether there is one server, a cluster, or one behind Sentinels."""
+
 ROLES: tuple[Role, ...] = ("producer", "consumer", "admin", "dashboard")
 
 # Everybody greets the server and listens for notifications. EVAL is for a server that does not know a script yet.
@@ -26,11 +30,13 @@ _EVERYBODY = "ping subscribe unsubscribe"
 _SCRIPTS = "eval evalsha"
 
 # What stands for the rest of a name, one character of a token, and a priority, until the pattern is written: no characters.
-_REST, _ONE, _PRIORITY = "\ufdd0", "\ufdd1", "\ufdd2"
+_REST, _ONE, _PRIORITY, _DIGIT = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 _TOKEN = 12 * _ONE
 _SPECIAL = re.compile(r"[*?\[\\]")
 # What a rule cannot hold: it would end there.
-_NOT_IN_RULES = re.compile(f"[\0\t\n\v\f\r {_REST}{_ONE}{_PRIORITY}]")
+_NOT_IN_RULES = re.compile(f"[\0\t\n\v\f\r {_REST}{_ONE}{_PRIORITY}{_DIGIT}]")
+# What finds the server, or the right one, and waits for a promise about what was written.
+_SERVERS: dict[Servers, str] = {"one": "", "cluster": "asking cluster|slots", "sentinel": "role"}
 
 
 @dataclass(frozen=True)
@@ -72,13 +78,13 @@ _DELAYED: dict[Role, _Delayed] = {
         ),
     ),
     "admin": _Delayed(
-        f"{_SCRIPTS} time unlink pexpire llen lindex lrange lset lrem lpop rpop lpush rpush "
-        "zadd zcard zrange zrevrange zrem zremrangebyrank zscan zscore",
-        lambda keys: (keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.leases),
+        f"{_SCRIPTS} time unlink pexpire publish llen lindex lrange lset lrem lpop rpop lpush rpush hmget "
+        "zadd zcard zcount zrange zrevrange zrem zremrangebyrank zscan zscore",
+        lambda keys: (keys.ready, keys.timeout, keys.ordered, keys.channel, keys.quarantine, keys.leases, keys.leased),
     ),
     "dashboard": _Delayed(
-        "llen lindex lrange zcard zrange zrevrange",
-        lambda keys: (keys.ready, keys.timeout, keys.ordered, keys.leases),
+        "time llen lindex lrange hmget zcard zcount zrange zrevrange",
+        lambda keys: (keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.leases, keys.leased),
     ),
 }
 
@@ -105,7 +111,15 @@ _RELIABLE: dict[Role, _Reliable] = {
 
 
 def acl_rules(
-    role: Role, *, delayed: Iterable[str] = (), reliable: Iterable[str] = (), prefix: bool = False, database: int = 0
+    role: Role,
+    *,
+    delayed: Iterable[str] = (),
+    reliable: Iterable[str] = (),
+    prefix: bool = False,
+    database: int = 0,
+    partitions: int | None = None,
+    servers: Servers = "one",
+    durability: str = "memory",
 ) -> list[str]:
     """The rules for a user who has one role with some queues: ``ACL SETUSER name on >password`` and these.
 
@@ -120,17 +134,25 @@ def acl_rules(
         prefix: They are the beginnings of names. Of delayed queues then only those without braces, unless the
             beginning has a whole hash tag.
         database: The database, if it is not the first.
+        partitions: How many the reliable queues have; None: they are not in partitions.
+        servers: ``"cluster"`` or ``"sentinel"``, where there are several. What Sentinels themselves ask of a user is
+            ``+sentinel|get-master-addr-by-name``.
+        durability: What offers are promised, as :meth:`~delayq.ReliableQueue.offer` takes it.
 
     Returns:
         The rules, each one word.
 
     Raises:
-        BadInput: No queue is named, or there is no such role.
+        BadInput: No queue is named, or there is no such role, number of partitions, kind of servers, or durability.
         BadName: As for a queue; a name has white space, which no rule can hold; or a prefix reaches into other queues' keys.
     """
     if role not in ROLES:
         raise BadInput(f"a role is one of {', '.join(ROLES)}, not {role!r}")
-    commands: set[str] = set(_EVERYBODY.split())
+    if servers not in _SERVERS:
+        raise BadInput(f"servers are one of {', '.join(_SERVERS)}, not {servers!r}")
+    commands: set[str] = set(f"{_EVERYBODY} {_SERVERS[servers]}".split())
+    if (promise := parse(durability)) is not None and role == "producer":
+        commands.add(str(promise.command[0]).lower())
     keys: list[str] = []
     channels: list[str] = []
     for name in delayed:
@@ -139,10 +161,10 @@ def acl_rules(
         keys += _DELAYED[role].keys(one)
         channels += (one.channel, one.turns)
     for name in reliable:
-        other = ReliableKeys.of(_whole(name, prefix=prefix, ready=False))
         commands.update(_RELIABLE[role].commands.split())
-        keys += _RELIABLE[role].keys(other)
-        channels.append(other.wake)
+        for other in _of_partitions(_whole(name, prefix=prefix, ready=False), partitions):
+            keys += _RELIABLE[role].keys(other)
+            channels.append(other.wake)
     if not channels:
         raise BadInput("name a queue")
     if database:
@@ -154,6 +176,17 @@ def acl_rules(
         *(f"+{command}" for command in sorted(commands)),
         *(f"~{_pattern(key)}" for key in dict.fromkeys(keys)),
         *(f"&{_pattern(channel)}" for channel in dict.fromkeys(channels)),
+    ]
+
+
+def _of_partitions(name: str, partitions: int | None) -> list[ReliableKeys]:
+    """The keys of a queue; of one in partitions, for each number of digits that these have."""
+    if partitions is None:
+        return [ReliableKeys.of(name)]
+    check_partitions(partitions)
+    return [
+        ReliableKeys.below(name, partition_prefix(name, digits * _DIGIT, SALT_LENGTH * _ONE))
+        for digits in range(1, len(str(partitions - 1)) + 1)
     ]
 
 
@@ -176,4 +209,5 @@ def _whole(name: str, *, prefix: bool, ready: bool) -> str:
 
 
 def _pattern(key: str) -> str:
-    return _SPECIAL.sub(r"\\\g<0>", key).replace(_REST, "*").replace(_ONE, "?").replace(_PRIORITY, "[1-9]")
+    pattern = _SPECIAL.sub(r"\\\g<0>", key)
+    return pattern.translate({ord(_REST): "*", ord(_ONE): "?", ord(_PRIORITY): "[1-9]", ord(_DIGIT): "[0-9]"})

@@ -26,6 +26,8 @@ _CLOCK_MONOTONIC = 1
 _NONBLOCK, _CLOEXEC = 0o4000, 0o2000000
 _ABSOLUTE = 1
 _NANO = 1_000_000_000
+# Seconds after the system's start: nobody lives to see it, and more of them Python cannot count in nanoseconds.
+_FARTHEST = 2.0**33
 
 
 class Cancellable(Protocol):
@@ -110,7 +112,7 @@ class TimerfdAlarm:
     def set(self, when: float, callback: Callable[[], object]) -> None:
         self._callback = callback
         # Zero would stop it, and what is cut off on the way must not make it early.
-        self._settime(self._fd, max(when, 0.0) + 2 / _NANO)
+        self._settime(self._fd, min(max(when, 0.0) + 2 / _NANO, _FARTHEST))
 
     def clear(self) -> None:
         if self._callback is not None:

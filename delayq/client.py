@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -13,28 +13,31 @@ from anyio import to_thread
 
 from delayq import embedded
 from delayq._durations import Duration, seconds
-from delayq._redis.address import from_client, from_url
-from delayq._redis.keys import DelayedKeys, ReliableKeys
+from delayq._redis.keys import DelayedKeys, ReliableKeys, check_partitions
 from delayq._scheduling.open_delayed import OpenDelayedQueue
 from delayq._scheduling.open_reliable import OpenReliableQueue
-from delayq._session import Session
+from delayq._settings import RETRIES, Settings
 from delayq.codecs import JsonCodec
 from delayq.delayed_queue import MAX_PAYLOAD, DelayedQueue
-from delayq.errors import BadInput, Closed, ConfigurationError
-from delayq.partitioned_queue import PartitionedQueue, check_partitions
-from delayq.reliable_queue import RETRIES, ReliableQueue, Settings
+from delayq.errors import BadInput, Closed, ConfigurationError, ServerError
+from delayq.hooks import Hooks
+from delayq.partitioned_queue import PartitionedQueue
+from delayq.reliable_queue import ReliableQueue
+from delayq.statistics import ClientStatistics, statistics_of, stats_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
-    from redis.asyncio import Redis
+    from redis.asyncio import Redis, RedisCluster
 
-    from delayq.alarm import AlarmKind
+    from delayq._session import Session
+    from delayq._settings import Expired, WhenFull
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
-    from delayq.reliable_queue import Expired, WhenFull
+    from delayq.hooks import Observer
+    from delayq.statistics import AnyOpen, QueueStatistics, Stats
 
 T = TypeVar("T")
 
@@ -45,7 +48,7 @@ _CONNECTIONS = 4
 
 
 def connect(
-    address: str | Redis | None = None,
+    address: str | Redis | RedisCluster | None = None,
     *,
     resync_interval: Duration = 5.0,
     max_connections: int = _CONNECTIONS,
@@ -56,8 +59,10 @@ def connect(
     Args:
         address: ``redis://host:port/db``, ``rediss://``, ``unix:///path`` (or ``valkey://``, ``valkeys://``,
             ``valkey+unix://``); ``embedded:`` for a private server that lives as long as the client, ``embedded:./data``
-            for one that keeps its data in that directory; or a ``redis.asyncio.Redis``, whose address is used and whose
-            connections stay the caller's. Without it, ``$DELAYQ_URL``; without that, ``embedded:`` if it is installed.
+            for one that keeps its data in that directory; ``redis+cluster://host:port,host:port``,
+            ``redis+sentinel://host:port,host:port/service/db``; or a client of ``redis.asyncio`` (``Redis``, ``RedisCluster``,
+            ``Sentinel.master_for()``), whose address is used and whose connections stay the caller's. Without it,
+            ``$DELAYQ_URL``; without that, ``embedded:`` if it is installed.
         resync_interval: How long a lost notification may delay a message: seconds or a timedelta.
         max_connections: Calls on their way at the same time. The subscription, and one blocked connection for each
             queue on which somebody waits, come on top.
@@ -78,36 +83,6 @@ def connect(
     return Client(address, seconds(resync_interval, "resync_interval"), max_connections, name_mapper)
 
 
-@dataclass(frozen=True)
-class ClientStatistics:
-    """What a client holds and has done.
-
-    Attributes:
-        connections: Open connections to the server.
-        connections_opened: Connections opened so far.
-        timers: Wake-ups that are armed.
-        alarm: What wakes the event loop for them: ``"timerfd"`` (Linux, exact to a tenth of a millisecond) or ``"loop"`` (its own
-            timers: whole milliseconds on asyncio). None before the first.
-        round_trips: Commands sent so far.
-        errors: Calls that failed so far.
-        queues: Open queues.
-        waiting: Queues on which somebody waits for a message.
-        quarantined: Unreadable records found so far.
-        returned: Messages found so far whose lease had ended: their consumer died, or was too slow.
-    """
-
-    connections: int
-    connections_opened: int
-    timers: int
-    alarm: AlarmKind | None
-    round_trips: int
-    errors: int
-    queues: int
-    waiting: int
-    quarantined: int
-    returned: int
-
-
 class Client:
     """A connection to one server, and the queues on it. Made by :func:`connect`, opened with ``async with``.
 
@@ -116,7 +91,7 @@ class Client:
 
     def __init__(
         self,
-        address: str | Redis,
+        address: str | Redis | RedisCluster,
         resync_interval: float,
         max_connections: int,
         name_mapper: Callable[[str], str] | None,
@@ -125,6 +100,9 @@ class Client:
             raise BadInput("resync_interval must be more than 0")
         if max_connections < 1:
             raise BadInput("max_connections must be at least 1")
+        # redis-py takes longer to import than all the rest. Who makes a client waits for it, and not who imports delayq.
+        from delayq._redis.address import from_client, from_url  # noqa: PLC0415
+
         self._resync_interval = resync_interval
         self._max_connections = max_connections
         self._name_mapper = name_mapper
@@ -135,10 +113,11 @@ class Client:
             self._address = from_url(address) if isinstance(address, str) else from_client(address)
         self._session: Session | None = None
         self._closed = False
+        self._hooks = Hooks()
 
     @property
     def is_new(self) -> bool:
-        """Whether it was never opened: it still can be."""
+        """Whether it was never opened, and still can be."""
         return self._session is None and not self._closed
 
     async def __aenter__(self) -> Self:
@@ -151,11 +130,15 @@ class Client:
         """
         if self._session is not None or self._closed:
             raise Closed("a client is opened once; make another with connect()")
+        from delayq._session import Session  # noqa: PLC0415 - stands on redis-py
+
         try:
             if self._embedded is not None:
+                from delayq._redis.address import from_url  # noqa: PLC0415 - likewise
+
                 await to_thread.run_sync(self._embedded.start)
                 self._address = from_url(self._embedded.url)
-            session = self._session = Session(self._address, self._max_connections, self._resync_interval)
+            session = self._session = Session(self._address, self._max_connections, self._resync_interval, self._hooks)
             await session.server.command("PING")
         except BaseException:
             await self.aclose()
@@ -347,18 +330,44 @@ class Client:
         queues = session.scheduler.queues
         transfers = [queue.transfer for queue in queues if isinstance(queue, OpenDelayedQueue)]
         reliable = [queue for queue in queues if isinstance(queue, OpenReliableQueue)]
+        timer = session.timer.statistics()
         return ClientStatistics(
             connections=session.nodes.open,
             connections_opened=session.nodes.opened,
             timers=session.timer.pending_timeouts,
-            alarm=session.timer.statistics().alarm,
+            alarm=timer.alarm,
             round_trips=session.server.round_trips + session.scheduler.subscriber.round_trips,
             errors=session.server.errors,
             queues=len(queues),
             waiting=sum(transfer.waiting for transfer in transfers) + sum(queue.claims.taker.waiting for queue in reliable),
             quarantined=sum(transfer.quarantined for transfer in transfers),
             returned=sum(transfer.returned for transfer in transfers),
+            timer_wakeups=timer.wakeups,
+            timer_lag=timer.lag,
         )
+
+    def queue_statistics(self) -> list[QueueStatistics]:
+        """What the client has done with each queue that is open."""
+        return [statistics_of(queues) for queues in self._open_queues().values()]
+
+    async def queue_stats(self) -> dict[tuple[str, str], Stats | ServerError]:
+        """How many messages each open queue has: by the queue's kind and name, as :meth:`queue_statistics` says them.
+
+        Of a delayed queue, ``delayed`` is what is pending, and ``oldest_due_age`` that of what is due and was not moved yet.
+        Where the server did not answer, or refused, there is the error; of partitions, that of the first.
+        """
+        queues = self._open_queues()
+        asked = [part for parts in queues.values() for part in parts]
+        depths = dict(zip(asked, await asyncio.gather(*(part.depth() for part in asked), return_exceptions=True), strict=True))
+        return {name: stats_of([depths[part] for part in parts]) for name, parts in queues.items()}
+
+    def observe(self, observer: Observer) -> None:
+        """Let ``observer`` know what happens to messages, from now on, or from its opening on: see :mod:`delayq.hooks`."""
+        self._hooks.add(observer)
+
+    def unobserve(self, observer: Observer) -> None:
+        """Let it know no more. Nothing happens if it did not."""
+        self._hooks.remove(observer)
 
     async def aclose(self) -> None:
         """Close every queue and connection, within a second.
@@ -376,6 +385,14 @@ class Client:
                 await session.aclose()
             if self._embedded is not None:
                 await to_thread.run_sync(self._embedded.stop)
+
+    def _open_queues(self) -> dict[tuple[str, str], list[AnyOpen]]:
+        """By kind and name; several where a queue has partitions."""
+        found: dict[tuple[str, str], list[AnyOpen]] = {}
+        for queue in self._open_session().scheduler.queues:
+            if isinstance(queue, OpenDelayedQueue | OpenReliableQueue):
+                found.setdefault((queue.kind, queue.whole), []).append(queue)
+        return found
 
     def _open_session(self) -> Session:
         if self._session is None:

@@ -130,11 +130,12 @@ class DeadLetters(Generic[T]):
                 progress(min(looked_at, total), total)
         return done
 
-    async def purge(self, ids: Iterable[str] | None = None) -> int:
+    async def purge(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
         """Drop dead letters for good.
 
         Args:
             ids: Which; all if None.
+            progress: As for :meth:`redrive`.
 
         Returns:
             How many were dropped.
@@ -144,6 +145,8 @@ class DeadLetters(Generic[T]):
         """
         chosen = None if ids is None else list(ids)
         dropped = looked_at = 0
+        # Asked for only to be told.
+        total = (await self.size() if chosen is None else len(chosen)) if progress is not None else 0
         while True:
             try:
                 some = await self._some(chosen, 0 if chosen is None else looked_at)
@@ -153,6 +156,9 @@ class DeadLetters(Generic[T]):
                 raise half_way(error, dropped) from error.__cause__
             dropped += len(some)
             looked_at += _AT_A_TIME
+            if progress is not None:
+                # Others may add some meanwhile.
+                progress(min(looked_at, total), total)
             if len(some) < _AT_A_TIME if chosen is None else looked_at >= len(chosen):
                 return dropped
 

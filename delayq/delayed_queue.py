@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 
 from delayq._durations import Duration, check_max_payload, delay_us, microseconds, moment, seconds
+from delayq._logging import about
 from delayq._redis import durability as durabilities
 from delayq._redis.durability import Unconfirmed
 from delayq._redis.records import pack
 from delayq._redis.scripts import CANCEL, RESCHEDULE
 from delayq._scheduling.open_delayed import OpenDelayedQueue
-from delayq._session import GRACE
 from delayq.deliveries import Delivery
 from delayq.errors import (
     BadDelay,
@@ -29,11 +29,12 @@ from delayq.errors import (
     OutcomeUnknown,
     PayloadTooLarge,
 )
+from delayq.hooks import Sending
 from delayq.pending import Pending
 from delayq.ready import Ready
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -190,6 +191,16 @@ class DelayedQueue(Generic[T]):
             Closed: The queue or client is closed. It is not stored.
         """
         self._check_open()
+        if not (hooks := self._open.hooks).sending:
+            return await self._offer(value, delay, at, durability)
+        sending = Sending(self.name, "delayed", 1, batch=False, delay=delay_us(delay, at) / 1_000_000)
+        with hooks.around_sending(sending):
+            receipt = await self._offer(value, delay, at, durability)
+            sending.ids = (receipt.id,)
+        return receipt
+
+    async def _offer(self, value: T, delay: Duration | None, at: datetime | None, durability: str | None) -> Receipt[T]:
+        """As :meth:`offer`, which nobody watches."""
         plain = durability is None and self._promise is None
         commits = self._open.offers.commits if plain else await self._commits(durability)
         if commits.is_full:
@@ -219,6 +230,15 @@ class DelayedQueue(Generic[T]):
         """
         self._check_open()
         items = [(microseconds(delay), self._encode(value)) for value, delay in messages]
+        if not (hooks := self._open.hooks).sending:
+            return await self._store(items, durability)
+        sending = Sending(self.name, "delayed", len(items), batch=True, delay=None)
+        with hooks.around_sending(sending):
+            receipts = await self._store(items, durability)
+            sending.ids = [receipt.id for receipt in receipts]
+        return receipts
+
+    async def _store(self, items: Sequence[Offer], durability: str | None) -> list[Receipt[T]]:
         commits = await self._commits(durability)
         futures = commits.submit_many((item, len(item[1])) for item in items)
         results = await asyncio.gather(*futures, return_exceptions=True)
@@ -260,7 +280,9 @@ class DelayedQueue(Generic[T]):
         """
         self._check_open()
         taken = await self._taker.get(1, None)
-        return self._decode(taken[0][1])
+        value = self._decode(taken[0][1])
+        self._open.counts.delivered += 1
+        return value
 
     async def poll(self, timeout: Duration = 0.0) -> T | None:
         """Take the next message that is due, waiting ``timeout`` for one; None if there was none.
@@ -274,7 +296,9 @@ class DelayedQueue(Generic[T]):
         """
         self._check_open()
         taken = await self._taker.get(1, seconds(timeout, "timeout"))
-        return self._decode(taken[0][1]) if taken else None
+        value = self._decode(taken[0][1]) if taken else None
+        self._open.counts.delivered += len(taken)
+        return value
 
     async def drain(self, max_items: int | None = None) -> list[T]:
         """Take every message that is due now, at most ``max_items``, without waiting for more.
@@ -299,6 +323,7 @@ class DelayedQueue(Generic[T]):
             except DecodeError:
                 self._taker.give_back([*taken[:at], *taken[at + 1 :]])
                 raise
+        self._open.counts.delivered += len(values)
         return values
 
     async def __aiter__(self) -> AsyncIterator[T]:
@@ -317,6 +342,7 @@ class DelayedQueue(Generic[T]):
                     except DecodeError as error:
                         self._report(error)
                     else:
+                        self._open.counts.delivered += 1
                         yield value
 
     def deliveries(self, lease: Duration = 30.0, *, retry_delay: Duration = 5.0) -> AsyncIterator[Delivery[T]]:
@@ -355,6 +381,7 @@ class DelayedQueue(Generic[T]):
                         self._session.background.spawn(self._give_up(lease), "quarantine")
                         self._report(error)
                     else:
+                        self._open.counts.delivered += 1
                         yield Delivery(value, lease, leases, retry_us, batch)
 
     async def _give_up(self, lease: Lease) -> None:
@@ -371,7 +398,7 @@ class DelayedQueue(Generic[T]):
         nobody goes back. Takes less than a second. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.scheduler.close(self._open, GRACE)
+            await self._session.scheduler.close(self._open)
 
     async def __aenter__(self) -> Self:
         return self
@@ -411,7 +438,7 @@ class DelayedQueue(Generic[T]):
             raise DecodeError(type(self._codec).__name__, payload) from error
 
     def _report(self, error: Exception) -> None:
-        _log.warning("queue %r: a message went to quarantine: %s", self.name, error)
+        _log.warning("queue %r: a message went to quarantine: %s", self.name, error, extra=about(self.name))
 
     async def _cancel(self, record: bytes) -> bool:
         self._check_open()

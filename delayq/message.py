@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from delayq._scheduling.open_reliable import OpenReliableQueue
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
+    from delayq.hooks import Observation
 
 T = TypeVar("T")
 
@@ -109,6 +110,7 @@ class Message(Generic[T]):
         "_claim",
         "_error",
         "_lost",
+        "_observation",
         "_origin",
         "_parsed",
         "_settled",
@@ -142,6 +144,7 @@ class Message(Generic[T]):
         self._settled = not claim.token
         self._lost = False
         self._task: asyncio.Task[object] | None = None
+        self._observation: Observation | None = None
 
     @property
     def id(self) -> str:
@@ -261,21 +264,26 @@ class Message(Generic[T]):
 
     async def __aenter__(self) -> Self:
         self._demand_lease()
-        keeper = self._origin.queue.keeper
+        queue = self._origin.queue
+        keeper = queue.keeper
         if keeper.is_short(self._claim) and await keeper.freshen([self._claim]):
             self._lose()
             raise LeaseLost(LOST)
         # Told the loop, it need not find it.
-        self._task = asyncio.current_task(self._origin.queue.loop)
+        self._task = asyncio.current_task(queue.loop)
         assert self._task is not None, "an async with block runs in a task"
         self._cancelled = False
         self._cancelling = self._task.cancelling()
         keeper.hold(self._claim, self._lose)
+        if queue.hooks.handling:
+            self._observation = queue.hooks.begin_handling(queue.whole, self)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         self._origin.queue.keeper.let_go(self._claim)
         task, self._task = self._task, None
+        if self._observation is not None:
+            self._end_observation(error)
         if self._lost:
             by_others = task is not None and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
             if error is None or isinstance(error, RetryAfter | Reject):
@@ -294,18 +302,26 @@ class Message(Generic[T]):
             return False
         # Shielded: a handler that is cancelled still hands its message back.
         with anyio.CancelScope(shield=True):
-            if isinstance(error, RetryAfter):
-                await self.nack(error.delay, error.reason)
-            elif isinstance(error, Reject):
-                await self._die(error.reason or "rejected", "")
-            elif isinstance(error, Exception):
-                await self.nack(error=error)
-            else:
-                await self.release()
+            await self._settle_failed(error)
         return isinstance(error, RetryAfter | Reject)
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r}, {self.state}, attempt {self.attempt}>"
+
+    async def _settle_failed(self, error: BaseException) -> None:
+        if isinstance(error, RetryAfter):
+            await self.nack(error.delay, error.reason)
+        elif isinstance(error, Reject):
+            await self._die(error.reason or "rejected", "")
+        elif isinstance(error, Exception):
+            await self.nack(error=error)
+        else:
+            await self.release()
+
+    def _end_observation(self, error: BaseException | None) -> None:
+        observation, self._observation = self._observation, None
+        assert observation is not None
+        observation.end(LeaseLost(LOST) if self._lost else error)
 
     def _ack_unattended(self) -> None:
         """As :meth:`ack`, for who does not wait: that the lease was lost after all, the log tells.

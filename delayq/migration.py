@@ -186,7 +186,7 @@ class _Run:
         while True:
             cursor, page = await self._pace.timed(self._server.command("ZSCAN", self._keys.timeout, cursor, "COUNT", _PAGE))
             for record in page[::2]:
-                form = _form_of(record)
+                form = form_of(record)
                 if first:
                     self._in_set[form] += 1
                 if self._rewrite and self._is_outdated(form):
@@ -323,7 +323,8 @@ def _by_form(counts: list[int]) -> Counter[str]:
     return found
 
 
-def _form_of(record: bytes) -> str:
+def form_of(record: bytes) -> str:
+    """Which of :data:`FORMS` a record has."""
     payload = payload_of(record)
     return _MALFORMED if payload is None else _FORM_OF_HEADER[len(record) - len(payload)]
 

@@ -6,20 +6,22 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from datetime import UTC
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 from zlib import crc32
 
 from delayq._durations import Duration, seconds
 from delayq._ids import new_id
-from delayq._offering import Offer, OnDuplicate, checked_id
+from delayq._offering import Offer, OnDuplicate, checked_id, with_headers
 from delayq._scheduling.recurrence import is_occurrence, schedule_of
 from delayq.dead_letters import DeadLetter, check_page
 from delayq.errors import BadInput, DuplicateMessage, NotDurable, OutcomeUnknown, QueueFull
-from delayq.message import Message, State
-from delayq.reliable_queue import Stats
+from delayq.hooks import Sending
+from delayq.statistics import Stats
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableSequence, Sequence
@@ -29,13 +31,15 @@ if TYPE_CHECKING:
 
     from delayq._scheduling.claims import Claim
     from delayq._scheduling.taker import Taken
+    from delayq.message import Message, State
     from delayq.recurring import Schedule
     from delayq.reliable_queue import ReliableQueue
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_MOST_PARTITIONS = 1024
+# Batches wait for a loop that handles one message for so long at most, seconds: then other consumers may have them.
+_PATIENCE = 0.25
 
 
 def partition_of(id: str, partitions: int) -> int:  # noqa: A002
@@ -103,19 +107,15 @@ class PartitionedQueue(Generic[T]):
 
     async def offer_many(self, offers: Iterable[Offer[T]], *, durability: str | None = None) -> list[str]:
         """Store many messages, in all partitions at once. As :meth:`delayq.ReliableQueue.offer_many`."""
-        named = [
-            Offer(
-                offer.value,
-                delay=offer.delay,
-                at=offer.at,
-                id=new_id() if offer.id is None else offer.id,
-                headers=offer.headers,
-                priority=offer.priority,
-                ttl=offer.ttl,
-                on_duplicate=offer.on_duplicate,
-            )
-            for offer in offers
-        ]
+        named = [offer if offer.id is not None else replace(offer, id=new_id()) for offer in offers]
+        hooks = self.partitions[0]._open.hooks
+        if not hooks.sending:
+            return await self._offer_named(named, durability)
+        with hooks.around_sending(Sending(self.name, "reliable", len(named), batch=True, delay=None)) as sending:
+            sending.ids = ids = await self._offer_named(with_headers(named, sending.headers), durability)
+        return ids
+
+    async def _offer_named(self, named: Sequence[Offer[T]], durability: str | None) -> list[str]:
         parts: dict[ReliableQueue[T], list[Offer[T]]] = {}
         for offer in named:
             parts.setdefault(self.partition(str(offer.id)), []).append(offer)
@@ -138,58 +138,54 @@ class PartitionedQueue(Generic[T]):
         # Each time another one is the first to fill what is asked for.
         self._next = (self._next + 1) % len(self.partitions)
         queues = self.partitions[self._next :] + self.partitions[: self._next]
-        taking = {asyncio.ensure_future(queue._take(count, wait_s)): queue for queue in queues}
+        taking = {asyncio.create_task(queue._take(count, wait_s)): queue for queue in queues}
         try:
             waiting = set(taking)
             while waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if wait_s and any(task.exception() is None and task.result() for task in done):
                     break
-        finally:
             # Who is cancelled in time puts back what it has; who is late has something to give.
-            for task in taking:
+            for task in waiting:
                 task.cancel()
             await asyncio.wait(taking)
-            found = [(taking[task], task) for task in taking if not task.cancelled()]
-            messages: list[Message[T]] = []
-            for queue, task in found:
-                if task.exception() is None:
-                    taken = task.result()
-                    room = count - len(messages)
-                    queue._open.claims.taker.give_back(taken[room:])
-                    messages += [queue._leased(claim) for _, claim in taken[:room]]
-        errors = [error for _, task in found if (error := task.exception()) is not None]
-        if errors and not messages:
-            raise errors[0]
-        return messages
+        except BaseException:
+            for task, queue in taking.items():
+                task.cancel()
+                task.add_done_callback(partial(_give_back, queue))
+            raise
+        return _shared_out(taking, count)
 
     async def __aiter__(self) -> AsyncIterator[Message[T]]:
-        """Take messages as they come due, of all partitions in turn, until they close. As a loop over a
-        :class:`~delayq.ReliableQueue`.
+        """Take messages as they come due, of all partitions in turn, a batch of each, until they close. As a loop over a
+        :class:`~delayq.ReliableQueue`: where handling takes long, a batch is one message.
         """
-        # Those with messages at hand, the one whose turn it is first.
-        turn: deque[_Pump[T]] = deque()
-        moved = asyncio.Event()
-        pumps = [_Pump(queue, turn, moved) for queue in self.partitions]
+        reader = _Reader[T]()
+        pumps = [_Pump(queue, reader) for queue in self.partitions]
         tasks = [asyncio.create_task(pump.run(), name=f"pump {pump.queue.name}") for pump in pumps]
+        turn = reader.turn
         try:
             while True:
-                while not turn:
-                    for task in tasks:
-                        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                            raise error
+                if reader.moved.is_set():
+                    reader.moved.clear()
+                    _raise_first(tasks)
+                if not turn:
                     if all(task.done() for task in tasks):
                         return
-                    moved.clear()
-                    await moved.wait()
-                pump = turn.popleft()
+                    await reader.moved.wait()
+                    continue
+                pump = turn[0]
                 taken = await pump.next()
-                if pump.batch:
-                    turn.append(pump)
-                else:
-                    pump.emptied.set()
+                if emptied := not pump.batch:
+                    pump.empty()
                 if taken is not None:
-                    yield Message(taken[1], pump.queue._origin, ahead=turn)
+                    reader.handed_out += 1
+                    reader.goes_on.clear()
+                    yield pump.queue._leased(taken[1], turn)
+                    reader.goes_on.set()
+                if emptied:
+                    # A reader who never waits would keep it from fetching more while the others' batches are handled.
+                    await asyncio.sleep(0)
         finally:
             for task in tasks:
                 task.cancel()
@@ -250,15 +246,7 @@ class PartitionedQueue(Generic[T]):
 
     async def stats(self) -> Stats:
         """How many messages are where, in all partitions; paused if any is."""
-        parts = await _of_each(self.partitions, lambda queue: queue.stats())
-        return Stats(
-            sum(part.delayed for part in parts),
-            sum(part.ready for part in parts),
-            sum(part.leased for part in parts),
-            sum(part.dead for part in parts),
-            max(part.oldest_due_age for part in parts),
-            any(part.paused for part in parts),
-        )
+        return Stats.total(await _of_each(self.partitions, lambda queue: queue.stats()))
 
     async def peek(self, count: int = 1) -> list[Message[T]]:
         """Look at the messages that are claimed next. As :meth:`delayq.ReliableQueue.peek`."""
@@ -275,9 +263,11 @@ class PartitionedQueue(Generic[T]):
         merged = heapq.merge(*parts, key=lambda message: (-message.priority if state == "ready" else 0, message.due_at))
         return [*islice(merged, offset, offset + limit)]
 
-    async def purge(self, state: Literal["delayed", "ready", "all"] = "all") -> int:
+    async def purge(
+        self, state: Literal["delayed", "ready", "all"] = "all", progress: Callable[[int], None] | None = None
+    ) -> int:
         """Drop messages. As :meth:`delayq.ReliableQueue.purge`."""
-        return sum(await _of_each(self.partitions, lambda queue: queue.purge(state)))
+        return sum(await _of_each(self.partitions, lambda queue: queue.purge(state, progress)))
 
     async def pause(self) -> None:
         """Let nobody claim anything any more. As :meth:`delayq.ReliableQueue.pause`."""
@@ -306,35 +296,72 @@ class PartitionedQueue(Generic[T]):
         return self.partitions[crc32(checked_id(schedule).encode()) % len(self.partitions)]
 
 
+class _Reader(Generic[T]):
+    """A loop over all partitions, as those see it who fetch for it.
+
+    Attributes:
+        turn: Who has messages at hand, the one whose turn it is first.
+        moved: Set when somebody has messages, or is done.
+        goes_on: Set while the loop handles no message.
+        handed_out: So many it has handed out.
+    """
+
+    def __init__(self) -> None:
+        self.turn: deque[_Pump[T]] = deque()
+        self.moved: asyncio.Event = asyncio.Event()
+        self.goes_on: asyncio.Event = asyncio.Event()
+        self.handed_out: int = 0
+
+
 class _Pump(Generic[T]):
     """Fetches one partition's batches for a loop over all."""
 
-    def __init__(self, queue: ReliableQueue[T], turn: deque[_Pump[T]], moved: asyncio.Event) -> None:
+    def __init__(self, queue: ReliableQueue[T], reader: _Reader[T]) -> None:
         self.queue: ReliableQueue[T] = queue
         self.batch: deque[Taken[Claim]] = deque()
-        self.emptied: asyncio.Event = asyncio.Event()
-        self._turn = turn
-        self._moved = moved
+        self._reader = reader
+        self._emptied = asyncio.Event()
 
     async def run(self) -> None:
         try:
             async with aclosing(self.queue._open.claims.taker.batches()) as batches:
                 async for batch in batches:
                     self.batch = batch
-                    self.emptied.clear()
-                    self._turn.append(self)
-                    self._moved.set()
-                    await self.emptied.wait()
+                    self._emptied.clear()
+                    self._reader.turn.append(self)
+                    self._reader.moved.set()
+                    if not await self._used_up():
+                        await self._reader.goes_on.wait()
         finally:
             # What is left of the batch has gone back.
-            if self in self._turn:
-                self._turn.remove(self)
-            self._moved.set()
+            self.empty()
+            self._reader.moved.set()
+
+    async def _used_up(self) -> bool:
+        """Wait until the batch is. False if the loop handles one message for long: then the batch goes to others meanwhile."""
+        while True:
+            before = self._reader.handed_out
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE):
+                    await self._emptied.wait()
+                return True
+            if self._reader.handed_out == before:
+                self.queue._open.claims.taker.give_back(self.batch)
+                self.batch.clear()
+                self.empty()
+                return False
+
+    def empty(self) -> None:
+        """The batch is used up: fetch the next one, while others have their turn."""
+        if self in self._reader.turn:
+            self._reader.turn.remove(self)
+        self._emptied.set()
 
     async def next(self) -> Taken[Claim] | None:
         """The next one of the batch, if it is still ours and to be handed out."""
         queue = self.queue
-        if queue._open.keeper.is_short(self.batch[0][1]):
+        # The queue may have closed since: then all has gone back.
+        if self.batch and queue._open.keeper.is_short(self.batch[0][1]):
             await queue._drop_lost(self.batch)
         if not self.batch:
             return None
@@ -362,22 +389,32 @@ class PartitionedDeadLetters(Generic[T]):
 
     async def redrive(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
         """Give dead letters another life. As :meth:`delayq.DeadLetters.redrive`, one partition after the other."""
+        return await self._of_each_part(ids, progress, lambda queue, some, tell: queue.dead.redrive(some, tell))
+
+    async def purge(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
+        """Drop dead letters for good. As :meth:`delayq.DeadLetters.purge`."""
+        return await self._of_each_part(ids, progress, lambda queue, some, tell: queue.dead.purge(some, tell))
+
+    async def _of_each_part(
+        self,
+        ids: Iterable[str] | None,
+        progress: Callable[[int, int], None] | None,
+        act: Callable[[ReliableQueue[T], MutableSequence[str] | None, Callable[[int, int], None] | None], Awaitable[int]],
+    ) -> int:
+        """What all partitions say that they have done, one after the other."""
         parts = self._parts(ids)
+        if progress is None:
+            return sum([await act(queue, some, None) for queue, some in parts])
         totals = [len(some) if some is not None else await queue.dead.size() for queue, some in parts]
         done = looked_at = 0
         for (queue, some), total in zip(parts, totals, strict=True):
 
             def tell(looked_at_here: int, _: int, before: int = looked_at) -> None:
-                if progress is not None:
-                    progress(before + looked_at_here, sum(totals))
+                progress(min(before + looked_at_here, sum(totals)), sum(totals))
 
-            done += await queue.dead.redrive(some, tell)
+            done += await act(queue, some, tell)
             looked_at += total
         return done
-
-    async def purge(self, ids: Iterable[str] | None = None) -> int:
-        """Drop dead letters for good. As :meth:`delayq.DeadLetters.purge`."""
-        return sum([await queue.dead.purge(some) for queue, some in self._parts(ids)])
 
     def _parts(self, ids: Iterable[str] | None) -> Sequence[tuple[ReliableQueue[T], MutableSequence[str] | None]]:
         if ids is None:
@@ -388,6 +425,37 @@ class PartitionedDeadLetters(Generic[T]):
         return [*parts.items()]
 
 
+def _shared_out(taking: Mapping[asyncio.Task[Sequence[Taken[Claim]]], ReliableQueue[T]], count: int) -> list[Message[T]]:
+    """``count`` of what came; the rest goes back. Raises an error where only errors came."""
+    messages: list[Message[T]] = []
+    errors: list[BaseException] = []
+    for task, queue in taking.items():
+        if task.cancelled():
+            continue
+        if (error := task.exception()) is not None:
+            errors.append(error)
+            continue
+        taken = task.result()
+        room = count - len(messages)
+        queue._open.claims.taker.give_back(taken[room:])
+        messages += [queue._leased(claim) for _, claim in taken[:room]]
+    if errors and not messages:
+        raise errors[0]
+    return messages
+
+
+def _raise_first(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
+def _give_back(queue: ReliableQueue[T], task: asyncio.Future[Sequence[Taken[Claim]]]) -> None:
+    """What came for a caller who has gone goes back."""
+    if not task.cancelled() and task.exception() is None:
+        queue._open.claims.taker.give_back(task.result())
+
+
 async def _of_each(queues: Iterable[ReliableQueue[T]], of: Callable[[ReliableQueue[T]], Awaitable[R]]) -> list[R]:
     """What each says, all asked at once. Everybody is waited for, and the first error raised."""
     outcomes = await asyncio.gather(*(of(queue) for queue in queues), return_exceptions=True)
@@ -395,12 +463,6 @@ async def _of_each(queues: Iterable[ReliableQueue[T]], of: Callable[[ReliableQue
         if isinstance(outcome, BaseException):
             raise outcome
     return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
-
-
-def check_partitions(partitions: int) -> None:
-    """Raise :class:`~delayq.BadInput` unless there can be so many."""
-    if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= _MOST_PARTITIONS:
-        raise BadInput(f"partitions is an int from 1 to {_MOST_PARTITIONS}, not {partitions!r}")
 
 
 def _of_all(errors: Sequence[BaseException], stored: Sequence[str], count: int) -> BaseException:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import UTC, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delayq._durations import Duration, moment_us
-from delayq._scheduling.recurrence import DIGITS
-from delayq._timing import Timing, timing_of
+from delayq._logging import about
+from delayq._scheduling.recurrence import DIGITS, Unreadable, read
+from delayq._timing import timing_of
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from delayq._scheduling.reliable_offers import NewMessage
 
 T = TypeVar("T")
+
+_log = logging.getLogger("delayq")
 
 _LONGEST_NAME = 512 - DIGITS - 1
 _MOST_VERSION = 2**53
@@ -49,9 +53,9 @@ class Schedule:
     version: int
 
 
-def to_schedule(name: str, facts: Mapping[str, Any], shift_us: int) -> Schedule:
-    """What a stored schedule says."""
-    timing = Timing.parse(facts["timing"])
+def to_schedule(name: str, record: bytes, shift_us: int) -> Schedule:
+    """What a stored schedule says. Raises :class:`Unreadable`."""
+    facts, timing = read(record)
 
     def moment(text: str) -> datetime | None:
         return moment_us(int(text) - shift_us) if text else None
@@ -63,8 +67,8 @@ def to_schedule(name: str, facts: Mapping[str, Any], shift_us: int) -> Schedule:
         timezone=timing.timezone or None,
         next_at=moment(facts["next"]),
         last_at=moment(facts["last"]),
-        priority=int(facts["priority"]),
-        version=int(facts["version"]),
+        priority=facts["priority"],
+        version=facts["version"],
     )
 
 
@@ -134,10 +138,17 @@ class Recurring(Generic[T]):
         return await self._open.recurrence.unschedule(name)
 
     async def schedules(self) -> list[Schedule]:
-        """What recurs in this queue, by name."""
+        """What recurs in this queue, by name. What cannot be read is left out, with a line in the log."""
         self._check_open()
         stored, shift_us = await self._open.recurrence.stored()
-        return [to_schedule(name, facts, shift_us) for name, facts in sorted(stored.items())]
+        known = []
+        for raw, record in sorted(stored.items()):
+            name = raw.decode(errors="replace")
+            try:
+                known.append(to_schedule(name, record, shift_us))
+            except Unreadable as error:
+                _log.warning("queue %r: %r: %s", self._open.name, name, error, extra=about(self._open.name))
+        return known
 
     def _check_open(self) -> None:
         raise NotImplementedError

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
 
-from delayq._durations import Duration, check_max_payload, delay_us, microseconds, seconds
-from delayq._offering import THERE, Offer, Offering, OnDuplicate, checked_id
+from delayq._durations import Duration, delay_us, seconds
+from delayq._offering import THERE, Offer, Offering, OnDuplicate, checked_id, merged, with_headers
 from delayq._redis import durability as durabilities
-from delayq._redis.reliable_scripts import CANCEL, GET, LIST, PURGE, RESCHEDULE, RESUME, STATS
-from delayq._scheduling.claims import Claim, Policy
+from delayq._redis.reliable_scripts import CANCEL, GET, LIST, PURGE, RESCHEDULE, RESUME
+from delayq._scheduling.claims import Claim
 from delayq._scheduling.open_reliable import OpenReliableQueue
 from delayq._scheduling.recurrence import is_occurrence
-from delayq._session import GRACE
-from delayq.backoff import Backoff
 from delayq.dead_letters import DeadLetters, check_page, half_way
 from delayq.errors import (
     BadDelay,
@@ -26,12 +23,14 @@ from delayq.errors import (
     DelayqError,
     ServerError,
 )
+from delayq.hooks import Sending
 from delayq.message import Message, Origin, State
 from delayq.recurring import Recurring
+from delayq.statistics import Stats
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import AsyncIterator, Iterable, Mapping, MutableSequence, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, MutableSequence, Sequence, Sized
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -41,78 +40,13 @@ if TYPE_CHECKING:
     from delayq._scheduling.reliable_offers import NewMessage
     from delayq._scheduling.taker import Taken
     from delayq._session import Session
+    from delayq._settings import Settings
     from delayq.codecs import Codec
 
 T = TypeVar("T")
 
-Expired = Literal["drop", "dead"]
-WhenFull = Literal["raise", "wait"]
-
-RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
-"""The default of ``backoff``."""
-
 # What is looked at or dropped per script.
 _AT_A_TIME = 200
-
-
-@dataclass(frozen=True)
-class Stats:
-    """How many messages are where.
-
-    Attributes:
-        delayed: Not due yet.
-        ready: Due, and with no worker. Messages whose lease has ended are among them.
-        leased: With workers. This and ``delayed`` are exact up to a thousand leases; beyond, messages that are delayed may be
-            counted here, as many as there are leases that have ended and whose messages nobody has claimed again yet.
-        dead: Dead letters.
-        oldest_due_age: For how long the oldest ready message has been due, seconds; 0 when none is.
-        paused: Whether the queue is paused.
-    """
-
-    delayed: int
-    ready: int
-    leased: int
-    dead: int
-    oldest_due_age: float
-    paused: bool
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a client treats a queue; see :meth:`delayq.Client.reliable_queue`."""
-
-    lease: Duration = 30.0
-    max_attempts: int | None = 10
-    backoff: Backoff = RETRIES
-    dedup_window: Duration = 0.0
-    expired: Expired = "drop"
-    max_size: int | None = None
-    when_full: WhenFull = "raise"
-    max_payload: int = 512 * 1024
-    durability: str = "memory"
-
-    def policy(self) -> Policy:
-        """What of it the server is told.
-
-        Raises:
-            BadInput: A setting cannot work.
-        """
-        lease_us = microseconds(self.lease, "lease")
-        if not lease_us:
-            raise BadInput("lease must be more than 0")
-        for name, count in (("max_attempts", self.max_attempts), ("max_size", self.max_size)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise BadInput(f"{name} is None or an int of at least 1, not {count!r}")
-        check_max_payload(self.max_payload)
-        if self.expired not in ("drop", "dead") or self.when_full not in ("raise", "wait"):
-            raise BadInput('expired is "drop" or "dead", when_full is "raise" or "wait"')
-        return Policy(
-            lease_us,
-            self.max_attempts or 0,
-            self.expired,
-            microseconds(self.dedup_window, "dedup_window"),
-            self.max_size or 0,
-        )
 
 
 class ReliableQueue(Recurring[T], Generic[T]):
@@ -136,6 +70,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._open = session.scheduler.open(keys.wake, lambda services: OpenReliableQueue(keys, policy, services))
         if self._open.policy != policy:
             raise ConfigurationError(f"queue {keys.name!r} is open on this client with other settings")
+        self._counts = self._open.counts
+        self._hooks = self._open.hooks
         self._origin = Origin(codec, self._open, settings.backoff, settings.max_attempts or 0)
         self._offering: Offering[T] = Offering(codec, settings.max_payload, waits=settings.when_full == "wait")
         self.dead: DeadLetters[T] = DeadLetters(keys, session.server, codec)
@@ -187,6 +123,28 @@ class ReliableQueue(Recurring[T], Generic[T]):
             NotDurable: It is stored, but not as safely as asked, within 2 s.
         """
         self._check_open()
+        if not (hooks := self._open.hooks).sending:
+            return await self._offer(value, delay, at, id, headers, priority, ttl, on_duplicate, durability)
+        sending = Sending(self._keys.whole, "reliable", 1, batch=False, delay=delay_us(delay, at) / 1_000_000)
+        with hooks.around_sending(sending):
+            headers = merged(headers, sending.headers)
+            stored = await self._offer(value, delay, at, id, headers, priority, ttl, on_duplicate, durability)
+            sending.ids = (stored,)
+        return stored
+
+    async def _offer(
+        self,
+        value: T,
+        delay: Duration | None,
+        at: datetime | None,
+        id: str | None,  # noqa: A002
+        headers: Mapping[str, str] | None,
+        priority: int,
+        ttl: Duration | None,
+        on_duplicate: OnDuplicate,
+        durability: str | None,
+    ) -> str:
+        """As :meth:`offer`, which nobody watches."""
         plain = durability is None and self._promise is None
         commits = self._open.offers.commits if plain else await self._commits(durability)
         if commits.is_full:
@@ -221,7 +179,16 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """
         self._check_open()
         offered = list(offers)
-        stored = await self._store(self._messages(offered), [offer.id is None for offer in offered], durability)
+        if not (hooks := self._open.hooks).sending:
+            return await self._offer_all(offered, durability)
+        sending = Sending(self._keys.whole, "reliable", len(offered), batch=True, delay=None)
+        with hooks.around_sending(sending):
+            sending.ids = stored = await self._offer_all(with_headers(offered, sending.headers), durability)
+        return stored
+
+    async def _offer_all(self, offers: Sequence[Offer[T]], durability: str | None) -> list[str]:
+        """As :meth:`offer_many`, which nobody watches."""
+        stored = await self._store(self._messages(offers), [offer.id is None for offer in offers], durability)
         return [message.id for message in stored]
 
     # Taking
@@ -255,7 +222,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         quick; their leases run from then on. What was not handed to you goes back when the loop is left.
         """
         self._check_open()
-        keeper, origin = self._open.keeper, self._origin
+        keeper = self._open.keeper
         async with aclosing(self._open.claims.taker.batches()) as batches:
             async for batch in batches:
                 while batch:
@@ -265,7 +232,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                             break
                     taken = batch.popleft()
                     if not is_occurrence(taken[1].id) or await self._open.recurrence.begin([taken]):
-                        yield Message(taken[1], origin, ahead=batch)
+                        yield self._leased(taken[1], batch)
 
     # By id
 
@@ -308,9 +275,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
     async def stats(self) -> Stats:
         """How many messages are where. Costs the server next to nothing, however many there are."""
         await self._settled()
-        keys = (*self._keys.messages, self._keys.dead, self._keys.paused)
-        delayed, ready, leased, dead, oldest_us, paused = await self._server.run(STATS, keys)
-        return Stats(delayed, ready, leased, dead, oldest_us / 1_000_000, bool(paused))
+        return Stats(*await self._open.depth())
 
     async def peek(self, count: int = 1) -> list[Message[T]]:
         """Look at the messages that are claimed next: the ready ones, then those that come due. They are not leased to you."""
@@ -333,12 +298,15 @@ class ReliableQueue(Recurring[T], Generic[T]):
         found = await self._server.run(LIST, self._keys.messages, (state, offset, limit))
         return [self._seen(id, facts) for id, facts in zip(found[::2], found[1::2], strict=True)]  # noqa: A001
 
-    async def purge(self, state: Literal["delayed", "ready", "all"] = "all") -> int:
+    async def purge(
+        self, state: Literal["delayed", "ready", "all"] = "all", progress: Callable[[int], None] | None = None
+    ) -> int:
         """Drop messages, in steps that do not hold up the server, and say how many. Dead letters stay: see :attr:`dead`.
 
         Args:
             state: ``"delayed"`` or ``"ready"``; ``"all"`` drops also those that workers have: their acks raise
                 :class:`~delayq.LeaseLost`.
+            progress: Called after each step with how many it has dropped.
 
         Raises:
             OutcomeUnknown: Some were dropped, or may have been. Any other error: none was.
@@ -354,6 +322,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
             except ServerError as error:
                 raise half_way(error, total) from error.__cause__
             total += dropped
+            if progress is not None:
+                progress(dropped)
             if dropped < _AT_A_TIME:
                 return total
 
@@ -376,7 +346,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         back. Takes less than a second. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.scheduler.close(self._open, GRACE)
+            await self._session.scheduler.close(self._open)
 
     async def __aenter__(self) -> Self:
         return self
@@ -440,8 +410,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
         for item in [item for item in batch if item[1] in lost]:
             batch.remove(item)
 
-    def _leased(self, claim: Claim) -> Message[T]:
-        return Message(claim, self._origin)
+    def _leased(self, claim: Claim, ahead: Sized = ()) -> Message[T]:
+        """Hand it out."""
+        self._counts.delivered += 1
+        if self._hooks.delivered:
+            self._hooks.tell_delivered(self._keys.whole, max(0.0, -self._open.clock.seconds_from_now(claim.due_us)))
+        # By place: names would cost more than all the rest.
+        return Message(claim, self._origin, "leased", ahead)
 
     def _seen(self, id: bytes, facts: Sequence[Any]) -> Message[T]:  # noqa: A002
         state, priority, moment, attempt, body, error = facts

@@ -39,6 +39,8 @@ class TimerStatistics(NamedTuple):
     """Whether the loop will call it again."""
     alarm: AlarmKind | None
     """What wakes the loop: a Linux timerfd, or the loop's own timer. None before the first timeout."""
+    lag: float
+    """How much later than at the moment asked for the loop has called the timer, seconds, over all calls."""
 
 
 class HashedWheelTimer:
@@ -86,6 +88,8 @@ class HashedWheelTimer:
         self._next_slice: Cancellable | None = None
         self._armed = _NEVER  # The tick at which the loop will call us. No bucket is due before it.
         self._wakeups = 0
+        self._due = math.inf  # When the armed tick begins.
+        self._lag = 0.0
 
     def new_timeout(self, callback: Callable[[Timeout], object], delay: float | timedelta) -> Timeout:
         """Call ``callback(timeout)`` once the delay is over, unless the returned timeout is cancelled before.
@@ -158,7 +162,7 @@ class HashedWheelTimer:
     def statistics(self) -> TimerStatistics:
         """Return a few counts."""
         kind = self._alarm.kind if self._alarm is not None else None
-        return TimerStatistics(self._wheel.pending, self._wakeups, self._armed != _NEVER, kind)
+        return TimerStatistics(self._wheel.pending, self._wakeups, self._armed != _NEVER, kind, self._lag)
 
     def __repr__(self) -> str:
         state = "stopped" if self._limit < 0 else f"pending={self._wheel.pending}"
@@ -188,12 +192,16 @@ class HashedWheelTimer:
             exact = self._clock is time.monotonic
             self._alarm = new_alarm(self._loop, self._context, self) if exact else LoopAlarm(self._loop, self._context)
         self._armed = tick
-        self._alarm.set(self._wheel.time_of(tick), self._wake)
+        self._due = self._wheel.time_of(tick)
+        self._alarm.set(self._due, self._wake)
 
     def _wake(self) -> None:
         self._armed = _BUSY
         self._wakeups += 1
         now = self._clock()  # The loop may have woken us early: uvloop rounds its own timers to the nearest millisecond.
+        if now > self._due:
+            self._lag += now - self._due
+        self._due = math.inf
         try:
             for timeout in self._wheel.expire(now):
                 callback = timeout._callback

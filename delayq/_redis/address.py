@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode
 
-from redis.asyncio import Connection, Redis, SSLConnection
+from redis.asyncio import Connection, Redis, RedisCluster, SentinelConnectionPool, SSLConnection
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -16,6 +16,8 @@ from redis.exceptions import RedisError
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from redis.asyncio.connection import AbstractConnection
 
 # Valkey's names for the same protocol.
@@ -41,15 +43,16 @@ _OURS: dict[str, Any] = {
 }
 # Options of pools and clients, not of one connection, and those that belong to RESP3's maintenance notifications.
 _NOT_OURS = re.compile(
-    r"max_connections|timeout|queue_class|connection_pool_class|retry_on_error|legacy_responses|maint\w*|orig_\w+"
+    r"max_connections|timeout|queue_class|connection_pool(_class)?|retry_on_error|legacy_responses|(oss_cluster_)?maint\w*|orig_\w+"
 )
 
 
 # What redis-py says of an option whose value it cannot read.
 _SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
-# What can be shown of an address: host, port, path.
-_HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]*)?"
-_PLACE = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
+# What can be shown of an address: host, port, and a path where that names a socket or a service. Else it is a number.
+_HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]+)?"
+_PLACE = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[0-9]*)?")
+_PLACE_AND_PATH = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,24 +190,43 @@ def _host_and_port(url: str, place: str, port: int) -> tuple[str, int]:
     if not colon or place.endswith("]"):
         host, given = place, str(port)
     if not host or not given.isdecimal() or not 0 < int(given) < 65536 or (":" in host) != host.startswith("["):
-        raise ConfigurationError(f"the address {redacted(url)!r} cannot be read: {place!r} is not host:port")
+        # Without that part: it may be the half of a password that holds a "?".
+        raise ConfigurationError(f"the address {redacted(url)!r} cannot be read: one of its servers is not host:port")
     return host, int(given)
 
 
-def from_client(client: object) -> Address:
+def from_client(client: object) -> AnyAddress:
     """Take the address out of a user's redis-py client. Its connections stay its own: delayq opens separate ones.
 
     Raises:
-        ConfigurationError: It is not a client of ``redis.asyncio`` for one server.
+        ConfigurationError: It is no client of ``redis.asyncio``, or one for replicas.
     """
+    label = "the given client"
+    if isinstance(client, RedisCluster):
+        nodes = client.nodes_manager.startup_nodes.values()
+        return ClusterAddress(label, tuple(_address(node.name, node.connection_class, node.connection_kwargs) for node in nodes))
     if not isinstance(client, Redis):
         kind = f"{type(client).__module__}.{type(client).__qualname__}"
-        raise ConfigurationError(f"expected a URL or a redis.asyncio.Redis client, got {kind}")
+        raise ConfigurationError(f"expected a URL or a client of redis.asyncio, got {kind}")
     pool = client.connection_pool
-    return _address("the given client", pool.connection_class, dict(pool.connection_kwargs))
+    if not isinstance(pool, SentinelConnectionPool):
+        return _address(label, pool.connection_class, pool.connection_kwargs)
+    if not pool.is_master:
+        raise ConfigurationError("the given client is one for replicas: give the one of master_for()")
+    asked = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
+    sentinels = tuple(
+        _address(
+            f"the Sentinel {each.connection_kwargs['host']}:{each.connection_kwargs['port']}",
+            each.connection_class,
+            each.connection_kwargs,
+        )
+        for each in asked
+    )
+    plain = SSLConnection if issubclass(pool.connection_class, SSLConnection) else Connection
+    return SentinelAddress(label, sentinels, pool.service_name, _address(label, plain, pool.connection_kwargs))
 
 
-def _address(label: str, connection_class: type[AbstractConnection], options: dict[str, Any]) -> Address:
+def _address(label: str, connection_class: type[AbstractConnection], options: Mapping[str, Any]) -> Address:
     kept = {name: value for name, value in options.items() if not _NOT_OURS.fullmatch(name)}
     kept.setdefault("socket_connect_timeout", 5.0)
     return Address(label, connection_class, kept | _OURS)
@@ -217,7 +239,8 @@ def redacted(url: str) -> str:
         return url if _PLACE.fullmatch(url) else "***"
     before, _, options = rest.partition("?")
     user, at, place = before.rpartition("@")
+    shown = _PLACE_AND_PATH if scheme.endswith(("unix", "sentinel")) else _PLACE
     # Behind the question mark of a password, the host is taken for an option.
-    if "@" in options or not _PLACE.fullmatch(place) or not scheme.replace("+", "").isalpha():
+    if "@" in options or not shown.fullmatch(place) or not scheme.replace("+", "").isalpha():
         return f"{scheme}://***" if scheme in (*_SCHEMES, *_MANY) else "***"
     return f"{scheme}://{'***@' if user or at else ''}{place}"

@@ -6,18 +6,17 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
-from redis.crc import key_slot
-
 from delayq._redis.connections import Connections
+from delayq._redis.group_commit import own_copy
+from delayq._redis.keys import SLOTS, slot_of
 from delayq._redis.wire import ReplyError
 from delayq.errors import Closed, DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from delayq._redis.address import ClusterAddress
 
-SLOTS = 16384
 # A server that hangs keeps us from asking the next one for so long; and nobody is asked more often than that; seconds.
 _ASK_WITHIN = 1.0
 _ASK_EVERY = 0.05
@@ -58,6 +57,7 @@ class Cluster:
         self._pools: dict[Place, Connections] = {}
         self._places: dict[Connections, Place] = {}
         self._owners: list[Connections | None] = [None] * SLOTS
+        self._masters: list[Connections] = []
         self._suspected: set[Connections] = set()
         self._refreshing: asyncio.Task[None] | None = None
         self._refreshed_at = float("-inf")
@@ -68,10 +68,10 @@ class Cluster:
         if self._closed:
             raise Closed("the client is closed")
         if key is None:
-            masters = {owner for owner in self._owners if owner is not None} - self._suspected
-            found = random.choice(list(masters)) if masters else None
+            masters = [master for master in self._masters if master not in self._suspected]
+            found = random.choice(masters) if masters else None
         else:
-            found = self._owners[key_slot(key.encode(errors="surrogateescape"))]
+            found = self._owners[slot_of(key)]
         if found is None or found in self._suspected:
             raise ServerUnavailable(f"{self._address.label}: nobody is known to have {key or 'anything'!r} now")
         return found
@@ -88,7 +88,13 @@ class Cluster:
         if self._refreshing is None:
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh(), name="delayq cluster")
             self._refreshing.add_done_callback(self._forget)
-        await asyncio.shield(self._refreshing)
+        refreshing = self._refreshing
+        # Who waits is neither cancelled with it, nor cancels it.
+        await asyncio.wait({refreshing})
+        if refreshing.cancelled():
+            raise Closed("the client is closed")
+        if (error := refreshing.exception()) is not None:
+            raise own_copy(error) if isinstance(error, DelayqError) else error
 
     def suspect(self, connections: Connections) -> None:
         self._suspected.add(connections)
@@ -101,6 +107,9 @@ class Cluster:
 
     def at(self, place: str, told_by: Connections) -> Connections:
         return self._pool(read_place(place, self._places.get(told_by, ("", 0))))
+
+    def all(self) -> Sequence[Connections]:
+        return [] if self._suspected.intersection(self._masters) else [*self._masters]
 
     @property
     def open(self) -> int:
@@ -118,7 +127,7 @@ class Cluster:
         self._closed = True
         if self._refreshing is not None:
             self._refreshing.cancel()
-        for pool in self._pools.values():
+        for pool in list(self._pools.values()):
             await pool.aclose()
 
     def _pool(self, place: Place) -> Connections:
@@ -196,6 +205,7 @@ class Cluster:
             for slots in ranges:
                 owners[slots.start : slots.stop] = [pool] * len(slots)
         self._owners = owners
+        self._masters = [self._pools[place] for place in found]
         self._suspected.clear()
         for place, pool in list(self._pools.items()):
             if place not in found:

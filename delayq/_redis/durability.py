@@ -1,16 +1,17 @@
-"""What an offer may be promised beyond "the server has it": on disk, or on replicas too. Pure, but for the waiting server."""
+"""What an offer may be promised beyond "the server has it": on disk, or on replicas too."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from delayq.errors import BadInput, DelayqError
+from delayq.errors import BadInput, Closed, DelayqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
+    from delayq._redis.group_commit import GroupCommit
     from delayq._redis.scripts import Script
     from delayq._redis.server import Server
     from delayq._redis.wire import Wire
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 # A promise that is not kept within that is broken, ms. Redis syncs once a second where it is told ``everysec``.
 WITHIN_MS = 2000
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
+# Results of items, by an answer.
+Results = Callable[[Sequence[Any], Any], Sequence[Any]]
 
 
 class Promise(NamedTuple):
@@ -105,23 +109,67 @@ class WaitingServer:
         """Refuse what cannot be kept before anything is written.
 
         Raises:
-            ServerRefused: The server is too old to wait for its disk, or does not write to it.
+            ServerRefused: The server is too old to wait for its disk, or does not write to it; or we may not wait.
         """
-        if not self._promise.replicas:
-            await self._server.command("WAITAOF", 1, 0, 1, key=key)
+        # Without a replica to wait for, it answers at once.
+        ask = ("WAIT", 0, 1) if self._promise.replicas else ("WAITAOF", 1, 0, 1)
+        await self._server.command(*ask, key=key)
 
 
-def confirmed(
-    promise: Promise, results: Callable[[Sequence[Any], Any], Sequence[Any]], items: Sequence[Any], answer: tuple[Any, Any]
-) -> Sequence[Any]:
-    """What became of each item, by a pair of a :class:`WaitingServer`; each in :class:`Unconfirmed` if the promise is broken."""
-    known = results(items, answer[0])
-    reason = promise.broken(answer[1])
-    return [Unconfirmed(result, reason) for result in known] if reason else known
+class PromisedCommits(Generic[Item, Result]):
+    """What stores the messages of one queue: without more of a promise, and under each that was asked for.
+
+    Attributes:
+        plain: Without.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        key: str,
+        new: Callable[[Server | WaitingServer, Callable[[Results], Results]], GroupCommit[Item, Any]],
+    ) -> None:
+        """Args:
+        key: One of the queue's: it tells which server is asked whether it can keep a promise.
+        new: Makes what stores messages, of the server that runs the scripts, and of what reads its answers: that is made of
+            what reads a plain server's.
+        """
+        self._server = server
+        self._key = key
+        self._new = new
+        self._promised: dict[Promise, GroupCommit[Item, Result | Unconfirmed[Result]]] = {}
+        self._closed = False
+        self.plain: GroupCommit[Item, Result] = new(server, lambda results: results)
+
+    async def under(self, promise: Promise) -> GroupCommit[Item, Result | Unconfirmed[Result]]:
+        """What stores messages under a promise.
+
+        Raises:
+            ServerError: The server cannot be asked, or can keep no such promise.
+            Closed: The queue closed meanwhile.
+        """
+        if promise not in self._promised:
+            server = WaitingServer(self._server, promise)
+            await server.demand(self._key)
+            if self._closed:
+                raise Closed("the queue is closed")
+            if promise not in self._promised:
+                self._promised[promise] = self._new(server, partial(_confirming, promise))
+        return self._promised[promise]
+
+    async def aclose(self, grace: float) -> None:
+        """Take nothing more. What is on its way has ``grace`` seconds."""
+        self._closed = True
+        promised = (commits.aclose(grace) for commits in self._promised.values())
+        await asyncio.gather(self.plain.aclose(grace), *promised)
 
 
-def confirming(
-    promise: Promise, results: Callable[[Sequence[Any], Any], Sequence[Any]]
-) -> Callable[[Sequence[Any], Any], Sequence[Any]]:
-    """``results`` for answers of a :class:`WaitingServer`."""
-    return partial(confirmed, promise, results)
+def _confirming(promise: Promise, results: Results) -> Results:
+    """``results`` for the pairs of a :class:`WaitingServer`: each in :class:`Unconfirmed` where the promise is broken."""
+
+    def confirmed(items: Sequence[Any], answer: tuple[Any, Any]) -> Sequence[Any]:
+        known = results(items, answer[0])
+        reason = promise.broken(answer[1])
+        return [Unconfirmed(result, reason) for result in known] if reason else known
+
+    return confirmed

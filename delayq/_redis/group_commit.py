@@ -255,10 +255,14 @@ class GroupCommit(Generic[Item, Result]):
             self._arrived(call, answer)
 
     def _start_repeating(self, call: _Commit[Item, Result], lost: OutcomeUnknown | None) -> None:
-        call.task = self._background.spawn(self._run(call, lost), "group commit")
+        # Where neither was carried out, as where the server did not know the script, each alone might overtake the other.
+        first = [each.task for each in self._calls if each is not call and each.task is not None] if lost is None else []
+        call.task = self._background.spawn(self._run(call, lost, first), "group commit")
 
-    async def _run(self, call: _Commit[Item, Result], lost: OutcomeUnknown | None) -> None:
+    async def _run(self, call: _Commit[Item, Result], lost: OutcomeUnknown | None, first: Sequence[asyncio.Task[Any]]) -> None:
         try:
+            if first:
+                await asyncio.wait(first)
             answer = await self._repeat(call.request, call.items, lost)
         except asyncio.CancelledError:
             # The client closes, and nobody else would tell those who wait.

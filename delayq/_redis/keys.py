@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import string
+from binascii import crc_hqx
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, Literal
 
-from delayq.errors import BadName
+from delayq.errors import BadInput, BadName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +97,17 @@ class DelayedKeys:
 
 PRIORITIES = 10
 """Priorities go from 0 to 9."""
+_MOST_PARTITIONS = 1024
+_SALTS = string.digits + string.ascii_lowercase
+SALT_LENGTH = 3
+SLOTS = 16384
+"""Of a cluster."""
+
+# A name may hold anything: what comes last decides.
+_FACTS = r"\}:(?:live(?::[1-9])?|bodies|leases|attempts|expiries|errors|priorities|done|dead|dead:messages|paused|schedules)$"
+_OF_RELIABLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
+_OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
+_OF_DELAYED = re.compile(f"(?:{_TIMEOUT}|{_ORDERED}|{_QUARANTINE}|{_LEASES}):(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +115,9 @@ class ReliableKeys:
     """The keys of one reliable queue. ``lua/reliable/include/queue.lua`` says what ``messages`` are."""
 
     name: str
-    """What the queue is called in this process."""
+    """What the queue is called in this process; one of its partitions: ``name/number``."""
+    whole: str
+    """What it is called with all its partitions."""
     messages: tuple[str, ...]
     """Ten sorted sets of ids, one for each priority, and what is known of each message: in the order of all scripts."""
     wake: str
@@ -119,15 +137,21 @@ class ReliableKeys:
     def of(cls, name: str, mapper: Callable[[str], str] | None = None, partition: int | None = None) -> ReliableKeys:
         """Derive the keys of queue ``name``, or of one of its partitions; else as :meth:`DelayedKeys.of`."""
         mapped = _checked(_checked(name) if mapper is None else mapper(_checked(name)))
+        if partition is not None:
+            return cls.below(f"{name}/{partition}", partition_prefix(mapped, str(partition), salt(mapped, partition)), name)
         # All have the same prefix, so the same hash tag: what stands before the first closing brace, if that is anything.
-        if mapped.startswith("}") and partition is None:
+        if mapped.startswith("}"):
             raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: a name must not begin with a brace")
-        # No queue of any name has keys that begin like a partition's.
-        prefix = f"{_RELIABLE}{mapped}}}:" if partition is None else f"{_PARTITION}{partition}:{mapped}}}:"
+        return cls.below(name, f"{_RELIABLE}{mapped}}}:")
+
+    @classmethod
+    def below(cls, name: str, prefix: str, whole: str | None = None) -> ReliableKeys:
+        """The keys that begin with ``prefix``."""
         live = (f"{prefix}live", *(f"{prefix}live:{priority}" for priority in range(1, PRIORITIES)))
         facts = ("bodies", "leases", "attempts", "expiries", "errors", "priorities")
         return cls(
-            name=name if partition is None else f"{name}/{partition}",
+            name=name,
+            whole=name if whole is None else whole,
             messages=(*live, *(prefix + fact for fact in facts)),
             wake=f"{prefix}wake",
             done=f"{prefix}done",
@@ -152,9 +176,62 @@ class ReliableKeys:
         """HASH of priorities by id, where they are not 0."""
         return self.messages[15]
 
+    @property
+    def pattern(self) -> str:
+        """A pattern that all keys of the queue match, and no others."""
+        return re.sub(r"[*?\[\]\\]", r"\\\g<0>", self.wake.removesuffix("wake")) + "*"
+
     def call(self, session: str) -> str:
         """STRING: what the last call of one client was, and its reply, so that it can be repeated."""
         return self.wake.removesuffix("wake") + f"call:{session}"
+
+
+def partition_prefix(name: str, partition: str, salt: str) -> str:
+    """How the keys of one partition begin. No queue of any name has keys that begin like that."""
+    return f"{_PARTITION}{partition}:{salt}:{name}}}:"
+
+
+@lru_cache(maxsize=4 * _MOST_PARTITIONS)
+def salt(name: str, partition: int) -> str:
+    """What lets a partition's keys lie where they belong: evenly over a cluster's slots, however many partitions there are.
+
+    The first places are 0, 1/2, 1/4, 3/4, 1/8 of all slots (van der Corput's sequence): so the first ones, whatever their
+    number, lie evenly, and more of them move none. Each has a stretch of a 64th of all slots, or as many as are needed.
+    """
+    bits = max(6, partition.bit_length())
+    stretch = int(f"{partition:0{bits}b}"[::-1], 2)
+    found: str = next(
+        tried
+        for tried in map("".join, product(_SALTS, repeat=SALT_LENGTH))
+        if slot_of(partition_prefix(name, str(partition), tried)) * 2**bits // SLOTS == stretch
+    )
+    return found
+
+
+QUEUE_KEYS = "[dr]e[dl][ai]*"
+"""A pattern that every key matches by which a queue can be known, and few others."""
+
+
+def queue_of(key: str) -> tuple[Literal["delayed", "reliable"], str, int | None] | None:
+    """Which queue has a key, and which of its partitions; None where none has it, or the key does not tell.
+
+    A delayed queue's ready list is a list of any name. ``a`` and ``{a}`` have the same keys: ``a`` stands for both.
+    """
+    if found := _OF_PARTITION.match(key):
+        return "reliable", found[2], int(found[1])
+    if found := _OF_RELIABLE.match(key):
+        return "reliable", found[1], None
+    if (found := _OF_DELAYED.match(key)) and found[1]:
+        name = found[1]
+        inner = name[1:-1]
+        return "delayed", inner if name == f"{{{inner}}}" and not {"{", "}"} & {*inner} else name, None
+    return None
+
+
+def check_partitions(partitions: int) -> None:
+    """Raise BadInput unless a queue can have so many."""
+    if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= _MOST_PARTITIONS:
+        raise BadInput(f"partitions is an int from 1 to {_MOST_PARTITIONS}, not {partitions!r}")
 
 
 def _checked(name: str) -> str:
@@ -179,3 +256,11 @@ def hash_tag(key: str) -> str:
     start = key.find("{")
     end = key.find("}", start + 1)
     return key[start + 1 : end] if start >= 0 and end > start + 1 else key
+
+
+def slot_of(key: str) -> int:
+    """The slot of a cluster in which ``key`` lies, by its CRC16 (Redis Cluster specification, "Key distribution model").
+
+    The standard library's ``crc_hqx`` is that CRC16.
+    """
+    return crc_hqx(hash_tag(key).encode(errors="surrogateescape"), 0) % SLOTS

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 from delayq.errors import ServerRefused
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from delayq._redis.connections import Connections
 
 
@@ -50,6 +52,10 @@ class Nodes(Protocol):
 
     def at(self, place: str, told_by: Connections) -> Connections:
         """The connections to ``place``, host and port, as ``told_by`` knows it."""
+        ...
+
+    def all(self) -> Sequence[Connections]:
+        """The connections to every server that has keys; none where that is not sure: :meth:`refresh` asks."""
         ...
 
     @property
@@ -100,6 +106,9 @@ class OneServer:
     def at(self, place: str, told_by: Connections) -> Connections:
         del told_by
         raise ServerRefused(f"the server is one of a cluster, and sends us to {place}: name it as redis+cluster://")
+
+    def all(self) -> Sequence[Connections]:
+        return [self._connections]
 
     @property
     def open(self) -> int:

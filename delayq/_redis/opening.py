@@ -120,6 +120,9 @@ def _why_not(error: BaseException, address: Address) -> DelayqError | None:
     if isinstance(error, ResponseError) and not isinstance(error, BusyLoadingError):
         return ServerRefused(f"{address.label} refuses the connection: {error}")
     if isinstance(error, (*LINK_ERRORS, RedisError)):
+        if address.label.endswith("://***"):
+            # What was taken for the host may be half of a password, and the error names it.
+            return ServerUnavailable(f"{address.label} does not answer: quote what is special in the password as %40, %3F, %23")
         return ServerUnavailable(f"{address.label} does not answer: {error}{_hint(error, address)}")
     return None
 

@@ -12,6 +12,14 @@ def pack(record_id: bytes, payload: bytes, length_bytes: int) -> bytes:
     return b"\x08" + record_id + len(payload).to_bytes(length_bytes, "little") + payload
 
 
+def any_id_of(record: bytes) -> bytes | None:
+    """The id of a record in any of the four forms; None where it is none of them."""
+    payload = payload_of(record)
+    if payload is None:
+        return None
+    return record[1:9] if len(record) - len(payload) in (17, 13) else record[:8]
+
+
 def id_of(record: bytes) -> bytes:
     """The id of a record in the current form."""
     return record[1:9]

@@ -14,7 +14,7 @@ from delayq._redis.wire import ANSWER_WITHIN, NotSent, ReplyError
 from delayq.errors import ConfigurationError, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from delayq._redis.connections import Connections
     from delayq._redis.nodes import Nodes
@@ -28,6 +28,8 @@ _ELSEWHERE = re.compile(r"(MOVED|ASK) (\d+) (\S+)")
 _SENT_ON = 5
 # How long a call that was not carried out is tried again, seconds.
 RETRY_FOR = 5.0
+# Keys that a step of a scan looks at: it takes the server a fraction of a millisecond.
+_SCANNED = 1000
 
 
 class _Elsewhere(Exception):
@@ -163,6 +165,26 @@ class Server:
         """
         key = key or (command[1] if len(command) > 1 and isinstance(command[1], str) else None)
         return await self._repeat(key, command, None, repeatable=True)
+
+    async def everywhere(self, *command: str | bytes | int) -> list[Any]:
+        """Ask every server that has keys something that changes nothing, and return their answers. Raises as :meth:`run`."""
+        if not self._nodes.all():
+            await self._nodes.refresh()
+        return [await self._attempt_at(each, False, command, None, None, None) for each in self._nodes.all()]
+
+    async def scan(self, pattern: str) -> AsyncIterator[bytes]:
+        """All keys of every server that match and are there all the while; some may come twice. Raises as :meth:`run`."""
+        if not self._nodes.all():
+            await self._nodes.refresh()
+        for each in self._nodes.all():
+            cursor = b"0"
+            while True:
+                command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED)
+                cursor, keys = await self._attempt_at(each, False, command, None, None, None)
+                for key in keys:
+                    yield key
+                if cursor == b"0":
+                    break
 
     async def run_once(
         self,

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from delayq._logging import about
 from delayq._redis.reliable_scripts import CLAIM, RELEASE
 from delayq._scheduling.push import NOT_ASKED, Pushes, due_us
 from delayq._scheduling.settling import fresh_until
@@ -179,7 +180,7 @@ class Claims:
         self.expired += expired
         self.died += died
         if died:
-            _log.warning("queue %r: %d messages died: their last lease ended", keys.name, died)
+            _log.warning("queue %r: %d messages died: their last lease ended", keys.name, died, extra=about(keys.name))
         if wait == 0 and not found:
             # All that was looked at is gone, and there is more.
             return await self._call(take)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from delayq._logging import about
 from delayq.errors import ServerError
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class LeaseKeeper:
                 ours = await self._settling.extend(claims, self._lease_us)
         except (ServerError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
-            _log.warning("queue %r: %d leases could not be renewed: %s", self._name, len(claims), reason)
+            _log.warning("queue %r: %d leases could not be renewed: %s", self._name, len(claims), reason, extra=about(self._name))
             for claim in claims:
                 # As far as we can tell it has ended, so another worker may have the message.
                 if not self._clock.seconds_until(claim.ends_us):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delayq._redis.keys import DelayedKeys
+    from delayq._scheduling.counts import Counts
     from delayq._scheduling.services import Services
 
 _ACKS_AT_A_TIME = 200
@@ -45,7 +46,9 @@ def token(call: str, place: int) -> str:
 class Leases:
     """The leases of one queue. What is acknowledged by concurrent callers shares a call."""
 
-    def __init__(self, keys: DelayedKeys, services: Services, announced: Callable[[int], None], *, listed: bool) -> None:
+    def __init__(
+        self, keys: DelayedKeys, services: Services, announced: Callable[[int], None], counts: Counts, *, listed: bool
+    ) -> None:
         """Args:
         announced: Called with the due time of what was offered again, ms.
         listed: Whether the ordered list is kept.
@@ -53,6 +56,7 @@ class Leases:
         self._keys = keys
         self._server = services.server
         self._announced = announced
+        self._counts = counts
         self._listed = int(listed)
         self._acks: GroupCommit[Lease, bool | OutcomeUnknown] = GroupCommit(
             services.server,
@@ -61,7 +65,7 @@ class Leases:
             repeat=lambda request, leases, lost: settle(
                 services.server, services.clock, request, [lease.ends_ms * 1000 for lease in leases], lost
             ),
-            results=lambda _, answer: settled(answer),
+            results=lambda _, answer: settled(answer, counts),
             max_items=_ACKS_AT_A_TIME,
             max_bytes=_ACKS_AT_A_TIME,
             unattended=lambda _, outcome: heed(keys.name, None, outcome),
@@ -97,6 +101,7 @@ class Leases:
         )
         if due_ms < 0:
             raise LeaseLost(_LOST)
+        self._counts.retried += 1
         self._announced(int(due_ms))
 
     async def extend(self, lease: Lease, lease_us: int) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from itertools import chain
 from itertools import repeat as again
 from typing import TYPE_CHECKING, Any, cast
 
-from delayq._redis.durability import Promise, WaitingServer, confirming
+from delayq._redis.durability import PromisedCommits
 from delayq._redis.group_commit import GroupCommit, Request
 from delayq._redis.scripts import OFFER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from delayq._redis.durability import Unconfirmed
+    from delayq._redis.durability import Promise, Results, Unconfirmed, WaitingServer
     from delayq._redis.keys import DelayedKeys
+    from delayq._redis.server import Server
+    from delayq._scheduling.counts import Counts
     from delayq._scheduling.services import Services
     from delayq.errors import OutcomeUnknown
 
@@ -36,38 +37,30 @@ class Offers:
         commits: What stores messages: its items are offers, each as large as its payload.
     """
 
-    def __init__(self, keys: DelayedKeys, services: Services, announced: Callable[[int], None], *, listed: bool) -> None:
+    def __init__(
+        self, keys: DelayedKeys, services: Services, announced: Callable[[int], None], counts: Counts, *, listed: bool
+    ) -> None:
         """Args:
         announced: Called with the earliest due time of what was stored, ms.
         listed: Whether the ordered list is kept.
         """
         self._keys = keys
         self._listed = int(listed)
-        self._server = services.server
         self._announced = announced
+        self._counts = counts
         self._background = services.background
-        self._promised: dict[Promise, GroupCommit[Offer, Stored | Unconfirmed[Stored]]] = {}
-        self.commits: GroupCommit[Offer, Stored] = self._new_commits(None)
+        self._promised: PromisedCommits[Offer, Stored] = PromisedCommits(services.server, keys.timeout, self._new_commits)
+        self.commits: GroupCommit[Offer, Stored] = self._promised.plain
 
     async def under(self, promise: Promise) -> GroupCommit[Offer, Stored | Unconfirmed[Stored]]:
-        """What stores messages under a promise.
-
-        Raises:
-            ServerError: The server cannot be asked, or can keep no such promise.
-        """
-        if promise not in self._promised:
-            await WaitingServer(self._server, promise).demand(self._keys.timeout)
-            self._promised.setdefault(promise, self._new_commits(promise))
-        return self._promised[promise]
+        """As :meth:`PromisedCommits.under`."""
+        return await self._promised.under(promise)
 
     async def aclose(self, grace: float) -> None:
         """Take nothing more. What is on its way has ``grace`` seconds."""
-        promised = (commits.aclose(grace) for commits in self._promised.values())
-        await asyncio.gather(self.commits.aclose(grace), *promised)
+        await self._promised.aclose(grace)
 
-    def _new_commits(self, promise: Promise | None) -> GroupCommit[Offer, Any]:
-        server = self._server if promise is None else WaitingServer(self._server, promise)
-
+    def _new_commits(self, server: Server | WaitingServer, reading: Callable[[Results], Results]) -> GroupCommit[Offer, Any]:
         async def repeat(request: Request, _offers: Sequence[Offer], lost: OutcomeUnknown | None) -> Any:
             if lost is not None:
                 # Nobody can tell whether it was carried out, so a repetition might store everything twice.
@@ -79,7 +72,7 @@ class Offers:
             self._background,
             request=self._request,
             repeat=repeat,
-            results=self._results if promise is None else confirming(promise, self._results),
+            results=reading(self._results),
             max_items=MESSAGES_AT_A_TIME,
             max_bytes=_BYTES_AT_A_TIME,
         )
@@ -91,6 +84,7 @@ class Offers:
 
     def _results(self, offers: Sequence[Offer], answer: list[Any]) -> list[Stored]:
         ids, dues = answer[1::2], answer[2::2]
+        self._counts.offered += len(ids)
         # Our own subscription will hear of it too, unless it is interrupted just now.
         self._announced(min(dues))
         return list(zip(ids, dues, again(answer[0], len(offers)), strict=True))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+from delayq._scheduling.counts import Counts, Depth
 from delayq._scheduling.offers import Offers
 from delayq._scheduling.transfer import TransferTask
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from delayq._redis.keys import DelayedKeys
+    from delayq._scheduling.push import Pushes
     from delayq._scheduling.services import Services
     from delayq._scheduling.turns import Notice
+    from delayq.hooks import Hooks
 
 
 class OpenDelayedQueue:
@@ -22,6 +27,8 @@ class OpenDelayedQueue:
         listed: Whether what is offered here goes into the ordered list.
         transfer: Moves what is due, and hands it out.
         offers: Stores messages.
+        counts: What was done.
+        hooks: Who watches.
         closed: Whether it was closed.
     """
 
@@ -29,7 +36,11 @@ class OpenDelayedQueue:
         self.keys: DelayedKeys = keys
         self.listed: bool = listed
         self.transfer: TransferTask = TransferTask(keys, services, listed=listed)
-        self.offers: Offers = Offers(keys, services, self.transfer.announced, listed=listed)
+        self.counts: Counts = self.transfer.counts
+        self.offers: Offers = Offers(keys, services, self.transfer.announced, self.counts, listed=listed)
+        self.hooks: Hooks = services.hooks
+        self._clock = services.clock
+        self._server = services.server
         self.closed: bool = False
 
     @property
@@ -37,12 +48,20 @@ class OpenDelayedQueue:
         return self.keys.name
 
     @property
+    def whole(self) -> str:
+        return self.keys.name
+
+    @property
     def channels(self) -> tuple[str, ...]:
         return (self.keys.channel, self.keys.turns)
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Literal["delayed"]:
         return "delayed"
+
+    @property
+    def pushes(self) -> Pushes:
+        return self.transfer.pushes
 
     def resync_keys(self) -> tuple[str, ...]:
         return (self.keys.timeout, self.keys.leases, self.keys.ready) if self.transfer.watches else ()
@@ -59,5 +78,22 @@ class OpenDelayedQueue:
     def push(self) -> None:
         self.transfer.pushes.push()
 
+    async def depth(self) -> Depth:
+        """How many messages are where. The age is that of what is due and stands among the pending ones still."""
+        keys = self.keys
+        pending, ready, leased, first = await asyncio.gather(
+            self._server.command("ZCARD", keys.timeout),
+            self._server.command("LLEN", keys.ready),
+            self._server.command("ZCARD", keys.leases),
+            self._server.command("ZRANGE", keys.timeout, 0, 0, "WITHSCORES"),
+        )
+        late = -self._clock.seconds_from_now(_score(first) * 1000) if first else 0.0
+        return Depth(int(pending), int(ready), int(leased), 0, max(0.0, late), paused=False)
+
     async def aclose(self, grace: float) -> None:
         await asyncio.gather(self.offers.aclose(grace), self.transfer.aclose(grace))
+
+
+def _score(reply: Sequence[Any]) -> float:
+    """The score in what ZRANGE answers: flat, or in pairs under RESP3."""
+    return float(reply[0][1] if isinstance(reply[0], list | tuple) else reply[1])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from delayq._redis.reliable_scripts import STATS
 from delayq._scheduling.claims import Claims
+from delayq._scheduling.counts import Counts, Depth
 from delayq._scheduling.lease_keeper import LeaseKeeper
 from delayq._scheduling.recurrence import Recurrence
 from delayq._scheduling.reliable_offers import ReliableOffers
@@ -14,8 +16,11 @@ from delayq._scheduling.settling import Settling
 if TYPE_CHECKING:
     from delayq._redis.keys import ReliableKeys
     from delayq._scheduling.claims import Policy
+    from delayq._scheduling.push import Pushes
+    from delayq._scheduling.server_clock import ServerClock
     from delayq._scheduling.services import Services
     from delayq._scheduling.turns import Notice
+    from delayq.hooks import Hooks
 
 
 class OpenReliableQueue:
@@ -30,6 +35,9 @@ class OpenReliableQueue:
         keeper: Renews the leases of what is being handled.
         recurrence: Puts in place what recurs.
         loop: The client's event loop.
+        clock: Its server's.
+        counts: What was done.
+        hooks: Who watches.
         closed: Whether it was closed.
     """
 
@@ -37,24 +45,36 @@ class OpenReliableQueue:
         self.keys: ReliableKeys = keys
         self.policy: Policy = policy
         self.claims: Claims = Claims(keys, policy, services)
-        self.settling: Settling = Settling(keys, policy, services)
+        self.counts: Counts = Counts()
+        self.settling: Settling = Settling(keys, policy, services, self.counts)
         self.keeper: LeaseKeeper = LeaseKeeper(keys.name, policy.lease_us, self.settling, services)
         self.recurrence: Recurrence = Recurrence(self, services)
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.closed: bool = False
-        self.offers: ReliableOffers = ReliableOffers(keys, policy, services)
+        self.offers: ReliableOffers = ReliableOffers(keys, policy, services, self.counts)
+        self.clock: ServerClock = services.clock
+        self.hooks: Hooks = services.hooks
+        self._server = services.server
 
     @property
     def name(self) -> str:
         return self.keys.name
 
     @property
+    def whole(self) -> str:
+        return self.keys.whole
+
+    @property
     def channels(self) -> tuple[str, ...]:
         return (self.keys.wake,)
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Literal["reliable"]:
         return "reliable"
+
+    @property
+    def pushes(self) -> Pushes:
+        return self.claims.pushes
 
     def resync_keys(self) -> tuple[str, ...]:
         if self.claims.taker.waiting:
@@ -75,6 +95,13 @@ class OpenReliableQueue:
 
     def push(self) -> None:
         self.claims.pushes.push()
+
+    async def depth(self) -> Depth:
+        """How many messages are where."""
+        delayed, ready, leased, dead, oldest_us, paused = await self._server.run(
+            STATS, (*self.keys.messages, self.keys.dead, self.keys.paused)
+        )
+        return Depth(delayed, ready, leased, dead, oldest_us / 1_000_000, bool(paused))
 
     async def aclose(self, grace: float) -> None:
         self.keeper.close()

@@ -9,6 +9,7 @@ import random
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from delayq._logging import about
 from delayq._redis.retry import retry_delay
 from delayq._scheduling.last_timeout import LastTimeout
 from delayq._scheduling.turns import Turns, signature
@@ -43,6 +44,7 @@ class Pushes:
         turns: Ours.
         client: Names us in notices.
         knows: Whether all that was due is handed out, and we shall be woken for what comes next.
+        errors: Calls that failed so far.
     """
 
     def __init__(self, name: str, once: Callable[[], Awaitable[int]], services: Services, wanted: Callable[[], bool]) -> None:
@@ -68,6 +70,7 @@ class Pushes:
         self.turns: Turns = Turns(random.random)
         self.client: str = secrets.token_hex(4)
         self.knows: bool = False
+        self.errors: int = 0
 
     def wanted(self) -> None:
         """Somebody here wants what comes due: call, unless we know that there is nothing yet."""
@@ -172,8 +175,9 @@ class Pushes:
             return await self._once()
         except ServerError as error:
             self._failures += 1
+            self.errors += 1
             if self._failures == 1:
-                _log.warning("queue %r: a call for what is due failed: %s", self._name, error)
+                _log.warning("queue %r: a call for what is due failed: %s", self._name, error, extra=about(self._name))
             return None
 
     def _act_on(self, due_us: int | None) -> None:

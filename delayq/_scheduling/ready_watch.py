@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from delayq._logging import about
 from delayq._redis.link import Link, keep_linked
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class ReadyWatch:
 
     async def _run(self) -> None:
         def interrupted(error: ServerError) -> None:
-            _log.warning("queue %r: watching its ready list: %s", self._keys.name, error)
+            _log.warning("queue %r: watching its ready list: %s", self._keys.name, error, extra=about(self._keys.name))
 
         await keep_linked(self._nodes, self._keys.ready, self._watch, interrupted, self._retry_most)
 

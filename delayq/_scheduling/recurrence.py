@@ -17,9 +17,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 from delayq._durations import moment_us
+from delayq._logging import about
 from delayq._redis.reliable_scripts import OCCUR, RECUR, REFILL, SCHEDULE, UNSCHEDULE
 from delayq._timing import AHEAD, Timing
 from delayq.errors import BadInput, ConfigurationError, ServerError
@@ -43,6 +45,7 @@ _AT_A_TIME = 100
 DIGITS = 16
 """An id ends in "@" and the microseconds since the epoch: sixteen digits from 2001 to 2286."""
 _NO_SUCH = -2
+_MOMENT = re.compile("[0-9]{1,20}")
 
 
 def is_occurrence(id: bytes) -> bool:  # noqa: A002
@@ -87,12 +90,12 @@ class Recurrence:
         keys = (*self._open.keys.messages, self._open.keys.schedules)
         return bool(await self._server.run(UNSCHEDULE, keys, (name,)))
 
-    async def stored(self) -> tuple[dict[str, dict[str, Any]], int]:
-        """What is known of each schedule, by name, and how far tests have moved the time, microseconds."""
+    async def stored(self) -> tuple[dict[bytes, bytes], int]:
+        """The record of each schedule, by name, and how far tests have moved the time, microseconds."""
         stored = await self._server.command("HGETALL", self._open.keys.schedules)
-        records = dict(zip(stored[::2], stored[1::2], strict=True)) if isinstance(stored, list) else dict(stored)
+        records: dict[bytes, bytes] = dict(zip(stored[::2], stored[1::2], strict=True))
         shift_us = int(records.pop(b"", 0))
-        return {name.decode(): _facts(record) for name, record in records.items()}, shift_us
+        return records, shift_us
 
     async def claim(self, count: int, wait: float) -> list[Taken[Claim]]:
         """Take what is due, as :meth:`Taker.get`, and follow up what recurs."""
@@ -113,7 +116,13 @@ class Recurrence:
             reply = await self._server.run(OCCUR, self._keys, [part for claim in claims for part in claim.name])
         except ServerError as error:
             # Handed out all the same: the look finds what is missing.
-            _log.warning("queue %r: what follows %d messages is not in place yet: %s", self._open.name, len(claims), error)
+            _log.warning(
+                "queue %r: what follows %d messages is not in place yet: %s",
+                self._open.name,
+                len(claims),
+                error,
+                extra=about(self._open.name),
+            )
             reply = [1, -1] * len(claims)
         except BaseException:
             self._open.claims.taker.give_back(taken)
@@ -157,12 +166,13 @@ class Recurrence:
             record = await self._server.command("HGET", self._open.keys.schedules, name)
             if record is None:
                 return
-            facts = _facts(record)
-            timing = Timing.parse(facts["timing"])
+            facts, timing = read(record)
             after_us = int(facts["next"]) if facts["next"] else await self._now_us()
             await self._server.run(REFILL, self._keys, (name, timing.text, *timing.moments(after_us)))
-        except (ServerError, ConfigurationError, BadInput) as error:
-            _log.warning("queue %r: when %r recurs cannot be computed here: %s", self._open.name, name, error)
+        except (ServerError, ConfigurationError, BadInput, Unreadable) as error:
+            _log.warning(
+                "queue %r: when %r recurs cannot be computed here: %s", self._open.name, name, error, extra=about(self._open.name)
+            )
         finally:
             self._refilling.discard(name)
 
@@ -186,12 +196,26 @@ class Recurrence:
         try:
             await self.look()
         except ServerError as error:
-            _log.warning("queue %r: its schedules could not be looked at: %s", self._open.name, error)
+            _log.warning(
+                "queue %r: its schedules could not be looked at: %s", self._open.name, error, extra=about(self._open.name)
+            )
         finally:
             for name in list(self._names)[:1]:
                 self._know(name)
 
 
-def _facts(record: bytes) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(record.partition(b"\n")[0])
-    return facts
+class Unreadable(Exception):
+    """What stands on the server is no record of a schedule."""
+
+
+def read(record: bytes) -> tuple[dict[str, Any], Timing]:
+    """What a record says of its schedule, and when that recurs. Raises :class:`Unreadable`."""
+    try:
+        facts: dict[str, Any] = json.loads(record.partition(b"\n")[0])
+        moments = facts["next"], facts["last"]
+        if not all(moment == "" or _MOMENT.fullmatch(moment) for moment in moments):
+            raise ValueError(moments)  # noqa: TRY301
+        facts["priority"], facts["version"] = int(facts["priority"]), int(facts["version"])
+        return facts, Timing.parse(facts["timing"])
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+        raise Unreadable(f"a schedule's record cannot be read: {type(error).__name__}") from None

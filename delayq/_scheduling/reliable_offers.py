@@ -9,18 +9,19 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from delayq._redis.durability import Promise, WaitingServer, confirming
+from delayq._redis.durability import PromisedCommits
 from delayq._redis.group_commit import GroupCommit, Request
 from delayq._redis.reliable_scripts import OFFER
 from delayq.errors import ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from delayq._redis.durability import Unconfirmed
+    from delayq._redis.durability import Promise, Results, Unconfirmed, WaitingServer
     from delayq._redis.keys import ReliableKeys
     from delayq._redis.server import Server
     from delayq._scheduling.claims import Policy
+    from delayq._scheduling.counts import Counts
     from delayq._scheduling.services import Services
     from delayq.errors import OutcomeUnknown
 
@@ -60,36 +61,30 @@ class ReliableOffers:
             ``offer.lua`` says of it.
     """
 
-    def __init__(self, keys: ReliableKeys, policy: Policy, services: Services) -> None:
+    def __init__(self, keys: ReliableKeys, policy: Policy, services: Services, counts: Counts) -> None:
         self._keys = keys
+        self._counts = counts
         self._policy = policy
         self._services = services
         self._used: list[str] = []
-        self._promised: dict[Promise, GroupCommit[NewMessage, int | Unconfirmed[int]]] = {}
-        self.commits: GroupCommit[NewMessage, int] = self._new_commits(None)
+        # A try of these that was given up may still arrive: their records keep it from storing, and expire by themselves.
+        self._unsure: set[str] = set()
+        self._promised: PromisedCommits[NewMessage, int] = PromisedCommits(services.server, keys.wake, self._new_commits)
+        self.commits: GroupCommit[NewMessage, int] = self._promised.plain
 
     async def under(self, promise: Promise) -> GroupCommit[NewMessage, int | Unconfirmed[int]]:
-        """What stores messages under a promise.
-
-        Raises:
-            ServerError: The server cannot be asked, or can keep no such promise.
-        """
-        if promise not in self._promised:
-            await WaitingServer(self._services.server, promise).demand(self._keys.wake)
-            self._promised.setdefault(promise, self._new_commits(promise))
-        return self._promised[promise]
+        """As :meth:`PromisedCommits.under`."""
+        return await self._promised.under(promise)
 
     async def aclose(self, grace: float) -> None:
         """Take nothing more. What is on its way has ``grace`` seconds."""
-        promised = (commits.aclose(grace) for commits in self._promised.values())
-        await asyncio.gather(self.commits.aclose(grace), *promised)
-        if self._used:
+        await self._promised.aclose(grace)
+        if done_with := [call for call in self._used if call not in self._unsure]:
             with suppress(ServerError, TimeoutError):
                 async with asyncio.timeout(grace / 2):
-                    await self._services.server.command("UNLINK", *self._used)
+                    await self._services.server.command("UNLINK", *done_with)
 
-    def _new_commits(self, promise: Promise | None) -> GroupCommit[NewMessage, Any]:
-        server = self._services.server if promise is None else WaitingServer(self._services.server, promise)
+    def _new_commits(self, server: Server | WaitingServer, reading: Callable[[Results], Results]) -> GroupCommit[NewMessage, Any]:
         # Names this client's calls: the server keeps the reply of the last one, for the case that it was lost.
         session = secrets.token_hex(6)
         call_keys = [self._keys.call(f"{session}-{lane}") for lane in (0, 1)]
@@ -106,6 +101,8 @@ class ReliableOffers:
 
         def results(_messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
             outcomes: list[int] = answer
+            # Stored, or in the place of an earlier one.
+            self._counts.offered += outcomes.count(1) + outcomes.count(2)
             return outcomes
 
         return GroupCommit(
@@ -113,7 +110,7 @@ class ReliableOffers:
             self._services.background,
             request=request,
             repeat=partial(self._repeat, server),
-            results=results if promise is None else confirming(promise, results),
+            results=reading(results),
             max_items=_AT_A_TIME,
             max_bytes=_BYTES_AT_A_TIME,
         )
@@ -125,8 +122,15 @@ class ReliableOffers:
         _messages: Sequence[NewMessage],
         lost: OutcomeUnknown | None,
     ) -> Any:
+        call, errors = request.keys[-1], self._services.server.errors
+        if lost is not None:
+            self._unsure.add(call)
         try:
             # Under its number: what was carried out is not carried out again.
             return await server.run(*request)
         except ServerUnavailable as error:
             raise lost or error from error.__cause__
+        finally:
+            if self._services.server.errors != errors:
+                # Perhaps of this call.
+                self._unsure.add(call)

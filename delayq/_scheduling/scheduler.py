@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from delayq._logging import about
 from delayq._redis.scripts import RESYNC
 from delayq._scheduling.push import due_us
 from delayq._scheduling.server_clock import ServerClock
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from delayq._redis.nodes import Nodes
     from delayq._redis.server import Server
     from delayq._scheduling.turns import Notice
+    from delayq.hooks import Hooks
     from delayq.timer import HashedWheelTimer
 
 _log = logging.getLogger("delayq")
@@ -31,6 +33,8 @@ _log = logging.getLogger("delayq")
 _AT_A_TIME = 200
 # In a cluster the others wait for a server that hangs no longer than that, seconds.
 _PATIENCE = 1.0
+# What is on its way when a queue closes has so long, seconds.
+_GRACE = 0.4
 
 
 class OpenQueue(Protocol):
@@ -95,11 +99,12 @@ class Scheduler:
         timer: HashedWheelTimer,
         background: Background,
         resync_interval: float,
+        hooks: Hooks,
     ) -> None:
         # Nobody shall wait longer for a retry than for the re-check.
         retry_most = min(5.0, resync_interval)
         clock = ServerClock(asyncio.get_running_loop().time)
-        self.services: Services = Services(server, nodes, timer, clock, background, resync_interval, retry_most)
+        self.services: Services = Services(server, nodes, timer, clock, background, resync_interval, retry_most, hooks)
         self._queues: dict[str, OpenQueue] = {}
         self._clocks: dict[OpenQueue, ServerClock] = {}
         self._failing = self._refused = False
@@ -130,15 +135,15 @@ class Scheduler:
             self._resync = self.services.background.spawn(self._run(), "resync")
         return made
 
-    async def close(self, queue: OpenQueue, grace: float) -> None:
-        """Close a queue: what is on its way has ``grace`` seconds. Closing twice does nothing."""
+    async def close(self, queue: OpenQueue) -> None:
+        """Close a queue: what is on its way has a moment yet. Closing twice does nothing."""
         if not queue.closed:
             queue.closed = True
             for channel in queue.channels:
                 del self._queues[channel]
                 self.subscriber.remove(channel)
             del self._clocks[queue]
-            await queue.aclose(grace)
+            await queue.aclose(_GRACE)
 
     async def run_once(self) -> None:
         """The re-check: look at every queue, and wake those that need it.
@@ -216,7 +221,7 @@ class Scheduler:
         try:
             moment = int(content)
         except ValueError:
-            _log.warning("queue %r: a notification is no number", queue.name)
+            _log.warning("queue %r: a notification is no number", queue.name, extra=about(queue.name))
             queue.push()
         else:
             queue.heard(moment)

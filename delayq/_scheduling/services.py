@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from delayq.hooks import Hooks
 
 if TYPE_CHECKING:
     from delayq._background import Background
@@ -25,6 +27,7 @@ class Services:
         background: Owns tasks that outlive a call.
         resync_interval: How often everything is looked at, whatever happens, seconds.
         retry_most: The longest wait before a failed call is tried again, seconds.
+        hooks: Who watches.
     """
 
     server: Server
@@ -34,3 +37,4 @@ class Services:
     background: Background
     resync_interval: float
     retry_most: float
+    hooks: Hooks = field(default_factory=Hooks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from delayq._logging import about
 from delayq._redis.group_commit import GroupCommit, Request
 from delayq._redis.reliable_scripts import ACK, BURY, EXTEND, NACK, RELEASE
 from delayq.errors import LeaseLost, OutcomeUnknown, ServerError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from delayq._redis.keys import ReliableKeys
     from delayq._redis.server import Server
     from delayq._scheduling.claims import Claim, Policy
+    from delayq._scheduling.counts import Counts
     from delayq._scheduling.server_clock import ServerClock
     from delayq._scheduling.services import Services
 
@@ -35,8 +37,9 @@ Part = str | bytes | int
 class Settling:
     """The claims of one queue that are settled here. Concurrent callers share calls."""
 
-    def __init__(self, keys: ReliableKeys, policy: Policy, services: Services) -> None:
+    def __init__(self, keys: ReliableKeys, policy: Policy, services: Services, counts: Counts) -> None:
         self._keys = keys
+        self._counts = counts
         self._policy = policy
         self._server = services.server
         self._clock = services.clock
@@ -45,7 +48,7 @@ class Settling:
             services.background,
             request=self._acks_of,
             repeat=self._settle,
-            results=lambda _, answer: settled(answer),
+            results=lambda _, answer: settled(answer, counts),
             max_items=_AT_A_TIME,
             max_bytes=_AT_A_TIME,
             final=True,
@@ -85,16 +88,19 @@ class Settling:
         """The message is due again after a delay. Raises as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.wake)
         _demand(*await self._settle(Request(NACK, keys, (*claim.name, delay_us, error)), [claim]))
+        self._counts.retried += 1
 
     async def bury(self, claim: Claim, why: str) -> None:
         """The message becomes a dead letter. ``why`` is JSON on one line. Raises as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.dead, self._keys.dead_messages)
         _demand(*await self._settle(Request(BURY, keys, (*claim.name, why)), [claim]))
+        self._counts.buried += 1
 
     async def release(self, claim: Claim) -> None:
         """The message is as it was before it was claimed. Raises as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.wake)
         _demand(*await self._settle(Request(RELEASE, keys, claim.name), [claim]))
+        self._counts.released += 1
 
     async def extend(self, claims: Sequence[Claim], lease_us: int) -> list[bool]:
         """Let leases end so much from now, and say which of them are still ours.
@@ -139,11 +145,12 @@ def heed(queue: str, message: bytes | None, outcome: bool | OutcomeUnknown | Bas
     """Log what became of an acknowledgement for which nobody waits, unless all is well. ``message`` is its id, if it has one."""
     if outcome is True:
         return
-    name = "a message" if message is None else f"message {message.decode(errors='replace')!r}"
+    known = None if message is None else message.decode(errors="replace")
+    name = "a message" if known is None else f"message {known!r}"
     if outcome is False:
-        _log.warning(HANDLED_TWICE, queue, name)
+        _log.warning(HANDLED_TWICE, queue, name, extra=about(queue, known))
     else:
-        _log.warning("queue %r: %s is handled, but may come again: %s", queue, name, outcome)
+        _log.warning("queue %r: %s is handled, but may come again: %s", queue, name, outcome, extra=about(queue, known))
 
 
 def fresh_until(clock: ServerClock, ends_us: int, policy: Policy) -> float:
@@ -180,9 +187,11 @@ async def settle(
     return [bool(done) or clock.seconds_until(ends) > _SURELY or lost for done, ends in zip(again, ends_us, strict=True)]
 
 
-def settled(answer: Sequence[int | OutcomeUnknown]) -> list[bool | OutcomeUnknown]:
-    """What the server, or :func:`settle`, said of each lease."""
-    return [done if isinstance(done, OutcomeUnknown) else bool(done) for done in answer]
+def settled(answer: Sequence[int | OutcomeUnknown], counts: Counts) -> list[bool | OutcomeUnknown]:
+    """What the server, or :func:`settle`, said of each lease whose message was acknowledged."""
+    outcomes = [done if isinstance(done, OutcomeUnknown) else bool(done) for done in answer]
+    counts.acked += outcomes.count(True)
+    return outcomes
 
 
 def _demand(done: bool | OutcomeUnknown) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from delayq._logging import about
 from delayq._redis.group_commit import own_copy
 from delayq._redis.retry import retry_delay
 from delayq._scheduling.prefetch import fetches_more, next_batch
@@ -279,6 +280,7 @@ class Taker(Generic[Item]):
                 "%d messages of queue %r were taken and could not be given back: the server does not answer",
                 len(self._returned),
                 self._queue,
+                extra=about(self._queue),
             )
 
     def _hand_out(self, taken: list[Taken[Item]], *, more: bool = False) -> list[Taken[Item]]:
@@ -328,7 +330,9 @@ class Taker(Generic[Item]):
                 except DelayqError as error:
                     failures += 1
                     if failures == 1:
-                        _log.warning("giving %d messages of queue %r back: %s", len(batch), self._queue, error)
+                        _log.warning(
+                            "giving %d messages of queue %r back: %s", len(batch), self._queue, error, extra=about(self._queue)
+                        )
                     if not isinstance(error, OutcomeUnknown):
                         # Nothing is back, so whoever has come meanwhile may have it. Otherwise the very same call must be
                         # repeated, which its token keeps from being carried out twice.

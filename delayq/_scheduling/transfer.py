@@ -9,7 +9,9 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from delayq._logging import about
 from delayq._redis.scripts import GIVE_BACK, RECOVER, TRANSFER
+from delayq._scheduling.counts import Counts
 from delayq._scheduling.leases import Lease, Leases, token
 from delayq._scheduling.push import NOT_ASKED, Pushes, due_us
 from delayq._scheduling.ready_watch import ReadyWatch
@@ -40,6 +42,7 @@ class TransferTask:
     Attributes:
         pushes: When it does so.
         taker: Those who take for good.
+        counts: What was done.
         leases: What is out under a lease.
         quarantined: Unreadable records found so far.
         returned: Messages found so far whose lease had ended.
@@ -47,12 +50,13 @@ class TransferTask:
 
     def __init__(self, keys: DelayedKeys, services: Services, *, listed: bool) -> None:
         self.keys: DelayedKeys = keys
+        self.counts: Counts = Counts()
         self._services = services
         self._server = services.server
         self._clock = services.clock
         self.pushes: Pushes = Pushes(keys.name, self.run_once, services, lambda: self.waiting)
         self._watch = ReadyWatch(keys, services, self.pushes.push)
-        self.leases: Leases = Leases(keys, services, self.announced, listed=listed)
+        self.leases: Leases = Leases(keys, services, self.announced, self.counts, listed=listed)
         self.taker: Taker[bytes] = self._new_taker(self._put_back)
         self._lessees: dict[int, Taker[Lease]] = {}
         # The last call's name, how many it was to hand out, and for how long, if its answer was lost.
@@ -113,7 +117,12 @@ class TransferTask:
             if not str(error).startswith("NOPERM") or wanted:
                 raise
             self._barred = True
-            _log.warning("queue %r: this user may not move what is due, other processes have to: %s", self.keys.name, error)
+            _log.warning(
+                "queue %r: this user may not move what is due, other processes have to: %s",
+                self.keys.name,
+                error,
+                extra=about(self.keys.name),
+            )
             return NOT_ASKED
         self._barred = False
         return due
@@ -172,10 +181,14 @@ class TransferTask:
             self.pushes.settled(now - now % 1000)
         if poison:
             self.quarantined += poison
-            _log.warning("queue %r: %d unreadable records moved to %r", keys.name, poison, keys.quarantine)
+            _log.warning(
+                "queue %r: %d unreadable records moved to %r", keys.name, poison, keys.quarantine, extra=about(keys.name)
+            )
         if returned:
             self.returned += returned
-            _log.warning("queue %r: the lease of %d messages ended, they are ready again", keys.name, returned)
+            _log.warning(
+                "queue %r: the lease of %d messages ended, they are ready again", keys.name, returned, extra=about(keys.name)
+            )
         if payloads:
             self._served[lease_us] = number
         if lease_us:

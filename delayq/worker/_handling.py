@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from delayq._logging import about
 from delayq._scheduling.settling import HANDLED_TWICE
 from delayq.errors import DecodeError, DelayqError, LeaseLost
 from delayq.message import Message, Reject, RetryAfter
@@ -71,11 +72,19 @@ class Handling:
                     value = message.value
                 except DecodeError as error:
                     # No attempt will ever read it.
-                    _log.error("queue %r: message %r is undecodable and dead: %s", self._queue, message.id, _reason(error))
+                    _log.error(
+                        "queue %r: message %r is undecodable and dead: %s",
+                        self._queue,
+                        message.id,
+                        _reason(error),
+                        extra=about(self._queue, message.id, message.attempt),
+                    )
+                    _tell(message, error)
                     await message.bury(UNDECODABLE, _reason(error))
                     return
                 failure = await self._run(message, value)
                 if failure is not None:
+                    _tell(message, failure)
                     await self._failed(message, failure)
                 elif not message._settled or message._lost:  # noqa: SLF001 - a handler may settle its message itself
                     # The next message need not wait for it, unless too many do so.
@@ -84,9 +93,16 @@ class Handling:
                     else:
                         await message.ack()
         except LeaseLost:
-            _log.warning(HANDLED_TWICE, self._queue, f"message {message.id!r}")
+            _log.warning(
+                HANDLED_TWICE, self._queue, f"message {message.id!r}", extra=about(self._queue, message.id, message.attempt)
+            )
         except DelayqError as error:
-            _log.warning("queue %r: message %r could not be settled and will come again: %s", *self._of(message), error)
+            _log.warning(
+                "queue %r: message %r could not be settled and will come again: %s",
+                *self._of(message),
+                error,
+                extra=about(self._queue, message.id, message.attempt),
+            )
 
     async def _run(self, message: Message[Any], value: Any) -> BaseException | None:
         """Run what there is to run. Returns the error with which it ended, if it did."""
@@ -152,9 +168,22 @@ class Handling:
         what = verdict(error, self._listener.on_error)
         said = isinstance(error, RetryAfter | Reject)
         if said:
-            _log.info("queue %r: message %r, attempt %d: %s: %s", *self._of(message), message.attempt, _name(error), error)
+            _log.info(
+                "queue %r: message %r, attempt %d: %s: %s",
+                *self._of(message),
+                message.attempt,
+                _name(error),
+                error,
+                extra=about(self._queue, message.id, message.attempt),
+            )
         else:
-            _log.error("queue %r: message %r failed in attempt %d", *self._of(message), message.attempt, exc_info=error)
+            _log.error(
+                "queue %r: message %r failed in attempt %d",
+                *self._of(message),
+                message.attempt,
+                exc_info=error,
+                extra=about(self._queue, message.id, message.attempt),
+            )
         if message._settled and not message._lost:  # noqa: SLF001 - as above
             return
         if isinstance(what, Never):
@@ -166,6 +195,12 @@ class Handling:
 
     def _of(self, message: Message[Any]) -> tuple[str, str]:
         return self._queue, message.id
+
+
+def _tell(message: Message[Any], failure: BaseException) -> None:
+    """Let those who watch know: it does not leave the message's block."""
+    if (observation := message._observation) is not None:  # noqa: SLF001 - one library
+        observation.error = failure
 
 
 def _below_the_worker(trace: TracebackType | None) -> TracebackType | None:

@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq._durations import Duration, seconds
-from delayq._redis.keys import ReliableKeys
+from delayq._redis.keys import ReliableKeys, check_partitions
 from delayq.codecs import codec_for
 from delayq.errors import BadInput, ConfigurationError
-from delayq.partitioned_queue import check_partitions
 from delayq.worker._signatures import HandlerPlan, name_of, plan_handler
 from delayq.worker._verdicts import OnError, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from delayq._settings import Settings
     from delayq.codecs import Codec
-    from delayq.reliable_queue import Settings
 
 
 @dataclass(frozen=True, eq=False)

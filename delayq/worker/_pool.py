@@ -19,6 +19,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from delayq._logging import about
 from delayq._redis.retry import retry_delay
 from delayq.errors import Closed, ServerError
 from delayq.worker import _pace
@@ -179,7 +180,7 @@ class Pool:
             except ServerError as error:
                 failures += 1
                 if failures == 1:
-                    _log.error("queue %r: nothing can be claimed: %s", lane.source.name, error)
+                    _log.error("queue %r: nothing can be claimed: %s", lane.source.name, error, extra=about(lane.source.name))
                 self._owed.pop(lane, None)
                 self._kick()
                 await asyncio.sleep(retry_delay(failures))

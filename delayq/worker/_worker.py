@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import anyio
 
 from delayq._durations import Duration, seconds
+from delayq._settings import RETRIES, Settings
 from delayq.client import Client, connect
 from delayq.errors import Closed, ConfigurationError
 from delayq.message import Message
-from delayq.reliable_queue import RETRIES, Settings
 from delayq.worker._dependencies import Scope
 from delayq.worker._handling import Handling
 from delayq.worker._listener import check_count, make_listener
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from delayq._settings import Expired, WhenFull
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
-    from delayq.reliable_queue import Expired, WhenFull
     from delayq.worker._listener import Listener
     from delayq.worker._signatures import Dependency
     from delayq.worker._verdicts import OnError
@@ -66,13 +66,15 @@ class Worker:
         shutdown_timeout: Duration = 30.0,
         lifespan: Callable[[Worker], AbstractAsyncContextManager[object]] | None = None,
     ) -> None:
-        """Args:
-        client: Whose queues. An address, or None, as for :func:`delayq.connect`: then the worker opens a client for each
-            run. So it does with a client that is not open yet. One that is open stays yours to close.
-        concurrency: How many handlers run at a time, over all listeners.
-        shutdown_timeout: How long a stop waits for the handlers that run, seconds or a timedelta.
-        lifespan: Called with the worker; what it returns is entered when the client is open and before the first
-            message, and left after the last.
+        """Make a worker, without listeners yet.
+
+        Args:
+            client: Whose queues. An address, or None, as for :func:`delayq.connect`: then the worker opens a client for each
+                run. So it does with a client that is not open yet. One that is open stays yours to close.
+            concurrency: How many handlers run at a time, over all listeners.
+            shutdown_timeout: How long a stop waits for the handlers that run, seconds or a timedelta.
+            lifespan: Called with the worker; what it returns is entered when the client is open and before the first
+                message, and left after the last.
 
         Raises:
             BadInput: A setting cannot work.

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import delayq
+from delayq import inspection
+from delayq._dashboard.source import DelayedSource, ReliableSource
 from delayq._redis.keys import DelayedKeys, ReliableKeys
 from delayq._redis.records import pack
 from delayq._redis.reliable_scripts import CLAIM
@@ -192,7 +194,24 @@ async def delayed_dashboard(place: Place) -> None:
     await place.client.delayed_queue(NAME).aclose()
     queue: DelayedQueue[Any] = place.client.delayed_queue(NAME, ordered_list=False)
     await look_at(queue, first=2)
+    await place.raw.zadd(keys.leases, {b"token": 2e15})
+    await place.raw.hset(keys.leased, b"token", b"4")
+    board = DelayedSource(place.client._open_session().server, NAME)
+    await show(board)
+    assert [row.payload for row in await board.page("leased", 0, 9)] == [b"4"]
+    await place.raw.unlink(keys.leases, keys.leased)
     await listens(place, keys.channel, queue)
+
+
+async def show(board: DelayedSource | ReliableSource) -> None:
+    """What the dashboard shows of a queue."""
+    counts = await board.counts()
+    assert counts.delayed == 2
+    assert sum(await board.histogram(0)) >= 2
+    for state in (*board.states, *(("dead",) if board.kind == "reliable" else ())):
+        for row in await board.page(state, 0, 9):
+            if row.place is not None:
+                assert await board.find(row.place, dead=state == "dead")
 
 
 async def look_at(queue: DelayedQueue[Any], first: int) -> None:
@@ -211,6 +230,12 @@ async def delayed_admin(place: Place) -> None:
     await delayed_dashboard(place)
     theirs, raw = place.helper.delayed_queue(NAME), place.raw
     queue: DelayedQueue[Any] = place.client.delayed_queue(NAME)
+    board = DelayedSource(place.client._open_session().server, NAME)
+    row = (await board.page("delayed", 0, 1))[0]
+    assert row.place is not None
+    moved = await board.reschedule(row.place, 10_000_000)
+    assert moved is not None
+    assert await board.cancel(moved)
     assert await queue.pending.clear()
     assert await queue.ready.clear()
     await theirs.offer_many([(i, 60) for i in range(20)])
@@ -236,6 +261,7 @@ async def delayed_admin(place: Place) -> None:
     assert await queue.pending.poll_last_and_offer_first_to(NAME) == 1
     assert await queue.pending.expire(3600)
     assert await queue.pending.remove(1)
+    assert await inspection.purge(place.client, NAME) > 0
     await listens(place, keys.channel, queue)
 
 
@@ -365,6 +391,7 @@ async def reliable_dashboard(place: Place) -> None:
         assert await queue.get(found.id)
     assert await queue.dead.size() == 1
     assert (await queue.dead.list())[0].reason == "why"
+    await show(ReliableSource(place.client._open_session().server, NAME, [None]))
     assert [schedule.name for schedule in await queue.schedules()] == ["nightly"]
     await listens(place, keys.wake, queue)
 

@@ -167,6 +167,25 @@ async def test_leaving_a_loop_hands_back_what_was_fetched_ahead_in_order(client:
     assert await settled(queue) == list(range(40, 300))
 
 
+async def test_closing_that_takes_too_long_is_not_somebody_elses_cancellation(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever closes a client goes on, although what was still on its way was cancelled."""
+
+    async def takes_long(_queue: object, _grace: float) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr("delayq._session._CLOSE_WITHIN", 0.01)
+    monkeypatch.setattr("delayq._scheduling.open_reliable.OpenReliableQueue.aclose", takes_long)
+    async with delayq.connect(server.url) as client:
+        client.reliable_queue("jobs")
+        client.reliable_queue("mails")
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
 async def test_closing_inside_a_loop_hands_back_what_was_fetched_ahead(server: PrivateServer) -> None:
     seen = []
     async with delayq.connect(server.url) as client:

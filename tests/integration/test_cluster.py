@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from redis.asyncio import RedisCluster
 
 import delayq
 from delayq import Offer
@@ -328,6 +328,22 @@ def _replicated(cluster: TestCluster, master: PrivateServer) -> bool:
     return all(known[f"slave{n}"]["offset"] == known["master_repl_offset"] for n in range(known["connected_slaves"]))
 
 
+async def test_who_asks_all_masters_asks_those_that_are_there_now(client: delayq.Client, cluster: TestCluster) -> None:
+    session = client._open_session()
+    assert len(await session.server.everywhere("DBSIZE")) == cluster.masters
+    # One of them has failed somebody: it may be none any more.
+    session.nodes.suspect(session.nodes.all()[0])
+    assert session.nodes.all() == []
+    assert len(await session.server.everywhere("DBSIZE")) == cluster.masters
+
+
+async def test_a_given_client_names_the_cluster(cluster: TestCluster) -> None:
+    async with RedisCluster.from_url(f"redis://127.0.0.1:{cluster.nodes[1].port}") as theirs, delayq.connect(theirs) as client:
+        for name in names(cluster, "jobs"):
+            await client.reliable_queue(name).offer(1)
+            assert (await client.reliable_queue(name).stats()).ready == 1
+
+
 async def test_a_client_that_closes_while_its_cluster_is_away_leaves_nothing(cluster: TestCluster) -> None:
     async with delayq.connect(cluster.url) as client:
         queue = client.reliable_queue("jobs", lease=LEASE)
@@ -340,10 +356,10 @@ async def test_a_client_that_closes_while_its_cluster_is_away_leaves_nothing(clu
             refreshing = asyncio.create_task(nodes.refresh())
             await asyncio.sleep(0.05)
             await asyncio.wait_for(client.aclose(), 5)
-            with suppress(delayq.DelayqError, asyncio.CancelledError):
-                await offering
-            with suppress(delayq.DelayqError, asyncio.CancelledError):
-                await refreshing
+            with pytest.raises(delayq.DelayqError):
+                await asyncio.wait_for(offering, 5)
+            with pytest.raises(delayq.Closed):
+                await asyncio.wait_for(refreshing, 5)
         finally:
             for node in cluster.nodes:
                 node.resume()

@@ -125,6 +125,24 @@ async def test_a_replica_that_hangs_is_not_counted(client: delayq.Client, pair: 
     await jobs.offer(3, durability="replicas:1")
 
 
+async def test_a_queue_that_closes_while_its_server_is_asked_stores_nothing(
+    client: delayq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
+    orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+
+    async def closing(*_: Any) -> None:
+        await jobs.aclose()
+        await orders.aclose()
+
+    monkeypatch.setattr("delayq._redis.durability.WaitingServer.demand", closing)
+    with pytest.raises(delayq.Closed):
+        await jobs.offer(1, durability="replicas:1")
+    with pytest.raises(delayq.Closed):
+        await orders.offer_many([(1, 0)], durability="replicas:1")
+    assert (await client.reliable_queue("jobs").stats()).ready == 0
+
+
 @pytest.mark.usefixtures("impatient")
 async def test_a_repetition_waits_for_what_the_first_try_wrote(
     client: delayq.Client, pair: tuple[PrivateServer, PrivateServer], monkeypatch: pytest.MonkeyPatch

@@ -150,7 +150,7 @@ async def test_order_and_due_times_stay(client: delayq.Client, raw: Raw) -> None
     result = await done(client)
     assert raw.ordered() == [current(record) for record in records]
     assert raw.dues() == {current(record): score for record, score in scores.items()}
-    forms = Counter(migration._form_of(record) for record in records)
+    forms = Counter(migration.form_of(record) for record in records)
     assert result.found == forms
     assert (result.looked_at, result.current, result.malformed, result.merged) == (1500, forms[CURRENT], 0, 0)
     assert result.rewritten == 1500 - forms[CURRENT] == sum(result.outdated.values())
@@ -198,7 +198,7 @@ async def test_what_stands_in_one_place_alone(client: delayq.Client, raw: Raw) -
     result = await done(client)
     assert raw.ordered() == [current(record) for record in (*both[:15], *listed, *both[15:])]
     assert set(raw.dues()) == {current(record) for record in both + in_set}
-    assert result.found == Counter(migration._form_of(record) for record in both + listed + in_set)
+    assert result.found == Counter(migration.form_of(record) for record in both + listed + in_set)
 
 
 async def test_a_queue_without_an_ordered_list(client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ async def test_a_32_bit_server_gets_its_own_form(client: delayq.Client, raw: Raw
     assert raw.ordered() == wanted[:60]
     assert set(raw.dues()) == set(wanted)
     assert result.length_bytes == 4
-    assert result.current == sum(migration._form_of(record) == CURRENT_4 for record in records)
+    assert result.current == sum(migration.form_of(record) == CURRENT_4 for record in records)
     assert result.complete
 
 

@@ -10,10 +10,11 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.crc import key_slot
 
 import delayq
 from delayq import Offer
-from delayq._redis.keys import DelayedKeys, ReliableKeys, hash_tag
+from delayq._redis.keys import SLOTS, DelayedKeys, ReliableKeys, hash_tag
 from delayq._scheduling.recurrence import is_occurrence
 from delayq.errors import OutcomeUnknown
 from delayq.partitioned_queue import partition_of
@@ -23,7 +24,7 @@ from tests.integration.reliable_fixtures import LEASE
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from delayq import PartitionedQueue
     from tests.servers import PrivateServer
@@ -62,10 +63,26 @@ class TestRouting:
         assert len(counts) == 16
         assert max(counts.values()) < 1200
 
+    @pytest.mark.parametrize("masters", [2, 3, 5, 6])
+    @pytest.mark.parametrize("name", ["jobs", "{tag}:jobs", "a}b", "Aufträge"])
+    def test_they_lie_evenly_over_any_number_of_masters_however_many_there_are(self, name: str, masters: int) -> None:
+        on: Counter[int] = Counter(dict.fromkeys(range(masters), 0))
+        for partition in range(40):
+            keys = ReliableKeys.of(name, partition=partition)
+            on[key_slot(keys.wake.encode()) * masters // SLOTS] += 1
+            if partition + 1 >= masters * 2:
+                # The places at which masters meet lie within somebody's stretch.
+                assert max(on.values()) - min(on.values()) <= 3
+        assert len({hash_tag(ReliableKeys.of(name, partition=partition).wake) for partition in range(40)}) == 40
+
+    def test_where_one_lies_never_changes(self) -> None:
+        assert ReliableKeys.of("jobs", partition=3).wake == "delayq:part:{3:027:jobs}:wake"
+        assert ReliableKeys.of("Aufträge", partition=12).wake == "delayq:part:{12:021:Aufträge}:wake"
+
     @given(st.text(min_size=1), st.text(min_size=1), st.integers(0, 99), st.integers(0, 99))
     def test_no_partition_has_a_key_of_another_or_of_a_queue(self, one: str, other: str, here: int, there: int) -> None:
         def keys(of: Any) -> set[str]:
-            facts = [getattr(of, name) for name in of.__slots__ if name != "name"]
+            facts = [getattr(of, name) for name in of.__slots__ if name not in ("name", "whole")]
             return {key for fact in facts for key in ([fact] if isinstance(fact, str) else fact)}
 
         try:
@@ -145,6 +162,102 @@ async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(
     assert await jobs.claim(1) == []
     with pytest.raises(delayq.BadInput):
         await jobs.claim(0)
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_what_came_for_a_caller_who_is_cancelled_goes_back_untried(jobs: PartitionedQueue[int], turns: int) -> None:
+    claiming = asyncio.create_task(jobs.claim(20, wait=60))
+    await until(lambda: all(queue._open.claims.taker.waiting for queue in jobs.partitions))
+    await jobs.offer_many([Offer(n) for n in range(20)])
+    # Some partitions' messages are here already, others' are on their way.
+    await until(lambda: not all(queue._open.claims.taker.waiting for queue in jobs.partitions))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    claiming.cancel()
+    try:
+        got = await claiming
+    except asyncio.CancelledError:
+        got = []
+    rest: list[delayq.Message[int]] = []
+    while len(got) + len(rest) < 20:
+        rest += await asyncio.wait_for(jobs.claim(20, wait=10), 15)
+    assert {message.attempt for message in rest} <= {1}
+    assert sorted(message.value for message in [*got, *rest]) == [*range(20)]
+
+
+async def test_a_partition_that_nobody_may_read_ends_the_loop_though_others_have_messages(
+    jobs: PartitionedQueue[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any) -> AsyncIterator[Any]:
+        for number in range(2):
+            if not number:
+                raise delayq.ServerRefused("planned")
+            yield number
+
+    await jobs.offer_many([Offer(n) for n in range(1000)])
+    monkeypatch.setattr(jobs.partitions[2]._open.claims.taker, "batches", refused)
+    with pytest.raises(delayq.ServerRefused, match="planned"):
+        await handled(jobs, 800)
+
+
+async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_others(
+    jobs: PartitionedQueue[int], server: PrivateServer
+) -> None:
+    """Each partition has one at hand for it by then: they go back, untried."""
+    done = asyncio.Event()
+    began = asyncio.Event()
+    first: list[int] = []
+
+    async def handle_long() -> None:
+        async for message in jobs:
+            async with message:
+                first.append(message.value)
+                began.set()
+                await done.wait()
+
+    home = jobs.partitions[0]
+    here = [name for name in (f"h{n}" for n in range(5000)) if jobs.partition(name) is home]
+    elsewhere, again = ([name for name in (f"{kind}{n}" for n in range(50)) if jobs.partition(name) is not home] for kind in "ea")
+    await jobs.offer_many([Offer(n, id=name) for n, name in enumerate(elsewhere)])
+    slow = asyncio.create_task(handle_long())
+    await began.wait()
+    attempts = []
+    async with delayq.connect(server.url) as other:
+        others: PartitionedQueue[int] = other.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
+        async for message in others:
+            async with message:
+                attempts.append(message.attempt)
+            if len(attempts) == len(elsewhere) - 1:
+                break
+    assert attempts == [1] * (len(elsewhere) - 1)
+    # When it goes on, it fetches from all again, though one of them has had something at hand since, and always has more.
+    await jobs.offer_many([Offer(1000 + n, id=name) for n, name in enumerate(here)])
+    await jobs.offer_many([Offer(100 + n, id=name) for n, name in enumerate(again)])
+    await until(lambda: home._open.claims.taker.wanted == 0)
+    done.set()
+    values = {100 + n for n in range(len(again))}
+    await until(lambda: values <= set(first))
+    assert max(first.index(value) for value in values) < len(here) / 2
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
+
+
+async def test_closing_while_a_message_is_handled_ends_the_loop_and_gives_back_what_it_had_at_hand(
+    client: delayq.Client, jobs: PartitionedQueue[int]
+) -> None:
+    await jobs.offer_many([Offer(n) for n in range(50)])
+    got = []
+    async for message in jobs:
+        async with message:
+            got.append(message.value)
+        if len(got) == 5:
+            await jobs.aclose()
+    again: PartitionedQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
+    rest: list[delayq.Message[int]] = []
+    while len(got) + len(rest) < 50:
+        rest += await asyncio.wait_for(again.claim(100, wait=10), 15)
+    assert {message.attempt for message in rest} == {1}
+    assert sorted([*got, *(message.value for message in rest)]) == [*range(50)]
 
 
 async def test_claiming_waits_for_whichever_comes_first(jobs: PartitionedQueue[int]) -> None:

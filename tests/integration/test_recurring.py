@@ -522,6 +522,38 @@ async def test_a_redefinition_while_one_is_at_work(jobs: ReliableQueue[Any]) -> 
 # Cost
 
 
+DAMAGED = [
+    b"",
+    b"no JSON\ncontent",
+    b"[]\ncontent",
+    b"{}\ncontent",
+    b'{"next":"x","last":"","timing":"{}","every":"5","first":"0","ttl":"0","version":"0","priority":0,"upcoming":[]}\ncontent',
+    b'{"next":"","last":"","timing":"{}","every":"x","first":"0","ttl":"0","version":"0","priority":0,"upcoming":[]}\ncontent',
+    b'{"next":"","last":"","timing":"{}","every":"0","first":"0","ttl":"0","version":"0","priority":99,"upcoming":[]}\ncontent',
+    b'{"next":"","last":"","timing":"{}","every":"0","first":"0","ttl":"0","version":"0","priority":0,"upcoming":[{}]}\ncontent',
+]
+
+
+@pytest.mark.parametrize("record", DAMAGED)
+async def test_a_damaged_record_disturbs_no_other_one_and_is_mended_by_its_next_definition(
+    client: Client, jobs: ReliableQueue[Any], raw: Any, record: bytes
+) -> None:
+    await jobs.schedule("good", every=HOUR, value=1)
+    await jobs.schedule("bad", every=HOUR, value=2)
+    await raw.hset(SCHEDULES, "bad", record)
+    assert [each.name for each in await jobs.schedules()] == ["good"]
+    await jobs._open.recurrence.look()
+    await advance(client, HOUR)
+    for message in await jobs.claim(10):
+        await message.ack()
+    assert 1 in await waiting(jobs)
+    await jobs.schedule("bad", every=HOUR, value=3)
+    assert [each.name for each in await jobs.schedules()] == ["bad", "good"]
+    await raw.hset(SCHEDULES, "bad", record)
+    assert await jobs.unschedule("bad")
+    assert not await jobs.unschedule("bad")
+
+
 async def test_a_queue_without_schedules_pays_nothing_and_one_with_pays_one_call_per_interval(
     server: PrivateServer, faults: Faults
 ) -> None:

@@ -161,7 +161,8 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
             done.set()
             await killing[0]
             await queue.aclose()
-            assert await raw.keys("*") == []
+            # Of calls that were repeated, the records stay for a while.
+            assert [key for key in await raw.keys("*") if b":call:" not in key or await raw.ttl(key) < 0] == []
     finally:
         done.set()
         await asyncio.to_thread(killer.close)

@@ -146,13 +146,14 @@ async def test_leases_that_end_use_up_attempts(client: Client, raw: Any) -> None
 async def test_a_handler_may_take_longer_than_the_lease(server: PrivateServer) -> None:
     handled: list[tuple[int, int]] = []
     async with delayq.connect(server.url) as client, delayq.connect(server.url, resync_interval=0.05) as other:
-        queues = [c.reliable_queue("jobs", lease=SHORT) for c in (client, other)]
+        # Long enough for a busy machine to renew it in time.
+        queues = [c.reliable_queue("jobs", lease=3 * SHORT) for c in (client, other)]
         await queues[0].offer_many([Offer(value=n) for n in range(4)])
 
         async def work(queue: ReliableQueue[int]) -> None:
             async for message in queue:
                 async with message:
-                    await asyncio.sleep(4 * SHORT)
+                    await asyncio.sleep(8 * SHORT)
                     handled.append((message.value, message.attempt))
 
         workers = [asyncio.create_task(work(queue)) for queue in queues for _ in range(2)]

@@ -89,7 +89,9 @@ def _no_log_tells(caplog: pytest.LogCaptureFixture) -> Any:
 
 
 def all_objects_of_delayq() -> list[Any]:
-    return [one for one in gc.get_objects() if type(one).__module__.partition(".")[0] == "delayq" and not isinstance(one, type)]
+    return [
+        one for one in gc.get_objects() if str(type(one).__module__).partition(".")[0] == "delayq" and not isinstance(one, type)
+    ]
 
 
 def check_reprs() -> None:

@@ -454,7 +454,8 @@ async def test_an_offer_without_delay_reaches_a_waiting_take_of_the_other_side(
 async def test_what_python_cancels_does_not_come_to_java(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    log, messages = Log(TEXT), [(TEXT.value(n), 1000 + n) for n in range(1000)]
+    # Far enough away for a machine that starts several Javas to cancel 500 of them before.
+    log, messages = Log(TEXT), [(TEXT.value(n), 5000 + n) for n in range(1000)]
     java = await redisson.open(name, TEXT.java)
     queue = client.delayed_queue(name, codec=TEXT.codec)
     receipts = await queue.offer_many(for_python(messages))

@@ -42,11 +42,19 @@ WORK: dict[tuple[str, Role], tuple[tuple[Script, ...], str, str]] = {
         "ZMSCORE",
     ),
     ("delayed", "admin"): (
-        (delayed.CANCEL, delayed.POLL_PENDING, delayed.POLL_LAST, delayed.EXPIRE, delayed.MIGRATE),
-        "LLEN LINDEX LRANGE ZCARD ZRANGE ZREVRANGE ZSCAN UNLINK",
+        (
+            delayed.CANCEL,
+            delayed.RESCHEDULE,
+            delayed.PURGE,
+            delayed.POLL_PENDING,
+            delayed.POLL_LAST,
+            delayed.EXPIRE,
+            delayed.MIGRATE,
+        ),
+        "TIME LLEN LINDEX LRANGE HMGET ZCARD ZCOUNT ZRANGE ZREVRANGE ZSCAN UNLINK",
         "",
     ),
-    ("delayed", "dashboard"): ((), "LLEN LINDEX LRANGE ZCARD ZRANGE ZREVRANGE", ""),
+    ("delayed", "dashboard"): ((), "TIME LLEN LINDEX LRANGE HMGET ZCARD ZCOUNT ZRANGE ZREVRANGE", ""),
     ("reliable", "producer"): ((reliable.OFFER, reliable.CANCEL, reliable.RESCHEDULE), "UNLINK", ""),
     ("reliable", "consumer"): (
         (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from redis.asyncio import Connection, Redis, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio import Connection, Redis, RedisCluster, Sentinel, SSLConnection, UnixDomainSocketConnection
 
 import delayq
 import delayq._redis.address
-from delayq._redis.address import ClusterAddress, SentinelAddress, from_client, from_url, redacted
+from delayq._redis.address import Address, ClusterAddress, SentinelAddress, from_client, from_url, redacted
 from tests.servers import one_server
 
 
@@ -56,6 +58,11 @@ def test_no_secret_is_shown() -> None:
         "user:secret",
         "unix://:secret@",
         "embeded://u:secret@h",
+        "redis+cluster://u:secret?x@h",
+        "redis+cluster://secret:x?x@h",
+        "redis+cluster://u:secret#x@h",
+        "redis+sentinel://u:secret?x@h/service",
+        "redis+sentinel://u:secret@h:x/service",
     ],
 )
 def test_what_cannot_be_read_is_refused_without_a_word_of_a_secret(url: str) -> None:
@@ -146,6 +153,7 @@ def test_what_names_no_servers_is_refused(url: str) -> None:
 def test_delayqs_own_settings_win_over_those_of_a_given_client() -> None:
     client = Redis(host="example.test", port=7000, decode_responses=True, socket_timeout=1, health_check_interval=5, protocol=3)
     address = from_client(client)
+    assert isinstance(address, Address)
     assert {"host": "example.test", "port": 7000}.items() <= address.options.items()
     connection = address.connection()
     assert isinstance(connection, Connection)
@@ -155,7 +163,42 @@ def test_delayqs_own_settings_win_over_those_of_a_given_client() -> None:
     assert connection.retry.get_retries() == 0
 
 
-def test_only_clients_for_one_server_are_taken() -> None:
+def test_a_client_of_a_cluster_names_its_servers() -> None:
+    client = RedisCluster.from_url("rediss://me:secret@127.0.0.1:7000?ssl_ca_certs=/ca.crt")
+    address = from_client(client)
+    assert isinstance(address, ClusterAddress)
+    assert "secret" not in repr(address)
+    (seed,) = address.seeds
+    assert seed.is_tls
+    assert {"host": "127.0.0.1", "port": 7000, "username": "me", "password": "secret", "ssl_ca_certs": "/ca.crt"}.items() <= (
+        seed.options.items()
+    )
+    assert isinstance(seed.connection(), SSLConnection)
+
+
+def test_a_client_of_sentinels_names_them_and_the_service() -> None:
+    make: Any = Sentinel
+    sentinels = make([("a", 1), ("b", 2)], sentinel_kwargs={"password": "hidden"}, password="secret", username="me")
+    address = from_client(sentinels.master_for("shop", db=3))
+    assert isinstance(address, SentinelAddress)
+    assert not {"secret", "hidden"} & {*repr(address).split("'")}
+    assert address.service == "shop"
+    assert [(each.options["host"], each.options["port"], each.options["password"]) for each in address.sentinels] == [
+        ("a", 1, "hidden"),
+        ("b", 2, "hidden"),
+    ]
+    way_in = address.server.at("c", 3)
+    assert {"host": "c", "port": 3, "db": 3, "username": "me", "password": "secret"}.items() <= way_in.options.items()
+    assert type(way_in.connection()) is Connection
+    assert not way_in.is_tls
+    encrypted = from_client(make([("a", 1)], ssl=True).master_for("shop"))
+    assert isinstance(encrypted, SentinelAddress)
+    assert encrypted.server.is_tls
+    with pytest.raises(delayq.ConfigurationError, match="replicas"):
+        from_client(sentinels.slave_for("shop"))
+
+
+def test_only_clients_of_asyncio_are_taken() -> None:
     with pytest.raises(delayq.ConfigurationError, match=r"got builtins\.int"):
         from_client(5)
 

@@ -75,6 +75,16 @@ async def test_a_moment_that_has_passed_is_now(make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("make", KINDS)
+async def test_a_moment_may_be_centuries_away(make: Callable[[], Any]) -> None:
+    made, rings, rang = make(), [], asyncio.Event()
+    made.set(2.0**53, lambda: rings.append("far"))
+    made.set(time.monotonic() + 0.01, rang.set)
+    await asyncio.wait_for(rang.wait(), 10)
+    assert rings == []
+    made.close()
+
+
+@pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("how", ["set", "clear", "close"])
 async def test_what_was_set_before_does_not_ring(make: Callable[[], Any], how: str) -> None:
     made, rings, rang = make(), [], asyncio.Event()
@@ -142,7 +152,7 @@ class TestTimerfd:
         timer = HashedWheelTimer()
         timer.new_timeout(lambda _: None, 0.001)
         await asyncio.sleep(0.02)
-        assert timer.statistics() == (0, 1, False, "timerfd")
+        assert timer.statistics()[:4] == (0, 1, False, "timerfd")
         del timer
         gc.collect()
         await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from delayq._redis.address import Address, from_url, redacted
 from delayq._redis.bodies import parse, parse_letter
 from delayq._redis.records import payload_of
 from delayq._scheduling import turns
-from delayq._scheduling.recurrence import is_occurrence
+from delayq._scheduling.recurrence import Unreadable, is_occurrence
 from delayq.codecs import codec_for
+from delayq.recurring import to_schedule
 
 DEEP = 200_000
 
@@ -176,12 +178,32 @@ def test_any_text_is_an_address_or_a_configuration_error(url: str) -> None:
         assert isinstance(from_url(url), Address)
 
 
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3))
+FACTS = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(("next", "last", "priority", "version"), JSON | st.just("1700000000000000")),
+        "timing": JSON | st.sampled_from(['{"every_us":5}', '{"cron":"* * * * *","timezone":"UTC"}', '{"cron":1}', "[]", "5"]),
+    },
+)
+
+
+@given(st.binary(max_size=60) | st.builds(lambda facts: json.dumps(facts).encode() + b"\nrest", FACTS | JSON))
+@example(b"[" * DEEP)
+@example(b'{"next":"","last":"","priority":0,"version":0,"timing":"' + b"[" * DEEP + b'"}\n')
+def test_a_schedules_record_is_read_or_named_unreadable(record: bytes) -> None:
+    with suppress(Unreadable):
+        assert to_schedule("name", record, 0).name == "name"
+
+
 @given(
-    st.sampled_from(["redis", "rediss", "unix", "valkey", "http", "x"]),
+    st.sampled_from(["redis", "rediss", "unix", "valkey", "redis+cluster", "http", "x"]),
     st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=8),
     st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=8),
     st.booleans(),
 )
+@example("redis", "/", "", False)
+@example("redis", "1/", "", False)
 def test_a_password_is_never_shown(scheme: str, before: str, after: str, quoted: bool) -> None:
     password = f"{before}hunter2{after}"
     written = quote(password, safe="") if quoted else password

@@ -328,6 +328,25 @@ async def test_while_one_is_repeated_nothing_leaves_and_the_other_gets_its_answe
     await background.aclose()
 
 
+async def test_two_that_were_not_carried_out_are_repeated_in_their_order(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the server did not know the script: on connections of their own, the second might overtake the first."""
+    background = Background()
+    monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)
+    group = store.group(background)
+    first, second = group.submit(1, 1), group.submit(2, 1)
+    for _ in range(2):
+        store.answer.put_nowait(ServerUnavailable("it does not know the script"))
+    await turns(10)
+    assert store.repeated == [([1], None)]
+    store.answer.put_nowait(None)
+    assert await first == 100
+    await turns()
+    assert store.repeated == [([1], None), ([2], None)]
+    store.answer.put_nowait(None)
+    assert await second == 200
+    await background.aclose()
+
+
 async def test_closing_with_two_on_their_way_tells_both(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     background = Background()
     monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from redis.crc import key_slot
 
-from delayq._redis.keys import RESERVED, DelayedKeys, ReliableKeys, hash_tag
+from delayq._redis.keys import RESERVED, DelayedKeys, ReliableKeys, hash_tag, slot_of
 from delayq._redis.records import id_of, pack, payload_of
 from delayq.errors import BadName
 from tests.names import every_key, names
@@ -41,6 +42,11 @@ def test_a_name_whose_keys_would_lie_in_different_slots_is_refused(name: str) ->
 def test_a_name_is_text() -> None:
     with pytest.raises(BadName):
         DelayedKeys.of(b"orders")  # type: ignore[arg-type]
+
+
+@given(st.one_of(st.text(alphabet="ab{}é\udc80"), st.text().filter(lambda text: text.isprintable())))
+def test_a_key_lies_in_the_slot_in_which_redis_looks_for_it(key: str) -> None:
+    assert slot_of(key) == key_slot(key.encode(errors="surrogateescape"))
 
 
 @given(st.text())

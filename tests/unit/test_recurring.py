@@ -282,6 +282,7 @@ def test_the_same_timing_has_the_same_text() -> None:
 
 @given(st.datetimes(datetime(2011, 1, 1), datetime(2035, 1, 1)), st.sampled_from([zone for zone, _ in CHANGES]))
 @example(datetime(2011, 12, 30, 12), "Pacific/Apia")
+@example(datetime(2011, 3, 22, fold=1), "Asia/Tehran")
 @example(datetime(2026, 3, 29, 2, 30), "Europe/Berlin")
 def test_the_first_moment_is_when_the_clock_shows_it_or_has_jumped_over_it(local: datetime, name: str) -> None:
     local = local.replace(microsecond=0)

@@ -240,7 +240,7 @@ class TestWakingUp:
         timer.new_timeout(nothing, 0.1)
         timer.new_timeout(nothing, 0.2)
         loop.advance(0.15)
-        assert timer.statistics() == (1, 1, True, "loop")
+        assert timer.statistics() == (1, 1, True, "loop", 0.0)
 
 
 class TestHoldingTheLoop:

@@ -39,10 +39,20 @@ local function in_use(ids)
   return taken
 end
 
-local function write(bodies, places)
-  -- First what may be of a foreign type: that of the bodies is known.
+-- What is to be written, collected: one command for all costs a third of one for each. By priority: places, and the first due.
+local bodies, places, earliest, priorities, expiries = {}, {}, {}, {}, {}
+local function write()
+  for priority, due in pairs(earliest) do
+    -- Tell the others only if they would wake too late; and first of all: who may not do that has then written nothing.
+    local head = redis.call('ZRANGE', KEYS[priority + 1], 0, 0, 'WITHSCORES')
+    if not head[2] or due < tonumber(head[2]) then announce(due, KEYS[17]) end
+  end
+  -- Then what may be of a foreign type: that of the bodies is known.
   for priority, set in pairs(places) do redis.call('ZADD', KEYS[priority + 1], unpack(set)) end
   if #bodies > 0 then redis.call('HSET', KEYS[11], unpack(bodies)) end
+  if #priorities > 0 then redis.call('HSET', KEYS[16], unpack(priorities)) end
+  if #expiries > 0 then redis.call('HSET', KEYS[14], unpack(expiries)) end
+  bodies, places, earliest, priorities, expiries = {}, {}, {}, {}, {}
 end
 
 local now = now_us()
@@ -60,9 +70,7 @@ local remembers = redis.call('EXISTS', KEYS[18]) == 1
 local live = max_size > 0 and redis.call('HLEN', KEYS[11]) or 0
 local taken = in_use(ids)
 local enqueued = string.format('%.0f ', now)
-local reply, earliest = {}, {}
--- What is written, collected: one command for all costs a third of one for each.
-local bodies, places = {}, {}
+local reply = {}
 for i = 3, #ARGV, 6 do
   local id, priority, ttl, on_duplicate = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 3], ARGV[i + 4]
   local place_in_call = (i - 3) / 6
@@ -70,8 +78,7 @@ for i = 3, #ARGV, 6 do
   if taken[id] then
     status = on_duplicate == 'ignore' and 0 or -1
     if on_duplicate == 'replace' then
-      write(bodies, places)
-      bodies, places = {}, {}
+      write()
       if not is_leased(id, priority_of(id), now) then
         remove({id})
         live = live - 1
@@ -97,21 +104,19 @@ for i = 3, #ARGV, 6 do
     end
     place = #set
     set[place + 1], set[place + 2] = due, id
-    if priority > 0 then redis.call('HSET', KEYS[16], id, priority) end
-    if ttl ~= '0' then redis.call('HSET', KEYS[14], id, number(now + tonumber(ttl))) end
-    local first = earliest[priority]
-    if not first or due < first[2] then earliest[priority] = {id, due} end
+    if priority > 0 then
+      place = #priorities
+      priorities[place + 1], priorities[place + 2] = id, priority
+    end
+    if ttl ~= '0' then
+      place = #expiries
+      expiries[place + 1], expiries[place + 2] = id, number(now + tonumber(ttl))
+    end
+    if not earliest[priority] or due < earliest[priority] then earliest[priority] = due end
   end
   reply[#reply + 1] = status
 end
-write(bodies, places)
-
--- Tell the others only if they would wake too late.
-for priority, first in pairs(earliest) do
-  if redis.call('ZRANGE', KEYS[priority + 1], 0, 0)[1] == first[1] then
-    announce(first[2], KEYS[17])
-  end
-end
+write()
 -- Last, because a full server refuses a script only before its first write.
 if remembers then trim(KEYS[18], now) end
 redis.call('SET', KEYS[19], ARGV[1] .. ' ' .. cjson.encode(reply), 'PX', 120000)

@@ -10,7 +10,7 @@
 -- include: schedule
 
 local facts = load(KEYS[17], ARGV[1])
-if not facts then return 0 end
+if not facts then return redis.call('HDEL', KEYS[17], ARGV[1]) end
 local id = ARGV[1] .. '@' .. facts.next
 redis.call('HDEL', KEYS[17], ARGV[1])
 if lives(ARGV[1], facts.next) and not is_leased(id, facts.priority, now_us()) then remove({id}) end

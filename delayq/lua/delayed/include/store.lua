@@ -27,6 +27,14 @@ local function store(timeout, ordered, channel, listed, now, dues, payloads)
     return lengths[size]
   end
 
+  local first = dues[1]
+  for _, due in ipairs(dues) do
+    if due < first then first = due end
+  end
+  -- Tell the others only if they would wake too late; and before anything is written: who may not do that has written nothing.
+  local head = redis.call('ZRANGE', timeout, 0, 0, 'WITHSCORES')
+  if not head[2] or first < tonumber(head[2]) then redis.call('PUBLISH', channel, string.format('%.0f', first)) end
+
   local ids, records, scored = {}, {}, {}
   local taken
   repeat
@@ -52,17 +60,10 @@ local function store(timeout, ordered, channel, listed, now, dues, payloads)
     end
   until not taken
 
-  local earliest = 1
   for i, due in ipairs(dues) do
     scored[i * 2 - 1], scored[i * 2] = due, records[i]
-    if due < dues[earliest] then earliest = i end
   end
   if #records > 1 then redis.call('ZADD', timeout, unpack(scored)) end
   if listed then redis.call('RPUSH', ordered, unpack(records)) end
-
-  -- Tell the others only if they would wake too late.
-  if redis.call('ZRANGE', timeout, 0, 0)[1] == records[earliest] then
-    redis.call('PUBLISH', channel, string.format('%.0f', dues[earliest]))
-  end
   return ids
 end

@@ -10,11 +10,25 @@ local function shift_of(schedules) return tonumber(redis.call('HGET', schedules,
 
 local function text(moment) return string.format('%.0f', moment) end
 
+local function is_whole(facts)
+  if type(facts) ~= 'table' or type(facts.upcoming) ~= 'table' then return false end
+  for _, name in ipairs({'every', 'first', 'ttl', 'version', 'priority'}) do
+    if not tonumber(facts[name]) then return false end
+  end
+  for _, moment in ipairs({facts.next, facts.last, unpack(facts.upcoming)}) do
+    if moment ~= '' and not tonumber(moment) then return false end
+  end
+  return type(facts.next) == 'string' and type(facts.last) == 'string' and KEYS[facts.priority + 1] ~= nil
+end
+
+-- What nobody can read counts as not there: others go on, and the next definition under that name mends it.
 local function load(schedules, name)
   local stored = redis.call('HGET', schedules, name)
-  if not stored then return nil end
-  local facts, content = string.match(stored, '^([^\n]*)\n(.*)$')
-  return cjson.decode(facts), content
+  local text_of_facts, content = string.match(stored or '', '^([^\n]*)\n(.*)$')
+  if not text_of_facts then return nil end
+  local readable, facts = pcall(cjson.decode, text_of_facts)
+  if readable and is_whole(facts) then return facts, content end
+  return nil
 end
 
 local function save(schedules, name, facts, content)

@@ -1,0 +1,52 @@
+"""Measure what ``import delayq`` takes, beside what it stands on: ``python -m benchmarks.importing [--runs N] [--json]``.
+
+Each import runs in an interpreter of its own, by turns, with its byte code on the disk. Times are milliseconds of this process's
+processor, so that other load counts little. "connect" also makes a client, which loads redis-py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+
+from benchmarks._report import Table, machine
+
+PROGRAMS = {
+    "asyncio": "import asyncio",
+    "redis.asyncio": "import redis.asyncio",
+    "delayq": "import delayq",
+    "connect": "import delayq; delayq.connect('redis://localhost')",
+}
+TIMED = "import time; begun = time.process_time(); {}; print((time.process_time() - begun) * 1000)"
+
+
+def measured(program: str) -> float:
+    command = [sys.executable, "-c", TIMED.format(program)]
+    # As it is for users: compiled once.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("--runs", type=int, default=15, help="of each; default 15")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    for program in PROGRAMS.values():
+        measured(program)
+    times: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+    for _ in range(options.runs):
+        for name, program in PROGRAMS.items():
+            times[name].append(measured(program))
+    table = Table({"machine": machine()}, ["import".ljust(14), "median ms".rjust(10), "least ms".rjust(10)], as_json=options.json)
+    for name, found in times.items():
+        median, least = statistics.median(found), min(found)
+        table.add({"import": name, "median": median, "least": least}, name, f"{median:.0f}", f"{least:.0f}")
+    table.end()
+
+
+if __name__ == "__main__":
+    main()

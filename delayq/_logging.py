@@ -1,0 +1,13 @@
+"""What log records carry besides their text, for those who log as JSON."""
+
+from __future__ import annotations
+
+
+def about(queue: str, message: str | None = None, attempt: int | None = None) -> dict[str, str | int]:
+    """The ``extra`` of a record: ``queue``, and ``message_id`` and ``attempt`` where they are known. Never a payload."""
+    facts: dict[str, str | int] = {"queue": queue}
+    if message is not None:
+        facts["message_id"] = message
+    if attempt is not None:
+        facts["attempt"] = attempt
+    return facts

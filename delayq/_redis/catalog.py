@@ -1,0 +1,53 @@
+"""Which queues there are on a server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from delayq._redis.keys import QUEUE_KEYS, DelayedKeys, ReliableKeys, check_partitions, queue_of
+from delayq.errors import BadInput, BadName
+
+if TYPE_CHECKING:
+    from delayq._redis.server import Server
+
+QueueKind = Literal["delayed", "reliable"]
+
+
+async def find_queues(server: Server) -> dict[tuple[QueueKind, str], set[int | None]]:
+    """Every queue that has a key, by its kind and its name on the server, and which partitions were seen: None is none.
+
+    A queue has keys as long as it has messages, dead letters or schedules, or is paused. A delayed queue of which only the
+    ready list is left is not found: such a list looks like any other. Reads the names of all keys, page by page.
+
+    Raises:
+        ServerUnavailable, OutcomeUnknown: The server does not answer.
+        ServerRefused: The user may not SCAN.
+    """
+    found: dict[tuple[QueueKind, str], set[int | None]] = {}
+    async for key in server.scan(QUEUE_KEYS):
+        try:
+            queue = known_queue(key.decode())
+        except UnicodeDecodeError:
+            continue
+        if queue is not None:
+            kind, name, partition = queue
+            found.setdefault((kind, name), set()).add(partition)
+    return found
+
+
+def known_queue(key: str) -> tuple[QueueKind, str, int | None] | None:
+    """As :func:`queue_of`, and the key is one that such a queue really has."""
+    queue = queue_of(key)
+    if queue is None:
+        return None
+    kind, name, partition = queue
+    try:
+        if kind == "delayed":
+            DelayedKeys.of(name)
+            return queue
+        if partition is not None:
+            check_partitions(partition + 1)
+        keys = ReliableKeys.of(name, partition=partition)
+    except (BadInput, BadName):
+        return None
+    return queue if key.startswith(keys.wake.removesuffix("wake")) else None

@@ -1,0 +1,55 @@
+"""How a client treats a reliable queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from delayq._durations import Duration, check_max_payload, microseconds
+from delayq._scheduling.claims import Policy
+from delayq.backoff import Backoff
+from delayq.errors import BadInput
+
+Expired = Literal["drop", "dead"]
+WhenFull = Literal["raise", "wait"]
+
+RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
+"""The default of ``backoff``."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a client treats a queue; see :meth:`delayq.Client.reliable_queue`."""
+
+    lease: Duration = 30.0
+    max_attempts: int | None = 10
+    backoff: Backoff = RETRIES
+    dedup_window: Duration = 0.0
+    expired: Expired = "drop"
+    max_size: int | None = None
+    when_full: WhenFull = "raise"
+    max_payload: int = 512 * 1024
+    durability: str = "memory"
+
+    def policy(self) -> Policy:
+        """What of it the server is told.
+
+        Raises:
+            BadInput: A setting cannot work.
+        """
+        lease_us = microseconds(self.lease, "lease")
+        if not lease_us:
+            raise BadInput("lease must be more than 0")
+        for name, count in (("max_attempts", self.max_attempts), ("max_size", self.max_size)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise BadInput(f"{name} is None or an int of at least 1, not {count!r}")
+        check_max_payload(self.max_payload)
+        if self.expired not in ("drop", "dead") or self.when_full not in ("raise", "wait"):
+            raise BadInput('expired is "drop" or "dead", when_full is "raise" or "wait"')
+        return Policy(
+            lease_us,
+            self.max_attempts or 0,
+            self.expired,
+            microseconds(self.dedup_window, "dedup_window"),
+            self.max_size or 0,
+        )

@@ -1,0 +1,138 @@
+"""What users need besides where there are several servers, or offers are promised more: each rule is shown to be needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.crc import key_slot
+
+import delayq
+from delayq import Offer
+from delayq._redis.keys import ReliableKeys
+from delayq.acl import acl_rules
+from tests.clusters import TestCluster, Watched, admin
+from tests.conftest import FOUND
+from tests.servers import PrivateServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+KINDS = [name for name in FOUND if name != "redis-6.2"]
+NAME = "orders"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
+    with TestCluster(FOUND[request.param], 2) as cluster:
+        yield cluster
+
+
+def grant(servers: Iterable[PrivateServer], user: str, rules: Sequence[str]) -> None:
+    for server in servers:
+        with admin(server) as redis:
+            redis.execute_command("ACL", "SETUSER", user, "reset", "on", ">secret", *rules)
+
+
+def as_user(url: str, user: str) -> str:
+    return url.replace("://", f"://{user}:secret@", 1)
+
+
+async def work(url: str, partitions: int | None) -> list[Any]:
+    """A producer and a consumer, each with its own user."""
+    got: list[Any] = []
+    async with delayq.connect(as_user(url, "producer")) as producer, delayq.connect(as_user(url, "consumer")) as consumer:
+        offered: Any = producer.reliable_queue(NAME, partitions=partitions) if partitions else producer.reliable_queue(NAME)
+        taken: Any = consumer.reliable_queue(NAME, partitions=partitions) if partitions else consumer.reliable_queue(NAME)
+        await offered.offer_many([Offer(n, delay=0.05, priority=n % 3) for n in range(60)])
+        async for message in taken:
+            async with message:
+                got.append(message.value)
+            if len(got) == 60:
+                break
+    return got
+
+
+@pytest.mark.parametrize("partitions", [None, 1, 12])
+async def test_on_a_cluster_each_role_does_its_work_with_its_rules(cluster: TestCluster, partitions: int | None) -> None:
+    for role in ("producer", "consumer"):
+        grant(cluster.nodes, role, acl_rules(role, reliable=[NAME], servers="cluster", partitions=partitions))
+    assert sorted(await work(cluster.url, partitions)) == [*range(60)]
+
+
+async def test_rules_for_partitions_reach_no_queue_of_that_name_without_them_and_no_other_one(cluster: TestCluster) -> None:
+    grant(cluster.nodes, "producer", acl_rules("producer", reliable=[NAME], servers="cluster", partitions=12))
+    async with delayq.connect(as_user(cluster.url, "producer")) as client:
+        for name, partitions in ((NAME, None), ("other", 12), (f"{NAME}2", 12)):
+            queue: Any = client.reliable_queue(name, partitions=partitions) if partitions else client.reliable_queue(name)
+            with pytest.raises(delayq.ServerRefused):
+                await queue.offer(1)
+
+
+async def test_who_may_not_ask_for_the_slots_is_told_so(cluster: TestCluster) -> None:
+    rules = acl_rules("producer", reliable=[NAME], servers="cluster")
+    grant(cluster.nodes, "producer", [rule for rule in rules if rule != "+cluster|slots"])
+    with pytest.raises(delayq.ServerRefused, match=r"[Pp]ermission"):
+        await delayq.connect(as_user(cluster.url, "producer")).__aenter__()
+
+
+async def test_while_a_slot_moves_asking_must_be_permitted(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For commands of one key. Scripts have several: they wait until the slot has moved."""
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+    key = ReliableKeys.of(NAME).paused
+    slot, source = key_slot(key.encode()), cluster.owner(key)
+    target = next(node for node in cluster.nodes if node is not source)
+    rules = acl_rules("admin", reliable=[NAME], servers="cluster")
+    for node in cluster.nodes:
+        node.flush()
+    with admin(source) as left, admin(target) as right:
+        right.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id_of(source))
+        left.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id_of(target))
+        try:
+            grant(cluster.nodes, "admin", [rule for rule in rules if rule != "+asking"])
+            async with delayq.connect(as_user(cluster.url, "admin")) as client:
+                with pytest.raises(delayq.ServerUnavailable):
+                    await client.reliable_queue(NAME).pause()
+            grant(cluster.nodes, "admin", rules)
+            async with delayq.connect(as_user(cluster.url, "admin")) as client:
+                await client.reliable_queue(NAME).pause()
+            assert right.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10) == [key]
+        finally:
+            for redis in (right, left):
+                redis.execute_command("CLUSTER", "SETSLOT", slot, "NODE", cluster.id_of(target))
+
+
+async def test_behind_sentinels_the_server_must_tell_its_role() -> None:
+    rules = acl_rules("producer", reliable=[NAME], servers="sentinel")
+    with Watched(next(iter(FOUND.values()))) as watched:
+        grant(watched.servers, "producer", rules)
+        url = as_user(watched.url, "producer")
+        async with delayq.connect(url) as client:
+            await client.reliable_queue(NAME).offer(1)
+        grant(watched.servers, "producer", [rule for rule in rules if rule != "+role"])
+        with pytest.raises(delayq.ServerRefused, match=r"[Pp]ermission"):
+            await delayq.connect(url).__aenter__()
+
+
+@pytest.mark.parametrize(("durability", "rule"), [("replicas:1", "+wait"), ("fsync", "+waitaof")])
+async def test_who_promises_must_be_permitted_to_wait_and_is_told_before_anything_is_written(durability: str, rule: str) -> None:
+    kind = next((kind for name, kind in FOUND.items() if name == "valkey-9"), None)
+    if kind is None:
+        pytest.skip("no server found that can wait for its disk")
+    rules = acl_rules("producer", reliable=[NAME], delayed=[NAME], durability=durability)
+    with PrivateServer(kind, appendonly="everysec") as server:
+        url = as_user(server.url, "producer")
+        grant([server], "producer", [other for other in rules if other != rule])
+        async with delayq.connect(url) as client:
+            for queue in (client.reliable_queue(NAME), client.delayed_queue(NAME)):
+                with pytest.raises(delayq.ServerRefused, match=r"[Pp]ermission"):
+                    await queue.offer(1, durability=durability)
+        with admin(server) as redis:
+            assert redis.keys() == []
+        grant([server], "producer", rules)
+        async with delayq.connect(url) as client:
+            if durability == "fsync":
+                await client.reliable_queue(NAME).offer(1, durability=durability)
+            else:
+                with pytest.raises(delayq.NotDurable, match="0 of 1 replicas"):
+                    await client.reliable_queue(NAME).offer(1, durability=durability)

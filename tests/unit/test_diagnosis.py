@@ -1,0 +1,141 @@
+"""What a doctor makes of what a server says, and which queue has a key."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from delayq import BadName, diagnosis
+from delayq._redis.keys import QUEUE_KEYS, DelayedKeys, ReliableKeys, queue_of
+from delayq.cli.app import app
+from delayq.cli.errors import CommandFailed
+from delayq.cli.options import duration, instant
+from delayq.cli.output import moment_cell, moment_text, span
+from tests.names import names
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("look", "info", "level"),
+    [
+        (diagnosis._version, {"redis_version": "6.2.14"}, "ok"),
+        (diagnosis._version, {"redis_version": "7.2.4", "valkey_version": "9.1.2"}, "ok"),
+        (diagnosis._version, {"redis_version": "6.0.9"}, "wrong"),
+        (diagnosis._role, {"role": "master", "connected_slaves": "2"}, "ok"),
+        (diagnosis._role, {"role": "slave", "master_host": "a", "master_port": "1"}, "wrong"),
+        (diagnosis._persistence, {"aof_enabled": "1"}, "ok"),
+        (diagnosis._persistence, {"aof_enabled": "1", "aof_last_write_status": "err"}, "wrong"),
+        (diagnosis._persistence, {"aof_enabled": "0"}, "note"),
+        (diagnosis._persistence, {"aof_enabled": "0", "rdb_last_bgsave_status": "err"}, "wrong"),
+        (diagnosis._persistence, {"loading": "1"}, "wrong"),
+        (diagnosis._memory, {"used_memory": "5000000", "maxmemory": "0"}, "ok"),
+        (diagnosis._memory, {"used_memory": "95", "maxmemory": "100"}, "wrong"),
+        (diagnosis._memory, {"maxmemory": "100", "maxmemory_policy": "volatile-lru"}, "wrong"),
+        (diagnosis._memory, {"maxmemory": "0", "maxmemory_policy": "allkeys-lru"}, "note"),
+    ],
+)
+def test_what_a_server_says(look: object, info: dict[str, str], level: str) -> None:
+    assert callable(look)
+    found = look(info)
+    assert found.level == level
+    assert bool(found.advice) == (level != "ok")
+
+
+def test_info_is_read_by_name() -> None:
+    assert diagnosis.read_info("# Server\r\nredis_version:7.0\r\nexecutable:/a:b\r\n\r\n") == {
+        "redis_version": "7.0",
+        "executable": "/a:b",
+    }
+
+
+def matches(key: str) -> bool:
+    """Whether a key matches the pattern, as the server reads it."""
+    return re.match(QUEUE_KEYS.replace("*", ".*"), key, re.DOTALL) is not None
+
+
+@given(names, st.one_of(st.none(), st.integers(0, 1023)))
+def test_each_key_of_a_reliable_queue_names_it(name: str, partition: int | None) -> None:
+    try:
+        keys = ReliableKeys.of(name, None, partition)
+    except BadName:
+        assume(False)
+    # A name that ends as a key goes on is not told from a longer one.
+    assume("}:" not in name and not name.startswith(("part:", "}")))
+    for key in (*keys.messages, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules):
+        assert queue_of(key) == ("reliable", name, partition)
+        assert matches(key)
+
+
+@given(names)
+@example("{a}}")
+def test_each_key_of_a_delayed_queue_names_it(name: str) -> None:
+    try:
+        keys = DelayedKeys.of(name)
+    except BadName:
+        assume(False)
+    for key in (keys.timeout, keys.ordered, keys.quarantine, keys.leases):
+        found = queue_of(key)
+        assert found is not None
+        kind, told, partition = found
+        assert (kind, partition) == ("delayed", None)
+        # "a" and "{a}" have the same keys.
+        assert DelayedKeys.of(told).timeout == keys.timeout
+        assert matches(key)
+
+
+@given(st.text(max_size=40))
+def test_any_other_key_is_nobodys_or_whole(key: str) -> None:
+    found = queue_of(key)
+    assert found is None or found[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("1.5", 1.5), ("1.5s", 1.5), ("250ms", 0.25), ("30m", 1800), ("2h30m", 9000), ("1d 12h", 129_600), ("0", 0)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1y", "1h x", "m", "1h-2m"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(CommandFailed):
+        duration(text)
+
+
+def test_moments_need_a_timezone() -> None:
+    assert instant("2030-01-31T12:00+01:00") == datetime(2030, 1, 31, 11, tzinfo=UTC)
+    for text in ("2030-01-31T12:00", "noon", ""):
+        with pytest.raises(CommandFailed):
+            instant(text)
+
+
+@given(st.floats(0, 1e12))
+def test_each_duration_has_words(seconds: float) -> None:
+    assert len(span(seconds)) < 20
+
+
+@given(st.datetimes(timezones=st.just(UTC)))
+def test_each_moment_has_words(at: datetime) -> None:
+    assert len(moment_cell(at, NOW)) <= 26
+    assert len(moment_text(at, NOW)) <= 40
+
+
+def test_moments_are_told_by_their_distance() -> None:
+    assert moment_cell(NOW + timedelta(minutes=50), NOW).endswith(" in 50m")
+    assert moment_cell(NOW - timedelta(seconds=7), NOW).endswith(" 7s ago")
+    assert moment_text(NOW + timedelta(hours=1, minutes=6), NOW).endswith("(in 1 h 6 min)")
+    assert moment_text(None, NOW) == moment_cell(None, NOW) == "-"
+
+
+def test_each_command_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
+    commands = [one.name or (one.callback.__name__ if one.callback else "") for one in app.registered_commands]
+    assert len(commands) > 15
+    assert [name for name in [*commands, "dead list", "dead redrive", "dead purge"] if f"delayq {name}" not in page] == []

@@ -1,0 +1,102 @@
+"""What is logged about a queue or a message says so in fields, too."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import delayq
+from delayq._logging import about
+from delayq.hooks import Hooks, Observer, Sending
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(delayq.__file__).parent
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Every call of a logger, and where it stands."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "_log":
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", node
+
+
+def test_every_record_about_a_queue_names_it_in_a_field() -> None:
+    found = list(calls())
+    about_queues = [
+        (place, call) for place, call in found if "queue %r" in ast.unparse(call) or "HANDLED_TWICE" in ast.unparse(call)
+    ]
+    assert len(found) > len(about_queues) > 20
+    missing = [place for place, call in about_queues if "extra" not in {keyword.arg for keyword in call.keywords}]
+    assert missing == []
+
+
+def test_every_logger_is_below_delayq() -> None:
+    names = {
+        ast.literal_eval(node.args[0])
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger" and node.args
+    }
+    assert names == {"delayq", "delayq.timer"}
+
+
+def test_only_what_is_known_is_in_a_record() -> None:
+    assert about("jobs") == {"queue": "jobs"}
+    assert about("jobs", "a", 2) == {"queue": "jobs", "message_id": "a", "attempt": 2}
+    logging.getLogger("delayq").makeRecord("delayq", logging.INFO, "", 0, "", (), None, extra=about("jobs", "a", 2))
+
+
+class Broken(Observer):
+    def sending(self, sending: Sending) -> None:
+        raise ValueError("sending")
+
+    def handling(self, queue: str, message: object) -> None:
+        raise ValueError("handling")
+
+    def delivered(self, queue: str, late: float) -> None:
+        raise ValueError("delivered")
+
+
+class Leaving(Observer):
+    def sending(self, sending: Sending) -> Leaving:
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        raise ValueError("leaving")
+
+
+def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    hooks = Hooks()
+    for observer in (Broken(), Leaving()):
+        hooks.add(observer)
+    with hooks.around_sending(Sending("jobs", "reliable", 1, batch=False, delay=0.0)):
+        pass
+    hooks.begin_handling("jobs", None).end(None)
+    hooks.tell_delivered("jobs", 0.0)
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == [
+        "sending",
+        "leaving",
+        "handling",
+        "delivered",
+    ]
+    with pytest.raises(asyncio.CancelledError), hooks.around_sending(Sending("jobs", "reliable", 1, batch=False, delay=0.0)):
+        raise asyncio.CancelledError
+
+
+def test_who_does_not_override_a_hook_is_not_called() -> None:
+    hooks, leaving = Hooks(), Leaving()
+    hooks.add(leaving)
+    assert (len(hooks.sending), hooks.handling, hooks.delivered) == (1, (), ())
+    hooks.remove(leaving)
+    assert hooks.sending == ()
