@@ -9,7 +9,7 @@ from redis import Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from delayq._redis.cluster import SLOTS
+from delayq._redis.keys import SLOTS
 from tests.servers import Kind, PrivateServer, free_port
 
 if TYPE_CHECKING:
@@ -41,7 +41,28 @@ def admin(server: PrivateServer) -> Redis:
     return Redis(unix_socket_path=str(server.socket_path), socket_timeout=10, decode_responses=True)
 
 
-class TestCluster:
+class _Several:
+    """Servers that are started together, and end with the block."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class TestCluster(_Several):
     """Masters that share the slots evenly, and replicas of them, in turn.
 
     Attributes:
@@ -66,17 +87,6 @@ class TestCluster:
     @property
     def url(self) -> str:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(self) -> None:
         """Start all, and wait until they are one cluster."""
@@ -178,7 +188,7 @@ sentinel parallel-syncs shop 2
         return self._tied(command)
 
 
-class Watched:
+class Watched(_Several):
     """One master, two replicas, and three Sentinels who watch them under the name ``shop``."""
 
     SERVICE = "shop"
@@ -190,17 +200,6 @@ class Watched:
     @property
     def url(self) -> str:
         return "redis+sentinel://" + ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels) + f"/{self.SERVICE}"
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(self) -> None:
         """Start all, and wait until the Sentinels know one another and the replicas."""

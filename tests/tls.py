@@ -31,12 +31,12 @@ class Authority:
     def new(cls, folder: Path) -> Authority:
         folder.mkdir()
         subject = ("-subj", f"/CN=delayq test authority {folder.name}")
-        _openssl(folder, "req", "-x509", *_NEW_KEY, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", *subject)
+        _openssl(folder, "req", "-x509", *_NEW_KEY, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", *subject, *_SIGNS)
         return cls(folder)
 
     def server_options(self, host: str, port: int) -> tuple[str, ...]:
         """What a server needs for TLS on a port, with a certificate for ``host``: ``IP:127.0.0.1`` or ``DNS:example.test``."""
-        (self.folder / "names").write_text(f"subjectAltName={host}\n")
+        (self.folder / "names").write_text(f"subjectAltName={host}\nauthorityKeyIdentifier=keyid\n")
         _openssl(self.folder, "req", *_NEW_KEY, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=server")
         signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
         _openssl(self.folder, "x509", "-req", "-in", "server.csr", "-out", "server.crt", *signed)
@@ -46,6 +46,8 @@ class Authority:
 
 
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+# Python 3.13 trusts no authority that does not say what its key is for.
+_SIGNS = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
 
 
 def _openssl(folder: Path, *words: str) -> None:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from tests.faults.history import Delivered, Fault, History, Offered
 
 # The consumer had these to the end, as far as anybody can tell.
-_DONE = (End.ACKED, End.UNATTENDED, End.UNKNOWN)
+_DONE = (End.ACKED, End.UNATTENDED, End.UNKNOWN, End.EITHER)
 # These may come again before their lease ends.
-_BACK = (End.RETURNED, End.NACKED)
+_BACK = (End.RETURNED, End.NACKED, End.EITHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def _attempts(key: int, some: Sequence[Delivered], offered: Offered | None, rule
     for before, after in itertools.pairwise(numbered):
         more = after.attempt - before.attempt
         free_from = before.claimed_us if before.end in _BACK else before.ends_us
-        if more < 0 or (more == 0 and before.end is not End.RETURNED):
+        if more < 0 or (more == 0 and before.end not in (End.RETURNED, End.EITHER)):
             yield Violation("attempts", key, f"came with attempt {after.attempt} after {before.attempt}")
         elif more > 1 and after.claimed_us + rules.clock_us < free_from + (more - 1) * rules.lease_us:
             yield Violation("attempts", key, f"came with attempt {after.attempt} too soon after {before.attempt}")

@@ -165,7 +165,8 @@ class Consumer:
             if not self._unsure:
                 one.end = End.NONE
         except asyncio.CancelledError:
-            one.end = End.RETURNED
+            # Who was waiting for the answer to an acknowledgement has sent it.
+            one.end = {End.NONE: End.RETURNED, End.UNKNOWN: End.EITHER}.get(one.end, one.end)
             raise
         finally:
             self._witness.ended(one)
@@ -173,24 +174,26 @@ class Consumer:
     async def _do(self, one: Delivered, message: delayq.Message[int] | delayq.Delivery[int]) -> None:
         fate, habits, self._unsure = self._chance.random(), self._habits, False
         if fate < habits.fails:
-            one.end = End.NACKED
+            self._ends(one, End.NACKED)
             raise Failed
         fate -= habits.fails
         if fate < habits.releases and isinstance(message, delayq.Message):
-            one.end = End.RETURNED
+            self._ends(one, End.RETURNED)
             with self._doubting():
                 await message.release()
+            if self._unsure:
+                self._ends(one, End.EITHER)
             return
         fate -= habits.releases
         if 0 <= fate < habits.waits_for_its_ack:
-            self._handled(one)
+            self._ends(one, End.UNKNOWN)
             with self._doubting():
                 await message.ack()
                 one.end = End.ACKED
             return
         if 0 <= fate - habits.waits_for_its_ack < habits.dawdles:
             await asyncio.sleep(self._chance.random() * 1.5 * LEASE)
-        self._handled(one)
+        self._ends(one, End.UNKNOWN)
 
     @contextmanager
     def _doubting(self) -> Iterator[None]:
@@ -200,9 +203,9 @@ class Consumer:
         except delayq.OutcomeUnknown:
             self._unsure = True
 
-    def _handled(self, one: Delivered) -> None:
-        # Whoever is killed from now on may have acknowledged it.
-        one.end = End.UNKNOWN
+    def _ends(self, one: Delivered, end: End) -> None:
+        """Told before it is tried: whoever is killed from now on may have done it, or not."""
+        one.end = end
         self._witness.ended(one)
 
 

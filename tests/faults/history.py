@@ -46,6 +46,8 @@ class End(StrEnum):
     """The consumer was told that the lease had ended."""
     RETURNED = "returned"
     """It was given back untouched, or that was tried: it may come again at once."""
+    EITHER = "either"
+    """It was given back, and when nobody could tell whether that was carried out, acknowledged: one of the two it is."""
     NACKED = "nacked"
     """Its handler failed: it may come again, with the next attempt."""
 

@@ -151,12 +151,13 @@ class Storm:
         try:
             order = self._faults.order(plan.faults, self._chance)
             for number, name in enumerate(order):
-                # What is offered while it happens.
                 share = plan.messages * (number + 1) // plan.faults - plan.messages * number // plan.faults
-                for part in (share // 2, share - share // 2):
-                    shares.put_nowait(part)
+                shares.put_nowait(share // 2)
                 await asyncio.sleep(self._chance.uniform(*plan.pause))
                 await self._caught_up()
+                # What is offered while it happens, or is about to.
+                shares.put_nowait(share - share // 2)
+                await asyncio.sleep(self._chance.uniform(0, 0.01))
                 fault = Fault(name, now_us(), 0)
                 self.history.faults.append(fault)
                 async with asyncio.timeout(60):

@@ -56,6 +56,8 @@ def kinds(history: History, rules: Rules = LEASED) -> list[str]:
         story(came(0, 0, End.UNKNOWN), came(0, 2, attempt=2)),
         story(came(0, 0, End.RETURNED), came(0, 0.1, attempt=2)),
         story(came(0, 0, End.NACKED), came(0, 0.1, attempt=2)),
+        story(came(0, 0, End.EITHER)),
+        story(came(0, 0, End.EITHER), came(0, 0.1)),
         story(came(0, 0, End.RETURNED), came(0, 0.1)),
         story(came(0, 0, End.UNATTENDED), came(0, 2, attempt=2), doubts={"m0"}),
         story(came(0, 0, End.UNATTENDED), came(0, 2, attempt=2), nameless_doubts=1),

@@ -183,7 +183,7 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
 
 def plan(kind: Kind, bug: str = "") -> Plan:
     # Answers must be lost for some to show, and leases be used for others.
-    faults = 15 if bug in ("an offer is repeated as a new one", "a lost answer is not asked for") else 6
+    faults = 20 if bug in ("an offer is repeated as a new one", "a lost answer is not asked for") else 6
     dawdles = 0.02 if bug == "leases are shorter than told" else 0.0
     return Plan(
         kind,

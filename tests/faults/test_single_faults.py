@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import time
+from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import datetime
 from pathlib import Path
+from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,16 +20,15 @@ from redis.asyncio import Redis
 import delayq
 from delayq import Offer
 from tests.conftest import _USED, FOUND
+from tests.faults import victims
 from tests.faults.proxy import Proxy
 from tests.servers import PrivateServer
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from delayq import Client
-
-pytestmark = pytest.mark.storm
 
 HOUR = 3600.0
 NO_KIND = pytest.param("none", marks=pytest.mark.skip(reason="no server found on this machine"))
@@ -222,14 +226,27 @@ async def offered_and_claimed(client: Client) -> list[delayq.Message[int]]:
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 
+async def stepped(server: PrivateServer) -> bool:
+    """Whether the server's clock is another than ours by now."""
+    async with Redis.from_url(server.url) as raw:
+        seconds, _ = await raw.time()
+    return abs(seconds - time.time()) > HOUR / 2
+
+
 @pytest.mark.skipif(not (LIBRARIES and shutil.which("faketime")), reason="FAKETIME IS NOT INSTALLED: apt-get install faketime")
 @pytest.mark.parametrize("step", ["+1h", "-1h"])
 async def test_a_step_of_the_servers_clock_loses_nothing(
-    start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str
+    start: Callable[..., PrivateServer],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    step: str,
 ) -> None:
     """Forward, what was pending is due. Backward, what is offered after that comes in its time."""
     clock = tmp_path / "clock"
     clock.write_text("+0")
+    if request.node.callspec.params["start"] == "redis-7":
+        pytest.skip("libfaketime and the jemalloc of Debian's Redis 7 call each other without end")
     with monkeypatch.context() as environment:
         environment.setenv("LD_PRELOAD", str(LIBRARIES[0]))
         environment.setenv("FAKETIME_TIMESTAMP_FILE", str(clock))
@@ -244,6 +261,8 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
         await jobs.offer(1, HOUR / 2)
         await orders.offer(1, HOUR / 2)
         clock.write_text(step)
+        # Under load the server has run a script at the old time yet.
+        await until(lambda: stepped(server))
         await jobs.offer(2, 0.3)
         await orders.offer(2, 0.3)
         due = [1, 2] if step == "+1h" else [2]
@@ -254,19 +273,16 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
 # Permissions
 
 
-HALF_WAY = pytest.mark.xfail(reason="a script that is denied a command half way has written what stands before it", strict=True)
-
-
 @pytest.mark.parametrize(
     ("kind", "denied"),
     [
         ("reliable", "-evalsha -eval"),
         ("reliable", "-hset"),
-        pytest.param("reliable", "-zadd", marks=HALF_WAY),
-        pytest.param("reliable", "-publish", marks=HALF_WAY),
+        ("reliable", "-zadd"),
+        ("reliable", "-publish"),
         ("delayed", "-evalsha -eval"),
         ("delayed", "-zadd"),
-        pytest.param("delayed", "-publish", marks=HALF_WAY),
+        ("delayed", "-publish"),
     ],
 )
 async def test_what_the_user_may_not_do_is_refused_whole(server: PrivateServer, raw: Any, kind: str, denied: str) -> None:
@@ -312,38 +328,156 @@ async def stored(raw: Any) -> int:
     return int(await raw.hlen("delayq:{jobs}:bodies") + await raw.zcard("redisson_delay_queue_timeout:{orders}"))
 
 
+# Processes that die, or stand still
+
+
+@pytest.mark.parametrize("kind", ["reliable", "delayed"])
+async def test_of_a_producer_that_is_killed_in_a_batch_all_is_stored_that_it_was_told_and_nothing_twice(
+    server: PrivateServer, raw: Any, tmp_path: Path, kind: str
+) -> None:
+    async def size() -> int:
+        if kind == "reliable":
+            return int(await raw.hlen("delayq:{jobs}:bodies"))
+        # Clients move what is due, whoever offered it.
+        pipe = raw.pipeline(transaction=True)
+        pipe.zcard("redisson_delay_queue_timeout:{orders}")
+        pipe.llen("orders")
+        return sum(await pipe.execute())
+
+    cut_short = 0
+    for number in range(20):
+        victim = await asyncio.to_thread(victims.start, victims.offer_batches, server.url, tmp_path / f"{number}", kind, number)
+        before = await size()
+        await until(lambda before=before: size_is_odd(size, before))  # type: ignore[misc]
+        victim.kill()
+        await asyncio.to_thread(victim.join)
+        cut_short += await size() % victims.BATCH > 0
+        if cut_short == 3:
+            break
+    assert cut_short == 3
+    told = {int(batch) for path in tmp_path.iterdir() for (batch,) in victims.words(path)}
+    certain = {value for batch in told for value in range(batch * victims.BATCH, (batch + 1) * victims.BATCH)}
+    stored, got = await size(), Counter[int]()
+    async with delayq.connect(server.url) as client:
+        if kind == "reliable":
+            async for message in client.reliable_queue("jobs"):
+                async with message:
+                    got[message.value] += 1
+                if got.total() == stored:
+                    break
+        else:
+            async for value in client.delayed_queue("orders"):
+                got[value] += 1
+                if got.total() == stored:
+                    break
+    assert certain <= set(got)
+    assert set(got.values()) == {1}
+    assert [name for name in await raw.keys() if b":call:" not in name] == []
+
+
+async def size_is_odd(size: Callable[[], Awaitable[int]], before: int) -> bool:
+    """Whether it is in the midst of a batch, and not of its first."""
+    more = await size() - before
+    return more > victims.BATCH and more % victims.BATCH > 0
+
+
+async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_lost(server: PrivateServer, tmp_path: Path) -> None:
+    """What it had, another one handles meanwhile; what it had claimed ahead, it does not even begin."""
+    notes = tmp_path / "notes"
+    async with delayq.connect(server.url) as client:
+        jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", lease=victims.LEASE)
+        await jobs.offer_many([Offer(n) for n in range(40)])
+        victim = await asyncio.to_thread(victims.start, victims.handle_slowly, server.url, notes)
+        try:
+            # At its fourth one.
+            await until(lambda: len(victims.words(notes)) % 2 == 1 and len(victims.words(notes)) >= 7)
+            os.kill(victim.pid, signal.SIGSTOP)
+            before = victims.words(notes)
+            done = {int(number) for word, number in before if word == "done"}
+            handled: list[int] = []
+            consuming = asyncio.create_task(consume(jobs, handled))
+            # An acknowledgement may have left before it stood still.
+            await until(lambda: len(done | set(handled)) >= 39)
+            await until(lambda: stats_are_empty(jobs))
+            os.kill(victim.pid, signal.SIGCONT)
+            await until(lambda: len(victims.words(notes)) > len(before))
+            await jobs.offer(99)
+            await until(lambda: 99 in handled or ["done", "99"] in victims.words(notes))
+            await cancelled(consuming)
+        finally:
+            victim.kill()
+            await asyncio.to_thread(victim.join)
+    after = [(word, int(number)) for word, number in victims.words(notes)[len(before) :] if number != "99"]
+    # Of the one that it was at.
+    assert len(after) == 1
+    ((word, number),) = after
+    assert (word == "lost") == (number in handled)
+    assert len(handled) == len(set(handled))
+    assert not done & set(handled)
+
+
+async def stats_are_empty(jobs: delayq.ReliableQueue[int]) -> bool:
+    stats = await jobs.stats()
+    return not (stats.delayed or stats.ready or stats.leased)
+
+
 # An event loop that stands still
 
 
 async def test_a_loop_that_is_blocked_longer_than_its_lease_loses_it_and_says_so(server: PrivateServer) -> None:
     """Five seconds without the loop, with a lease of two: another client has the message meanwhile, and nobody else."""
-    async with (
-        delayq.connect(server.url, resync_interval=0.2) as blocked,
-        delayq.connect(server.url) as other,
-    ):
-        jobs, elsewhere = blocked.reliable_queue("jobs", lease=2), other.reliable_queue("jobs", lease=2)
+    taken = Queue[tuple[int, datetime]]()
+
+    async def take_elsewhere() -> None:
+        async with delayq.connect(server.url) as client:
+            (message,) = await client.reliable_queue("jobs", lease=2).claim(1, wait=30)
+            taken.put((message.attempt, message.lease_ends_at))
+            async with message:
+                await asyncio.sleep(6)
+
+    async with delayq.connect(server.url, resync_interval=0.2) as client:
+        jobs = client.reliable_queue("jobs", lease=2)
         await jobs.offer(1)
         (message,) = await jobs.claim()
+        first_end = message.lease_ends_at
+        elsewhere = asyncio.create_task(asyncio.to_thread(asyncio.run, take_elsewhere()))
+        # Its thread has started.
+        await asyncio.sleep(0.1)
         with pytest.raises(delayq.LeaseLost):  # noqa: PT012
-            async with message:
+            async with message, asyncio.timeout(10):
                 time.sleep(5)
-                (again,) = await elsewhere.claim(1, wait=10)
-                assert again.attempt == 2
-                assert again.lease_ends_at > message.lease_ends_at
-                async with asyncio.timeout(10):
-                    # The renewal finds out, and ends the handler.
-                    await asyncio.Event().wait()
-        await again.ack()
-        assert await elsewhere.claim() == []
+                # The renewal finds out, and ends the handler.
+                await asyncio.Event().wait()
+        attempt, second_end = taken.get_nowait()
+        assert attempt == 2
+        assert second_end > first_end
+        await elsewhere
+        assert await jobs.claim() == []
+        assert (await jobs.stats()).leased == 0
+
+
+async def test_a_loop_that_is_blocked_longer_than_its_lease_keeps_what_nobody_has_taken(server: PrivateServer) -> None:
+    async with delayq.connect(server.url) as client:
+        jobs = client.reliable_queue("jobs", lease=1)
+        await jobs.offer(1)
+        (message,) = await jobs.claim()
+        async with message:
+            time.sleep(2)
+            await asyncio.sleep(1)
+        assert await jobs.claim() == []
+        assert (await jobs.stats()).leased == 0
 
 
 # Many clients
 
 
-async def test_a_thousand_clients_connect_at_once(start: Callable[..., PrivateServer]) -> None:
-    server = start("--maxclients", "4000")
+async def test_a_thousand_clients_connect_at_once(start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    # All share one event loop here: on a busy machine it is that which takes longer than a server may.
+    monkeypatch.setattr("delayq._redis.server.ANSWER_WITHIN", 60.0)
+    monkeypatch.setattr("delayq._redis.wire.ANSWER_WITHIN", 60.0)
+    url = start("--maxclients", "4000").url + "?socket_connect_timeout=60"
     async with AsyncExitStack() as stack, asyncio.timeout(120):
-        clients = await asyncio.gather(*(stack.enter_async_context(delayq.connect(server.url)) for _ in range(1000)))
+        clients = await asyncio.gather(*(stack.enter_async_context(delayq.connect(url)) for _ in range(1000)))
         queues = [client.reliable_queue("jobs") for client in clients]
         await asyncio.gather(*(queue.offer(n) for n, queue in enumerate(queues)))
         claimed = [message for batch in await asyncio.gather(*(queue.claim() for queue in queues)) for message in batch]
@@ -372,11 +506,13 @@ async def test_a_server_that_has_no_room_for_a_thousand_clients_says_so_to_the_o
 
     async with asyncio.timeout(120):
         await asyncio.gather(*(attempt(n) for n in range(1000)))
-    assert served
     assert refused
     assert len(served) + len(refused) >= 1000
+    # When they have gone, there is room.
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 5.0)
     async with delayq.connect(server.url) as client:
-        assert (await client.reliable_queue("jobs").stats()).ready >= len(served)
+        await client.reliable_queue("jobs").offer(1000)
+        assert (await client.reliable_queue("jobs").stats()).ready >= len(served) + 1
 
 
 # A network that is slow or mute

@@ -1,0 +1,509 @@
+"""Simulated storms: delayq itself, on a network, a server, clocks and chance that a seed governs. What fails, fails again.
+
+::
+
+    python -m tests.faults.simulation --seeds 5000 [--first 200] [--kind plain]
+    python -m tests.faults.simulation --kind plain --seed 17     # one, and all that happened
+
+No time passes, for nobody waits. Producers and consumers are processes in the sense of :mod:`tests.faults.virtual`: they die
+without a word. The judge is :mod:`tests.faults.checker`, as in the storms on real servers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+import random
+import sys
+import time
+from collections import Counter, deque
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import delayq
+from delayq import Offer
+from tests.faults import consumers
+from tests.faults.checker import Rules, Violation, check, summary
+from tests.faults.consumers import KINDS, QUEUE, Consumer, Habits, Kind, open_delayed, open_reliable
+from tests.faults.history import Delivered, End, Fault, History, Offered, Told, now_us
+from tests.faults.network import REPLIES, REQUESTS, Connection, Network
+from tests.faults.storm import _Doubts
+from tests.faults.virtual import EPOCH, Process, VirtualLoop, governed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+URL = "redis://simulated:6379?protocol=2"
+WITHIN = 30.0
+"""So long may take, seconds, what waits for leases and deadlines."""
+DRAIN_WITHIN = 150.0
+"""Everything is delivered so long after all is healed: the longest delay, and as much as several deadlines and leases."""
+_LONGEST_DELAY = 20.0
+_UNTIL = 1000.0
+# What the end of a simulation takes: every call is given up by then.
+_END_WITHIN = 30.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a simulation consists of.
+
+    Attributes:
+        kind: The queue, and how it is consumed.
+        seed: Of everything.
+        messages: So many are offered, about.
+        faults: So many are injected.
+        only: The names of the faults to choose from; all if empty.
+        pause: Seconds between two faults at most.
+        producers: Processes that offer.
+        consumers: Processes that consume.
+        loops: Loops of each.
+        resync: Seconds between two re-checks.
+        within: Seconds that a message may take once it is due and nothing keeps it back any more.
+        habits: What consumers do.
+    """
+
+    kind: Kind
+    seed: int
+    messages: int = 60
+    faults: int = 8
+    only: tuple[str, ...] = ()
+    pause: float = 2.0
+    producers: int = 2
+    consumers: int = 2
+    loops: int = 2
+    resync: float = 1.0
+    within: float = WITHIN
+    habits: Habits = field(
+        default_factory=lambda: Habits(fails=0.04, releases=0.02, waits_for_its_ack=0.3, dawdles=0.02, leaves=0.02)
+    )
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(0 if self.kind == "plain" else int(consumers.LEASE * 1_000_000), int(self.within * 1_000_000))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulation showed.
+
+    Attributes:
+        history: All that happened, for the checker.
+        violations: What must not be.
+        trace: Names all that has passed over the network, and when.
+        lasted: Seconds, of its own.
+    """
+
+    plan: Plan
+    history: History
+    violations: Sequence[Violation]
+    trace: str
+    lasted: float
+
+    def lines(self) -> list[str]:
+        """All that happened, one line each, in order of time."""
+        told: list[tuple[int, str]] = []
+        for key, offered in self.history.offered.items():
+            told.append((offered.due_us, f"message {key} may come from now on; its offer is {offered.told}"))
+        for one in self.history.delivered:
+            words = f"message {one.key} came to {one.who}"
+            if one.ends_us:
+                words += f" as {one.copy!r}, attempt {one.attempt}, until {_clock(one.ends_us)}: {one.end}"
+            told.append((one.seen_us, words))
+        told += [(fault.from_us, f"FAULT {fault.name}, until {_clock(fault.to_us)}") for fault in self.history.faults]
+        told.sort()
+        return [
+            *(f"{_clock(at)} {words}" for at, words in told),
+            *(f"DOUBTED {copy}" for copy in sorted(self.history.doubts)),
+            *(f"VIOLATION {violation}" for violation in self.violations),
+            f"trace {self.trace} of {self.lasted:.6f} s",
+        ]
+
+
+def simulate(plan: Plan) -> Outcome:
+    """Run one simulation, and judge it. No time passes outside of it."""
+    seed = f"{plan.kind} {plan.seed}"
+    network = Network(seed)
+    loop = network.loop = VirtualLoop(network.connect, _UNTIL)
+    doubts, log = _Doubts(), logging.getLogger("delayq")
+    log.addHandler(doubts)
+    try:
+        with governed(loop, seed):
+            simulation = Simulation(plan, network, doubts)
+            stuck = ""
+            try:
+                loop.run_until_complete(simulation.run())
+            except AssertionError as error:
+                stuck = str(error)
+            history, trace, lasted = simulation.history, network.trace.hexdigest()[:16], loop.time()
+            history.left += [*loop.complaints, *([stuck] if stuck else [])]
+            violations = check(history, plan.rules)
+            network.heal()
+            loop.end_all(_END_WITHIN)
+    finally:
+        log.removeHandler(doubts)
+        loop.close()
+    return Outcome(plan, history, violations, trace, lasted)
+
+
+class Simulation:
+    """Producers, consumers, and whoever disturbs them."""
+
+    def __init__(self, plan: Plan, network: Network, doubts: _Doubts) -> None:
+        self._plan = plan
+        self._network = network
+        self._loop = network.loop
+        self._chance = random.Random(f"storm {plan.kind} {plan.seed}")
+        self._doubts = doubts
+        self._keys = itertools.count()
+        self._names = itertools.count(1)
+        self._shares: deque[int] = deque()
+        self._producers: list[_Producer] = []
+        self._consumers: list[_Consumers] = []
+        self._ended: list[_Consumers] = []
+        self.history: History = History()
+        self._faults: dict[str, Callable[[], Awaitable[None]]] = {
+            "cut": self._cut,
+            "half open": self._half_open,
+            "request lost": lambda: self._lose(REQUESTS),
+            "reply lost": lambda: self._lose(REPLIES),
+            "requests stalled": lambda: self._stall(REQUESTS),
+            "replies stalled": lambda: self._stall(REPLIES),
+            "stalled": lambda: self._stall(REQUESTS, REPLIES),
+            "slow": self._slow,
+            "refused": self._refuse,
+            "notifications lost": self._mute,
+            "SCRIPT FLUSH": self._flush,
+            "loop cancelled": self._cancel_loop,
+            "process stopped": self._stop_process,
+            "producer killed": self._kill_producer,
+            "consumer killed": self._kill_consumer,
+            "client closed": self._close_client,
+        }
+        if plan.kind == "plain":
+            # What these have taken is gone for good, by contract, or where the server does not answer at that moment.
+            del self._faults["consumer killed"], self._faults["client closed"]
+
+    async def run(self) -> None:
+        plan, chance = self._plan, self._chance
+        left = plan.messages
+        while left > 0:
+            self._shares.append(min(left, chance.choice((1, 1, 1, 2, 5, 12))))
+            left -= self._shares[-1]
+        for _ in range(plan.producers):
+            self._start_producer()
+        for _ in range(plan.consumers):
+            self._start_consumers()
+        names = [name for name in self._faults if name in plan.only or not plan.only]
+        for _ in range(plan.faults):
+            await asyncio.sleep(chance.random() * plan.pause)
+            fault = Fault(chance.choice(names), now_us(), 0)
+            self.history.faults.append(fault)
+            await self._faults[fault.name]()
+            self._network.heal()
+            fault.to_us = now_us()
+        await self._drain()
+        for consumer in self._consumers:
+            consumer.close()
+        for consumer in self._consumers:
+            await self._gone(consumer)
+        history = self.history
+        history.doubts, history.nameless_doubts = self._doubts.copies, self._doubts.nameless
+        if plan.kind == "plain":
+            # What was fetched ahead when it ended has gone back.
+            for value in self._network.list_of(QUEUE):
+                history.delivered.append(Delivered(int(value), now_us(), "the end", claimed_us=now_us()))
+        else:
+            history.left += [f"stays on the server for ever: {name}" for name in self._network.lasting_keys()]
+
+    async def _drain(self) -> None:
+        """Wait until everything that is stored was delivered, and nothing is left that does not vanish by itself."""
+        give_up_at = self._loop.time() + DRAIN_WITHIN
+        while self._shares or not all(producer.done.done() for producer in self._producers) or not self._is_drained():
+            if self._loop.time() > give_up_at:
+                self.history.left.append(f"not drained within {DRAIN_WITHIN:g} s: {self._network.lasting_keys()}")
+                return
+            await asyncio.sleep(0.1)
+
+    def _is_drained(self) -> bool:
+        if self._network.lasting_keys():
+            return False
+        seen = {one.key for one in self.history.delivered}
+        stored = {key for key, offered in self.history.offered.items() if offered.told is Told.OK}
+        return self._plan.kind != "plain" or stored <= seen
+
+    # Who takes part
+
+    def _start_producer(self) -> None:
+        process = Process(f"producer {next(self._names)}")
+        self._producers.append(_Producer(process, self._plan, self._loop, self.history, self._keys, self._shares))
+
+    def _start_consumers(self) -> None:
+        self._consumers.append(_Consumers(Process(f"consumer {next(self._names)}"), self._plan, self._loop, self.history))
+
+    def _kill(self, process: Process) -> None:
+        self._loop.halt(process)
+        for connection in self._network.connections:
+            if connection.process is process:
+                connection.orphan()
+
+    async def _gone(self, consumer: _Consumers) -> None:
+        # Looked at, not awaited: whoever is woken by a process goes on as a part of it.
+        while not consumer.done.done():
+            await asyncio.sleep(0.01)
+        consumer.done.result()
+
+    # Faults: each ends healed, but for what lasts by itself
+
+    def _some(self) -> list[Connection]:
+        """All connections, or about half of them."""
+        share = self._chance.choice((0.5, 1.0))
+        return [connection for connection in self._network.connections if self._chance.random() < share]
+
+    async def _cut(self) -> None:
+        for connection in self._some():
+            connection.cut()
+
+    async def _half_open(self) -> None:
+        for connection in self._some():
+            connection.half_open()
+
+    async def _lose(self, direction: int) -> None:
+        self._network.loses = direction
+        if self._chance.random() < 0.5:
+            # What it gives back may be what is lost.
+            await self._cancel_loop()
+        await asyncio.sleep(self._chance.random() * 2)
+
+    async def _stall(self, *directions: int) -> None:
+        # At times for longer than a call waits.
+        seconds = self._chance.choice((0.3, 3, 8)) * self._chance.random()
+        # Not those that are opened meanwhile: what is late may be overtaken.
+        for connection in self._some():
+            for direction in directions:
+                connection.stalled_until[direction] = self._loop.time() + seconds
+        await asyncio.sleep(seconds)
+
+    async def _slow(self) -> None:
+        self._network.slower = self._chance.uniform(0.001, 0.15)
+        await asyncio.sleep(self._chance.random() * 2)
+
+    async def _refuse(self) -> None:
+        self._network.refuses = True
+        await self._cut()
+        await asyncio.sleep(self._chance.choice((0.3, 7)) * self._chance.random())
+
+    async def _mute(self) -> None:
+        self._network.mute = 1.0
+        await asyncio.sleep(self._chance.random() * 5)
+
+    async def _flush(self) -> None:
+        self._network.flush_scripts()
+
+    async def _cancel_loop(self) -> None:
+        self._chance.choice(self._consumers).cancel_one(self._chance)
+
+    async def _stop_process(self) -> None:
+        there: list[_Consumers | _Producer] = [*self._consumers, *self._producers]
+        process = self._chance.choice(there).process
+        self._loop.halt(process)
+        # At times for longer than a lease.
+        await asyncio.sleep(self._chance.choice((0.3, 8)) * self._chance.random())
+        self._loop.resume(process)
+
+    async def _kill_producer(self) -> None:
+        if alive := [producer for producer in self._producers if not producer.done.done()]:
+            killed = self._chance.choice(alive)
+            self._kill(killed.process)
+            self._producers.remove(killed)
+            await asyncio.sleep(self._chance.random())
+            self._start_producer()
+
+    async def _kill_consumer(self) -> None:
+        killed = self._consumers.pop(0)
+        self._kill(killed.process)
+        for one in killed.delivered:
+            # Nobody knows whether it had left.
+            if one.end is End.UNATTENDED:
+                one.end = End.UNKNOWN
+        await asyncio.sleep(self._chance.random())
+        self._start_consumers()
+
+    async def _close_client(self) -> None:
+        closed = self._consumers.pop(0)
+        closed.close()
+        await self._gone(closed)
+        self._start_consumers()
+
+
+class _Producer:
+    """A process that offers what is to be offered, share by share."""
+
+    def __init__(
+        self, process: Process, plan: Plan, loop: VirtualLoop, history: History, keys: itertools.count[int], shares: deque[int]
+    ) -> None:
+        self.process: Process = process
+        self._plan = plan
+        self._chance = random.Random(f"{process.name} {plan.kind} {plan.seed}")
+        self._history = history
+        self._keys = keys
+        self._shares = shares
+        with loop.within(process):
+            self.done: asyncio.Task[None] = loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        chance, offering = self._chance, []
+        async with _client(self._plan) as client:
+            while self._shares:
+                share = self._shares.popleft()
+                offering.append(asyncio.create_task(self._offer(client, share)))
+                # Some of them come close together, and share calls.
+                await asyncio.sleep(chance.choice((0.001, 2.0, 5.0)) * chance.random())
+                if chance.random() < 0.1:
+                    offering[-1].cancel()
+            await asyncio.gather(*offering, return_exceptions=True)
+
+    async def _offer(self, client: delayq.Client, count: int) -> None:
+        chance, history = self._chance, self._history
+        delays = [chance.choice((0.0, 0.0, 0.3, 2.0, 2.0, _LONGEST_DELAY)) * chance.random() for _ in range(count)]
+        keys = [next(self._keys) for _ in range(count)]
+        named = chance.random() < 0.5
+        began = now_us()
+        for key, delay in zip(keys, delays, strict=True):
+            history.offered[key] = Offered(began + int(delay * 1_000_000))
+        stored: Sequence[int] = ()
+        told = Told.OK
+        try:
+            if self._plan.kind == "reliable":
+                names = [f"m{key}" if named else None for key in keys]
+                offers = [Offer(value=key, delay=delay, id=name) for key, delay, name in zip(keys, delays, names, strict=True)]
+                await open_reliable(client).offer_many(offers)
+            else:
+                await open_delayed(client).offer_many(list(zip(keys, delays, strict=True)))
+        except delayq.OutcomeUnknown as error:
+            told = Told.UNKNOWN
+            if self._plan.kind == "reliable":
+                stored = [int(name[1:]) for name in error.stored] if named else ()
+            else:
+                stored = [int(receipt._payload) for receipt in error.stored]
+        except (delayq.ServerUnavailable, delayq.DuplicateMessage):
+            # No two are alike. Who is told that there are will not rely on either.
+            told = Told.FAILED
+        for key in keys:
+            history.offered[key].told = told
+        for key in stored:
+            history.offered[key].told = Told.OK
+
+
+class _Consumers:
+    """A process that consumes, in several loops. It witnesses what they see."""
+
+    def __init__(self, process: Process, plan: Plan, loop: VirtualLoop, history: History) -> None:
+        self.process: Process = process
+        self._plan = plan
+        self._loop = loop
+        self._history = history
+        self._running: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._close = asyncio.Event()
+        self.delivered: list[Delivered] = []
+        with loop.within(process):
+            self.done: asyncio.Task[None] = loop.create_task(self._run())
+
+    def began(self, delivered: Delivered) -> None:
+        self.delivered.append(delivered)
+        self._history.delivered.append(delivered)
+
+    def ended(self, delivered: Delivered) -> None:
+        pass
+
+    def cancel_one(self, chance: random.Random) -> None:
+        """Cancel a loop; another one takes its place."""
+        if self._running:
+            with self._loop.within(self.process):
+                chance.choice(self._running).cancel()
+
+    def close(self) -> None:
+        """End it as a process should: all that it has goes back."""
+        with self._loop.within(self.process):
+            self._close.set()
+
+    async def _run(self) -> None:
+        async with _client(self._plan) as client:
+            keepers = [asyncio.create_task(self._keep(client, number)) for number in range(self._plan.loops)]
+            await self._close.wait()
+            self._closing = True
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*keepers)
+
+    async def _keep(self, client: delayq.Client, number: int) -> None:
+        plan, who = self._plan, f"{self.process.name}.{number}"
+        for again in itertools.count():
+            if self._closing:
+                return
+            seed = (plan.kind, plan.seed, who, again)
+            task = asyncio.create_task(Consumer(client, plan.kind, who, self, seed, plan.habits).run())
+            self._running.append(task)
+            await asyncio.wait({task})
+            self._running.remove(task)
+            if not task.cancelled():
+                await task
+
+
+@asynccontextmanager
+async def _client(plan: Plan) -> AsyncIterator[delayq.Client]:
+    """An open client. It is tried until the server answers."""
+    while True:
+        client = delayq.connect(URL, resync_interval=plan.resync)
+        try:
+            await client.__aenter__()
+        except delayq.ServerError:
+            await asyncio.sleep(0.05)
+        else:
+            break
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+def _clock(moment_us: int) -> str:
+    return f"{moment_us / 1_000_000 - EPOCH:.6f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=200, help="so many of each kind")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--seed", type=int, help="this one alone, and all that happened")
+    options = parser.parse_args()
+    kinds = [options.kind] if options.kind else KINDS
+    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    started, failed, counts = time.perf_counter(), 0, Counter[str]()
+    for kind in kinds:
+        for seed in seeds:
+            outcome = simulate(Plan(kind, seed))
+            history = outcome.history
+            counts.update(seconds=int(outcome.lasted), messages=len(history.offered), deliveries=len(history.delivered))
+            counts.update(faults=len(history.faults))
+            if options.seed is not None:
+                print(f"{kind} {seed}", *outcome.lines(), sep="\n")
+            if outcome.violations:
+                failed += 1
+                print(f"--kind {kind} --seed {seed}: {summary(outcome.violations)}", flush=True)
+    took = time.perf_counter() - started
+    total = len(kinds) * len(seeds)
+    numbers = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    if options.seed is None:
+        # Of one, all that is printed is of the seed.
+        print(f"{failed} of {total} seeds failed; {numbers}; {total / took:.1f} seeds/s")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()

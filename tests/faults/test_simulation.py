@@ -1,0 +1,196 @@
+"""Simulated storms pass, each replays exactly, and with a safeguard of delayq switched off some fail and say what it prevents."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delayq._redis import reliable_scripts, scripts
+from delayq._scheduling import last_timeout
+from delayq._scheduling.claims import Claims
+from delayq._scheduling.scheduler import Scheduler
+from delayq._scheduling.taker import Taker
+from tests.faults import consumers
+from tests.faults.checker import summary
+from tests.faults.consumers import KINDS, Habits, Kind
+from tests.faults.history import Told
+from tests.faults.simulation import Plan, simulate
+from tests.faults.test_planted import altered, recovers_nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Plant = Callable[[pytest.MonkeyPatch], None]
+
+SEEDS = {"reliable": 80, "deliveries": 60, "plain": 60}
+"""200 in every run. ``python -m tests.faults.simulation --seeds 5000 --first 80`` has more."""
+AT_A_TIME = 20
+
+ANSWERS = ("reply lost", "cut")
+
+
+def gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back = Taker.give_back
+
+    def keep(taker: Any, taken: Any, *, more: bool = False) -> None:
+        returning = taker._returning
+        taker._returning = True
+        give_back(taker, taken, more=more)
+        taker._returning = returning
+        taker._returned.clear()
+
+    monkeypatch.setattr(Taker, "give_back", keep)
+
+
+def claims_recover_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forget(claims: Any) -> None:
+        claims._unsure = None
+
+    monkeypatch.setattr(Claims, "_recover", forget)
+
+
+def checks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def idle(_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(Scheduler, "run_once", idle)
+
+
+def arms_no_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_timeout, "gives_way", lambda held, _: held is None)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A safeguard that is switched off.
+
+    Attributes:
+        plant: Switches it off.
+        names: What the checker must call what happens then, one of these.
+        kind: The queue that it guards.
+        options: The storms in which it matters.
+        lease: Seconds.
+        within: One of so many seeds must fail.
+    """
+
+    plant: Plant
+    names: tuple[str, ...]
+    kind: Kind
+    options: dict[str, Any] = field(default_factory=dict)
+    lease: float = consumers.LEASE
+    within: int = 25
+
+
+# Whatever else goes wrong, the ends of leases wake everybody: long ones let it show.
+LONG = 90.0
+
+OFTEN = {"messages": 100, "faults": 25, "pause": 0.5}
+SAFEGUARDS = {
+    "an offer that is repeated is known": Case(
+        altered(reliable_scripts.OFFER, ("if known == ARGV[1] then", "if false then")),
+        ("unexpected", "stored twice", "after ack"),
+        "reliable",
+        {"only": ANSWERS, **OFTEN},
+    ),
+    "a first try that comes after its repetition is refused": Case(
+        altered(reliable_scripts.OFFER, ("if tonumber(known) > tonumber(ARGV[1]) then", "if false then")),
+        ("after ack", "stored twice"),
+        "reliable",
+        {"only": ("requests stalled",), **OFTEN},
+    ),
+    "a claim whose answer was lost is given back": Case(
+        claims_recover_nothing, ("stuck",), "reliable", {"only": ANSWERS, "habits": Habits(fails=0, releases=0)}, LONG
+    ),
+    "what was taken, and whose answer was lost, is handed out": Case(recovers_nothing, ("lost",), "plain", {"only": ANSWERS}),
+    "only who has the lease acknowledges": Case(
+        altered(reliable_scripts.ACK, ("holds(leases[i], ARGV[i * 3])", "leases[i]")),
+        ("after ack",),
+        "reliable",
+        {"habits": Habits(dawdles=0.3), "only": ("process stopped",), **OFTEN},
+    ),
+    "a give-back is carried out once": Case(
+        altered(scripts.GIVE_BACK, ("if not redis.call('SET', KEYS[2], '', 'NX', 'PX', 60000) then return 0 end", "")),
+        ("duplicate",),
+        "plain",
+        {"only": ANSWERS, "habits": Habits(leaves=0.3), **OFTEN},
+    ),
+    "what a cancelled loop has is given back": Case(
+        gives_nothing_back, ("lost",), "plain", {"only": ("loop cancelled",), "faults": 20}
+    ),
+    "the re-check finds what was not announced": Case(
+        checks_nothing_again,
+        ("lost", "stuck"),
+        "reliable",
+        {"only": ("notifications lost",), "messages": 12, "faults": 10, "pause": 0.05},
+        LONG,
+    ),
+    "the timer is armed anew for what is due earlier": Case(
+        arms_no_earlier, ("stuck",), "reliable", {"messages": 12, "faults": 0, "resync": 60.0, "within": 5.0}, LONG
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "first"), [(kind, first) for kind in KINDS for first in range(0, SEEDS[kind], AT_A_TIME)])
+def test_simulated_storms_lose_nothing_double_nothing_and_leave_nothing(kind: Kind, first: int) -> None:
+    told: Counter[Told] = Counter()
+    faults = 0
+    for seed in range(first, first + AT_A_TIME):
+        outcome = simulate(Plan(kind, seed))
+        assert not outcome.violations, (
+            f"python -m tests.faults.simulation --kind {kind} --seed {seed}: {summary(outcome.violations)}"
+        )
+        told.update(offered.told for offered in outcome.history.offered.values())
+        faults += len(outcome.history.faults)
+    # Otherwise it proves little.
+    assert told[Told.OK] > 30 * AT_A_TIME
+    assert told[Told.UNKNOWN] > 0
+    assert faults >= 5 * AT_A_TIME
+
+
+def test_an_offer_that_arrives_when_its_client_has_closed_is_not_stored_again() -> None:
+    # The first try is stalled, the second one carried out and the message handled; then the client closes, and the first arrives.
+    outcome = simulate(Plan("reliable", 305))
+    assert not outcome.violations, summary(outcome.violations)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_replays_exactly(kind: Kind) -> None:
+    first, second = simulate(Plan(kind, 7)), simulate(Plan(kind, 7))
+    assert first.lines() == second.lines()
+    assert first.trace == second.trace
+    assert simulate(Plan(kind, 8)).trace != first.trace
+
+
+def test_the_command_prints_the_same_history_in_every_process() -> None:
+    printed = [
+        subprocess.run(
+            [sys.executable, "-m", "tests.faults.simulation", "--kind", "reliable", "--seed", "7"],
+            cwd=Path(__file__).parents[2],
+            env=os.environ | {"PYTHONHASHSEED": salt},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for salt in ("1", "2")
+    ]
+    assert printed[0] == printed[1]
+    assert b"FAULT" in printed[0]
+
+
+@pytest.mark.parametrize("safeguard", SAFEGUARDS)
+def test_without_a_safeguard_a_seed_fails_and_names_what_it_prevents(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = SAFEGUARDS[safeguard]
+    monkeypatch.setattr(consumers, "LEASE", case.lease)
+    case.plant(monkeypatch)
+    for seed in range(case.within):
+        names = {violation.kind for violation in simulate(Plan(case.kind, seed, **case.options)).violations}
+        print(f"seed {seed}: {sorted(names)}")
+        if names.intersection(case.names):
+            return
+    pytest.fail(f"{case.within} seeds passed")

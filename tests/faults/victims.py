@@ -1,0 +1,76 @@
+"""Processes that a test kills or stops in the midst of their work. Each writes what it was told to a file, line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import os
+from typing import TYPE_CHECKING, Any
+
+import delayq
+from delayq import Offer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+BATCH = 2_000
+"""So many messages are one offer of a producer: ten calls of the server."""
+LEASE = 1.0
+
+
+def start(main: Callable[..., None], *args: Any) -> Any:
+    """A process that runs this. It dies with us."""
+    # Forked from a process that has imported everything: there is no time to start an interpreter for each.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=main, args=args, daemon=True)
+    process.start()
+    return process
+
+
+def words(path: Path) -> list[list[str]]:
+    """What was written so far."""
+    return [line.split() for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def offer_batches(url: str, path: Path, kind: str, number: int) -> None:
+    """Offer without end; write the number of each batch that is stored."""
+    asyncio.run(_offer_batches(url, path, kind, number))
+
+
+async def _offer_batches(url: str, path: Path, kind: str, number: int) -> None:
+    note = _notes(path)
+    async with delayq.connect(url) as client:
+        for batch in itertools.count(number * 1_000):
+            values = range(batch * BATCH, (batch + 1) * BATCH)
+            if kind == "reliable":
+                await client.reliable_queue("jobs").offer_many([Offer(value, id=f"m{value}") for value in values])
+            else:
+                await client.delayed_queue("orders").offer_many([(value, 0) for value in values])
+            note(batch)
+
+
+def handle_slowly(url: str, path: Path) -> None:
+    """Handle messages, each for a fifth of its lease; write what became of each."""
+    asyncio.run(_handle_slowly(url, path))
+
+
+async def _handle_slowly(url: str, path: Path) -> None:
+    note = _notes(path)
+    async with delayq.connect(url) as client:
+        jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE)
+        async for message in jobs:
+            note("began", message.value)
+            try:
+                await asyncio.sleep(LEASE / 5)
+                await message.ack()
+                note("done", message.value)
+            except delayq.LeaseLost:
+                note("lost", message.value)
+
+
+def _notes(path: Path) -> Callable[..., None]:
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    return lambda *words: (os.write(file, (" ".join(map(str, words)) + "\n").encode()), None)[1]
