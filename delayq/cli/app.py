@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
+from delayq.cli import messages, queues
 from delayq.cli.acl import acl
+from delayq.cli.bench import bench
+from delayq.cli.dashboard import dashboard
+from delayq.cli.dead import dead
 from delayq.cli.demo.command import demo
+from delayq.cli.doctor import doctor
 from delayq.cli.errors import CommandFailed
+from delayq.cli.inspect import inspect
 from delayq.cli.migrate import migrate
+from delayq.cli.output import tell
 from delayq.cli.worker.command import worker
 from delayq.errors import DelayqError
 
-app: typer.Typer = typer.Typer(add_completion=False, invoke_without_command=True)
-app.command()(acl)
-app.command()(demo)
-app.command()(migrate)
-app.command()(worker)
+# A traceback as it is: a pretty one has shown the values of variables, payloads and passwords among them.
+app: typer.Typer = typer.Typer(invoke_without_command=True, pretty_exceptions_enable=False)
+_LOOKING, _MESSAGES, _KEEPING, _RUNNING = "Look", "Single messages", "Look after queues", "Run, and set up"
+app.command(rich_help_panel=_LOOKING)(queues.queues)
+app.command(rich_help_panel=_LOOKING)(queues.stats)
+app.command(rich_help_panel=_LOOKING)(messages.peek)
+app.command("list", rich_help_panel=_LOOKING)(messages.list_messages)
+app.command(rich_help_panel=_LOOKING)(inspect)
+app.command(rich_help_panel=_LOOKING)(doctor)
+app.command(rich_help_panel=_MESSAGES)(messages.offer)
+app.command(rich_help_panel=_MESSAGES)(messages.get)
+app.command(rich_help_panel=_MESSAGES)(messages.cancel)
+app.command(rich_help_panel=_MESSAGES)(messages.reschedule)
+app.command(rich_help_panel=_MESSAGES)(messages.take)
+app.add_typer(dead, name="dead", rich_help_panel=_KEEPING)
+app.command(rich_help_panel=_KEEPING)(queues.pause)
+app.command(rich_help_panel=_KEEPING)(queues.resume)
+app.command(rich_help_panel=_KEEPING)(queues.purge)
+app.command(rich_help_panel=_KEEPING)(migrate)
+app.command(rich_help_panel=_RUNNING)(worker)
+app.command(rich_help_panel=_RUNNING)(dashboard)
+app.command(rich_help_panel=_RUNNING)(acl)
+app.command(rich_help_panel=_RUNNING)(bench)
+app.command(rich_help_panel=_RUNNING)(demo)
 
 
 # With a callback, a lone command keeps its name.
 @app.callback()
-def delayq(context: typer.Context) -> None:
+def delayq(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Say which version of delayq this is.")] = False,
+) -> None:
     """Deliver messages later, exactly when due."""
+    if version:
+        typer.echo(metadata.version("delayq"))
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -36,17 +72,32 @@ def run(arguments: list[str] | None = None) -> int:
     """
     try:
         # None where the command ended without a word about its status.
-        return app(arguments, prog_name="delayq", standalone_mode=False) or 0
+        status: int = app(arguments, prog_name="delayq", standalone_mode=False) or 0
+        # Here, where a failure can be told: at the end of the process nobody could.
+        sys.stdout.flush()
     except (CommandFailed, DelayqError) as error:
         return _fail(str(error))
+    except BrokenPipeError:
+        _silence()
+        return 1
+    except OSError as error:
+        _silence()
+        return _fail(error.strerror or str(error))
     except Exception as error:
         # Wrong usage. Which class it has depends on typer's version; all of them have this method.
         words = getattr(error, "format_message", None)
         if words is None:
             raise
         return _fail(f"{words()} (more: delayq --help)")
+    return status
+
+
+def _silence() -> None:
+    """What could not be written goes nowhere, so that it is not tried again at the end."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str) -> int:
-    print(f"delayq: {' '.join(message.split())}", file=sys.stderr)
+    tell(message)
     return 2

@@ -295,7 +295,7 @@ def descendants(pid: int) -> dict[int, str]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            commands[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+            commands[int(folder.name)] = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
     found: dict[int, str] = {}
     wanted = {pid}
     while wanted:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
+from delayq.cli.worker.supervisor import send
 from tests.integration.test_demo import ROOT, alive, descendants, linux_only
 from tests.waiting import until
 
@@ -234,6 +235,15 @@ async def test_what_cannot_be_started_is_an_error_in_one_line(
         status, errors = await it.end()
     assert (status, errors.count("\n")) == (2, 1)
     assert errors.startswith(f"delayq: {words}")
+
+
+async def test_a_signal_to_a_process_leaves_its_exit_status_to_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise one that fails while another has just failed is a second line on the terminal, once in a while.
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    monkeypatch.setattr(subprocess.Popen, "poll", lambda self: pytest.fail("collects it"))
+    send(process, signal.SIGTERM)
+    assert await process.wait() == -signal.SIGTERM
+    send(process, signal.SIGTERM)
 
 
 @pytest.mark.parametrize(

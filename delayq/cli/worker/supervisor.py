@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from delayq._redis.retry import retry_delay
 from delayq.cli.errors import CommandFailed
+from delayq.cli.output import print_json
 
 # A process that lived so long was no failure to start, seconds: the next one is not put off any longer.
 _STEADY = 10.0
@@ -20,10 +22,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Supervisor:
     """Starts the processes, replaces those that die, and passes signals on."""
 
-    def __init__(self, where: str, processes: int, *, burst: bool) -> None:
+    def __init__(self, where: str, processes: int, *, burst: bool, as_json: bool = False) -> None:
         self._where = where
         self._count = processes
         self._burst = burst
+        self._as_json = as_json
         self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
         self._killed_by: int | None = None
@@ -45,7 +48,7 @@ class Supervisor:
             await asyncio.gather(*(self._keep(place) for place in range(1, self._count + 1)))
         finally:
             for process in self._running:
-                process.kill()
+                send(process, signal.SIGKILL)
         if self._killed_by is not None:
             return 128 + self._killed_by
         if self._refused is not None:
@@ -57,7 +60,7 @@ class Supervisor:
         failures = 0
         while not self._stopping.is_set():
             started = time.monotonic()
-            status = await self._run_once()
+            status = await self._run_once(place)
             if self._stopping.is_set() or (self._burst and status == 0):
                 return
             if time.monotonic() - started > _STEADY:
@@ -66,16 +69,16 @@ class Supervisor:
             self._died += 1
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             if self._burst:
-                _say(f"process {place} {how}")
+                self._say(f"process {place} {how}")
                 return
             wait = retry_delay(failures, base=0.5, most=30.0)
-            _say(f"process {place} {how}; another one starts in {wait:.1f} s")
+            self._say(f"process {place} {how}; another one starts in {wait:.1f} s")
             try:
                 await asyncio.wait_for(self._stopping.wait(), wait)
             except TimeoutError:
                 continue
 
-    async def _run_once(self) -> int:
+    async def _run_once(self, place: int) -> int:
         """Run one process, and return its exit status."""
         theirs, lifeline = os.pipe()
         report, told = os.pipe()
@@ -87,6 +90,8 @@ class Supervisor:
                 *command,
                 *(["--burst"] if self._burst else []),
                 stdin=asyncio.subprocess.DEVNULL,
+                # What handlers print is none of our documents.
+                stdout=2 if self._as_json else None,
                 pass_fds=(theirs, told),
                 # Ctrl-C is for this process, which passes it on.
                 process_group=0,
@@ -97,18 +102,20 @@ class Supervisor:
             theirs = told = -1
             if self._stopping.is_set():
                 # A signal came while it started.
-                process.send_signal(signal.SIGTERM if self._killed_by is None else signal.SIGKILL)
-            await self._listen(report)
+                send(process, signal.SIGTERM if self._killed_by is None else signal.SIGKILL)
+            if await self._listen(report):
+                self._tell(place, process.pid, "ready")
             status = await process.wait()
             self._running.discard(process)
+            self._tell(place, process.pid, "ended", status=status)
             return status
         finally:
             for descriptor in (theirs, told, lifeline, report):
                 if descriptor >= 0:
                     os.close(descriptor)
 
-    async def _listen(self, report: int) -> None:
-        """Wait until it says how it started."""
+    async def _listen(self, report: int) -> bool:
+        """Wait until it says how it started, and say whether it did."""
         loop = asyncio.get_running_loop()
         said = asyncio.Event()
         loop.add_reader(report, said.set)
@@ -120,10 +127,11 @@ class Supervisor:
         if line == "ready":
             self._proven = True
         elif line and self._proven:
-            _say(line)
+            self._say(line)
         elif line and self._refused is None:
             self._refused = line
             self._stop(signal.SIGTERM)
+        return line == "ready"
 
     def _signalled(self, number: int) -> None:
         if self._stopping.is_set():
@@ -135,9 +143,27 @@ class Supervisor:
     def _stop(self, number: int) -> None:
         self._stopping.set()
         for process in self._running:
-            if process.returncode is None:
-                process.send_signal(number)
+            send(process, number)
+
+    def _tell(self, place: int, pid: int, event: str, **more: int) -> None:
+        """What happens, for programs."""
+        if not self._as_json:
+            return
+        # Who reads it may be gone; the work goes on.
+        with suppress(OSError):
+            print_json({"process": place, "pid": pid, "event": event, **more})
+
+    def _say(self, line: str) -> None:
+        """What goes wrong, for people."""
+        print(f"delayq: {line}", file=sys.stderr, flush=True)
 
 
-def _say(line: str) -> None:
-    print(f"delayq: {line}", file=sys.stderr, flush=True)
+def send(process: asyncio.subprocess.Process, number: int) -> None:
+    """Send it a signal, if it still runs.
+
+    Before CPython 3.13 asyncio's own way may collect the exit status of a child that has just ended. Then asyncio's watcher finds
+    none, says so on the terminal, and takes it for 255 (python/cpython#87744).
+    """
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)

@@ -1,0 +1,233 @@
+"""The command ``bench``: how fast and how punctual this server is, from here, with a queue that is thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from delayq import inspection
+from delayq.cli.errors import CommandFailed
+from delayq.cli.options import AsJson, Partitions, Url, duration
+from delayq.cli.output import print_json, progress, tell
+from delayq.cli.running import with_client
+from delayq.cli.shown import show_fields
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from datetime import datetime
+
+    from delayq import Client
+
+    Show = Callable[[int, int], None]
+
+# Offers on their way at once.
+_CALLERS = 100
+# Over which time those that are to be punctual come due, seconds from when they are offered.
+_SPREAD = (0.3, 2.3)
+
+
+@dataclass
+class _Bench:
+    """One run, with what it has found.
+
+    Attributes:
+        deadline: By when all must be done, of the monotonic clock.
+    """
+
+    client: Client
+    kind: str
+    name: str
+    partitions: int | None
+    messages: int
+    punctual: int
+    payload: dict[str, str]
+    deadline: float
+    offered_per_s: float = 0.0
+    delivered_per_s: float = 0.0
+    late_ms: list[float] = field(default_factory=list)
+
+    def open(self) -> Any:
+        if self.kind == "delayed":
+            return self.client.delayed_queue(self.name)
+        if self.partitions is not None:
+            return self.client.reliable_queue(self.name, partitions=self.partitions)
+        return self.client.reliable_queue(self.name)
+
+    async def offers(self, show: Show) -> None:
+        """Many callers, each offering one after the other."""
+        queue = self.open()
+        left = iter(range(self.messages))
+        done = 0
+
+        async def caller() -> None:
+            nonlocal done
+            for _ in left:
+                # Due far from now: nothing is delivered meanwhile.
+                await queue.offer(self.payload, 3600)
+                done += 1
+                show(done, self.messages)
+
+        began = time.perf_counter()
+        async with asyncio.timeout_at(self.deadline):
+            await asyncio.gather(*(caller() for _ in range(min(_CALLERS, self.messages))))
+        self.offered_per_s = self.messages / (time.perf_counter() - began)
+        await (queue.purge() if self.kind == "reliable" else queue.pending.clear())
+
+    async def deliveries(self, show: Show) -> None:
+        """One consumer, of messages that are due."""
+        queue = self.open()
+        for first in range(0, self.messages, 1000):
+            await queue.offer_many(self._offer(0.0) for _ in range(min(1000, self.messages - first)))
+        began = time.perf_counter()
+        async with asyncio.timeout_at(self.deadline):
+            done = 0
+            async for _ in self._taken(queue):
+                done += 1
+                show(done, self.messages)
+                if done == self.messages:
+                    break
+        self.delivered_per_s = self.messages / (time.perf_counter() - began)
+
+    async def lateness(self, show: Show) -> None:
+        """How long after their moments, by the server's clock, messages are here."""
+        queue = self.open()
+        ahead = await self._clock_ahead()
+        first, last = _SPREAD
+        delays = [first + (last - first) * place / self.punctual for place in range(self.punctual)]
+        due: dict[str, datetime] = {}
+        if self.kind == "delayed":
+            receipts = await queue.offer_many(((str(place), delay) for place, delay in enumerate(delays)))
+            due = {str(place): receipt.due_at for place, receipt in enumerate(receipts)}
+        else:
+            await queue.offer_many(self._offer(delay) for delay in delays)
+        async with asyncio.timeout_at(self.deadline):
+            async for message in self._taken(queue):
+                due_at = due[message] if self.kind == "delayed" else message.due_at
+                self.late_ms.append((time.time() + ahead - due_at.timestamp()) * 1000)
+                show(len(self.late_ms), self.punctual)
+                if len(self.late_ms) == self.punctual:
+                    break
+
+    def _offer(self, delay: float) -> Any:
+        from delayq import Offer  # noqa: PLC0415
+
+        return (self.payload, delay) if self.kind == "delayed" else Offer(self.payload, delay=delay)
+
+    async def _taken(self, queue: Any) -> AsyncIterator[Any]:
+        async for message in queue:
+            if self.kind == "delayed":
+                yield message
+            else:
+                async with message:
+                    yield message
+
+    async def _clock_ahead(self) -> float:
+        """By how many seconds the server's clock is ahead of ours: of the quickest of some answers."""
+        best: tuple[float, float] | None = None
+        for _ in range(10):
+            began = time.time()
+            theirs = (await self.client.server_time()).timestamp()
+            ended = time.time()
+            found = ended - began, theirs - (began + ended) / 2
+            best = found if best is None else min(best, found)
+        assert best is not None, "asked ten times"
+        return best[1]
+
+
+def bench(
+    kind: Annotated[str, typer.Option(help='"reliable" or "delayed".')] = "reliable",
+    messages: Annotated[int, typer.Option(min=1, max=1_000_000, help="To offer, and to deliver.")] = 5_000,
+    punctual: Annotated[int, typer.Option(min=1, max=10_000, help="Whose lateness is measured.")] = 200,
+    size: Annotated[int, typer.Option(min=1, max=100_000, help="Bytes of each value.")] = 100,
+    partitions: Partitions = None,
+    within: Annotated[str, typer.Option(metavar="DURATION", help="Give up after that.")] = "60",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure offers and deliveries per second, and how late messages are, with a queue of its own that is removed.
+
+    It takes the server's time: not for one that is busy. Exit status: 0; 1 if it took too long; 130 after Ctrl-C.
+    """
+    if kind not in ("reliable", "delayed"):
+        raise CommandFailed(f'--kind is "reliable" or "delayed", not {kind!r}')
+    if kind == "delayed" and partitions is not None:
+        raise CommandFailed("a delayed queue has no partitions")
+    name = f"delayq-bench-{secrets.token_hex(6)}"
+    seconds = duration(within, "--within") or 0.0
+
+    async def act(client: Client) -> _Bench:
+        deadline = asyncio.get_running_loop().time() + seconds
+        run = _Bench(client, kind, name, partitions, messages, punctual, {"text": "x" * size}, deadline)
+        try:
+            for what, part in (("offers", run.offers), ("deliveries", run.deliveries), ("lateness", run.lateness)):
+                with progress(f"{what:<10}", shown=not as_json) as show:
+                    await part(show)
+        except TimeoutError:
+            raise _TooLong from None
+        finally:
+            await _shielded_removal(client, run)
+        return run
+
+    try:
+        run = with_client(url, act)
+    except _TooLong:
+        tell(f"not done within {within}; the queue is removed")
+        raise typer.Exit(1) from None
+    late = sorted(run.late_ms)
+    if as_json:
+        print_json(
+            {
+                "kind": kind,
+                "partitions": partitions,
+                "messages": messages,
+                "size": size,
+                "offers_per_s": round(run.offered_per_s),
+                "deliveries_per_s": round(run.delivered_per_s),
+                "late_p50_ms": round(_quantile(late, 0.5), 3),
+                "late_p99_ms": round(_quantile(late, 0.99), 3),
+                "late_max_ms": round(late[-1], 3),
+            }
+        )
+        return
+    show_fields(
+        [
+            ("offers", f"{run.offered_per_s:,.0f} a second, {_CALLERS} callers"),
+            ("deliveries", f"{run.delivered_per_s:,.0f} a second, 1 consumer"),
+            (
+                "lateness",
+                f"p50 {_quantile(late, 0.5):.2f} ms, p99 {_quantile(late, 0.99):.2f} ms, max {late[-1]:.2f} ms, of {len(late):,}",
+            ),
+        ]
+    )
+
+
+class _TooLong(Exception):
+    """It was not done within the time."""
+
+
+async def _shielded_removal(client: Client, run: _Bench) -> None:
+    """Also after Ctrl-C: nothing of it stays."""
+    # A task of its own: who is cancelled meanwhile waits for it all the same.
+    task = asyncio.create_task(_remove(client, run))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
+
+
+async def _remove(client: Client, run: _Bench) -> None:
+    await run.open().aclose()
+    if run.kind == "delayed":
+        await inspection.remove(client, "delayed", run.name)
+    else:
+        await inspection.remove(client, "reliable", run.name, run.partitions)
+
+
+def _quantile(ordered: list[float], part: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]

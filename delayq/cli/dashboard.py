@@ -1,0 +1,113 @@
+"""The command ``delayq dashboard``: serves the dashboard by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import delayq
+from delayq.cli.demo.command import public_part
+from delayq.cli.errors import CommandFailed
+from delayq.cli.options import AsJson  # noqa: TC001 - typer reads it
+from delayq.cli.output import print_json, say
+from delayq.client import URL_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    Messages = MutableMapping[str, Any]
+    App = Callable[[Messages, Callable[[], Awaitable[Messages]], Callable[[Messages], Awaitable[None]]], Awaitable[None]]
+
+TOKEN_VARIABLE = "DELAYQ_DASHBOARD_TOKEN"  # noqa: S105 - where it is, not what
+READ_TOKEN_VARIABLE = "DELAYQ_DASHBOARD_READ_TOKEN"  # noqa: S105 - the same
+
+
+def dashboard(
+    url: Annotated[str | None, typer.Option(help=f"The server; without it, ${URL_VARIABLE}.", show_default=False)] = None,
+    host: Annotated[str, typer.Option(help="The address on which to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any.")] = 8765,
+    token: Annotated[
+        str | None,
+        typer.Option(help=f"Who gives it may act; without it, ${TOKEN_VARIABLE}; without that, nobody may.", show_default=False),
+    ] = None,
+    read_token: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Who gives it may look; without it, ${READ_TOKEN_VARIABLE}; without that, everybody.", show_default=False
+        ),
+    ] = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option("--queue", help='Only this one: "reliable:NAME", "reliable:NAME/PARTITIONS", "delayed:NAME". Repeatable.'),
+    ] = None,
+    title: Annotated[str, typer.Option(help="What stands above each page.")] = "delayq",
+    as_json: AsJson = False,
+) -> None:
+    """Show the queues of a server in a browser. Needs the extra `dashboard`.
+
+    Without a read token everybody who reaches it may read. On a loopback address it answers only to requests for localhost.
+    """
+    address = url if url is not None else os.environ.get(URL_VARIABLE)
+    if not address:
+        raise CommandFailed(f"which server? Give --url, or set ${URL_VARIABLE}")
+    if find_spec("uvicorn") is None:
+        raise CommandFailed("uvicorn is missing: pip install 'delayq[dashboard]'")
+    options = {
+        "token": token if token is not None else os.environ.get(TOKEN_VARIABLE) or None,
+        "read_token": read_token if read_token is not None else os.environ.get(READ_TOKEN_VARIABLE) or None,
+        "queues": queue,
+        "title": title,
+    }
+    asyncio.run(_serve(address, host, port, options, as_json=as_json))
+
+
+async def _serve(address: str, host: str, port: int, options: dict[str, Any], *, as_json: bool) -> None:
+    import uvicorn  # noqa: PLC0415 - an extra
+
+    async with delayq.connect(address) as client:
+        app: Any = delayq.dashboard(client, **options)
+        if _is_loopback(host):
+            app = _only_localhost(app, host)
+        # Live views never end by themselves.
+        config = uvicorn.Config(
+            app, host=host, port=port, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.05)
+        if server.started:
+            listening = server.servers[0].sockets[0].getsockname()[1]
+            where = f"[{host}]" if ":" in host else host
+            shown = "embedded" if address.startswith("embedded:") else public_part(address)
+            read_only = options["token"] is None
+            if as_json:
+                print_json({"url": f"http://{where}:{listening}/", "server": shown, "read_only": read_only})
+            else:
+                say(f"http://{where}:{listening}/ shows the queues of {shown}, {'read-only' if read_only else 'with a token'}")
+        try:
+            await serving
+        except SystemExit:
+            raise CommandFailed(f"nobody can listen on {host}:{port}") from None
+        if not server.started:
+            raise CommandFailed(f"nobody can listen on {host}:{port}")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _only_localhost(app: App, host: str) -> App:
+    """Let no page of another name read it: one whose name is made to lead here after it was loaded."""
+    from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: PLC0415 - an extra
+
+    names = ["localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host]
+    return TrustedHostMiddleware(app, allowed_hosts=names, www_redirect=False)

@@ -1,0 +1,187 @@
+"""The commands about dead letters: ``dead list``, ``dead redrive``, ``dead purge``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from delayq.cli.errors import CommandFailed
+from delayq.cli.options import AsJson, CodecName, Limit, Offset, Partitions, Reliable, Target, Url, Yes, codec_of
+from delayq.cli.output import (
+    moment_cell,
+    moment_json,
+    moment_text,
+    payload_json,
+    payload_text,
+    print_json,
+    progress,
+    say,
+    show_table,
+)
+from delayq.cli.queues import confirm
+from delayq.cli.running import clock, with_client
+from delayq.cli.shown import show_fields
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from delayq import Client, DeadLetter
+    from delayq.codecs import Codec
+
+dead: typer.Typer = typer.Typer(help="Look at the dead letters of a reliable queue, give them another life, or drop them.")
+
+# Characters of the reason in a table.
+_WHY = 32
+
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Which; all if none is named.", show_default=False)]
+
+
+@dead.command("list")
+def list_dead(
+    reliable: Reliable = None,
+    partitions: Partitions = None,
+    limit: Limit = 20,
+    offset: Offset = 0,
+    long: Annotated[bool, typer.Option("--long", "-l", help="All that is known of each, with tracebacks.")] = False,
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, the one that died first first.
+
+    Exit status: 0, or 1 if there are none.
+    """
+    target = Target.of(reliable, None, partitions)
+    how = codec_of(codec)
+
+    async def look(client: Client) -> tuple[list[DeadLetter[bytes]], int, datetime]:
+        letters = target.reliable(client).dead
+        return await letters.list(limit, offset), await letters.size(), await clock(client)
+
+    letters, size, now = with_client(url, look)
+    if as_json:
+        for letter in letters:
+            print_json(_facts(letter, how))
+    elif not letters:
+        say("no dead letters")
+    elif long:
+        for place, letter in enumerate(letters):
+            if place:
+                say("")
+            _show_long(letter, how, now)
+    else:
+        columns = ("id", "died", "tries", "why", "value")
+        show_table(columns, [_row(letter, how, now) for letter in letters], wide="value")
+        if size > len(letters):
+            say(f"{offset + 1:,} to {offset + len(letters):,} of {size:,}; more: --offset, --limit")
+    raise typer.Exit(0 if letters else 1)
+
+
+@dead.command()
+def redrive(
+    ids: Ids = None,
+    reliable: Reliable = None,
+    partitions: Partitions = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give dead letters another life: due now, with all their attempts again.
+
+    One whose id a live message has stays. Ctrl-C stops between two steps, and says what is left.
+
+    Exit status: 0, or 1 if none lives again, 130 after Ctrl-C.
+    """
+    _each("redriven", "live again", ids, Target.of(reliable, None, partitions), url, as_json=as_json)
+
+
+@dead.command()
+def purge(
+    ids: Ids = None,
+    reliable: Reliable = None,
+    partitions: Partitions = None,
+    yes: Yes = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Drop dead letters for good. Ctrl-C stops between two steps, and says what is left.
+
+    Exit status: 0, or 1 if there were none or you say no, 130 after Ctrl-C.
+    """
+    target = Target.of(reliable, None, partitions)
+    confirm(f"Drop {f'{len(ids):,}' if ids else 'all'} dead letters of {target.name} for good?", yes=yes)
+    _each("purged", "dropped", ids, target, url, as_json=as_json)
+
+
+def _each(name: str, words: str, ids: list[str] | None, target: Target, url: str | None, *, as_json: bool) -> None:
+    """Redrive or purge, with a bar."""
+    looked_at = 0
+
+    async def act(client: Client) -> int:
+        letters = target.reliable(client).dead
+        if ids and not any(ids):
+            raise CommandFailed("an id is not empty")
+        with progress(name, shown=not as_json) as show:
+
+            def tell(done: int, total: int) -> None:
+                nonlocal looked_at
+                looked_at = done
+                show(done, total)
+
+            return await (letters.redrive if name == "redriven" else letters.purge)(ids or None, tell)
+
+    async def left(client: Client) -> str:
+        size = await target.reliable(client).dead.size()
+        return f"{looked_at:,} were looked at, {size:,} dead letters are left; another run goes on from here"
+
+    done = with_client(url, act, interrupted=left)
+    if as_json:
+        print_json({"queue": target.name, name: done})
+    else:
+        say(f"{words}: {done:,}")
+    raise typer.Exit(0 if done else 1)
+
+
+def _facts(letter: DeadLetter[bytes], codec: Codec[Any]) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "reason": letter.reason,
+        "error": letter.error,
+        "traceback": letter.traceback,
+        "attempt": letter.attempt,
+        "died_at": moment_json(letter.died_at),
+        "enqueued_at": moment_json(letter.enqueued_at),
+        "headers": letter.headers,
+        "priority": letter.priority,
+        # An error of the codec's has a name of its own: the letter's stands above.
+        **{"undecodable" if field == "error" else field: value for field, value in payload_json(codec, letter.value).items()},
+    }
+
+
+def _row(letter: DeadLetter[bytes], codec: Codec[Any], now: datetime) -> list[str]:
+    # That all attempts were used says less than how the last one ended.
+    why = letter.error if letter.error and letter.reason == "attempts" else letter.reason
+    return [
+        letter.id,
+        moment_cell(letter.died_at, now),
+        str(letter.attempt),
+        why if len(why) <= _WHY else f"{why[: _WHY - 1]}…",
+        payload_text(codec, letter.value),
+    ]
+
+
+def _show_long(letter: DeadLetter[bytes], codec: Codec[Any], now: datetime) -> None:
+    show_fields(
+        [
+            ("id", letter.id),
+            ("died", moment_text(letter.died_at, now)),
+            ("reason", letter.reason),
+            ("attempts", str(letter.attempt)),
+            ("priority", str(letter.priority)),
+            ("offered", moment_text(letter.enqueued_at, now)),
+            *((f"header {name}", text) for name, text in letter.headers.items()),
+            ("value", payload_text(codec, letter.value)),
+        ]
+    )
+    for line in letter.traceback.splitlines():
+        say(f"  {line}")

@@ -1,0 +1,70 @@
+"""The command ``doctor``: what is wrong with a server and its queues, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from delayq.acl import ROLES
+from delayq.cli.errors import CommandFailed
+from delayq.cli.options import AsJson, Partitions, Url, duration
+from delayq.cli.output import print_json, say, wrapped
+from delayq.cli.running import with_client
+from delayq.diagnosis import diagnose
+from delayq.inspection import FoundQueue
+
+if TYPE_CHECKING:
+    from delayq import Client
+    from delayq.diagnosis import Finding
+
+_STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
+# Columns before the text.
+_INDENT = 7
+
+
+def doctor(
+    reliable: Annotated[
+        list[str] | None, typer.Option("--queue", "-q", metavar="NAME", help="A reliable queue to look at.")
+    ] = None,
+    delayed: Annotated[list[str] | None, typer.Option("--delayed", "-d", metavar="NAME", help="A delayed one.")] = None,
+    partitions: Partitions = None,
+    role: Annotated[
+        str | None, typer.Option(help=f"What this user must be able to be: {', '.join(ROLES)}.", show_default=False)
+    ] = None,
+    overdue: Annotated[str, typer.Option(metavar="DURATION", help="Due for so long and not taken is wrong.")] = "60",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for what is wrong with the server, this user's rights and the queues, all or those named, and say what to do.
+
+    Changes nothing. Exit status: 0 if nothing is wrong, 1 if something is, 2 if the server does not answer.
+    """
+    if role is not None and role not in ROLES:
+        raise CommandFailed(f"--role is one of {', '.join(ROLES)}, not {role!r}")
+    named = [FoundQueue("reliable", name, partitions) for name in reliable or ()]
+    named += [FoundQueue("delayed", name, None) for name in delayed or ()]
+    seconds = duration(overdue, "--overdue") or 0.0
+    findings: list[Finding] = []
+
+    async def act(client: Client) -> None:
+        async for finding in diagnose(client, named or None, role=role, overdue=seconds):
+            findings.append(finding)
+            if as_json:
+                print_json(asdict(finding))
+            else:
+                _show(finding)
+
+    with_client(url, act)
+    wrong = sum(finding.level == "wrong" for finding in findings)
+    if not as_json:
+        say(f"{wrong} {'thing is' if wrong == 1 else 'things are'} wrong" if wrong else "nothing is wrong")
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _show(finding: Finding) -> None:
+    wrapped(Text(f"{finding.level:<{_INDENT}}", _STYLES[finding.level]), f"{finding.check}: {finding.text}", _INDENT)
+    if finding.advice:
+        wrapped(Text(" " * _INDENT), f"-> {finding.advice}", _INDENT)

@@ -1,0 +1,106 @@
+"""The command ``inspect``: what stands on the server, byte for byte, and what it means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from delayq import inspection
+from delayq.cli.errors import CommandFailed
+from delayq.cli.options import AsJson, CodecName, Limit, Offset, Target, Url, codec_of
+from delayq.cli.output import decoded, moment_json, moment_text, payload_text, print_json, say
+from delayq.cli.running import clock, with_client
+from delayq.cli.shown import show_fields
+from delayq.migration import form_of
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from delayq import Client
+    from delayq.codecs import Codec
+    from delayq.inspection import Record
+
+_STATES = ("delayed", "ready", "leased", "quarantined")
+# Bytes to a line, and of one message without --all.
+_LINE = 16
+_MOST = 128
+
+
+def inspect(
+    delayed: Annotated[str, typer.Option("--delayed", "-d", metavar="NAME", help="The delayed queue.", show_default=False)],
+    state: Annotated[str, typer.Option(help=f"Which of its messages: {', '.join(_STATES)}.")] = "delayed",
+    limit: Limit = 5,
+    offset: Offset = 0,
+    whole: Annotated[bool, typer.Option("--all", help=f"All bytes of each, not the first {_MOST}.")] = False,
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decode the binary records of a delayed queue, in Redisson's format, and the payloads in them.
+
+    What a codec cannot decode is shown as bytes; try another one with --codec. Nothing changes.
+
+    Exit status: 0, or 1 if there are none.
+    """
+    if state not in _STATES:
+        raise CommandFailed(f"--state is one of {', '.join(_STATES)}, not {state!r}")
+    target = Target.of(None, delayed)
+    how = codec_of(codec)
+
+    async def look(client: Client) -> tuple[list[Record], datetime]:
+        found = await inspection.records(client, target.name, cast("Any", state), offset=offset, limit=limit)
+        return found, await clock(client)
+
+    records, now = with_client(url, look)
+    for place, record in enumerate(records):
+        if as_json:
+            print_json(_facts(record, state, how))
+            continue
+        if place:
+            say("")
+        _show(record, state, how, now, whole=whole)
+    if not records and not as_json:
+        say("nothing")
+    raise typer.Exit(0 if records else 1)
+
+
+def _is_record(state: str) -> bool:
+    # What is ready or leased is a payload alone.
+    return state in ("delayed", "quarantined")
+
+
+def _facts(record: Record, state: str, codec: Codec[Any]) -> dict[str, Any]:
+    value, error = decoded(codec, record.payload) if record.payload is not None else (None, "no record")
+    return {
+        "id": record.id,
+        "state": state,
+        "form": form_of(record.raw) if _is_record(state) else None,
+        "due_at": moment_json(record.due_at) if state != "leased" else None,
+        "lease_ends_at": moment_json(record.due_at) if state == "leased" else None,
+        "value": value,
+        "error": error,
+        "payload": None if record.payload is None else record.payload.hex(),
+        "raw": record.raw.hex(),
+    }
+
+
+def _show(record: Record, state: str, codec: Codec[Any], now: datetime, *, whole: bool) -> None:
+    lines = [("id", record.id or "-")]
+    if record.due_at is not None:
+        lines.append(("lease ends" if state == "leased" else "due", moment_text(record.due_at, now)))
+    if _is_record(state):
+        lines.append(("form", form_of(record.raw)))
+    if record.payload is not None:
+        _, error = decoded(codec, record.payload)
+        lines.append(("value", payload_text(codec, record.payload)) if error is None else ("unreadable", error))
+    header = len(record.raw) - len(record.payload) if record.payload is not None else 0
+    size = f"{len(record.raw):,}" + (f", of which {header} before the payload" if header else "")
+    show_fields([*lines, ("bytes", size)])
+    shown = record.raw if whole else record.raw[:_MOST]
+    for at in range(0, len(shown), _LINE):
+        part = shown[at : at + _LINE]
+        text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)
+        say(f"  {at:04x}  {part[:8].hex(' '):<23}  {part[8:].hex(' '):<23}  {text}")
+    if len(shown) < len(record.raw):
+        say(f"  ...   {len(record.raw) - len(shown):,} more: --all")

@@ -1,0 +1,324 @@
+"""The commands about single messages: ``offer``, ``peek``, ``list``, ``get``, ``cancel``, ``reschedule``, ``take``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from delayq import inspection
+from delayq.cli.errors import CommandFailed
+from delayq.cli.options import (
+    AsJson,
+    At,
+    CodecName,
+    Delay,
+    Delayed,
+    Limit,
+    Offset,
+    Partitions,
+    Reliable,
+    Target,
+    Url,
+    codec_of,
+    duration,
+    headers_of,
+    instant,
+    value_of,
+)
+from delayq.cli.output import clean, moment_json, moment_text, payload_json, payload_text, print_json, say, tell
+from delayq.cli.running import clock, with_client
+from delayq.cli.shown import Shown, show_list, show_one
+from delayq.errors import DuplicateMessage
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from delayq import Client
+    from delayq.codecs import Codec
+    from delayq.inspection import PendingState
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="The message's id.", show_default=False)]
+_STATES = ("delayed", "ready", "leased")
+
+
+def offer(
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON; - reads standard input.", show_default=False)],
+    reliable: Reliable = None,
+    delayed: Delayed = None,
+    partitions: Partitions = None,
+    text: Annotated[bool, typer.Option("--text", help="The value is text as it stands, no JSON.")] = False,
+    delay: Delay = None,
+    at: At = None,
+    id: Annotated[str | None, typer.Option("--id", help="Your own id; one message of it lives.", show_default=False)] = None,  # noqa: A002
+    header: Annotated[list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="As often as needed.")] = None,
+    priority: Annotated[int | None, typer.Option(min=0, max=9, help="0 to 9.", show_default=False)] = None,
+    ttl: Annotated[str | None, typer.Option(metavar="DURATION", help="Not wanted after that.", show_default=False)] = None,
+    on_duplicate: Annotated[
+        str | None, typer.Option(help='If the id is taken: "raise", "ignore" or "replace".', show_default=False)
+    ] = None,
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Offer a message, due now or later.
+
+    Exit status: 0; 1 if the id is taken; 2 if it is not stored.
+    """
+    target = Target.of(reliable, delayed, partitions)
+    payload = codec_of(codec).encode(value_of(value, as_text=text, codec=codec))
+    wait, moment = duration(delay), instant(at)
+    headers, ttl_s = headers_of(header), duration(ttl, "--ttl")
+    if not target.is_reliable and any(one is not None for one in (id, headers, priority, ttl, on_duplicate)):
+        raise CommandFailed(
+            "a delayed queue knows no --id, --header, --priority, --ttl, --on-duplicate: only a reliable one does"
+        )
+
+    async def act(client: Client) -> tuple[str, datetime | None]:
+        if not target.is_reliable:
+            receipt = await target.delayed(client).offer(payload, wait, at=moment)
+            return receipt.id, receipt.due_at
+        queue = target.reliable(client)
+        name = await queue.offer(
+            payload,
+            wait,
+            at=moment,
+            id=id,
+            headers=headers,
+            priority=priority or 0,
+            ttl=ttl_s,
+            on_duplicate=cast("Any", on_duplicate or "raise"),
+        )
+        found = await queue.get(name)
+        # Somebody may have it already.
+        return name, found.due_at if found is not None and found.state != "leased" else None
+
+    async def both(client: Client) -> tuple[str, datetime | None, datetime]:
+        return *await act(client), await clock(client)
+
+    try:
+        name, due_at, now = with_client(url, both)
+    except DuplicateMessage:
+        tell(f"the id {id!r} is taken, and nothing was stored: see --on-duplicate")
+        raise typer.Exit(1) from None
+    if as_json:
+        print_json({"queue": target.name, "id": name, "due_at": moment_json(due_at)})
+    else:
+        say(f"{name}  due {moment_text(due_at, now) if due_at is not None else 'now'}")
+
+
+def peek(
+    reliable: Reliable = None,
+    delayed: Delayed = None,
+    partitions: Partitions = None,
+    limit: Limit = 10,
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the messages that come next: the ready ones, then those that come due. They stay.
+
+    Exit status: 0, or 1 if there are none.
+    """
+    target = Target.of(reliable, delayed, partitions)
+
+    how = codec_of(codec)
+
+    async def look(client: Client) -> tuple[list[Shown], datetime]:
+        found: list[Shown] = []
+        if target.is_reliable:
+            found = [Shown.of_message(one, how) for one in await target.reliable(client).peek(limit)]
+        else:
+            for state in ("ready", "delayed"):
+                some = await inspection.records(client, target.name, state, limit=limit - len(found))
+                found += [Shown.of_record(one, state, how) for one in some]
+        return found, await clock(client)
+
+    found, now = with_client(url, look)
+    show_list(found, now, as_json=as_json, mixed=True)
+    raise typer.Exit(0 if found else 1)
+
+
+def list_messages(
+    reliable: Reliable = None,
+    delayed: Delayed = None,
+    partitions: Partitions = None,
+    state: Annotated[str, typer.Option(help='"delayed", "ready" or "leased".')] = "delayed",
+    limit: Limit = 100,
+    offset: Offset = 0,
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List messages in one state, in the order in which they come, with when they are due. They stay.
+
+    Of leased ones: when the lease ends. Exit status: 0, or 1 if there are none.
+    """
+    target = Target.of(reliable, delayed, partitions)
+    if state not in _STATES:
+        raise CommandFailed(f"--state is one of {', '.join(_STATES)}, not {state!r}")
+    chosen = cast("PendingState", state)
+
+    how = codec_of(codec)
+
+    async def look(client: Client) -> tuple[list[Shown], datetime]:
+        if target.is_reliable:
+            messages = await target.reliable(client).list(chosen, offset=offset, limit=limit)
+            found = [Shown.of_message(one, how) for one in messages]
+        else:
+            records = await inspection.records(client, target.name, chosen, offset=offset, limit=limit)
+            found = [Shown.of_record(one, chosen, how) for one in records]
+        return found, await clock(client)
+
+    found, now = with_client(url, look)
+    show_list(found, now, as_json=as_json)
+    raise typer.Exit(0 if found else 1)
+
+
+def get(
+    id: Id,  # noqa: A002
+    reliable: Reliable = None,
+    delayed: Delayed = None,
+    partitions: Partitions = None,
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one message. It stays. Of a delayed queue, only while it is pending: it is searched for.
+
+    Exit status: 0, or 1 if there is none of that id.
+    """
+    target = Target.of(reliable, delayed, partitions)
+
+    how = codec_of(codec)
+
+    async def look(client: Client) -> tuple[Shown | None, datetime]:
+        if target.is_reliable:
+            message = await target.reliable(client).get(id)
+            found = None if message is None else Shown.of_message(message, how)
+        else:
+            record = await inspection.find(client, target.name, id)
+            found = None if record is None else Shown.of_record(record, "delayed", how)
+        return found, await clock(client)
+
+    found, now = with_client(url, look)
+    if found is None:
+        raise _none_of(id)
+    show_one(found, now, as_json=as_json)
+
+
+def cancel(
+    id: Id,  # noqa: A002
+    reliable: Reliable = None,
+    delayed: Delayed = None,
+    partitions: Partitions = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a message out that nobody has yet.
+
+    Exit status: 0, or 1 if there is none of that id, or a worker has it.
+    """
+    target = Target.of(reliable, delayed, partitions)
+
+    async def act(client: Client) -> bool:
+        if target.is_reliable:
+            return await target.reliable(client).cancel(id)
+        return await inspection.cancel(client, target.name, id)
+
+    if not with_client(url, act):
+        raise _none_of(id)
+    if as_json:
+        print_json({"queue": target.name, "id": id, "cancelled": True})
+    else:
+        say(f"{id} is cancelled")
+
+
+def reschedule(
+    id: Id,  # noqa: A002
+    reliable: Reliable = None,
+    delayed: Delayed = None,
+    partitions: Partitions = None,
+    delay: Delay = None,
+    at: At = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a message due at another time.
+
+    Exit status: 0, or 1 if there is none of that id, or a worker has it.
+    """
+    target = Target.of(reliable, delayed, partitions)
+    wait, moment = duration(delay), instant(at)
+    if (wait is None) == (moment is None):
+        raise CommandFailed("when? Give --delay or --at")
+
+    async def act(client: Client) -> tuple[bool, datetime | None, datetime]:
+        if target.is_reliable:
+            queue = target.reliable(client)
+            moved = await queue.reschedule(id, wait, at=moment)
+            message = await queue.get(id) if moved else None
+            due_at = message.due_at if message is not None and message.state != "leased" else None
+        else:
+            due_at = await inspection.reschedule(client, target.name, id, wait, at=moment)
+            moved = due_at is not None
+        return moved, due_at, await clock(client)
+
+    moved, due_at, now = with_client(url, act)
+    if not moved:
+        raise _none_of(id)
+    if as_json:
+        print_json({"queue": target.name, "id": id, "due_at": moment_json(due_at)})
+    else:
+        say(f"{id}  due {moment_text(due_at, now) if due_at is not None else 'now'}")
+
+
+def take(
+    reliable: Reliable = None,
+    delayed: Delayed = None,
+    partitions: Partitions = None,
+    wait: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for one.")] = "0",
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take one message that is due, and print its value.
+
+    One of a reliable queue is acknowledged when it is printed; one of a delayed queue is gone at once.
+
+    Exit status: 0, or 1 if none came.
+    """
+    target = Target.of(reliable, delayed, partitions)
+    seconds = duration(wait, "--wait") or 0.0
+    how = codec_of(codec)
+
+    async def act(client: Client) -> bool:
+        if not target.is_reliable:
+            payload = await target.delayed(client).poll(seconds)
+            if payload is not None:
+                _print_taken({"queue": target.name, **payload_json(how, payload)}, how, payload, as_json=as_json)
+            return payload is not None
+        for message in await target.reliable(client).claim(1, seconds):
+            # What cannot be printed goes back.
+            async with message:
+                facts = {"queue": target.name, **Shown.of_message(message, how).facts}
+                _print_taken(facts, how, message.value, as_json=as_json)
+            return True
+        return False
+
+    if not with_client(url, act):
+        tell("nothing is due")
+        raise typer.Exit(1)
+
+
+def _print_taken(facts: dict[str, Any], codec: Codec[Any], payload: bytes, *, as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+    else:
+        # In one line, however long: it may be copied, or piped.
+        print(clean(payload_text(codec, payload)), flush=True)
+
+
+def _none_of(id: str) -> typer.Exit:  # noqa: A002
+    tell(f"there is no message {id!r} to be had")
+    return typer.Exit(1)

@@ -1,0 +1,175 @@
+"""Options that many commands have, and what is read from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from delayq import codecs
+from delayq.cli.errors import CommandFailed
+from delayq.client import URL_VARIABLE
+from delayq.codecs import BytesCodec
+from delayq.inspection import FoundQueue
+
+if TYPE_CHECKING:
+    from delayq import Client, DelayedQueue, PartitionedQueue, ReliableQueue
+    from delayq.codecs import Codec
+
+Url = Annotated[
+    str | None, typer.Option("--url", help=f"The server; without it ${URL_VARIABLE}, else a private one.", show_default=False)
+]
+Reliable = Annotated[str | None, typer.Option("--queue", "-q", metavar="NAME", help="The reliable queue.", show_default=False)]
+Delayed = Annotated[str | None, typer.Option("--delayed", "-d", metavar="NAME", help="Or the delayed queue.", show_default=False)]
+Partitions = Annotated[
+    int | None, typer.Option("--partitions", min=1, help="How many the reliable queue has, if it has any.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Limit = Annotated[int, typer.Option(min=1, max=10_000, help="So many at most.")]
+Offset = Annotated[int, typer.Option(min=0, help="Pass over so many.")]
+Delay = Annotated[str | None, typer.Option(metavar="DURATION", help="From now: 90, 1.5s, 30m, 2h, 1d12h.", show_default=False)]
+At = Annotated[str | None, typer.Option(metavar="MOMENT", help="Or when: 2030-01-31T12:00+01:00, or with Z.", show_default=False)]
+
+CODECS = {
+    "json": "JsonCodec",
+    "string": "StringCodec",
+    "bytes": "BytesCodec",
+    "long": "LongCodec",
+    "integer": "IntegerCodec",
+    "typed-json": "TypedJsonJacksonCodec",
+    "json-jackson": "JsonJacksonCodec",
+    "kryo5": "Kryo5Codec",
+}
+"""What is chosen by ``--codec``."""
+
+CodecName = Annotated[str, typer.Option("--codec", metavar="NAME", help=f"How values are stored: {', '.join(CODECS)}.")]
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|min|m|h|d|w)")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The one queue that a command is about."""
+
+    queue: FoundQueue
+
+    @classmethod
+    def of(cls, reliable: str | None, delayed: str | None, partitions: int | None = None) -> Target:
+        """What the options name. Raises CommandFailed unless that is one queue."""
+        if reliable is not None and delayed is None:
+            return cls(FoundQueue("reliable", reliable, partitions))
+        if delayed is not None and reliable is None and partitions is None:
+            return cls(FoundQueue("delayed", delayed, None))
+        if delayed is not None and reliable is None:
+            raise CommandFailed("a delayed queue has no partitions")
+        raise CommandFailed("which queue? Give --queue NAME for a reliable one, or --delayed NAME")
+
+    @property
+    def name(self) -> str:
+        return self.queue.name
+
+    @property
+    def is_reliable(self) -> bool:
+        return self.queue.kind == "reliable"
+
+    @property
+    def options(self) -> str:
+        """The options that name it, for advice."""
+        more = "" if self.queue.partitions is None else f" --partitions {self.queue.partitions}"
+        return f"{'--queue' if self.is_reliable else '--delayed'} {shlex.quote(self.name)}{more}"
+
+    def reliable(self, client: Client, doing: str = "do this") -> ReliableQueue[bytes] | PartitionedQueue[bytes]:
+        """The reliable queue, of bytes: what cannot be decoded can still be shown. Raises CommandFailed for a delayed one.
+
+        Its settings kill nothing: how many attempts its workers allow is not known here.
+        """
+        if not self.is_reliable:
+            raise CommandFailed(f"a delayed queue cannot {doing}: only a reliable one can, --queue NAME")
+        if self.queue.partitions is None:
+            return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None, expired="dead")
+        partitions = self.queue.partitions
+        return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None, expired="dead", partitions=partitions)
+
+    def delayed(self, client: Client) -> DelayedQueue[bytes]:
+        """The delayed queue, of bytes."""
+        return client.delayed_queue(self.name, codec=BytesCodec())
+
+
+def codec_of(name: str) -> Codec[Any]:
+    """The codec of that name. Raises CommandFailed."""
+    if name not in CODECS:
+        raise CommandFailed(f"--codec is one of {', '.join(CODECS)}, not {name!r}")
+    codec: Codec[Any] = getattr(codecs, CODECS[name])()
+    return codec
+
+
+def duration(text: str | None, option: str = "--delay") -> float | None:
+    """Seconds, of ``90``, ``1.5s`` or ``1h30m``. Raises CommandFailed."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    written = text.replace(" ", "")
+    parts = _PART.findall(written)
+    if not parts or "".join(map("".join, parts)) != written:
+        raise CommandFailed(f"{option} is a duration such as 90, 1.5s, 30m, 2h or 1d12h, not {text!r}")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def instant(text: str | None) -> datetime | None:
+    """A moment with a timezone. Raises CommandFailed."""
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandFailed(f"--at is a moment such as 2030-01-31T12:00+01:00, not {text!r}") from None
+    if at.utcoffset() is None:
+        raise CommandFailed(f"--at needs a timezone: {text}Z, or {text}+01:00")
+    return at
+
+
+def headers_of(pairs: list[str] | None) -> dict[str, str] | None:
+    """Headers, each given as ``name=value``. Raises CommandFailed."""
+    if not pairs:
+        return None
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise CommandFailed("--header is NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def value_of(text: str, *, as_text: bool, codec: str) -> Any:
+    """The value to offer: JSON, or text; ``-`` reads it from standard input. Raises CommandFailed."""
+    if codec == "bytes":
+        # As they stand: they need not be text.
+        return sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
+    if text == "-":
+        try:
+            text = sys.stdin.read().removesuffix("\n")
+        except UnicodeDecodeError:
+            raise CommandFailed("the value is no text; for bytes add --codec bytes") from None
+    if as_text or codec == "string":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        # Not what it is: it may be private.
+        why = error.msg if isinstance(error, json.JSONDecodeError) else "too deep"
+        raise CommandFailed(f"the value is no JSON ({why}); for plain text add --text") from None
+    except RecursionError:
+        raise CommandFailed("the value is no JSON (too deep)") from None

@@ -1,0 +1,246 @@
+"""The commands about whole queues: ``queues``, ``stats``, ``pause``, ``resume``, ``purge``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+from rich.live import Live
+
+from delayq import inspection
+from delayq.cli.errors import CommandFailed
+from delayq.cli.options import AsJson, Delayed, Partitions, Reliable, Target, Url, Yes
+from delayq.cli.output import clean, console, moment_json, moment_text, print_json, progress, say, show_table, span, table, tell
+from delayq.cli.running import clock, with_client
+from delayq.cli.shown import show_fields
+from delayq.errors import ServerRefused
+from delayq.inspection import DelayedStats, FoundQueue
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from delayq import Client, Stats
+
+_COLUMNS = ("kind", "queue", "ready", "delayed", "leased", "dead", "state")
+
+
+def queues(url: Url = None, as_json: AsJson = False) -> None:
+    """List the queues that the server has, with their messages by state.
+
+    A delayed queue is seen while something is pending, leased or unreadable: a list of what is ready may be anybody's.
+
+    Exit status: 0, or 1 if there are none.
+    """
+    try:
+        rows = with_client(url, _all)
+    except ServerRefused as error:
+        raise CommandFailed(f"{error}; without +scan, ask for one: delayq stats --queue NAME") from error
+    if as_json:
+        for queue, stats in rows:
+            print_json({**_about(queue), "error": stats} if isinstance(stats, str) else _figures(queue, stats))
+    elif rows:
+        show_table(_COLUMNS, [_row(queue, stats) for queue, stats in rows], wide="queue")
+    else:
+        say("no queues")
+    raise typer.Exit(0 if rows else 1)
+
+
+def stats(
+    reliable: Reliable = None,
+    delayed: Delayed = None,
+    partitions: Partitions = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how many messages of a queue are where.
+
+    Exit status: 0, or 130 after Ctrl-C. A queue that does not exist is an empty one.
+    """
+    target = Target.of(reliable, delayed, partitions)
+    with_client(url, partial(_watch if watch else _once, target=target, interval=interval, as_json=as_json))
+
+
+def pause(
+    reliable: Reliable = None,
+    delayed: Delayed = None,
+    partitions: Partitions = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let nobody take anything from a reliable queue, in any process, until it is resumed. What is leased goes on."""
+    target = Target.of(reliable, delayed, partitions)
+
+    async def act(client: Client) -> None:
+        await target.reliable(client, "be paused").pause()
+
+    with_client(url, act)
+    if as_json:
+        print_json({"queue": target.name, "paused": True})
+    else:
+        say(f"{target.name} is paused; end it with: delayq resume {target.options}")
+
+
+def resume(
+    reliable: Reliable = None,
+    delayed: Delayed = None,
+    partitions: Partitions = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """End the pause of a reliable queue.
+
+    Exit status: 0, or 1 if it was not paused.
+    """
+    target = Target.of(reliable, delayed, partitions)
+
+    async def act(client: Client) -> bool:
+        return await target.reliable(client, "be paused").resume()
+
+    there_was_one = with_client(url, act)
+    if as_json:
+        print_json({"queue": target.name, "resumed": there_was_one})
+    else:
+        say(f"{target.name} goes on" if there_was_one else f"{target.name} was not paused")
+    raise typer.Exit(0 if there_was_one else 1)
+
+
+def purge(
+    reliable: Reliable = None,
+    delayed: Delayed = None,
+    partitions: Partitions = None,
+    state: Annotated[str, typer.Option(help='"delayed", "ready" or "all".')] = "all",
+    yes: Yes = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Drop the messages of a queue for good. Dead letters stay: see `delayq dead purge`.
+
+    "all" drops also those that a reliable queue's workers have. Ctrl-C stops between two steps, and says what is left.
+
+    Exit status: 0, or 1 if you say no, 130 after Ctrl-C.
+    """
+    target = Target.of(reliable, delayed, partitions)
+    if state not in ("delayed", "ready", "all"):
+        raise CommandFailed(f'--state is "delayed", "ready" or "all", not {state!r}')
+    confirm(f"Drop {'all' if state == 'all' else f'the {state}'} messages of {target.name} for good?", yes=yes)
+
+    async def act(client: Client) -> int:
+        if not target.is_reliable:
+            return await inspection.purge(client, target.name, cast("Literal['delayed', 'ready', 'all']", state))
+        there = await _stats(client, target.queue)
+        total = {"delayed": there.delayed, "ready": there.ready}.get(state, there.delayed + there.ready + there.leased)
+        done = 0
+        with progress("dropped", shown=not as_json) as show:
+
+            def tell_of(dropped: int) -> None:
+                nonlocal done
+                done += dropped
+                show(done, max(done, total))
+
+            return await target.reliable(client).purge(cast("Literal['delayed', 'ready', 'all']", state), tell_of)
+
+    async def left(client: Client) -> str:
+        now = await _stats(client, target.queue)
+        return f"{now.delayed + now.ready + now.leased:,} messages are left"
+
+    dropped = with_client(url, act, interrupted=left)
+    if as_json:
+        print_json({"queue": target.name, "state": state, "dropped": dropped})
+    else:
+        say(f"dropped: {dropped:,}")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask somebody at a terminal. Leaves with status 1 at a no; raises CommandFailed where nobody can be asked."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CommandFailed("nobody is there to be asked: add --yes")
+    print(f"{clean(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        tell("nothing was done")
+        raise typer.Exit(1)
+
+
+async def _all(client: Client) -> list[tuple[FoundQueue, Stats | DelayedStats | str]]:
+    return [(queue, await _stats_or_error(client, queue)) for queue in await inspection.queues(client)]
+
+
+async def _stats_or_error(client: Client, queue: FoundQueue) -> Stats | DelayedStats | str:
+    """One queue whose keys hold something else, or that this user may not see, hides no other."""
+    try:
+        return await _stats(client, queue)
+    except ServerRefused as error:
+        return str(error)
+
+
+async def _stats(client: Client, queue: FoundQueue) -> Stats | DelayedStats:
+    if queue.kind == "reliable":
+        return await inspection.reliable_stats(client, queue.name, queue.partitions)
+    return await inspection.delayed_stats(client, queue.name)
+
+
+async def _once(client: Client, target: Target, interval: float, *, as_json: bool) -> None:
+    del interval
+    found, now = await _stats(client, target.queue), await clock(client)
+    if as_json:
+        print_json(_figures(target.queue, found))
+    else:
+        show_fields(_lines(found, now))
+
+
+async def _watch(client: Client, target: Target, interval: float, *, as_json: bool) -> None:
+    out = console()
+    if as_json or not sys.stdout.isatty():
+        while True:
+            await _once(client, target, interval, as_json=as_json)
+            await asyncio.sleep(interval)
+    with Live(console=out, auto_refresh=False) as live:
+        while True:
+            found, now = await _stats(client, target.queue), await clock(client)
+            rows = [(name, text) for name, text in _lines(found, now)]
+            shown = table((target.queue.kind, target.name), rows, wide=target.name, width=out.width)
+            shown.caption = f"{now.astimezone():%H:%M:%S}, Ctrl-C ends"
+            shown.caption_justify = "left"
+            live.update(shown, refresh=True)
+            await asyncio.sleep(interval)
+
+
+def _figures(queue: FoundQueue, stats: Stats | DelayedStats) -> dict[str, Any]:
+    figures = asdict(stats)
+    if isinstance(stats, DelayedStats):
+        figures["next_due_at"] = moment_json(stats.next_due_at)
+    figures["oldest_due_age"] = round(stats.oldest_due_age, 3)
+    return {**_about(queue), **figures}
+
+
+def _about(queue: FoundQueue) -> dict[str, Any]:
+    return {"kind": queue.kind, "queue": queue.name, "partitions": queue.partitions}
+
+
+def _row(queue: FoundQueue, stats: Stats | DelayedStats | str) -> list[str]:
+    name = queue.name if queue.partitions is None else f"{queue.name} ({queue.partitions} partitions)"
+    if isinstance(stats, str):
+        return [queue.kind, name, *"----", "see doctor"]
+    dead = f"{stats.quarantined or 0:,}" if isinstance(stats, DelayedStats) else f"{stats.dead:,}"
+    state = "paused" if not isinstance(stats, DelayedStats) and stats.paused else ""
+    if not state and stats.oldest_due_age >= 1:
+        state = f"{span(stats.oldest_due_age)} late"
+    return [queue.kind, name, f"{stats.ready:,}", f"{stats.delayed:,}", f"{stats.leased:,}", dead, state or "ok"]
+
+
+def _lines(stats: Stats | DelayedStats, now: datetime) -> list[tuple[str, str]]:
+    lines = [("ready", f"{stats.ready:,}"), ("delayed", f"{stats.delayed:,}"), ("leased", f"{stats.leased:,}")]
+    if isinstance(stats, DelayedStats):
+        if stats.quarantined is not None:
+            lines.append(("unreadable", f"{stats.quarantined:,}"))
+        lines.append(("next due", moment_text(stats.next_due_at, now)))
+        return lines
+    lines += [("dead", f"{stats.dead:,}"), ("oldest due", f"{span(stats.oldest_due_age)} ago" if stats.ready else "-")]
+    return [*lines, ("paused", "yes" if stats.paused else "no")]

@@ -1,0 +1,78 @@
+"""Runs what a command does against a server, and ends it in order where it is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import typer
+
+import delayq
+from delayq.cli.output import tell
+from delayq.client import URL_VARIABLE
+from delayq.errors import ServerRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+T = TypeVar("T")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def clock(client: delayq.Client) -> datetime:
+    """The server's time; ours, where we may not ask for it."""
+    try:
+        return await client.server_time()
+    except ServerRefused:
+        return datetime.now(UTC)
+
+
+def with_client(
+    url: str | None,
+    act: Callable[[delayq.Client], Awaitable[T]],
+    *,
+    interrupted: Callable[[delayq.Client], Awaitable[str]] | None = None,
+) -> T:
+    """Open a client, and let a command act. Ctrl-C cancels it, and ends the process with status 130.
+
+    Args:
+        url: The server. Without it ``$DELAYQ_URL``, else a private one, of which a line on stderr tells.
+        act: What the command does.
+        interrupted: Says what was done by then, in one line for stderr.
+    """
+    if not url and not os.environ.get(URL_VARIABLE):
+        tell(f"neither --url nor ${URL_VARIABLE}: a private server, empty, and gone afterwards")
+    caught: list[int] = []
+
+    async def main() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+
+        def interrupt(number: int) -> None:
+            # Once: what follows, a second one shall not break off.
+            if not caught:
+                task.cancel()
+            caught.append(number)
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, interrupt, number)
+        async with delayq.connect(url or None) as client:
+            try:
+                return await act(client)
+            except asyncio.CancelledError:
+                if caught and interrupted is not None:
+                    task.uncancel()
+                    tell(f"stopped: {await interrupted(client)}")
+                    raise typer.Exit(128 + caught[0]) from None
+                raise
+
+    try:
+        return anyio.run(main)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise typer.Exit(128 + (caught[0] if caught else signal.SIGINT)) from None

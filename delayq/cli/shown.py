@@ -1,0 +1,139 @@
+"""A message as commands show it, of either kind of queue."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from delayq.cli.output import moment_cell, moment_json, moment_text, payload_json, payload_text, print_json, say, show_table
+from delayq.errors import DecodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from delayq import Message
+    from delayq.codecs import Codec
+    from delayq.inspection import Record
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One message.
+
+    Attributes:
+        facts: For programs.
+        moment: When it is due, or its lease ends.
+        text: Its value in one line.
+    """
+
+    facts: dict[str, Any]
+    moment: datetime | None
+    text: str
+
+    @classmethod
+    def of_message(cls, message: Message[bytes], codec: Codec[Any]) -> Shown:
+        """A message of a reliable queue."""
+        leased = message.state == "leased"
+        moment = message.lease_ends_at if leased else message.due_at
+        facts: dict[str, Any] = {
+            "id": message.id,
+            "state": message.state,
+            "due_at": None if leased else moment_json(moment),
+            "lease_ends_at": moment_json(moment) if leased else None,
+            "attempt": message.attempt,
+            "priority": message.priority,
+        }
+        try:
+            facts |= {"enqueued_at": moment_json(message.enqueued_at), "headers": message.headers}
+            payload = message.value
+        except DecodeError as error:
+            # Not even the queue's own part of it.
+            facts |= {"enqueued_at": None, "headers": {}, "value": None, "hex": error.payload.hex(), "error": str(error)}
+            text = f"0x{error.payload.hex()}"
+        else:
+            facts |= payload_json(codec, payload)
+            text = payload_text(codec, payload)
+        return cls(facts | {"last_error": message.last_error}, moment, text)
+
+    @classmethod
+    def of_record(cls, record: Record, state: str, codec: Codec[Any]) -> Shown:
+        """A message of a delayed queue."""
+        due_at = record.due_at if state != "leased" else None
+        facts: dict[str, Any] = {
+            "id": record.id,
+            "state": state,
+            "due_at": moment_json(due_at),
+            "lease_ends_at": moment_json(record.due_at) if state == "leased" else None,
+        }
+        if record.payload is None:
+            facts |= {"value": None, "hex": record.raw.hex(), "error": "no record that anybody can read"}
+            return cls(facts, record.due_at, f"0x{record.raw.hex()}")
+        return cls(facts | payload_json(codec, record.payload), record.due_at, payload_text(codec, record.payload))
+
+
+def show_list(messages: Sequence[Shown], now: datetime, *, as_json: bool, mixed: bool = False) -> None:
+    """Print some: a table, or JSON lines. ``mixed``: they are in different states."""
+    if as_json:
+        for message in messages:
+            print_json(message.facts)
+        return
+    if not messages:
+        say("nothing")
+        return
+    leased = not mixed and messages[0].facts["state"] == "leased"
+    # What none of them has needs no column.
+    with_id = any(message.facts["id"] for message in messages)
+    with_moment = any(message.moment is not None for message in messages)
+    retried = any(message.facts.get("attempt") for message in messages)
+    urgent = any(message.facts.get("priority") for message in messages)
+    columns = [
+        *(["id"] if with_id else []),
+        *(["state"] if mixed else []),
+        *(["lease ends" if leased else "due"] if with_moment else []),
+        *(["attempt"] if retried else []),
+        *(["priority"] if urgent else []),
+        "value",
+    ]
+    rows = []
+    for message in messages:
+        facts = message.facts
+        rows.append(
+            [
+                *([facts["id"] or "-"] if with_id else []),
+                *([facts["state"]] if mixed else []),
+                *([moment_cell(message.moment, now)] if with_moment else []),
+                *([str(facts.get("attempt", "-"))] if retried else []),
+                *([str(facts.get("priority", "-"))] if urgent else []),
+                message.text,
+            ]
+        )
+    show_table(columns, rows, wide="value")
+
+
+def show_one(message: Shown, now: datetime, *, as_json: bool) -> None:
+    """Print one in full."""
+    facts = message.facts
+    if as_json:
+        print_json(facts)
+        return
+    lines = [("id", facts["id"] or "-"), ("state", facts["state"])]
+    lines.append(("lease ends" if facts["state"] == "leased" else "due", moment_text(message.moment, now)))
+    if "attempt" in facts:
+        lines += [("attempts", str(facts["attempt"])), ("priority", str(facts["priority"]))]
+        lines.append(("offered", facts["enqueued_at"] or "-"))
+        lines += [(f"header {name}", text) for name, text in facts["headers"].items()]
+    if facts.get("last_error"):
+        lines.append(("last error", facts["last_error"].rsplit("\n", 1)[-1]))
+    lines.append(("value", json.dumps(facts["value"], ensure_ascii=False) if "error" not in facts else message.text))
+    if "error" in facts:
+        lines.append(("unreadable", facts["error"]))
+    show_fields(lines)
+
+
+def show_fields(lines: Sequence[tuple[str, str]]) -> None:
+    """Names and what they stand for, below each other. On a terminal what is long goes on below where it began."""
+    width = max(len(name) for name, _ in lines) + 2
+    for name, text in lines:
+        say(f"{name + ':':<{width}}{text}", indent=width)

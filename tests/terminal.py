@@ -1,0 +1,159 @@
+"""A command at a real pseudo-terminal, and what stands on its screen in the end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from select import select
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[1]
+PATIENCE = 60.0
+_STEP = re.compile(
+    r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b\][^\x07]*\x07|\x1b[()=>][0-9A-B]?|(\r)|(\n)|(\x08)|([^\x1b\r\n\x08])", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a command did.
+
+    Attributes:
+        raw: All that it wrote, standard error as well: a terminal shows both.
+        status: Its exit status.
+    """
+
+    raw: str
+    status: int
+    columns: int
+
+    @property
+    def lines(self) -> list[str]:
+        """What stands on a screen that is high enough, without empty lines at the end."""
+        return screen(self.raw, self.columns)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def screen(raw: str, columns: int) -> list[str]:  # noqa: PLR0912 - a case for each thing that a terminal can do
+    """What a terminal of that width shows in the end: of what it can do, the part that is used here."""
+    lines: list[list[str]] = [[]]
+    row = column = 0
+    for step in _STEP.finditer(raw):
+        numbers, letter, back, down, left, shown = step.groups()
+        if letter is not None:
+            count = int(numbers) if numbers.isdigit() else 1
+            if letter == "A":
+                row = max(0, row - count)
+            elif letter == "K":
+                lines[row] = [] if numbers == "2" else lines[row][:column]
+            elif letter == "G":
+                column = count - 1
+        elif back:
+            column = 0
+        elif down:
+            row += 1
+        elif left:
+            column = max(0, column - 1)
+        elif shown is not None:
+            if column >= columns:
+                row, column = row + 1, 0
+            while len(lines) <= row:
+                lines.append([])
+            line = lines[row]
+            line += " " * (column + 1 - len(line))
+            line[column] = shown
+            column += 1
+        while len(lines) <= row:
+            lines.append([])
+    shown_lines = ["".join(line).rstrip() for line in lines]
+    while shown_lines and not shown_lines[-1]:
+        shown_lines.pop()
+    return shown_lines
+
+
+def until_it_reads(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process does nothing but wait. Linux tells; elsewhere it has a moment."""
+    state, deadline = Path(f"/proc/{process.pid}/stat"), time.monotonic() + PATIENCE
+    if not state.exists():
+        time.sleep(0.5)
+        return
+    while state.read_text().rpartition(")")[2].split()[0] != "S":
+        assert time.monotonic() < deadline, "it does not come to rest"
+        time.sleep(0.005)
+
+
+def at_terminal(
+    *arguments: str,
+    columns: int = 80,
+    rows: int = 24,
+    act: Callable[[subprocess.Popen[bytes], str, Callable[[str], None]], None] | None = None,
+    **variables: str,
+) -> Seen:
+    """Run ``delayq`` with these arguments.
+
+    Args:
+        arguments: Of the command line.
+        columns: How wide the terminal is.
+        rows: How high.
+        act: Called with the process, all that it has written so far, and what types, each time that it has written something.
+        variables: Of the environment.
+    """
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("DELAYQ_URL", "COLUMNS", "LINES", "NO_COLOR")
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "delayq", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment | {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"} | variables,
+        # The terminal is its own: Ctrl-C that is typed reaches it alone.
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - no other thread is at work here
+    )
+    os.close(theirs)
+    written = b""
+    deadline = time.monotonic() + PATIENCE
+    # The terminal ends with an error when its last program has gone.
+    with suppress(OSError):
+        while True:
+            if not select([ours], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                process.send_signal(signal.SIGKILL)
+                raise AssertionError(f"it goes on and on: {written.decode(errors='replace')[-2000:]}")
+            some = os.read(ours, 65536)
+            if not some:
+                break
+            written += some
+            if act is not None:
+                act(process, written.decode(errors="replace"), lambda text: _type(ours, text))
+    os.close(ours)
+    return Seen(written.decode(errors="replace"), process.wait(PATIENCE), columns)
+
+
+def _type(terminal: int, text: str) -> None:
+    os.write(terminal, text.encode())
+
+
+if __name__ == "__main__":
+    found = at_terminal(*sys.argv[1:])
+    print(found.text)
+    print(f"[{found.status}]")
