@@ -1,0 +1,471 @@
+"""The dashboard's pages and actions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from delayq._dashboard.queues import Queues
+from delayq._dashboard.rendering import environment, link, packed, unpacked
+from delayq._dashboard.security import Guard, SecurityHeaders, same_origin
+from delayq._dashboard.sharing import Shared
+from delayq._dashboard.source import MOST_PARTITIONS, SECOND, DelayedSource, Place, ReliableSource, server_now
+from delayq._durations import MAX_MS
+from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from delayq._dashboard.security import Login
+    from delayq._dashboard.source import Counts
+    from delayq._redis.server import Server
+    from delayq.client import Client
+
+    AnySource = DelayedSource | ReliableSource
+    Page = Callable[[Request], Awaitable[Response]]
+
+PAGE = 25
+_QUEUES_PER_PAGE = 100
+# Of a queue in partitions each one is asked for all that comes before: pages end somewhere.
+_FARTHEST = 1_000_000
+_FARTHEST_IN_PARTITIONS = 10_000
+_MOST_FORM = 64 * 1024
+# Live views at the same time, each of which holds a connection. They end by themselves, for a server that is told to stop waits
+# for them and cannot tell them; a browser opens a new one then.
+_MOST_STREAMS = 64
+_STREAM_LASTS = 15.0
+_RETRY_MS = 300
+_EVERY = 1.0
+# Less than that: who sleeps so long may wake a moment early.
+_FRESH = 0.9 * _EVERY
+# Queues whose figures are kept.
+_MOST_WATCHED = 1000
+_UNITS = {"seconds": SECOND, "minutes": 60 * SECOND, "hours": 3600 * SECOND, "days": 86400 * SECOND}
+_BARS = ("next minute", "next hour", "next day", "later")
+
+# What a page says after an action: words from here, never from the address.
+DONE = {
+    "cancelled": "Cancelled: it will not be delivered.",
+    "rescheduled": "Rescheduled.",
+    "gone": "Nothing was done: it is not there any more, or a worker has it.",
+    "paused": "Paused: nobody gets anything until you resume.",
+    "resumed": "Resumed.",
+    "redriven": "Dead letters that live again: ",
+    "purged": "Dead letters dropped: ",
+    "unchosen": "Nothing was done: choose some, or confirm that you mean all.",
+    "loggedin": "You may now act.",
+    "reading": "You may now look, and change nothing.",
+    "loggedout": "You are logged out.",
+}
+_COUNTED = ("redriven", "purged")
+_BAD = ("gone", "unchosen")
+
+
+def make(client: Client, *, token: str | None, read_token: str | None, queues: Iterable[str] | None, title: str) -> ASGIApp:
+    """See :func:`delayq.dashboard`."""
+    return SecurityHeaders(_Board(client, Guard(token, read_token), queues, title).app)
+
+
+class _Board:
+    def __init__(self, client: Client, guard: Guard, queues: Iterable[str] | None, title: str) -> None:
+        self._client = client
+        self._guard = guard
+        self._title = title
+        self._queues = Queues(self._server, queues)
+        self._templates = environment()
+        self._streams = 0
+        self._watched: dict[tuple[str, str], _Watched] = {}
+        failures: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+            HTTPException: self._failed,
+            DelayqError: self._failed,
+        }
+        self.app = Starlette(
+            routes=[
+                Route("/", self._readers(self._overview)),
+                Route("/queue", self._readers(self._queue)),
+                Route("/dead", self._readers(self._dead)),
+                Route("/message", self._readers(self._message)),
+                Route("/events", self._readers(self._events)),
+                Route("/login", self._login_page),
+                Route("/login", self._login, methods=["POST"]),
+                Route("/logout", self._logout, methods=["POST"]),
+                Route("/act", self._act, methods=["POST"]),
+                Mount("/static", _Static(packages=[("delayq._dashboard", "static")])),
+            ],
+            exception_handlers=dict(failures),
+        )
+        # By whole addresses, from what a request says of its host: behind a proxy that need not be ours.
+        self.app.router.redirect_slashes = False
+
+    # Pages
+
+    async def _overview(self, request: Request) -> Response:
+        wanted = request.query_params.get("q", "")
+        names = [key for key in await self._queues.names() if wanted.casefold() in key[1].casefold()]
+        offset = _whole(request.query_params.get("offset"))
+        sources = await self._queues.sources(names[offset : offset + _QUEUES_PER_PAGE])
+        counted = await asyncio.gather(*(self._watch(source).counts.at_most(_FRESH) for source in sources))
+        return await self._page(
+            request,
+            "overview.html",
+            rows=list(zip(sources, counted, strict=True)),
+            wanted=wanted,
+            total=len(names),
+            offset=offset,
+            limit=_QUEUES_PER_PAGE,
+            refresh=5,
+        )
+
+    async def _queue(self, request: Request) -> Response:
+        source = await self._source(request.query_params)
+        state = request.query_params.get("state", source.states[0])
+        if state not in source.states:
+            raise HTTPException(404, "There is no such state.")
+        offset = _offset(request, source)
+        now = await self._now()
+        counts, bars, rows = await asyncio.gather(source.counts(), source.histogram(now), source.page(state, offset, PAGE))
+        total = _of_state(counts, state)
+        return await self._page(
+            request,
+            "queue.html",
+            source=source,
+            counts=counts,
+            bars=list(zip(_BARS, bars, (_share(bar, bars) for bar in bars), strict=True)),
+            state=state,
+            total=total,
+            # Leased messages stand among delayed ones, and are left out of their pages.
+            reach=total + counts.leased if source.kind == "reliable" and state == "delayed" else total,
+            rows=rows,
+            offset=offset,
+            limit=PAGE,
+            now=now,
+            refresh=10,
+        )
+
+    async def _dead(self, request: Request) -> Response:
+        source = await self._reliable(request.query_params)
+        offset = _offset(request, source)
+        counts, rows, now = await asyncio.gather(source.counts(), source.page("dead", offset, PAGE), self._now())
+        return await self._page(
+            request, "dead.html", source=source, counts=counts, rows=rows, offset=offset, limit=PAGE, total=counts.dead, now=now
+        )
+
+    async def _message(self, request: Request) -> Response:
+        source = await self._source(request.query_params)
+        place = unpacked(request.query_params.get("at", ""))
+        dead = request.query_params.get("dead") == "1"
+        row = await source.find(place, dead=dead) if place is not None else None
+        if row is None:
+            raise HTTPException(404, "This message is not there any more: it was delivered, cancelled, moved or dropped.")
+        return await self._page(request, "message.html", source=source, row=row, now=await self._now(), units=tuple(_UNITS))
+
+    async def _events(self, request: Request) -> Response:
+        source = await self._source(request.query_params)
+        if self._streams >= _MOST_STREAMS:
+            raise HTTPException(503, "Too many live views are open.")
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(self._live(self._watch(source)), media_type="text/event-stream", headers=headers)
+
+    async def _live(self, watched: _Watched) -> AsyncIterator[str]:
+        """The figures of a queue once a second."""
+        self._streams += 1
+        try:
+            ends = time.monotonic() + _STREAM_LASTS
+            last = ""
+            yield f"retry: {_RETRY_MS}\n\n"
+            while time.monotonic() < ends:
+                try:
+                    said = await watched.figures.at_most(_FRESH)
+                except DelayqError as error:
+                    said = f"event: trouble\ndata: {json.dumps(str(error))}\n\n"
+                    if isinstance(error, Closed):
+                        yield said
+                        return
+                # An idle queue's figures are the same again, and new all the same.
+                if said is not last:
+                    yield said
+                    last = said
+                await asyncio.sleep(_EVERY)
+        finally:
+            self._streams -= 1
+
+    def _watch(self, source: AnySource) -> _Watched:
+        """What is known of a queue, for all who look at it."""
+        key = source.kind, source.name
+        if key not in self._watched and len(self._watched) >= _MOST_WATCHED:
+            self._watched.clear()
+        watched = self._watched.setdefault(key, _Watched(source, self._now))
+        # It may have more partitions by now.
+        watched.source = source
+        return watched
+
+    # Coming in
+
+    async def _login_page(self, request: Request) -> Response:
+        return await self._page(request, "login.html", wrong="")
+
+    async def _login(self, request: Request) -> Response:
+        if not same_origin(request):
+            raise HTTPException(403, "This form was not sent from a page of this dashboard.")
+        form = await _form(request)
+        if self._guard.is_locked():
+            return await self._page(request, "login.html", 429, wrong="Too many wrong tokens. Try again in a minute.")
+        login = self._guard.login_with(form.get("token", [""])[0])
+        if login is None:
+            return await self._page(request, "login.html", 403, wrong="This is not the token.")
+        response = _see("./", done="loggedin" if login.may_act else "reading")
+        self._guard.log_in(request, response, login)
+        return response
+
+    async def _logout(self, request: Request) -> Response:
+        await self._form_of(self._guard.login(request), request)
+        response = _see("login" if self._guard.private else "./", done="loggedout")
+        self._guard.log_out(response)
+        return response
+
+    # Actions
+
+    async def _act(self, request: Request) -> Response:
+        form = await self._allowed(request)
+        fields = {name: values[0] for name, values in form.items()}
+        fields["name"] = unquote(fields.get("name", ""))
+        source = await self._source(fields)
+        name = fields.get("do", "")
+        if name in ("cancel", "reschedule"):
+            return await self._act_on_message(source, name, fields)
+        if not isinstance(source, ReliableSource):
+            raise HTTPException(400, "A delayed queue has nothing of the kind.")
+        if name in ("pause", "resume"):
+            partitions = _whole(fields.get("partitions"), MOST_PARTITIONS) or None
+            await (source.pause if name == "pause" else source.resume)(partitions)
+            return _see("queue", source, done=f"{name}d")
+        if name in ("redrive", "purge"):
+            chosen: list[Place] | None = [place for place in map(unpacked, form.get("at", [])) if place is not None]
+            if fields.get("all") == "1":
+                chosen = None if fields.get("sure") == "1" else []
+            if chosen == []:
+                return _see("dead", source, done="unchosen")
+            count = await (source.redrive if name == "redrive" else source.purge_dead)(chosen)
+            return _see("dead", source, done="redriven" if name == "redrive" else "purged", count=str(count))
+        raise HTTPException(400, "There is no such action.")
+
+    async def _act_on_message(self, source: AnySource, name: str, fields: Mapping[str, str]) -> Response:
+        place = unpacked(fields.get("at", ""))
+        if place is None or not _is_of(source, place):
+            raise HTTPException(400, "There is no such message.")
+        if name == "cancel":
+            return _see("queue", source, done="cancelled" if await source.cancel(place) else "gone")
+        there = await source.reschedule(place, _delay(fields))
+        if there is None:
+            return _see("queue", source, done="gone")
+        return _see("message", source, at=packed(there), done="rescheduled")
+
+    async def _allowed(self, request: Request) -> dict[str, list[str]]:
+        """The form of a request that may act."""
+        login = self._guard.login(request)
+        if not self._guard.writable or (login is not None and not login.may_act):
+            raise HTTPException(403, "This dashboard is read-only.")
+        return await self._form_of(login, request)
+
+    async def _form_of(self, login: Login | None, request: Request) -> dict[str, list[str]]:
+        """A form that a page of this login sent."""
+        if not same_origin(request):
+            raise HTTPException(403, "This form was not sent from a page of this dashboard.")
+        form = await _form(request)
+        if login is None or not self._guard.is_ours(login, form.get("word", [""])[0]):
+            raise HTTPException(403, "Your login has ended, or this form is not of your login. Log in, and try again.")
+        return form
+
+    def _readers(self, page: Page) -> Page:
+        """A page for who may read."""
+
+        async def shown(request: Request) -> Response:
+            return await page(request) if self._guard.may_read(request) else _see("login")
+
+        return shown
+
+    # Inside
+
+    def _server(self) -> Server:
+        return self._client._open_session().server  # noqa: SLF001 - a part of the library
+
+    async def _now(self) -> int:
+        return await server_now(self._server())
+
+    async def _source(self, fields: Mapping[str, str]) -> AnySource:
+        source = await self._queues.source(fields.get("kind", ""), fields.get("name", ""))
+        if source is None:
+            raise HTTPException(404, "There is no such queue. An empty one is not on the server.")
+        return source
+
+    async def _reliable(self, fields: Mapping[str, str]) -> ReliableSource:
+        source = await self._source(fields)
+        if not isinstance(source, ReliableSource):
+            raise HTTPException(404, "A delayed queue has no dead letters.")
+        return source
+
+    async def _page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
+        login = self._guard.login(request)
+        done = request.query_params.get("done", "")
+        note = DONE.get(done, "")
+        if note and done in _COUNTED:
+            note += f"{_whole(request.query_params.get('count')):,}."
+        shared = {
+            "title": self._title,
+            "writable": self._guard.writable,
+            "private": self._guard.private,
+            # In the form with which one leaves, and in those with which one acts.
+            "leave": None if login is None else self._guard.word(login),
+            "word": self._guard.word(login) if login is not None and login.may_act else None,
+            "note": note,
+            "note_is_bad": done in _BAD,
+            "refresh": 0,
+        }
+        # A payload may be large: others are served meanwhile.
+        text = await run_in_threadpool(self._templates.get_template(template).render, shared | values)
+        # Text that is no text came from the server as such.
+        return HTMLResponse(text.encode(errors="replace"), status)
+
+    async def _failed(self, request: Request, error: Exception) -> Response:
+        hint = ""
+        if isinstance(error, HTTPException):
+            status, what = error.status_code, error.detail
+        elif isinstance(error, ServerRefused):
+            status, what = 502, f"The server refused: {error}"
+            hint = "This user may not do that. See SECURITY.md: a dashboard without SCAN is given the names of its queues."
+        elif isinstance(error, OutcomeUnknown) and request.method == "POST":
+            status, what = 502, f"It may have been done: {error}"
+        elif isinstance(error, ServerUnavailable | OutcomeUnknown | Closed):
+            status, what = 503, f"The server does not answer: {error}"
+        else:
+            status, what = 400, str(error)
+        return await self._page(request, "failed.html", status, what=what, hint=hint)
+
+
+class _Static(StaticFiles):
+    """Files of the package. Browsers keep them, and ask whether they have changed."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def cached(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"cache-control", b"no-cache")]
+            await send(message)
+
+        await super().__call__(scope, receive, cached)
+
+
+class _Watched:
+    """A queue that somebody looks at. However many do, the server is asked once a second."""
+
+    def __init__(self, source: AnySource, now: Callable[[], Awaitable[int]]) -> None:
+        self.source = source
+        self._now = now
+        self.counts: Shared[Counts | str] = Shared(self._counts)
+        self.figures: Shared[str] = Shared(self._figures)
+        self._before: tuple[int, Counts, int] | None = None
+
+    async def _counts(self) -> Counts | str:
+        """How many are where, or why nobody knows: one queue whose keys hold something else hides no other."""
+        try:
+            return await self.source.counts()
+        except ServerRefused as error:
+            return str(error)
+
+    async def _figures(self) -> str:
+        """An event."""
+        before, self._before = self._before, None
+        now = await self._now()
+        counts = await self.source.counts()
+        # What comes due until the next look, and a little more, as the next one may come late.
+        soon = await self.source.due_between(now, now + int(_EVERY * SECOND))
+        self._before = now, counts, soon
+        if before is not None and now - before[0] > 3 * _EVERY * SECOND:
+            # Nobody has looked for a while: too much may have come and gone.
+            before = None
+        return f"data: {json.dumps(_figures(now, counts, before))}\n\n"
+
+
+def _figures(now: int, counts: Counts, before: tuple[int, Counts, int] | None) -> dict[str, Any]:
+    """What the live view shows. ``gone`` is how many were taken per second at least: they were due, and are there no more."""
+    gone = None
+    if before is not None:
+        then, earlier, soon = before
+        seconds = max((now - then) / SECOND, 0.001)
+        left = earlier.ready + soon - counts.ready
+        gone = round(max(0, left) / seconds, 1)
+    return {
+        "delayed": counts.delayed,
+        "ready": counts.ready,
+        "leased": counts.leased,
+        "dead": counts.dead,
+        "paused": counts.paused,
+        "late_ms": None if counts.late_us is None else counts.late_us // 1000,
+        "gone": gone,
+    }
+
+
+async def _form(request: Request) -> dict[str, list[str]]:
+    """The fields of a form; no files, so no parser of those is needed."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MOST_FORM:
+            raise HTTPException(413, "The form is too large.")
+    try:
+        return parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=1000)
+    except ValueError:
+        raise HTTPException(400, "The form cannot be read.") from None
+
+
+def _see(page: str, source: AnySource | None = None, **more: str) -> Response:
+    """Send the browser to a page, so that reloading it does nothing again."""
+    return RedirectResponse(link(page, source, None, **more), 303)
+
+
+def _delay(fields: Mapping[str, str]) -> int:
+    """The delay that a form asks for, microseconds."""
+    unit = _UNITS.get(fields.get("unit", ""))
+    try:
+        amount = float(fields.get("delay", ""))
+    except ValueError:
+        amount = -1.0
+    if unit is None or not 0 <= amount * unit <= MAX_MS * 1000:
+        raise HTTPException(400, "A delay is a number of 0 or more, and not of thousands of centuries.")
+    return round(amount * unit)
+
+
+def _is_of(source: AnySource, place: Place) -> bool:
+    if isinstance(source, ReliableSource):
+        return source.has(place.partition)
+    return bool(place.due)
+
+
+def _offset(request: Request, source: AnySource) -> int:
+    return _whole(request.query_params.get("offset"), _FARTHEST if source.partitions is None else _FARTHEST_IN_PARTITIONS)
+
+
+def _whole(text: str | None, most: int = _FARTHEST * 1000) -> int:
+    return min(int(text), most) if text and text.isascii() and text.isdecimal() and len(text) < 16 else 0
+
+
+def _share(bar: int, bars: Iterable[int]) -> int:
+    """How long a bar is, of 100. What is there at all is seen."""
+    most = max(bars, default=0)
+    return 0 if not bar else max(1, round(100 * bar / most))
+
+
+def _of_state(counts: Counts, state: str) -> int:
+    return {"delayed": counts.delayed, "ready": counts.ready, "leased": counts.leased}.get(state, counts.dead)

@@ -1,0 +1,109 @@
+"""Which queues the dashboard shows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import TYPE_CHECKING
+
+from delayq._dashboard.sharing import Shared
+from delayq._dashboard.source import DelayedSource, ReliableSource
+from delayq._redis.catalog import find_queues
+from delayq._redis.keys import DelayedKeys, ReliableKeys, check_partitions
+from delayq.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from delayq._redis.catalog import QueueKind
+    from delayq._redis.server import Server
+
+    Known = dict[tuple[QueueKind, str], set[int | None]]
+
+# What was found counts for so long, seconds; and for so many times as long as finding it took.
+_FRESH = 2.0
+# The same where somebody asks for a queue that was not found: it may be new.
+_FRESH_FOR_NEW = 0.1
+_WAIT_FOR_NEW = 2.0
+_SHARE = 20
+# Queues that are empty by now stay in view, up to so many.
+_REMEMBERED = 5000
+
+
+class Queues:
+    """Those that were named, or those that are found."""
+
+    def __init__(self, server: Callable[[], Server], named: Iterable[str] | None) -> None:
+        self._server = server
+        self._named = None if named is None else _named(named)
+        self._known: Known = {}
+        self._took = 0.0
+        self._search = Shared(self._find)
+
+    async def names(self) -> list[tuple[QueueKind, str]]:
+        """All of them, in order. Raises as :func:`find_queues`."""
+        return sorted(await self._all(), key=lambda key: (key[1].casefold(), key[1], key[0]))
+
+    async def source(self, kind: str, name: str) -> DelayedSource | ReliableSource | None:
+        """One of them; None if there is none of that name.
+
+        Nothing else is read: a delayed queue's ready list might be any list of the server.
+        """
+        if kind not in ("delayed", "reliable"):
+            return None
+        key: tuple[QueueKind, str] = ("delayed" if kind == "delayed" else "reliable", name)
+        known = await self._all()
+        if key not in known and self._named is None:
+            until = self._search.answered_at + max(_FRESH_FOR_NEW, _SHARE * self._took)
+            # A moment more: a sleep may end a moment early.
+            await asyncio.sleep(min(until - time.monotonic() + 0.001, _WAIT_FOR_NEW))
+            known = await self._all(_FRESH_FOR_NEW)
+        return self.of(*key, known[key]) if key in known else None
+
+    async def sources(self, keys: Iterable[tuple[QueueKind, str]]) -> list[DelayedSource | ReliableSource]:
+        """Several of those that :meth:`names` has named."""
+        known = await self._all()
+        return [self.of(kind, name, known[kind, name]) for kind, name in keys if (kind, name) in known]
+
+    def of(self, kind: QueueKind, name: str, partitions: Iterable[int | None]) -> DelayedSource | ReliableSource:
+        return DelayedSource(self._server(), name) if kind == "delayed" else ReliableSource(self._server(), name, partitions)
+
+    async def _all(self, fresh: float = _FRESH) -> Known:
+        if self._named is not None:
+            return self._named
+        return await self._search.at_most(max(fresh, _SHARE * self._took))
+
+    async def _find(self) -> Known:
+        started = time.monotonic()
+        found = await find_queues(self._server())
+        if len(self._known) > _REMEMBERED:
+            self._known = {}
+        for key, partitions in found.items():
+            # A queue without partitions and one with them may have the same name: the second is more.
+            numbers = {each for each in partitions if each is not None}
+            self._known[key] = (self._known.get(key, set()) | numbers) - {None} if numbers else partitions
+        self._took = time.monotonic() - started
+        return self._known
+
+
+def _named(names: Iterable[str]) -> Known:
+    if isinstance(names, str):
+        raise BadInput("queues are several names: a list of them, not a str")
+    known: Known = {}
+    for each in names:
+        kind, colon, name = each.partition(":")
+        if not colon or kind not in ("delayed", "reliable"):
+            raise BadInput(f'a queue is "reliable:NAME", "reliable:NAME/PARTITIONS" or "delayed:NAME", not {each!r}')
+        if kind == "delayed":
+            DelayedKeys.of(name)
+            known["delayed", name] = {None}
+        elif (parted := re.fullmatch(r"(.+)/([0-9]{1,4})", name, re.DOTALL)) is not None:
+            count = int(parted[2])
+            check_partitions(count)
+            ReliableKeys.of(parted[1], partition=0)
+            known["reliable", parted[1]] = set(range(count))
+        else:
+            ReliableKeys.of(name)
+            known["reliable", name] = {None}
+    return known

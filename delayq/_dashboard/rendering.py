@@ -1,0 +1,212 @@
+"""How values become text. Everything that comes from the server is escaped by the templates; nothing here makes HTML."""
+
+from __future__ import annotations
+
+import json
+import math
+from codecs import getincrementaldecoder
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote, unquote_to_bytes, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from delayq._dashboard.source import SECOND, Place
+
+if TYPE_CHECKING:
+    from delayq._dashboard.source import Row
+
+# Characters of a payload that a page shows, and a row of a list.
+SHOWN = 100_000
+_PREVIEW = 140
+_BYTES_SHOWN = 4096
+# Bytes of a payload that is read as a whole: a larger one would hold up everybody else.
+_WHOLE = 2 * 1024 * 1024
+# What a moment can be written as.
+_LAST = 253402300799 * SECOND
+_STEPS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def pretty(payload: bytes | None) -> tuple[str, str]:
+    """A payload as text, and what was done to it: JSON is indented, text stays, and of other bytes there is a dump."""
+    if payload is None:
+        return "", "gone meanwhile"
+    whole = len(payload) <= _WHOLE
+    try:
+        # The end of a part may lie within a character.
+        text = payload.decode() if whole else getincrementaldecoder("utf-8")().decode(payload[: 4 * SHOWN])
+    except UnicodeDecodeError:
+        return _dump(payload), "binary"
+    try:
+        if whole:
+            return _indented(json.loads(text)), "JSON"
+    except (ValueError, RecursionError):
+        pass
+    if any(ord(character) < 32 and character not in "\t\r\n" for character in text):
+        return _dump(payload), "binary"
+    return _cut(text), "text"
+
+
+def preview(payload: bytes | None) -> str:
+    """The beginning of a payload on one line."""
+    if payload is None:
+        return "gone meanwhile"
+    text = payload[: 4 * _PREVIEW].decode(errors="replace")
+    line = " ".join(text.split())
+    if not line.isprintable():
+        line = "".join(character if character.isprintable() else "·" for character in line)
+    return line if len(line) <= _PREVIEW else line[: _PREVIEW - 1] + "…"
+
+
+def _indented(value: object) -> str:
+    parts: list[str] = []
+    length = 0
+    # Piece by piece: deep nesting makes much more of little.
+    for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
+        parts.append(part)
+        length += len(part)
+        if length > SHOWN:
+            break
+    # A lone surrogate is valid in JSON and cannot be sent.
+    return _cut("".join(parts).encode(errors="backslashreplace").decode())
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}\n… cut here"
+
+
+def _dump(payload: bytes) -> str:
+    lines = []
+    for at in range(0, min(len(payload), _BYTES_SHOWN), 16):
+        some = payload[at : at + 16]
+        letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in some)
+        lines.append(f"{at:06x}  {some.hex(' '):<47}  {letters}")
+    if len(payload) > _BYTES_SHOWN:
+        lines.append(f"… {len(payload) - _BYTES_SHOWN:,} bytes more")
+    return "\n".join(lines)
+
+
+def moment(us: int | None) -> str:
+    """A moment in UTC."""
+    if us is None:
+        return "unknown"
+    when = datetime.fromtimestamp(min(us, _LAST) // SECOND, UTC)
+    return f"{when:%Y-%m-%d %H:%M:%S}.{us % SECOND // 1000:03d}"
+
+
+def iso(us: int) -> str:
+    """A moment for programs."""
+    return datetime.fromtimestamp(min(us, _LAST) / SECOND, UTC).isoformat()
+
+
+def span(us: float) -> str:
+    """How long something takes, in two parts at most."""
+    seconds = abs(us) / SECOND
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{math.floor(seconds * 10) / 10:g} s"
+    whole = int(seconds)
+    for size, unit in _STEPS:
+        if whole >= size:
+            smaller = {86400: (3600, "h"), 3600: (60, "min"), 60: (1, "s")}[size]
+            rest = whole % size // smaller[0]
+            return f"{whole // size:,} {unit}" + (f" {rest} {smaller[1]}" if rest else "")
+    return "0 s"
+
+
+def relative(us: int | None, now: int) -> str:
+    """A moment as seen from now."""
+    if us is None:
+        return "unknown"
+    return f"in {span(us - now)}" if us > now else f"{span(now - us)} ago"
+
+
+def number(value: float) -> str:
+    """A count, with commas."""
+    return f"{value:,}"
+
+
+def size(value: bytes | None) -> str:
+    """How many bytes these are."""
+    count = len(value or b"")
+    return f"{count:,} B" if count < 10_000 else f"{count / 1024:,.0f} KiB"
+
+
+def name_of(place: Place) -> str:
+    """A message's id, as it is shown."""
+    if place.due:
+        return (place.id[1:] if len(place.id) == 9 else place.id).hex()
+    return place.id.decode(errors="replace")
+
+
+def quoted(name: str) -> str:
+    """A queue's name for forms."""
+    return quote(name)
+
+
+def packed(place: Place) -> str:
+    """A place as one word, for addresses and forms. Any id passes: it may be no text at all."""
+    partition = "" if place.partition is None else str(place.partition)
+    return f"{partition}/{quote(place.due, safe='')}/{quote(place.id, safe='')}"
+
+
+def unpacked(word: str) -> Place | None:
+    """The same, read again; None if it is none."""
+    partition, _, rest = word.partition("/")
+    due, slash, name = rest.partition("/")
+    if not slash or not name or not (partition == "" or (partition.isascii() and partition.isdecimal() and len(partition) < 5)):
+        return None
+    due = unquote_to_bytes(due).decode(errors="replace")
+    if due and not _is_score(due):
+        return None
+    return Place(unquote_to_bytes(name), int(partition) if partition else None, due)
+
+
+def _is_score(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
+
+
+class Queue(Protocol):
+    """What an address names."""
+
+    @property
+    def kind(self) -> str:
+        """Its kind."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its name on the server."""
+        ...
+
+
+def link(page: str, source: Queue | None = None, row: Row | None = None, **more: Any) -> str:
+    """The address of a page beside this one: so it works below any prefix, of a mount or of a proxy."""
+    query: dict[str, Any] = {}
+    if source is not None:
+        query |= {"kind": source.kind, "name": source.name}
+    if row is not None and row.place is not None:
+        query["at"] = packed(row.place)
+    query |= {name: value for name, value in more.items() if value}
+    return page + ("?" + urlencode(query) if query else "")
+
+
+def environment() -> Environment:
+    """The templates. All of them escape."""
+    made = Environment(
+        loader=PackageLoader("delayq._dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = {
+        each.__name__: each for each in (pretty, preview, moment, iso, span, relative, number, size, name_of, packed, quoted)
+    }
+    made.filters.update(filters)
+    made.globals["link"] = link
+    return made

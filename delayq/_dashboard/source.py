@@ -1,0 +1,470 @@
+"""What the dashboard reads of one queue and does to it. It never opens the queue: whoever opens one takes part in it."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from delayq._redis.bodies import parse, parse_letter
+from delayq._redis.keys import DelayedKeys, ReliableKeys
+from delayq._redis.records import payload_of
+from delayq._redis.reliable_scripts import CANCEL, GET, LIST, RESCHEDULE, RESUME, STATS
+from delayq._redis.scripts import CANCEL as CANCEL_RECORD
+from delayq._redis.scripts import RESCHEDULE as RESCHEDULE_RECORD
+from delayq.codecs import StringCodec
+from delayq.dead_letters import DeadLetters
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from delayq._redis.catalog import QueueKind
+    from delayq._redis.server import Server
+
+R = TypeVar("R")
+
+SECOND = 1_000_000
+"""Microseconds, the unit of all moments here."""
+MOST_PARTITIONS = 1024
+# Ends of the bars of a histogram: beyond the last one is another.
+HORIZONS = (60 * SECOND, 3600 * SECOND, 86400 * SECOND)
+# Of more leases than this nobody looks at each one. As in stats.lua.
+_LEASES_LOOKED_AT = 1000
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many messages are where.
+
+    Attributes:
+        late_us: For how long the oldest message has been due that nobody has; 0 when none is, None where nobody knows: Redisson's
+            ready list has no times.
+    """
+
+    delayed: int
+    ready: int
+    leased: int
+    dead: int
+    late_us: int | None
+    paused: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one message is found again.
+
+    Attributes:
+        id: Its id.
+        partition: Which partition it lies in, if the queue has any.
+        due: Of a delayed queue: its score, as the server writes it.
+    """
+
+    id: bytes
+    partition: int | None = None
+    due: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A message, as it is shown. Moments are microseconds; those that are not known are None."""
+
+    place: Place | None
+    state: str
+    payload: bytes | None
+    due_us: int | None = None
+    lease_us: int | None = None
+    died_us: int | None = None
+    enqueued_us: int | None = None
+    expires_us: int | None = None
+    priority: int = 0
+    attempt: int = 0
+    error: str = ""
+    reason: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """One queue, of either kind."""
+
+    kind: QueueKind
+    name: str
+    states: tuple[str, ...]
+
+    @property
+    def partitions(self) -> int | None:
+        """How many partitions are known."""
+        ...
+
+    async def counts(self) -> Counts:
+        """How many messages are where."""
+        ...
+
+    async def histogram(self, now: int) -> list[int]:
+        """How many are due by each of :data:`HORIZONS`, and how many later."""
+        ...
+
+    async def due_between(self, start: int, end: int) -> int:
+        """How many come due then."""
+        ...
+
+    async def page(self, state: str, offset: int, limit: int) -> list[Row]:
+        """Some of those in one state."""
+        ...
+
+    async def find(self, place: Place, *, dead: bool) -> Row | None:
+        """One of them."""
+        ...
+
+    async def cancel(self, place: Place) -> bool:
+        """Take it out."""
+        ...
+
+    async def reschedule(self, place: Place, delay_us: int) -> Place | None:
+        """Give it another delay, and say where it is then."""
+        ...
+
+
+class DelayedSource:
+    """A delayed queue, in Redisson's format."""
+
+    kind: QueueKind = "delayed"
+    states = ("delayed", "ready", "leased", "unreadable")
+    partitions = None
+
+    def __init__(self, server: Server, name: str) -> None:
+        self._server = server
+        self._keys = DelayedKeys.of(name)
+        self.name = name
+
+    async def counts(self) -> Counts:
+        keys, ask = self._keys, self._server.command
+        delayed, ready, leased, bad, head, now = await asyncio.gather(
+            ask("ZCARD", keys.timeout),
+            ask("LLEN", keys.ready),
+            ask("ZCARD", keys.leases),
+            ask("LLEN", keys.quarantine),
+            ask("ZRANGE", keys.timeout, 0, 0, "WITHSCORES"),
+            server_now(self._server, keys.timeout),
+        )
+        overdue = max(0, now - _of_ms(head[1])) if head else 0
+        late = overdue or (None if ready else 0)
+        return Counts(delayed, ready, leased, bad, late, paused=False)
+
+    async def histogram(self, now: int) -> list[int]:
+        return await _bars(now, self._between)
+
+    async def due_between(self, start: int, end: int) -> int:
+        return await self._between(str(start), str(end))
+
+    async def _between(self, start: str, end: str) -> int:
+        low, high = (str(int(each) / 1000) if each.isdecimal() else each for each in (start, end))
+        return int(await self._server.command("ZCOUNT", self._keys.timeout, low if low == "-inf" else f"({low}", high))
+
+    async def page(self, state: str, offset: int, limit: int) -> list[Row]:
+        keys, ask, last = self._keys, self._server.command, offset + limit - 1
+        if state == "delayed":
+            found = await ask("ZRANGE", keys.timeout, offset, last, "WITHSCORES")
+            return [_record(record, score) for record, score in zip(found[::2], found[1::2], strict=True)]
+        if state == "leased":
+            found = await ask("ZRANGE", keys.leases, offset, last, "WITHSCORES")
+            if not found:
+                return []
+            payloads = await ask("HMGET", keys.leased, *found[::2])
+            ends = map(_of_ms, found[1::2])
+            return [Row(None, state, payload, lease_us=end) for payload, end in zip(payloads, ends, strict=True)]
+        key = keys.ready if state == "ready" else keys.quarantine
+        return [Row(None, state, payload) for payload in await ask("LRANGE", key, offset, last)]
+
+    async def find(self, place: Place, *, dead: bool) -> Row | None:
+        record = None if dead else await self._record(place)
+        return None if record is None else _record(record, place.due.encode())
+
+    async def cancel(self, place: Place) -> bool:
+        record = await self._record(place)
+        if record is None:
+            return False
+        return bool(await self._server.run(CANCEL_RECORD, (self._keys.timeout, self._keys.ordered), (0, record)))
+
+    async def reschedule(self, place: Place, delay_us: int) -> Place | None:
+        record = await self._record(place)
+        if record is None:
+            return None
+        due = int(await self._server.run(RESCHEDULE_RECORD, (self._keys.timeout, self._keys.channel), (record, delay_us)))
+        return Place(place.id, None, str(due)) if due >= 0 else None
+
+    async def _record(self, place: Place) -> bytes | None:
+        """The record of that id among those of that score: they stand in the order of their bytes, and ids stand in front."""
+        same = (place.due, place.due)
+        low, high = 0, int(await self._server.command("ZCOUNT", self._keys.timeout, *same))
+        wanted = place.id
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._server.command("ZRANGE", self._keys.timeout, *same, "BYSCORE", "LIMIT", middle, 1)
+            if not found:
+                return None
+            record: bytes = found[0]
+            here = record[: len(wanted)]
+            if here == wanted:
+                return record
+            low, high = (middle + 1, high) if here < wanted else (low, middle)
+        return None
+
+
+class ReliableSource:
+    """A reliable queue, or all partitions of one."""
+
+    kind: QueueKind = "reliable"
+    states = ("delayed", "ready", "leased")
+
+    def __init__(self, server: Server, name: str, partitions: Iterable[int | None]) -> None:
+        self._server = server
+        self.name = name
+        self._parts: dict[int | None, ReliableKeys] = {
+            number: ReliableKeys.of(name, partition=number) for number in sorted(partitions, key=lambda each: each or 0)
+        }
+
+    @property
+    def partitions(self) -> int | None:
+        numbers = [number for number in self._parts if number is not None]
+        return max(numbers) + 1 if numbers else None
+
+    def has(self, partition: int | None) -> bool:
+        """Whether there is such a partition; None for a queue without."""
+        return partition in self._parts
+
+    async def counts(self) -> Counts:
+        parts = await self._each(lambda keys: self._server.run(STATS, (*keys.messages, keys.dead, keys.paused)))
+        delayed, ready, leased, dead, late, paused = zip(*parts, strict=True)
+        return Counts(sum(delayed), sum(ready), sum(leased), sum(dead), max(late), any(paused))
+
+    async def histogram(self, now: int) -> list[int]:
+        parts = await self._each(lambda keys: self._bars_of(keys, now))
+        return [sum(bars) for bars in zip(*parts, strict=True)]
+
+    async def due_between(self, start: int, end: int) -> int:
+        return sum(await self._each(lambda keys: self._between(keys, str(start), str(end))))
+
+    async def page(self, state: str, offset: int, limit: int) -> list[Row]:
+        if state == "dead":
+            return await self._dead(offset, limit)
+        if len(self._parts) == 1:
+            return (await self._each(lambda keys: self._page(keys, state, offset, limit)))[0]
+        # Each may have all that comes first.
+        parts = await self._each(lambda keys: self._page(keys, state, 0, offset + limit))
+        order = heapq.merge(*parts, key=lambda row: (-row.priority if state == "ready" else 0, row.due_us or row.lease_us or 0))
+        return [*islice(order, offset, offset + limit)]
+
+    async def _dead(self, offset: int, limit: int) -> list[Row]:
+        single = len(self._parts) == 1
+        start, count = (offset, limit) if single else (0, offset + limit)
+        parts = await self._each(lambda keys: self._dead_page(keys, start, count))
+        order = heapq.merge(*parts, key=lambda row: row.died_us or 0)
+        return [*order] if single else [*islice(order, offset, offset + limit)]
+
+    async def find(self, place: Place, *, dead: bool) -> Row | None:
+        keys = self._parts.get(place.partition)
+        if keys is None:
+            return None
+        ask = self._server.command
+        if dead:
+            score = await ask("ZSCORE", keys.dead, place.id)
+            letter = await ask("HGET", keys.dead_messages, place.id)
+            return None if score is None or letter is None else _letter(place, letter, score)
+        (found,) = await self._server.run(GET, keys.messages, (place.id,))
+        if found is None:
+            return None
+        lease = await ask("HGET", keys.leases, place.id)
+        expires = await ask("HGET", keys.messages[13], place.id)
+        return _live(place, found, lease, expires)
+
+    async def cancel(self, place: Place) -> bool:
+        keys = self._parts[place.partition]
+        return bool((await self._server.run(CANCEL, keys.messages, (place.id,)))[0])
+
+    async def reschedule(self, place: Place, delay_us: int) -> Place | None:
+        keys = self._parts[place.partition]
+        return place if await self._server.run(RESCHEDULE, (*keys.messages, keys.wake), (place.id, delay_us)) else None
+
+    async def redrive(self, places: Sequence[Place] | None) -> int:
+        """Give dead letters another life; all if None."""
+        return sum([await letters.redrive(ids) for letters, ids in self._letters(places)])
+
+    async def purge_dead(self, places: Sequence[Place] | None) -> int:
+        """Drop dead letters; all if None."""
+        return sum([await letters.purge(ids) for letters, ids in self._letters(places)])
+
+    async def pause(self, partitions: int | None) -> None:
+        """Let nobody claim anything. Partitions that were never seen are paused too, if they are said to exist."""
+        for keys in self._all(partitions):
+            await self._server.command("SET", keys.paused, "1")
+
+    async def resume(self, partitions: int | None) -> None:
+        """End a pause."""
+        for keys in self._all(partitions):
+            await self._server.run(RESUME, (keys.paused, keys.wake))
+
+    # Inside
+
+    async def _each(self, of: Callable[[ReliableKeys], Awaitable[R]]) -> list[R]:
+        # Everybody is waited for, so that nothing goes on behind the page.
+        outcomes = await asyncio.gather(*(of(keys) for keys in self._parts.values()), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+    def _all(self, partitions: int | None) -> list[ReliableKeys]:
+        if self.partitions is None:
+            return [*self._parts.values()]
+        count = min(MOST_PARTITIONS, max(partitions or 0, self.partitions))
+        return [ReliableKeys.of(self.name, partition=number) for number in range(count)]
+
+    def _letters(self, places: Sequence[Place] | None) -> list[tuple[DeadLetters[str], list[str] | None]]:
+        chosen: dict[int | None, list[str]] = {}
+        for place in places or ():
+            # Ids that others wrote may be no text. The wire takes bytes as well.
+            chosen.setdefault(place.partition, []).append(cast("str", place.id))
+        return [
+            (DeadLetters(keys, self._server, StringCodec()), None if places is None else chosen[number])
+            for number, keys in self._parts.items()
+            if places is None or number in chosen
+        ]
+
+    def _number(self, keys: ReliableKeys) -> int | None:
+        return next(number for number, each in self._parts.items() if each is keys)
+
+    async def _page(self, keys: ReliableKeys, state: str, offset: int, limit: int) -> list[Row]:
+        found = await self._server.run(LIST, keys.messages, (state, offset, limit))
+        number = self._number(keys)
+        return [_live(Place(id, number), facts) for id, facts in zip(found[::2], found[1::2], strict=True)]  # noqa: A001
+
+    async def _dead_page(self, keys: ReliableKeys, offset: int, limit: int) -> list[Row]:
+        found = await self._server.command("ZRANGE", keys.dead, offset, offset + limit - 1, "WITHSCORES")
+        if not found:
+            return []
+        letters = await self._server.command("HMGET", keys.dead_messages, *found[::2])
+        number = self._number(keys)
+        rows = zip(found[::2], letters, found[1::2], strict=True)
+        return [_letter(Place(id, number), letter, at) for id, letter, at in rows if letter is not None]  # noqa: A001
+
+    async def _bars_of(self, keys: ReliableKeys, now: int) -> list[int]:
+        bars = await _bars(now, lambda start, end: self._between(keys, start, end))
+        ends = await self._lease_ends(keys)
+        for end in ends:
+            # A lease ends among the due times of others, and is none.
+            if end > now:
+                bars[sum(end > now + horizon for horizon in HORIZONS)] -= 1
+        return [max(0, bar) for bar in bars]
+
+    async def _lease_ends(self, keys: ReliableKeys) -> list[float]:
+        if await self._server.command("HLEN", keys.leases) > _LEASES_LOOKED_AT:
+            return []
+        ids = await self._server.command("HKEYS", keys.leases)
+        if not ids:
+            return []
+        scores = await asyncio.gather(*(self._server.command("ZMSCORE", key, *ids) for key in await self._live(keys)))
+        return [float(score) for some in scores for score in some if score is not None]
+
+    async def _live(self, keys: ReliableKeys) -> tuple[str, ...]:
+        return keys.live if await self._server.command("EXISTS", *keys.live[1:]) else keys.live[:1]
+
+    async def _between(self, keys: ReliableKeys, start: str, end: str) -> int:
+        low = start if start == "-inf" else f"({start}"
+        counts = await asyncio.gather(*(self._server.command("ZCOUNT", key, low, end) for key in await self._live(keys)))
+        return sum(counts)
+
+
+async def server_now(server: Server, key: str | None = None) -> int:
+    """The server's time, microseconds."""
+    whole, rest = await server.command("TIME", key=key)
+    return int(whole) * SECOND + int(rest)
+
+
+async def _bars(now: int, between: Callable[[str, str], Awaitable[int]]) -> list[int]:
+    edges = [str(now), *(str(now + horizon) for horizon in HORIZONS), "+inf"]
+    return list(await asyncio.gather(*(between(start, end) for start, end in pairwise(edges))))
+
+
+def _of_ms(score: bytes) -> int:
+    return _whole(float(score) * 1000)
+
+
+def _whole(moment: float) -> int:
+    # A foreign writer may have left an infinity.
+    return int(min(max(moment, 0.0), 2.0**62)) if moment == moment else 0  # noqa: PLR0124 - NaN
+
+
+def _record(record: bytes, score: bytes) -> Row:
+    payload = payload_of(record)
+    # An old record begins with its id, a current one with a mark.
+    header = record[:9] if record[:1] == b"\x08" else record[:8]
+    place = Place(header, None, score.decode(errors="replace"))
+    due = _of_ms(score)
+    return Row(place, "unreadable", record, due) if payload is None else Row(place, "delayed", payload, due)
+
+
+def _live(place: Place, facts: Sequence[Any], lease: bytes | None = None, expires: bytes | None = None) -> Row:
+    state, priority, moment, attempt, body, error = facts
+    at = _whole(float(moment or 0))
+    enqueued, headers, payload = _body(body)
+    leased = state == b"leased"
+    due: int | None = at
+    if leased:
+        parts = (lease or b"").split(b":", 2)
+        due = _whole(float(parts[1])) if len(parts) == 3 else None
+    return Row(
+        place,
+        state.decode(),
+        payload,
+        due_us=due,
+        lease_us=at if leased else None,
+        enqueued_us=enqueued,
+        expires_us=None if expires is None else _whole(float(expires)),
+        priority=int(priority),
+        attempt=int(attempt),
+        error="" if error is None else error.decode(errors="replace"),
+        headers=headers,
+    )
+
+
+def _letter(place: Place, letter: bytes, died: bytes) -> Row:
+    try:
+        why, body = parse_letter(letter)
+    except ValueError:
+        # One that nobody can read hides no other.
+        return Row(place, "dead", letter, died_us=_whole(float(died)), reason="unreadable")
+    enqueued, headers, payload = _body(body)
+    return Row(
+        place,
+        "dead",
+        payload,
+        died_us=_whole(float(died)),
+        enqueued_us=enqueued,
+        priority=_number(why.get("priority")),
+        attempt=_number(why.get("attempt")),
+        error=str(why.get("error") or ""),
+        reason=str(why.get("reason") or ""),
+        headers=headers,
+    )
+
+
+def _body(body: bytes) -> tuple[int | None, dict[str, str], bytes]:
+    try:
+        enqueued, headers, payload = parse(body)
+    except ValueError:
+        return None, {}, body
+    return (
+        enqueued,
+        {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in headers.items()},
+        payload,
+    )
+
+
+def _number(value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        return 0

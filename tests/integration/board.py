@@ -1,0 +1,51 @@
+"""What the tests of the dashboard share: browsers without a window, and without a network."""
+
+from __future__ import annotations
+
+import html
+import re
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+TOKEN = "sesame-sesame-sesame"
+HOST = "http://board.test"
+
+
+@asynccontextmanager
+async def browse(app: Any, base: str = f"{HOST}/") -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application itself, which keeps cookies, and says like a browser where it comes from."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url=base, headers={"Origin": HOST}) as browser:
+        yield browser
+
+
+async def log_in(browser: httpx.AsyncClient, token: str = TOKEN) -> None:
+    answer = await browser.post("login", data={"token": token})
+    assert answer.status_code == 303, answer.text
+
+
+def word(page: str) -> str:
+    """What a page's forms say of the login."""
+    found = re.search(r'name="word" value="([^"]+)"', page)
+    assert found is not None, page
+    return found[1]
+
+
+def links(page: str, to: str) -> list[str]:
+    return [html.unescape(each) for each in re.findall(r'href="([^"]+)"', page) if each.startswith(to)]
+
+
+def field(page: str, name: str) -> str:
+    found = re.search(rf'name="{name}" value="([^"]*)"', page)
+    assert found is not None, page
+    return html.unescape(found[1])
+
+
+def texts(page: str) -> str:
+    """What is read of a page, in one line."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())

@@ -1,0 +1,925 @@
+"""The dashboard, as a browser without scripts sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+import delayq
+from delayq._dashboard import app as dashboard_app
+from delayq._dashboard import rendering, security
+from delayq._redis.catalog import find_queues, known_queue
+from delayq._redis.keys import DelayedKeys, ReliableKeys
+from delayq._redis.records import pack
+from delayq.acl import acl_rules
+from tests.conftest import FOUND
+from tests.integration.board import HOST, TOKEN, browse, field, links, log_in, texts, word
+from tests.integration.test_acl import granted
+from tests.servers import PrivateServer
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    import httpx
+
+
+HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
+
+
+@pytest.fixture
+async def reader(client: delayq.Client) -> AsyncIterator[httpx.AsyncClient]:
+    async with browse(delayq.dashboard(client)) as browser:
+        yield browser
+
+
+@pytest.fixture
+async def admin(client: delayq.Client) -> AsyncIterator[httpx.AsyncClient]:
+    async with browse(delayq.dashboard(client, token=TOKEN)) as browser:
+        await log_in(browser)
+        yield browser
+
+
+async def page(browser: httpx.AsyncClient, address: str, status: int = 200) -> str:
+    answer = await browser.get(address)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+async def act(browser: httpx.AsyncClient, address: str, do: str, **more: Any) -> str:
+    """Send the form of a page, and return the page to which that leads."""
+    shown = await page(browser, address)
+    fields = {name: field(shown, name) for name in ("word", "kind", "name")}
+    if address.startswith("message"):
+        fields["at"] = field(shown, "at")
+    answer = await browser.post("act", data=fields | {"do": do} | more)
+    assert answer.status_code == 303, answer.text
+    return await page(browser, answer.headers["location"])
+
+
+async def bury(queue: delayq.ReliableQueue[Any], count: int = 1) -> None:
+    await queue.offer_many([delayq.Offer(i, id=f"dead-{i}") for i in range(count)])
+    for message in await queue.claim(count):
+        await message.bury("no such customer", "Traceback\nLookupError: 42")
+
+
+# Reading
+
+
+async def test_an_empty_server_has_an_empty_page(reader: httpx.AsyncClient) -> None:
+    assert "There are no queues" in texts(await page(reader, "/"))
+
+
+async def test_the_overview_shows_every_queue_of_every_kind(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+    await client.delayed_queue("orders").offer_many([(i, 60) for i in range(3)])
+    jobs = client.reliable_queue("jobs", lease=60)
+    await jobs.offer(1, 60)
+    await jobs.offer_many([delayq.Offer(i) for i in range(3)])
+    await jobs.claim()
+    await jobs.pause()
+    parts = client.reliable_queue("parts", partitions=4)
+    await parts.offer_many([delayq.Offer(i, delay=60) for i in range(40)])
+    shown = texts(await page(reader, "/"))
+    assert "Queues 3" in shown
+    assert re.search(r"jobs reliable paused 1 2 1 0 \S+ m?s ago", shown), shown
+    assert "orders delayed 3 0 0 0" in shown
+    assert "parts reliable, 4 partitions 40 0 0 0" in shown
+
+
+async def test_the_overview_finds_by_name(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+    for name in ("mails", "orders", "Mailbox"):
+        await client.reliable_queue(name).offer(1)
+    shown = texts(await page(reader, "/?q=mail"))
+    assert "mails" in shown
+    assert "Mailbox" in shown
+    assert "orders" not in shown
+
+
+async def test_a_queue_whose_keys_hold_something_else_hides_no_other(
+    server: PrivateServer, client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
+    await client.reliable_queue("good").offer(1)
+    server.call("SET", ReliableKeys.of("bad").dead, "x")
+    shown = texts(await page(reader, "/"))
+    assert "good reliable 0 1 0 0" in shown
+    assert "bad reliable one of the queue's keys holds a value of another type" in shown
+    await page(reader, "queue?kind=reliable&name=bad", 502)
+
+
+async def test_a_queue_has_counts_due_times_and_lists(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+    jobs = client.reliable_queue("jobs", lease=60)
+    await jobs.offer_many([delayq.Offer({"n": delay}, delay=delay) for delay in (30, 40, 1800, 7200, 200_000, 0, 0)])
+    (held,) = await jobs.claim()
+    shown = texts(await page(reader, "queue?kind=reliable&name=jobs"))
+    assert "Delayed 5 Ready 1 Leased 1 Dead letters 0" in shown
+    # The end of a lease is no due time.
+    assert "next minute 2 next hour 1 next day 1 later 1" in shown
+    assert '{"n":30}' in shown
+    assert held.id in await page(reader, "queue?kind=reliable&name=jobs&state=leased")
+    assert '{"n":0}' in texts(await page(reader, "queue?kind=reliable&name=jobs&state=ready"))
+
+
+async def test_lists_have_pages(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+    for name, partitions in (("one", None), ("many", 3)):
+        queue: Any = client.reliable_queue(name, partitions=partitions)
+        await queue.offer_many([delayq.Offer(i, delay=1000 + i, id=f"m{i:02}") for i in range(60)])
+        address = f"queue?kind=reliable&name={name}"
+        seen: list[str] = []
+        while address:
+            shown = await page(reader, address)
+            seen += re.findall(r"<code>(m\d\d)</code>", shown)
+            address = next(
+                (each for each in links(shown, "queue?") if f'rel="next" href="{each.replace("&", "&amp;")}"' in shown), ""
+            )
+        assert seen == [f"m{i:02}" for i in range(60)]
+
+
+async def test_a_delayed_queue_is_shown_in_every_state(
+    server: PrivateServer, client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
+    orders = client.delayed_queue("orders")
+    receipt = await orders.offer({"order": 42}, 90)
+    await orders.offer({"order": 43}, 7200)
+    await orders.aclose()
+    keys = DelayedKeys.of("orders")
+    server.call("RPUSH", keys.ready, '{"order": 1}')
+    server.call("RPUSH", keys.quarantine, "no record")
+    server.call("ZADD", keys.leases, "9e12", "t")
+    server.call("HSET", keys.leased, "t", '{"order": 2}')
+    shown = texts(await page(reader, "queue?kind=delayed&name=orders"))
+    assert "Delayed 2 Ready 1 Leased 1 Unreadable 1" in shown
+    # A ready list has no times.
+    assert "Oldest due unknown" in shown
+    assert "next minute 0 next hour 1 next day 1 later 0" in shown
+    for state, text in (("ready", '{"order": 1}'), ("leased", '{"order": 2}'), ("unreadable", "no record")):
+        assert text in texts(await page(reader, f"queue?kind=delayed&name=orders&state={state}"))
+    (address, _) = links(await page(reader, "queue?kind=delayed&name=orders"), "message?")
+    message = texts(await page(reader, address))
+    assert '{ "order": 42 }' in message
+    assert receipt.id in message
+
+
+async def test_a_message_of_many_that_are_due_at_once_is_found(
+    server: PrivateServer, client: delayq.Client, admin: httpx.AsyncClient
+) -> None:
+    timeout = DelayedKeys.of("orders").timeout
+    async with Redis.from_url(server.url) as raw:
+        await raw.zadd(timeout, {pack(bytes([0, 0, 0, 0, 0, 0, i // 256, i % 256]), b"%d" % i, 8): 4e12 for i in range(500)})
+    shown = await page(admin, "queue?kind=delayed&name=orders&offset=475")
+    for address, number in zip(links(shown, "message?"), range(475, 500), strict=True):
+        assert f">{number}</pre>" in await page(admin, address)
+    assert "Cancelled" in texts(await act(admin, links(shown, "message?")[7], "cancel"))
+    async with Redis.from_url(server.url) as raw:
+        records: list[Any] = await raw.zrange(timeout, 0, -1)
+    left = {int(each[17:]) for each in records}
+    assert left == {*range(500)} - {482}
+
+
+async def test_a_message_has_all_that_is_known(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer({"to": ["ada"]}, id="one", headers={"trace": "t-1"}, priority=7, ttl=600)
+    await (await jobs.claim())[0].nack(300, error="Traceback\nValueError: busy")
+    (address,) = links(await page(reader, "queue?kind=reliable&name=jobs"), "message?")
+    shown = texts(await page(reader, address))
+    for part in (
+        '{ "to": [ "ada" ] }',
+        "trace t-1",
+        "Priority 7",
+        "Attempts 1",
+        "ValueError: busy",
+        "Expires in 9 min",
+        "delayed",
+    ):
+        assert part in shown
+
+
+async def test_a_leased_message_says_when_it_was_due_and_when_its_lease_ends(
+    client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600)
+    await jobs.offer(1)
+    await jobs.claim()
+    (address,) = links(await page(reader, "queue?kind=reliable&name=jobs&state=leased"), "message?")
+    shown = texts(await page(reader, address))
+    assert "Lease ends in 59 min" in shown
+    assert re.search(r"Due \S+ m?s ago", shown)
+
+
+async def test_dead_letters_say_why(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+    await bury(client.reliable_queue("jobs"))
+    shown = await page(reader, "dead?kind=reliable&name=jobs")
+    assert "no such customer LookupError: 42" in texts(shown)
+    (address,) = links(shown, "message?")
+    assert "Traceback\nLookupError: 42" in await page(reader, address)
+
+
+async def test_everything_is_escaped(server: PrivateServer, client: delayq.Client, reader: httpx.AsyncClient) -> None:
+    jobs = client.reliable_queue(HOSTILE)
+    await jobs.offer(HOSTILE, 60, id=HOSTILE, headers={HOSTILE: HOSTILE})
+    await jobs.offer(HOSTILE, id="dies")
+    await (await jobs.claim())[0].bury(HOSTILE, HOSTILE)
+    orders = client.delayed_queue(HOSTILE)
+    await orders.offer(HOSTILE, 60)
+    await orders.aclose()
+    server.call("RPUSH", DelayedKeys.of(HOSTILE).quarantine, HOSTILE)
+    seen: set[str] = set()
+    waiting = ["/"]
+    while waiting:
+        address = waiting.pop()
+        if address in seen:
+            continue
+        seen.add(address)
+        shown = await page(reader, address)
+        # Ours alone, and no word of theirs that begins an element.
+        assert re.findall(r"<script[^>]*>", shown) == ['<script src="static/board.js" defer>']
+        assert "<img src=x" not in shown
+        assert not re.search(r"\son\w+=|style=|javascript:", re.sub(r"&[^;]+;[^<]*", "", shown))
+        waiting += [each for kind in ("queue?", "message?", "dead?") for each in links(shown, kind)]
+    assert len([each for each in seen if each.startswith("message?")]) == 3
+    assert "&lt;script&gt;" in await page(reader, "/?q=" + "%3Cscript%3E")
+
+
+@pytest.mark.parametrize(
+    ("payload", "shown"),
+    [
+        (b"\xff\x00\x01abc", "000000  ff 00 01 61 62 63"),
+        (b"plain text", "plain text"),
+        (b"a\x1b[31mb", "1b 5b"),
+        (b'"\\ud800"', "\\ud800"),
+        (b"[" * 100_000, "[[[["),
+        (b"[" * 500 + b"]" * 500, "cut here"),
+        (b"1" * 5000, "1111"),
+        # Not read as a whole.
+        (b'{"a":' * 1_000_000, '{"a":{"a":'),
+        ("é".encode() * 2_000_000, "éé"),
+        (b"\xff" * 5_000_000, "000000  ff ff"),
+        (b"", ""),
+    ],
+)
+def test_any_payload_can_be_shown(payload: bytes, shown: str) -> None:
+    text, _ = rendering.pretty(payload)
+    assert shown in text
+    assert len(text) <= rendering.SHOWN + 20
+    text.encode()
+    rendering.preview(payload).encode()
+
+
+def test_a_large_payload_is_not_read_as_a_whole() -> None:
+    assert rendering.pretty(b"[" + b"1," * 100_000 + b"1]")[1] == "JSON"
+    assert rendering.pretty(b"[" + b"1," * 2_000_000 + b"1]")[1] == "text"
+
+
+async def test_ids_that_are_no_text_and_broken_bodies_are_shown(
+    server: PrivateServer, client: delayq.Client, admin: httpx.AsyncClient
+) -> None:
+    keys = ReliableKeys.of("jobs")
+    async with Redis.from_url(server.url) as raw:
+        await raw.zadd(keys.live[0], {b"\xff/\x00": 4e15})
+        await raw.hset(keys.messages[10], b"\xff/\x00", b"broken")
+        await raw.zadd(keys.dead, {b"\xfe": 1})
+        await raw.hset(keys.dead_messages, b"\xfe", b"broken")
+        (address,) = links(await page(admin, "queue?kind=reliable&name=jobs"), "message?")
+        assert "broken" in await page(admin, address)
+        assert "unreadable" in texts(await page(admin, "dead?kind=reliable&name=jobs"))
+        assert "Cancelled" in await act(admin, address, "cancel")
+        (address,) = links(await page(admin, "dead?kind=reliable&name=jobs"), "message?")
+        assert "dropped: 1." in await act(admin, address, "purge")
+        assert not await raw.exists(keys.live[0], keys.dead)
+
+
+async def test_what_is_no_queue_is_not_read(server: PrivateServer, client: delayq.Client, reader: httpx.AsyncClient) -> None:
+    server.call("RPUSH", "secrets", "a password")
+    for address in (
+        "queue?kind=delayed&name=secrets&state=ready",
+        "queue",
+        "queue?kind=x&name=y",
+        "dead?kind=delayed&name=orders",
+    ):
+        assert "a password" not in await page(reader, address, 404)
+
+
+async def test_a_message_that_is_gone_says_so(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+    await client.reliable_queue("jobs").offer(1)
+    for at in ("", "//gone", "3//gone", "x", "//", "9999999//x", "/nan/x"):
+        assert "not there any more" in texts(await page(reader, f"message?kind=reliable&name=jobs&at={at}", 404))
+
+
+async def test_a_queue_that_is_empty_again_stays_in_view(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1)
+    assert "jobs" in texts(await page(reader, "/"))
+    await jobs.purge()
+    assert "Ready 0" in texts(await page(reader, "queue?kind=reliable&name=jobs"))
+
+
+async def test_looking_takes_no_part(server: PrivateServer, client: delayq.Client) -> None:
+    """What is due stays where it is: others move it."""
+    timeout = DelayedKeys.of("orders").timeout
+    async with (
+        Redis.from_url(server.url) as raw,
+        delayq.connect(server.url) as looking,
+        browse(delayq.dashboard(looking)) as browser,
+    ):
+        await raw.zadd(timeout, {pack(b"12345678", b"1", 8): 1000})
+        for address in ("/", "queue?kind=delayed&name=orders"):
+            assert "ago" in texts(await page(browser, address))
+        assert await raw.zcard(timeout) == 1
+        assert looking.statistics().queues == 0
+
+
+# Rights
+
+
+async def test_without_a_token_there_is_nothing_to_do(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1, 60, id="one")
+    for address in ("/", "queue?kind=reliable&name=jobs", "message?kind=reliable&name=jobs&at=//one"):
+        assert '<form method="post"' not in await page(reader, address)
+    fields = {"kind": "reliable", "name": "jobs", "at": "//one", "do": "cancel", "word": "0" * 64}
+    assert (await reader.post("act", data=fields)).status_code == 403
+    assert (await reader.post("login", data={"token": ""})).status_code == 403
+    assert await jobs.get("one")
+
+
+async def test_a_wrong_token_lets_nobody_in_and_too_many_lock(client: delayq.Client) -> None:
+    async with browse(delayq.dashboard(client, token=TOKEN)) as browser:
+        for _ in range(10):
+            answer = await browser.post("login", data={"token": "wrong-wrong-wrong"})
+            assert (answer.status_code, answer.headers.get("set-cookie")) == (403, None)
+        assert (await browser.post("login", data={"token": TOKEN})).status_code == 429
+
+
+async def test_a_cookie_is_for_this_site_and_no_script(client: delayq.Client) -> None:
+    app = delayq.dashboard(client, token=TOKEN)
+    for base, secure in ((f"{HOST}/", False), ("https://board.test/", True)):
+        async with browse(app, base) as browser:
+            cookie = (await browser.post("login", data={"token": TOKEN})).headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert ("Secure" in cookie) == secure
+        assert TOKEN not in cookie
+
+
+CHANGES = {
+    "signature": lambda cookie: cookie[:-1] + ("0" if cookie[-1] != "0" else "1"),
+    "end": lambda cookie: "9" + cookie,
+    "nothing": lambda cookie: "",
+    "no text": lambda cookie: "é.x",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=[*CHANGES])
+async def test_a_cookie_that_was_changed_counts_for_nothing(client: delayq.Client, change: Callable[[str], str]) -> None:
+    async with browse(delayq.dashboard(client, token=TOKEN)) as browser:
+        await log_in(browser)
+        assert "may act" in await page(browser, "/")
+        changed = change(browser.cookies[security.COOKIE])
+        browser.cookies.clear()
+        answer = await browser.get("/", headers={b"Cookie": f"{security.COOKIE}={changed}".encode()})
+        assert "may act" not in answer.text
+
+
+async def test_a_cookie_of_another_token_or_of_long_ago_counts_for_nothing(
+    client: delayq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        browse(delayq.dashboard(client, token=TOKEN)) as browser,
+        browse(delayq.dashboard(client, token="x" * 16)) as other,
+    ):
+        await log_in(browser)
+        other.cookies = browser.cookies
+        assert "may act" not in await page(other, "/")
+        later = time.time() + 13 * 3600
+        monkeypatch.setattr("delayq._dashboard.security.time.time", lambda: later)
+        assert "may act" not in (await browser.get("/", headers={"Cookie": str(browser.cookies)})).text
+
+
+async def test_a_form_of_another_page_does_nothing(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1, 60, id="one")
+    right = word(await page(admin, "/"))
+    fields = {"kind": "reliable", "name": "jobs", "at": "//one", "do": "cancel"}
+    foreign = {"Origin": "https://evil.test"}
+    for more, headers in (
+        ({}, {}),
+        ({"word": "x" * 64}, {}),
+        ({"word": "é"}, {}),
+        ({"word": right}, foreign),
+        ({"word": right}, {"Origin": "null"}),
+        ({"word": right}, {"Origin": ""}),
+        ({"word": right}, {"Origin": f"{HOST}.evil.test"}),
+        ({"word": right}, {"Origin": "http://["}),
+    ):
+        assert (await admin.post("act", data=fields | more, headers=headers)).status_code == 403
+    assert (await admin.post("login", data={"token": TOKEN}, headers=foreign)).status_code == 403
+    assert (await admin.post("logout", data={"word": right}, headers=foreign)).status_code == 403
+    assert (await admin.get("act")).status_code == 405
+    assert await jobs.get("one")
+    # Behind a proxy that says which host it was.
+    proxied = {"Origin": "https://public.test", "X-Forwarded-Host": "public.test"}
+    assert (await admin.post("act", data=fields | {"word": right}, headers=proxied)).status_code == 303
+
+
+async def test_who_logs_out_may_do_nothing_more(admin: httpx.AsyncClient) -> None:
+    said = word(await page(admin, "/"))
+    answer = await admin.post("logout", data={"word": said})
+    assert answer.status_code == 303
+    assert "may act" not in await page(admin, "/")
+
+
+@pytest.mark.parametrize("token", ["", "short", "x" * 15])
+async def test_a_token_that_can_be_guessed_is_refused(client: delayq.Client, token: str) -> None:
+    with pytest.raises(delayq.ConfigurationError, match="16 characters"):
+        delayq.dashboard(client, token=token)
+
+
+@pytest.fixture
+async def private(client: delayq.Client) -> AsyncIterator[httpx.AsyncClient]:
+    async with browse(delayq.dashboard(client, token=TOKEN, read_token=READ_TOKEN)) as browser:
+        yield browser
+
+
+READ_TOKEN = "look-look-look-look"
+PAGES = (
+    "/",
+    "queue?kind=reliable&name=jobs",
+    "message?kind=reliable&name=jobs&at=//one",
+    "dead?kind=reliable&name=jobs",
+    "events?kind=reliable&name=jobs",
+    "queue?kind=reliable&name=nobody",
+)
+
+
+async def test_with_a_read_token_nobody_else_reads(client: delayq.Client, private: httpx.AsyncClient) -> None:
+    await client.reliable_queue("jobs").offer("a payload", 60, id="one")
+    for address in PAGES:
+        answer = await private.get(address)
+        assert (answer.status_code, answer.headers["location"], answer.text) == (303, "login", "")
+    assert (await private.get("login")).status_code == 200
+    assert (await private.get("static/board.css")).status_code == 200
+    assert "jobs" not in await page(private, "no-such-page", 404)
+    assert (await private.post("act", data={"kind": "reliable", "name": "jobs", "do": "pause"})).status_code == 403
+
+
+async def test_who_gives_the_read_token_looks_and_does_nothing(client: delayq.Client, private: httpx.AsyncClient) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer("a payload", 60, id="one")
+    await log_in(private, READ_TOKEN)
+    for address in PAGES[:3]:
+        shown = await page(private, address)
+        assert "jobs" in shown
+        assert 'action="act"' not in shown
+    # The word of this login is for leaving, and for nothing else.
+    said = word(await page(private, "/"))
+    fields = {"kind": "reliable", "name": "jobs", "at": "//one", "do": "cancel", "word": said}
+    assert (await private.post("act", data=fields)).status_code == 403
+    assert await jobs.get("one")
+    answer = await private.post("logout", data={"word": said})
+    assert (answer.status_code, answer.headers["location"]) == (303, "login?done=loggedout")
+    assert (await private.get("/")).status_code == 303
+
+
+async def test_who_gives_the_other_token_looks_and_acts(client: delayq.Client, private: httpx.AsyncClient) -> None:
+    await client.reliable_queue("jobs").offer("a payload", 60, id="one")
+    await log_in(private)
+    assert "Cancelled" in await act(private, "message?kind=reliable&name=jobs&at=//one", "cancel")
+
+
+async def test_a_login_for_reading_is_none_for_acting_elsewhere(client: delayq.Client) -> None:
+    """What was signed for one right is worth nothing for the other, in any dashboard."""
+    async with (
+        browse(delayq.dashboard(client, token=TOKEN, read_token=READ_TOKEN)) as one,
+        browse(delayq.dashboard(client, token=TOKEN)) as other,
+    ):
+        await log_in(one, READ_TOKEN)
+        other.cookies = one.cookies
+        assert "may act" not in await page(other, "/")
+
+
+async def test_reading_alone_may_take_a_token(client: delayq.Client) -> None:
+    async with browse(delayq.dashboard(client, read_token=READ_TOKEN)) as browser:
+        assert (await browser.get("/")).status_code == 303
+        await log_in(browser, READ_TOKEN)
+        assert "There are no queues" in await page(browser, "/")
+
+
+async def test_the_tokens_are_two(client: delayq.Client) -> None:
+    with pytest.raises(delayq.ConfigurationError, match="differ"):
+        delayq.dashboard(client, token=TOKEN, read_token=TOKEN)
+    with pytest.raises(delayq.ConfigurationError, match="16 characters"):
+        delayq.dashboard(client, read_token="short")
+
+
+async def test_every_answer_has_the_headers(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+    for address in (
+        "/",
+        "login",
+        "queue",
+        "no-such-page",
+        "static/board.css",
+        "static/board.js",
+        "static/icon.svg",
+        "static/../app.py",
+    ):
+        answer = await reader.get(address)
+        for name, value in security.HEADERS.items():
+            assert answer.headers[name] == value
+        assert "unsafe" not in answer.headers["Content-Security-Policy"]
+    assert (await reader.get("/")).headers["Cache-Control"] == "no-store"
+
+
+# Actions
+
+
+async def test_cancel(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1, 60, id="one")
+    at = "message?kind=reliable&name=jobs&at=//one"
+    before = await page(admin, at)
+    assert "Cancelled" in await act(admin, at, "cancel")
+    assert await jobs.get("one") is None
+    fields = {name: field(before, name) for name in ("word", "kind", "name", "at")}
+    again = await admin.post("act", data=fields | {"do": "cancel"})
+    assert "not there any more" in await page(admin, again.headers["location"])
+
+
+async def test_cancel_and_reschedule_of_a_delayed_queue(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+    orders = client.delayed_queue("orders")
+    await orders.offer(7, 60)
+    (at,) = links(await page(admin, "queue?kind=delayed&name=orders"), "message?")
+    assert "Due in 2 h" in texts(await act(admin, at, "reschedule", delay="2.5", unit="hours"))
+    (at,) = links(await page(admin, "queue?kind=delayed&name=orders"), "message?")
+    assert "Cancelled" in await act(admin, at, "cancel")
+    assert await orders.pending.size() == 0
+
+
+async def test_reschedule(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1, 60, id="one")
+    at = "message?kind=reliable&name=jobs&at=//one"
+    assert "Rescheduled. " in texts(await act(admin, at, "reschedule", delay="1.5", unit="days"))
+    message = await jobs.get("one")
+    assert message is not None
+    assert 1.49 < (message.due_at - await client.server_time()).total_seconds() / 86400 < 1.51
+    shown = await page(admin, at)
+    fields = {name: field(shown, name) for name in ("word", "kind", "name", "at")} | {"do": "reschedule"}
+    for bad in (
+        {"delay": "-1", "unit": "days"},
+        {"delay": "nan", "unit": "days"},
+        {"delay": "inf", "unit": "days"},
+        {"delay": "1"},
+        {},
+    ):
+        assert (await admin.post("act", data=fields | bad)).status_code == 400
+
+
+async def test_what_wakes_by_a_new_time_is_delivered(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1, 3600, id="one")
+    claiming = asyncio.create_task(jobs.claim(wait=5))
+    await act(admin, "message?kind=reliable&name=jobs&at=//one", "reschedule", delay="0", unit="seconds")
+    assert [message.id for message in await claiming] == ["one"]
+
+
+async def test_pause_and_resume(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1)
+    at = "queue?kind=reliable&name=jobs"
+    assert "Paused: nobody" in await act(admin, at, "pause")
+    assert await jobs.claim() == []
+    assert "Resumed" in await act(admin, at, "resume")
+    assert len(await jobs.claim()) == 1
+
+
+async def test_partitions_that_were_never_used_are_paused_too(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+    parts = client.reliable_queue("parts", partitions=8)
+    await parts.partitions[0].offer(1)
+    at = "queue?kind=reliable&name=parts"
+    await act(admin, at, "pause", partitions="8")
+    assert all([(await part.stats()).paused for part in parts.partitions])
+    await act(admin, at, "resume", partitions="8")
+    assert not any([(await part.stats()).paused for part in parts.partitions])
+
+
+async def test_redrive_and_purge(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+    jobs = client.reliable_queue("jobs")
+    await bury(jobs, 6)
+    at = "dead?kind=reliable&name=jobs"
+    assert "choose some" in await act(admin, at, "redrive")
+    assert "choose some" in await act(admin, at, "purge", all="1")
+    assert "live again: 2." in await act(admin, at, "redrive", at=["//dead-0", "//dead-3"])
+    assert "dropped: 1." in await act(admin, at, "purge", at=["//dead-1"])
+    assert [letter.id for letter in await jobs.dead.list()] == ["dead-2", "dead-4", "dead-5"]
+    assert "live again: 1." in await act(admin, "message?kind=reliable&name=jobs&dead=1&at=//dead-2", "redrive")
+    assert "dropped: 2." in await act(admin, at, "purge", all="1", sure="1")
+    assert (await jobs.stats()).ready == 3
+
+
+async def test_actions_on_a_queue_in_partitions(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+    parts = client.reliable_queue("parts", partitions=4)
+    await parts.offer_many([delayq.Offer(i, delay=60, id=f"m{i}") for i in range(12)])
+    addresses = links(await page(admin, "queue?kind=reliable&name=parts"), "message?")
+    assert len(addresses) == 12
+    assert "Cancelled" in await act(admin, addresses[0], "cancel")
+    assert await parts.get(addresses[0].rsplit("%2F", 1)[1]) is None
+    await parts.offer_many([delayq.Offer(i, id=f"d{i}") for i in range(12)])
+    dying = await parts.claim(12)
+    for message in dying:
+        await message.bury("why")
+    assert f"live again: {len(dying)}." in await act(admin, "dead?kind=reliable&name=parts", "redrive", all="1", sure="1")
+    assert await parts.dead.size() == 0
+
+
+async def test_a_form_that_nobody_would_send_is_refused(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+    await client.reliable_queue("jobs").offer(1)
+    await client.delayed_queue("orders").offer(1, 60)
+    said = {"word": word(await page(admin, "/"))}
+    jobs, orders = {"kind": "reliable", "name": "jobs"} | said, {"kind": "delayed", "name": "orders"} | said
+    for fields, status in (
+        (jobs | {"do": "explode"}, 400),
+        (jobs | {"do": "cancel", "at": "7//x"}, 400),
+        (jobs | {"do": "cancel", "at": ""}, 400),
+        (orders | {"do": "pause"}, 400),
+        (orders | {"do": "cancel", "at": "//x"}, 400),
+        (said | {"do": "pause", "kind": "reliable", "name": "none"}, 404),
+        (jobs | {"do": "pause", "more": "x" * 70_000}, 413),
+    ):
+        assert (await admin.post("act", data=fields)).status_code == status
+    assert (await admin.post("act", content=b"a=1&" * 2000)).status_code == 400
+
+
+# Where it runs
+
+
+async def test_it_is_mounted_below_any_prefix(client: delayq.Client) -> None:
+    await client.reliable_queue("jobs").offer(1, 60, id="one")
+    app = Starlette(routes=[Mount("/admin/queues", delayq.dashboard(client, token=TOKEN))])
+    async with browse(app, f"{HOST}/admin/queues/") as browser:
+        await log_in(browser)
+        shown = await page(browser, "")
+        assert 'href="/' not in shown
+        assert 'action="/' not in shown
+        assert (await browser.get("static/board.css")).status_code == 200
+        (address,) = links(shown, "queue?")
+        (message,) = links(await page(browser, address), "message?")
+        assert "Cancelled" in await act(browser, message, "cancel")
+    async with browse(app, HOST) as browser:
+        answer = await browser.get("/admin/queues")
+        assert (answer.status_code, answer.headers["location"]) == (307, f"{HOST}/admin/queues/")
+
+
+async def test_no_answer_leads_to_a_whole_address(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+    """It would be made of what the request says of its host."""
+    for address in ("queue/", "login/", "static", "//evil.test/", "static//evil.test/.."):
+        answer = await admin.get(f"{HOST}/{address}", headers={"Host": "evil.test"})
+        assert (answer.status_code, answer.headers.get("location")) == (404, None)
+
+
+async def test_it_is_mounted_in_fastapi(client: delayq.Client) -> None:
+    fastapi = pytest.importorskip("fastapi")
+    app = fastapi.FastAPI()
+    app.mount("/queues", delayq.dashboard(client))
+    async with browse(app, f"{HOST}/queues/") as browser:
+        assert "There are no queues" in await page(browser, "")
+
+
+async def test_a_client_that_is_not_open_and_a_server_that_is_away_are_told(server: PrivateServer) -> None:
+    async with browse(delayq.dashboard(delayq.connect(server.url))) as browser:
+        assert "open the client first" in await page(browser, "/", 503)
+    async with delayq.connect(server.url) as client, browse(delayq.dashboard(client)) as browser:
+        server.stop()
+        assert "does not answer" in await page(browser, "/", 503)
+
+
+async def test_names_that_are_given_need_no_scan(server: PrivateServer, client: delayq.Client) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1, 60, id="one")
+    await client.reliable_queue("hidden").offer(1)
+    rules = acl_rules("dashboard", delayed=["orders"], reliable=["jobs"])
+    async with granted(server, rules) as url, delayq.connect(url) as limited:
+        async with browse(delayq.dashboard(limited)) as browser:
+            assert "given the names of its queues" in texts(await page(browser, "/", 502))
+        app = delayq.dashboard(limited, queues=["delayed:orders", "reliable:jobs"], token=TOKEN)
+        async with browse(app) as browser:
+            await log_in(browser)
+            shown = texts(await page(browser, "/"))
+            assert "Queues 2" in shown
+            assert "hidden" not in shown
+            for address in ("queue?kind=delayed&name=orders", "queue?kind=reliable&name=jobs", "dead?kind=reliable&name=jobs"):
+                await page(browser, address)
+            at = "message?kind=reliable&name=jobs&at=//one"
+            fields = {name: field(await page(browser, at), name) for name in ("word", "kind", "name", "at")}
+            refused = await browser.post("act", data=fields | {"do": "cancel"})
+            assert refused.status_code == 502
+            assert "The server refused" in texts(refused.text)
+    assert await jobs.get("one")
+
+
+async def test_who_may_scan_as_well_needs_no_names(server: PrivateServer, client: delayq.Client) -> None:
+    await client.reliable_queue("jobs").offer(1)
+    rules = [*acl_rules("dashboard", reliable=["jobs"]), "+scan"]
+    async with granted(server, rules) as url, delayq.connect(url) as limited, browse(delayq.dashboard(limited)) as browser:
+        assert "jobs reliable 0 1 0 0" in texts(await page(browser, "/"))
+
+
+@pytest.mark.parametrize(
+    "queues", ["reliable:jobs", ["jobs"], ["other:jobs"], ["reliable:"], ["delayed:delayq:{x"], ["reliable:jobs/2000"]]
+)
+async def test_names_that_cannot_be_are_refused(client: delayq.Client, queues: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        delayq.dashboard(client, queues=queues)
+
+
+async def test_a_missing_extra_is_named(client: delayq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._dashboard.find_spec", lambda name: None)
+    with pytest.raises(delayq.ConfigurationError, match=r"pip install 'delayq\[dashboard\]'"):
+        delayq.dashboard(client)
+
+
+NAMES = ("orders", "{t1}:orders", "a:b", "x}:live", "ö", "with space", "x/3")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_key_tells_its_queue(name: str) -> None:
+    for partition in (None, 0, 11):
+        reliable = ReliableKeys.of(name, partition=partition)
+        for key in (*reliable.live, reliable.dead, reliable.paused, reliable.schedules):
+            assert known_queue(key) == ("reliable", name, partition)
+    if "}" in name and "{" not in name:
+        return  # no delayed queue has such a name
+    delayed = DelayedKeys.of(name)
+    for key in (delayed.timeout, delayed.ordered, delayed.leases, delayed.quarantine):
+        assert known_queue(key) == ("delayed", name, None)
+    assert known_queue(delayed.ready) is None
+
+
+NO_QUEUE = ("", "orders", "delayq:{x}", "delayq:{}:live", "delayq:part:{1:000:x}:live", "delayq:part:{x}:live", "redis")
+
+
+@pytest.mark.parametrize("key", NO_QUEUE)
+def test_other_keys_tell_of_no_queue(key: str) -> None:
+    assert known_queue(key) is None
+
+
+# A million
+
+
+async def test_a_queue_of_a_million_opens_within_a_second() -> None:
+    fill = """local t = redis.call('TIME')
+    for i = ARGV[1], ARGV[2] do
+      redis.call('ZADD', KEYS[1], string.format('%.0f', (t[1] + 600) * 1000000 + i), 'm' .. i)
+      redis.call('HSET', KEYS[2], 'm' .. i, '1 \\n' .. i)
+      local record = string.format('\\8%08d\\1\\0\\0\\0\\0\\0\\0\\0x', i)
+      redis.call('ZADD', KEYS[3], string.format('%.0f', (t[1] + 600) * 1000 + i), record)
+    end"""
+    reliable, delayed = ReliableKeys.of("big"), DelayedKeys.of("big")
+    with PrivateServer(next(iter(FOUND.values()))) as server:
+        async with Redis.from_url(server.url) as raw, delayq.connect(server.url) as client:
+            for start in range(0, 1_000_000, 20_000):
+                keys = (reliable.live[0], reliable.messages[10], delayed.timeout)
+                await raw.eval(fill, 3, *keys, start, start + 19_999)
+            async with browse(delayq.dashboard(client)) as browser:
+                for address in (
+                    "/",
+                    "queue?kind=reliable&name=big",
+                    "queue?kind=delayed&name=big",
+                    "queue?kind=reliable&name=big&offset=900000",
+                    "queue?kind=delayed&name=big&offset=900000",
+                ):
+                    took = []
+                    # The best of three: others share this machine.
+                    for _ in range(3):
+                        started = time.monotonic()
+                        shown = texts(await page(browser, address))
+                        took.append(time.monotonic() - started)
+                    assert min(took) < 1.0, address
+                    assert "1,000,000" in shown
+                assert "next minute 0 next hour 1,000,000 next day 0" in texts(
+                    await page(browser, "queue?kind=reliable&name=big")
+                )
+
+
+# Live
+
+
+class Viewer:
+    """Somebody who looks at a queue live: what the server would call, without a server."""
+
+    def __init__(self, app: Any, query: bytes = b"kind=reliable&name=jobs") -> None:
+        self.seen: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._gone = asyncio.Event()
+        about = {"type": "http", "asgi": {"spec_version": "2.3"}, "method": "GET", "headers": []}
+        scope = about | {"path": "/events", "query_string": query}
+        self.serving: asyncio.Task[None] = asyncio.create_task(app(scope, self._receive, self._send))
+        self._asked = False
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        for line in message.get("body", b"").decode().splitlines():
+            if line.startswith("data: "):
+                self.seen.put_nowait(json.loads(line[6:]))
+
+    async def next(self) -> dict[str, Any]:
+        return await asyncio.wait_for(self.seen.get(), 10)
+
+    async def leave(self) -> None:
+        self._gone.set()
+        await asyncio.wait_for(self.serving, 10)
+
+
+async def test_figures_come_once_a_second_and_say_what_is_taken(client: delayq.Client) -> None:
+    jobs = client.reliable_queue("jobs", lease=60)
+    await jobs.offer_many([delayq.Offer(i) for i in range(50)])
+    viewer = Viewer(delayq.dashboard(client))
+    first = await viewer.next()
+    assert (first["ready"], first["leased"], first["gone"]) == (50, 0, None)
+    assert first["late_ms"] >= 0
+    await jobs.claim(40)
+    figures = await viewer.next()
+    assert (figures["ready"], figures["leased"]) == (10, 40)
+    assert figures["gone"] > 10
+    # Nothing has changed, and that is said as well.
+    assert (await viewer.next())["gone"] == 0
+    await viewer.leave()
+
+
+async def test_many_who_look_are_one_who_asks(client: delayq.Client) -> None:
+    await client.reliable_queue("jobs").offer(1, 60)
+    app = delayq.dashboard(client)
+    viewers = [Viewer(app) for _ in range(40)]
+    for viewer in viewers:
+        await viewer.next()
+    asked = client._open_session().server
+    before = asked.round_trips
+    for _ in range(3):
+        for viewer in viewers:
+            await viewer.next()
+    # The clock, the counts and what comes due, each time; the first look may have come between.
+    assert asked.round_trips - before <= 4 * 5
+    async with browse(app) as browser:
+        before = asked.round_trips
+        await asyncio.gather(*(page(browser, "/") for _ in range(40)))
+    assert asked.round_trips - before <= 10
+    await asyncio.gather(*(viewer.leave() for viewer in viewers))
+
+
+async def test_who_leaves_takes_nothing_from_the_others(client: delayq.Client) -> None:
+    await client.reliable_queue("jobs").offer(1, 60)
+    app = delayq.dashboard(client)
+    for _ in range(3):
+        first, second = Viewer(app), Viewer(app)
+        # While it may be the one that asks.
+        await first.leave()
+        assert (await second.next())["delayed"] == 1
+        await second.leave()
+
+
+async def test_a_live_view_ends_by_itself_so_that_a_server_can_stop(
+    client: delayq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvicorn = pytest.importorskip("uvicorn")
+    assert dashboard_app._STREAM_LASTS <= 15
+    monkeypatch.setattr(dashboard_app, "_STREAM_LASTS", 2.0)
+    await client.reliable_queue("jobs").offer(1, 60)
+    config = uvicorn.Config(delayq.dashboard(client), port=0, log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /events?kind=reliable&name=jobs HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"data:" in await asyncio.wait_for(reader.readuntil(b"}"), 10)
+    server.should_exit = True
+    # Nobody has told it how long to wait.
+    await asyncio.wait_for(serving, 20)
+    writer.close()
+
+
+async def test_a_server_that_is_away_is_asked_once_for_all(own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def find(server: Any) -> Any:
+        asked.append(server)
+        return await find_queues(server)
+
+    monkeypatch.setattr("delayq._dashboard.queues.find_queues", find)
+    async with delayq.connect(own_server.url) as client, browse(delayq.dashboard(client)) as browser:
+        own_server.stop()
+        # One after the other they would wait for minutes.
+        answers = await asyncio.gather(*(browser.get("/") for _ in range(20)))
+        assert {answer.status_code for answer in answers} == {503}
+    assert len(asked) == 1
