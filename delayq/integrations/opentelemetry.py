@@ -1,0 +1,116 @@
+"""Traces for OpenTelemetry: ``pip install 'delayq[otel]'``. Messaging conventions as of semantic conventions 1.30.
+
+::
+
+    instrument(client)
+
+Every offer is then a span ``send <queue>``, in whatever trace it is made. Its context goes with the message, as headers
+(``traceparent``). When the message is handled, perhaps hours later, that is a span ``process <queue>`` with a link to the first.
+
+Redisson's format has no headers: offers to a delayed queue are spans, and nothing leads from there to who takes the message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from delayq.errors import DecodeError
+from delayq.hooks import Observer, Sending
+from delayq.message import Message, RetryAfter
+
+try:
+    from opentelemetry import propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+except ImportError as _error:
+    raise ImportError("traces need opentelemetry-api: pip install 'delayq[otel]'") from _error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from opentelemetry.trace import Span, TracerProvider
+
+    from delayq.client import Client
+
+# What is particular to delayq, as the conventions ask for.
+_DELAY = "messaging.delayq.message.delay"
+_ATTEMPT = "messaging.delayq.message.delivery_attempt"
+
+
+def instrument(client: Client, tracer_provider: TracerProvider | None = None) -> Tracing:
+    """Trace what is offered and handled through ``client``, open or not. ``client.unobserve`` of the result ends it.
+
+    Args:
+        client: Whose.
+        tracer_provider: Where spans go; the global one if None.
+    """
+    tracing = Tracing(tracer_provider)
+    client.observe(tracing)
+    return tracing
+
+
+class Tracing(Observer):
+    """Makes the spans. Made by :func:`instrument`."""
+
+    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+        self._tracer = trace.get_tracer("delayq", tracer_provider=tracer_provider)
+
+    @contextmanager
+    def sending(self, sending: Sending) -> Iterator[None]:
+        attributes = _attributes(sending.queue, "send")
+        if sending.batch:
+            attributes["messaging.batch.message_count"] = sending.count
+        if sending.delay is not None:
+            attributes[_DELAY] = sending.delay
+        # Only a span whose context goes with the message is a producer's.
+        kind = SpanKind.PRODUCER if sending.kind == "reliable" else SpanKind.CLIENT
+        with self._span(f"send {sending.queue}", kind, attributes) as span:
+            propagate.inject(sending.headers)
+            yield
+            if not sending.batch:
+                span.set_attribute("messaging.message.id", sending.ids[0])
+
+    @contextmanager
+    def handling(self, queue: str, message: Message[Any]) -> Iterator[None]:
+        attributes = _attributes(queue, "process")
+        attributes["messaging.message.id"] = message.id
+        attributes[_ATTEMPT] = message.attempt
+        with self._span(f"process {queue}", SpanKind.CONSUMER, attributes, links=_links(message)):
+            yield
+
+    @contextmanager
+    def _span(self, name: str, kind: SpanKind, attributes: dict[str, Any], links: list[Link] | None = None) -> Iterator[Span]:
+        with self._tracer.start_as_current_span(
+            name, kind=kind, attributes=attributes, links=links, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                yield span
+            except (RetryAfter, asyncio.CancelledError, GeneratorExit):
+                # Instructions, and a worker that stops: nothing has failed.
+                raise
+            except BaseException as error:
+                span.set_attribute("error.type", type(error).__qualname__)
+                span.set_status(Status(StatusCode.ERROR, type(error).__qualname__))
+                span.record_exception(error)
+                raise
+
+
+def _attributes(queue: str, operation: str) -> dict[str, Any]:
+    return {
+        "messaging.system": "delayq",
+        "messaging.destination.name": queue,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+    }
+
+
+def _links(message: Message[Any]) -> list[Link]:
+    try:
+        headers = message.headers
+    except DecodeError:
+        return []
+    # Not out of the current context: a message without a context of its own has no link.
+    context = trace.get_current_span(propagate.extract(headers, context=Context())).get_span_context()
+    return [Link(context)] if context.is_valid else []

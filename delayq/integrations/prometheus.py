@@ -1,0 +1,279 @@
+"""Metrics for Prometheus: ``pip install 'delayq[prometheus]'``.
+
+::
+
+    async with delayq.connect() as client, Metrics(client) as metrics:
+        text = await metrics.render()
+
+What the client has done is counted all the time, and costs next to nothing. How many messages wait is asked of the server:
+whenever :meth:`Metrics.render` is called, and every ``interval`` seconds. ``collect()`` of prometheus_client, which may be called
+in another thread and cannot wait, finds what was seen last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, cast
+
+from delayq.errors import BadInput, DelayqError, ServerError
+from delayq.hooks import Observer
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        SummaryMetricFamily,
+    )
+    from prometheus_client.exposition import choose_encoder
+except ImportError as _error:
+    raise ImportError("metrics need prometheus-client: pip install 'delayq[prometheus]'") from _error
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector
+
+    from delayq.client import Client
+    from delayq.statistics import QueueStatistics, Stats
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""The default of ``buckets``, seconds."""
+
+# A scrape waits no longer for the server, seconds: Prometheus gives up after 10.
+_WAIT = 3.0
+_QUEUE = ("queue", "kind")
+_STATES = ("delayed", "ready", "leased", "dead")
+
+# Name, what of QueueStatistics, what it means.
+_COUNTERS = (
+    ("delayq_offered", "offered", "Messages stored by this process."),
+    ("delayq_delivered", "delivered", "Messages handed out in this process."),
+    ("delayq_acked", "acked", "Messages acknowledged by this process."),
+    ("delayq_retried", "retried", "Messages that failed in this process and are tried again."),
+    ("delayq_dead", "dead", "Messages that this process made dead letters."),
+    ("delayq_released", "released", "Messages that this process gave back untouched after they were handed out."),
+    ("delayq_expired", "expired", "Messages that this process found past their time to live."),
+    ("delayq_lease_ended", "lease_ended", "Messages of a delayed queue whose lease this process found ended."),
+    ("delayq_quarantined", "quarantined", "Unreadable records of a delayed queue that this process moved away."),
+    ("delayq_transfer_errors", "errors", "Calls for what is due that failed."),
+)
+
+
+class Metrics:
+    """The metrics of one client. Enter it while the client is open; it is an ASGI application too, for ``/metrics``.
+
+    Metrics of the queues that are open on the client: open those that you want to see.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        interval: float = 15.0,
+        registry: CollectorRegistry | None = None,
+        buckets: Sequence[float] = BUCKETS,
+    ) -> None:
+        """Args:
+        client: Whose.
+        interval: How often the server is asked for what waits, seconds; 0: only by :meth:`render` and :meth:`refresh`.
+        registry: Where they are registered; prometheus_client's own if None. One client each.
+        buckets: Upper bounds of the lateness histogram, seconds, rising.
+
+        Raises:
+            BadInput: ``interval`` is negative, or ``buckets`` do not rise.
+        """
+        if interval < 0 or not buckets or list(buckets) != sorted(set(buckets)):
+            raise BadInput("interval is at least 0, and buckets rise")
+        self._client = client
+        self._interval = interval
+        self._registry = REGISTRY if registry is None else registry
+        self._lateness = _Lateness(buckets)
+        self._unanswered = 0
+        # Replaced as a whole: another thread may be reading it.
+        self._seen: tuple[Metric, ...] = ()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Begin.
+
+        Raises:
+            ValueError: The registry has delayq's metrics already.
+            Closed: The client is not open.
+        """
+        self._client.statistics()
+        self._registry.register(cast("Collector", self))
+        self._client.observe(self._lateness)
+        try:
+            await self.refresh()
+        except BaseException:
+            # Nobody leaves a block that was not entered.
+            self._retire()
+            raise
+        if self._interval:
+            self._task = asyncio.create_task(self._keep_fresh(), name="delayq metrics")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._retire()
+        if (task := self._task) is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    async def refresh(self) -> None:
+        """Look now. A server that does not answer is waited for three seconds; then what only it knows is left out.
+
+        Raises:
+            Closed: The client is closed.
+        """
+        try:
+            async with asyncio.timeout(_WAIT):
+                stats = await self._client.queue_stats()
+        except TimeoutError:
+            stats = {}
+            self._unanswered += 1
+        self._unanswered += sum(isinstance(each, ServerError) for each in stats.values())
+        depths = {key: each for key, each in stats.items() if not isinstance(each, ServerError)}
+        self._seen = (
+            *_depths(depths),
+            *_counters(self._client.queue_statistics()),
+            self._lateness.metric(),
+            *self._of_client(),
+        )
+
+    async def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Look now, and return all metrics of the registry as text, and its content type.
+
+        Args:
+            accept: The header of that name, which chooses between Prometheus' own format and OpenMetrics.
+
+        Raises:
+            Closed: The client is closed.
+        """
+        await self.refresh()
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def collect(self) -> Iterable[Metric]:
+        """What was seen last. Any thread may ask."""
+        return self._seen
+
+    def describe(self) -> Iterable[Metric]:
+        """The names, for the registry."""
+        return (*_depths({}), *_counters([]), _Lateness(BUCKETS).metric(), *_client_families())
+
+    async def __call__(
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+    ) -> None:
+        """Answer a request with :meth:`render`, as an ASGI application; 503 when the client is closed."""
+        del receive
+        accept = next((value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"accept"), "")
+        try:
+            status, (body, content_type) = 200, await self.render(accept)
+        except DelayqError as error:
+            status, body, content_type = 503, str(error).encode(), "text/plain; charset=utf-8"
+        headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body})
+
+    def _retire(self) -> None:
+        self._registry.unregister(cast("Collector", self))
+        self._client.unobserve(self._lateness)
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            try:
+                await self.refresh()
+            except DelayqError:
+                # The client is closed.
+                return
+
+    def _of_client(self) -> list[Metric]:
+        facts = self._client.statistics()
+        lag, *others = _client_families()
+        lag.add_metric((), count_value=facts.timer_wakeups, sum_value=facts.timer_lag)
+        numbers = (
+            facts.timers,
+            facts.connections,
+            facts.connections_opened,
+            facts.round_trips,
+            facts.errors,
+            facts.queues,
+            self._unanswered,
+        )
+        for family, number in zip(others, numbers, strict=True):
+            family.add_metric((), number)
+        return [lag, *others]
+
+
+class _Lateness(Observer):
+    """How late messages are handed out."""
+
+    def __init__(self, buckets: Sequence[float]) -> None:
+        self._bounds = tuple(buckets)
+        self._names = (*map(str, map(float, buckets)), "+Inf")
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+
+    def delivered(self, queue: str, late: float) -> None:
+        counts = self._counts.get(queue)
+        if counts is None:
+            counts = self._counts[queue] = [0] * len(self._names)
+            self._sums[queue] = 0.0
+        counts[bisect_left(self._bounds, late)] += 1
+        self._sums[queue] += late
+
+    def metric(self) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(
+            "delayq_lateness_seconds", "How long after it was due a message of a reliable queue was handed out.", labels=["queue"]
+        )
+        for queue, counts in self._counts.items():
+            buckets = [(name, float(count)) for name, count in zip(self._names, accumulate(counts), strict=True)]
+            family.add_metric([queue], buckets=buckets, sum_value=self._sums[queue])
+        return family
+
+
+def _depths(stats: dict[tuple[str, str], Stats]) -> list[Metric]:
+    messages = GaugeMetricFamily("delayq_queue_messages", "Messages on the server, by state.", labels=[*_QUEUE, "state"])
+    age = GaugeMetricFamily("delayq_queue_oldest_due_age_seconds", "For how long the oldest ready message is due.", labels=_QUEUE)
+    paused = GaugeMetricFamily("delayq_queue_paused", "1 while the queue is paused.", labels=_QUEUE)
+    for (kind, name), facts in stats.items():
+        for state in _STATES:
+            messages.add_metric([name, kind, state], getattr(facts, state))
+        age.add_metric([name, kind], facts.oldest_due_age)
+        paused.add_metric([name, kind], facts.paused)
+    return [messages, age, paused]
+
+
+def _counters(queues: Iterable[QueueStatistics]) -> list[Metric]:
+    waiting = GaugeMetricFamily("delayq_queue_waiting", "1 while somebody in this process waits for a message.", labels=_QUEUE)
+    counters = {about: CounterMetricFamily(name, text, labels=_QUEUE) for name, about, text in _COUNTERS}
+    for queue in queues:
+        labels = (queue.name, queue.kind)
+        waiting.add_metric(labels, queue.waiting)
+        for about, family in counters.items():
+            family.add_metric(labels, getattr(queue, about))
+    return [*counters.values(), waiting]
+
+
+def _client_families() -> list[Any]:
+    return [
+        SummaryMetricFamily("delayq_timer_lag_seconds", "How late the event loop wakes the timer."),
+        GaugeMetricFamily("delayq_timers", "Wake-ups that are armed."),
+        GaugeMetricFamily("delayq_connections", "Open connections to the server."),
+        CounterMetricFamily("delayq_connections_opened", "Connections opened."),
+        CounterMetricFamily("delayq_round_trips", "Commands sent to the server."),
+        CounterMetricFamily("delayq_errors", "Calls of the server that failed."),
+        GaugeMetricFamily("delayq_queues", "Queues that are open in this process."),
+        CounterMetricFamily("delayq_metrics_unanswered", "How often the server did not say how many messages a queue has."),
+    ]

@@ -1,0 +1,260 @@
+"""A trace leads from the request that offers to the handler, hours later."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+import delayq
+from delayq import Backoff, Offer, Reject, RetryAfter
+from delayq.integrations.opentelemetry import instrument
+from tests.integration.reliable_fixtures import LEASE
+
+if TYPE_CHECKING:
+    from delayq import Client, DelayedQueue, ReliableQueue
+    from tests.servers import PrivateServer
+
+
+class Traces:
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self._exporter.get_finished_spans() if span.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        (span,) = self.named(name)
+        return span
+
+
+@pytest.fixture
+def traces(client: Client) -> Traces:
+    traces = Traces()
+    instrument(client, traces.provider)
+    return traces
+
+
+@pytest.fixture
+async def jobs(client: Client) -> ReliableQueue[Any]:
+    return client.reliable_queue("jobs", lease=LEASE, backoff=Backoff.fixed(3600), max_attempts=2)
+
+
+def links(span: ReadableSpan) -> list[int]:
+    return [link.context.span_id for link in span.links]
+
+
+def span_id(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return int(span.context.span_id)
+
+
+async def test_request_offer_delay_handler_are_linked_spans(client: Client, traces: Traces, jobs: ReliableQueue[Any]) -> None:
+    tracer = traces.provider.get_tracer("shop")
+    with tracer.start_as_current_span("POST /orders") as request:
+        id_ = await jobs.offer({"order": 1}, delay=7200)
+    worker = delayq.Worker(client)
+
+    @worker.listener("jobs", lease=LEASE, backoff=Backoff.fixed(3600), max_attempts=2)
+    async def handle(value: dict[str, int]) -> None:
+        with tracer.start_as_current_span("close order"):
+            assert value == {"order": 1}
+
+    # As long as it takes, without waiting for it.
+    await jobs.reschedule(id_, 0)
+    await worker.run(burst=True)
+
+    send, process, inner = traces.one("send jobs"), traces.one("process jobs"), traces.one("close order")
+    assert send.parent is not None
+    assert send.parent.span_id == request.get_span_context().span_id
+    assert send.kind is SpanKind.PRODUCER
+    assert dict(send.attributes or {}) == {
+        "messaging.system": "delayq",
+        "messaging.destination.name": "jobs",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.message.id": id_,
+        "messaging.delayq.message.delay": 7200.0,
+    }
+    assert process.kind is SpanKind.CONSUMER
+    assert process.parent is None
+    assert links(process) == [span_id(send)]
+    assert process.links[0].context.trace_id == request.get_span_context().trace_id
+    assert dict(process.attributes or {}) == {
+        "messaging.system": "delayq",
+        "messaging.destination.name": "jobs",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.message.id": id_,
+        "messaging.delayq.message.delivery_attempt": 1,
+    }
+    assert inner.parent is not None
+    assert inner.parent.span_id == span_id(process)
+    assert process.status.status_code is StatusCode.UNSET
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+async def test_a_loop_is_traced_and_leaves_nothing_behind(traces: Traces, jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer_many([Offer(number, headers={"mine": "kept"}) for number in range(3)])
+    seen = 0
+    async for message in jobs:
+        async with message:
+            assert trace.get_current_span().get_span_context().is_valid
+            assert message.headers["mine"] == "kept"
+            seen += 1
+        assert not trace.get_current_span().get_span_context().is_valid
+        if seen == 3:
+            break
+    send = traces.one("send jobs")
+    assert (send.attributes or {})["messaging.batch.message_count"] == 3
+    assert "messaging.message.id" not in (send.attributes or {})
+    assert [links(span) for span in traces.named("process jobs")] == [[span_id(send)]] * 3
+
+
+async def test_a_context_of_the_users_own_stays(traces: Traces, jobs: ReliableQueue[Any]) -> None:
+    own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await jobs.offer(1, headers={"traceparent": own})
+    (message,) = await jobs.claim()
+    async with message:
+        assert message.headers["traceparent"] == own
+    assert links(traces.one("process jobs")) == [0xB7AD6B7169203331]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (ValueError("no"), StatusCode.ERROR, "ValueError"),
+        (Reject("no"), StatusCode.ERROR, "Reject"),
+        (RetryAfter(60), StatusCode.UNSET, None),
+        (asyncio.CancelledError(), StatusCode.UNSET, None),
+    ],
+)
+@pytest.mark.parametrize("by_worker", [True, False])
+async def test_what_failed_is_told(
+    client: Client,
+    traces: Traces,
+    jobs: ReliableQueue[Any],
+    error: BaseException,
+    status: StatusCode,
+    kind: str | None,
+    by_worker: bool,
+) -> None:
+    await jobs.offer(1)
+    if by_worker:
+        worker = delayq.Worker(client)
+
+        @worker.listener("jobs", lease=LEASE, backoff=Backoff.fixed(3600), max_attempts=2)
+        async def handle(value: int) -> None:
+            raise error
+
+        await worker.run(burst=True)
+    else:
+        (message,) = await jobs.claim()
+        with suppress(ValueError, asyncio.CancelledError):
+            async with message:
+                raise error
+    span = traces.one("process jobs")
+    assert span.status.status_code is status
+    assert (span.attributes or {}).get("error.type") == kind
+    assert [event.name for event in span.events] == (["exception"] if kind else [])
+
+
+async def test_a_message_that_cannot_be_read_is_a_failed_span(client: Client, traces: Traces, jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer("no number")
+    worker = delayq.Worker(client)
+
+    @worker.listener("jobs", lease=LEASE, backoff=Backoff.fixed(3600), max_attempts=2)
+    async def handle(value: int) -> None:
+        raise AssertionError
+
+    await worker.run(burst=True)
+    span = traces.one("process jobs")
+    assert (span.attributes or {})["error.type"] == "DecodeError"
+    assert links(span) == [span_id(traces.one("send jobs"))]
+
+
+async def test_the_second_attempt_links_to_the_same_offer(client: Client, own_server: PrivateServer) -> None:
+    traces = Traces()
+    async with delayq.connect(own_server.url) as other:
+        instrument(other, traces.provider)
+        jobs = other.reliable_queue("jobs", backoff=Backoff.fixed(0))
+        await jobs.offer(1)
+        attempts = []
+        for _ in range(2):
+            (message,) = await jobs.claim(wait=20)
+            async with message:
+                attempts.append(message.attempt)
+                if len(attempts) == 1:
+                    raise RetryAfter(0)
+    assert attempts == [1, 2]
+    assert [links(span) for span in traces.named("process jobs")] == [[span_id(traces.one("send jobs"))]] * 2
+    assert [(span.attributes or {})["messaging.delayq.message.delivery_attempt"] for span in traces.named("process jobs")] == [
+        1,
+        2,
+    ]
+
+
+async def test_redissons_format_has_no_headers_so_the_offer_alone_is_a_span(traces: Traces, queue: DelayedQueue[int]) -> None:
+    receipt = await queue.offer(1, 3600)
+    await queue.offer_many([(2, 3600), (3, 3600)])
+    one, many = traces.named("send orders")
+    assert (one.attributes or {})["messaging.message.id"] == receipt.id
+    assert (many.attributes or {})["messaging.batch.message_count"] == 2
+    assert one.kind is SpanKind.CLIENT
+    assert await queue.pending.read_all() == [1, 2, 3]
+
+
+async def test_an_offer_that_fails_is_a_failed_span(traces: Traces, jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer(1, id="one")
+    with pytest.raises(delayq.DuplicateMessage):
+        await jobs.offer(2, id="one")
+    assert (traces.named("send jobs")[1].attributes or {})["error.type"] == "DuplicateMessage"
+
+
+async def test_partitions_are_traced(client: Client, traces: Traces) -> None:
+    jobs = client.reliable_queue("parts", partitions=4)
+    await jobs.offer_many([Offer(number) for number in range(8)])
+    handled = 0
+    while handled < 8:
+        for message in await jobs.claim(8, wait=5):
+            async with message:
+                handled += 1
+    await jobs.offer(8)
+    send, single = traces.named("send parts")
+    assert (single.attributes or {})["messaging.destination.name"] == "parts"
+    assert [links(span) for span in traces.named("process parts")] == [[span_id(send)]] * 8
+
+
+async def test_headers_that_are_none_are_refused_as_without_traces(jobs: ReliableQueue[Any], traces: Traces) -> None:
+    with pytest.raises(delayq.BadInput, match="headers are a mapping"):
+        await jobs.offer(1, headers=[("a", "b")])  # type: ignore[arg-type]
+    assert (traces.one("send jobs").attributes or {})["error.type"] == "BadInput"
+
+
+async def test_it_ends_when_told(client: Client, jobs: ReliableQueue[Any]) -> None:
+    traces = Traces()
+    client.unobserve(instrument(client, traces.provider))
+    await jobs.offer(1)
+    (message,) = await jobs.claim()
+    assert message.headers == {}
+    async with message:
+        pass
+    assert not traces.named("send jobs")
+
+
+async def test_a_client_may_be_instrumented_before_it_is_open(server: PrivateServer) -> None:
+    traces, client = Traces(), delayq.connect(server.url)
+    instrument(client, traces.provider)
+    async with client:
+        await client.reliable_queue("jobs").offer(1)
+    assert re.fullmatch("send jobs", traces.one("send jobs").name)
