@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -43,14 +44,19 @@ class Program:
                     return line
         raise AssertionError(f"it ended without {text!r}:\n" + "\n".join(self.lines))
 
-    async def end(self) -> str:
+    async def stop(self) -> str:
+        """Ask it to end; then as :meth:`end`. Having shut down, uvicorn ends by the signal that it got."""
+        self._process.terminate()
+        return await self.end(0, -signal.SIGTERM)
+
+    async def end(self, *statuses: int) -> str:
         """Wait until it has ended well, and return all it printed."""
         assert self._process.stdout is not None
         with anyio.fail_after(PATIENCE):
             self.lines += (await self._process.stdout.read()).decode().splitlines()
             status = await self._process.wait()
         printed = "\n".join(self.lines)
-        assert status == 0, printed
+        assert status in (statuses or (0,)), printed
         return printed
 
 
@@ -125,6 +131,65 @@ async def test_a_worker_closes_orders_and_tries_again(own_server: PrivateServer)
     async with program(own_server, EXAMPLES / "worker.py") as example:
         printed = await example.end()
     assert {f"order {number} is closed" for number in (1, 2, 3)} <= {line.partition(",")[0] for line in printed.splitlines()}
+
+
+@asynccontextmanager
+async def serving(
+    server: PrivateServer, folder: Path, app: str, **variables: str
+) -> AsyncIterator[tuple[Program, httpx.AsyncClient]]:
+    """An application under uvicorn, and who visits it."""
+    port = free_port()
+    arguments = ("-m", "uvicorn", app, "--app-dir", folder, "--host", "127.0.0.1", "--port", str(port))
+    async with (
+        program(server, *arguments, **variables) as running,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False) as browser,
+    ):
+        await running.line_with("Uvicorn running on")
+        yield running, browser
+
+
+@pytest.mark.parametrize("name", ["starlette", "litestar", "asgi", "django"])
+async def test_every_framework_offers_handles_and_stops(own_server: PrivateServer, name: str) -> None:
+    async with serving(own_server, EXAMPLES / "web", f"{name}_app:app") as (app, browser):
+        reply = await browser.post("/mails", params={"to": "ada"})
+        assert reply.status_code == 202, reply.text
+        await app.line_with("sent to ada")
+        printed = await app.stop()
+    assert "Traceback" not in printed
+
+
+async def test_metrics_are_scraped(own_server: PrivateServer) -> None:
+    async with serving(own_server, EXAMPLES / "monitoring", "monitored:app") as (app, browser):
+        await browser.post("/mails", params={"to": "ada"})
+        await browser.post("/mails", params={"to": "bob", "delay": "3600"})
+        await app.line_with("mail to ada")
+        text = (await browser.get("/metrics")).text
+        assert 'delayq_offered_total{kind="reliable",queue="mails"} 2.0' in text
+        assert 'delayq_queue_messages{kind="reliable",queue="mails",state="delayed"} 1.0' in text
+        assert 'delayq_lateness_seconds_count{queue="mails"} 1.0' in text
+        await app.stop()
+
+
+async def test_a_handler_that_runs_when_the_application_is_stopped_ends_first(own_server: PrivateServer) -> None:
+    async with serving(own_server, EXAMPLES / "web", "starlette_app:app", MAIL_SECONDS="1") as (app, browser):
+        await browser.post("/mails", params={"to": "ada"})
+        await app.line_with("sending to ada")
+        assert "sent to ada" in await app.stop()
+    async with delayq.connect(own_server.url) as client:
+        stats = await client.reliable_queue("mails").stats()
+    assert (stats.delayed, stats.ready, stats.leased, stats.dead) == (0, 0, 0, 0)
+
+
+async def test_a_handler_that_takes_too_long_gives_its_message_back(own_server: PrivateServer, tmp_path: Path) -> None:
+    text = (EXAMPLES / "web" / "starlette_app.py").read_text().replace("shutdown_timeout=20", "shutdown_timeout=0.2")
+    (tmp_path / "hasty_app.py").write_text(text)
+    async with serving(own_server, tmp_path, "hasty_app:app", MAIL_SECONDS="3600") as (app, browser):
+        await browser.post("/mails", params={"to": "ada"})
+        await app.line_with("sending to ada")
+        assert "sent to ada" not in await app.stop()
+    async with delayq.connect(own_server.url) as client:
+        (message,) = await client.reliable_queue("mails").claim(wait=5)
+        assert (message.value, message.attempt) == ("ada", 1)
 
 
 @pytest.mark.parametrize("path", sorted(path.relative_to(EXAMPLES) for path in EXAMPLES.rglob("*.py")), ids=str)

@@ -52,3 +52,11 @@ def test_every_local_link_leads_somewhere() -> None:
         if not (page.parent / target).exists()
     ]
     assert missing == []
+
+
+def test_the_diagrams_are_as_they_are_drawn(tmp_path: Path) -> None:
+    images = ROOT / "docs" / "images"
+    subprocess.run([sys.executable, images / "diagrams.py", tmp_path], check=True, timeout=60)
+    drawn = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
+    assert drawn
+    assert drawn == {name: (images / name).read_text("utf-8") for name in drawn}
