@@ -70,6 +70,7 @@ def run(arguments: list[str] | None = None) -> int:
     Args:
         arguments: Instead of those of this process.
     """
+    _open_what_is_closed()
     try:
         # None where the command ended without a word about its status.
         status: int = app(arguments, prog_name="delayq", standalone_mode=False) or 0
@@ -90,6 +91,17 @@ def run(arguments: list[str] | None = None) -> int:
             raise
         return _fail(f"{words()} (more: delayq --help)")
     return status
+
+
+def _open_what_is_closed() -> None:
+    """Give numbers to streams that the caller has closed (``>&-``). Otherwise the first connection would get them."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stdout is None:
+        # Not for writing: what cannot be written is an error, and what was taken to be printed goes back.
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _silence() -> None:

@@ -378,6 +378,22 @@ def test_what_nobody_could_read_goes_back(seeded: dict[str, Any]) -> None:
     assert json.loads(as_a_program("get", "welcome-0", "--queue", "mails", "--json", **seeded).stdout)["state"] != "leased"
 
 
+@pytest.mark.parametrize("closed", [">&-", ">&- <&- ", ">&- 2>&-"])
+def test_what_was_taken_for_a_closed_stream_goes_back(seeded: dict[str, Any], closed: str) -> None:
+    result = subprocess.run(
+        f"{sys.executable} -m delayq take --queue mails --json {closed}",
+        shell=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=os.environ | seeded,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (2, "" if "2" in closed else "delayq: Bad file descriptor\n")
+    assert json.loads(as_a_program("get", "welcome-0", "--queue", "mails", "--json", **seeded).stdout)["state"] != "leased"
+
+
 def test_bytes_are_offered_as_they_stand(seeded: dict[str, Any]) -> None:
     def offer(*options: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(

@@ -19,7 +19,7 @@ _LINE = re.compile(rb'\+[0-9.]+ \[\d+ ([^]]+)\] "(\w+)"(?: "([^"\\]*))?')
 
 
 class MovedByJava:
-    """Counts, while it is entered, the messages that a queue's Java clients moved to its ready list.
+    """Counts, while it is entered, the messages that a queue's Java clients moved to its ready list. Complete once it is left.
 
     Redisson's script pushes each message by a command of its own; ours have other names, and their commands do not count.
     """
