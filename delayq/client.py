@@ -26,7 +26,7 @@ from delayq.reliable_queue import ReliableQueue
 from delayq.statistics import ClientStatistics, statistics_of, stats_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
     from types import TracebackType
     from typing import Self
 
@@ -350,13 +350,16 @@ class Client:
         """What the client has done with each queue that is open."""
         return [statistics_of(queues) for queues in self._open_queues().values()]
 
-    async def queue_stats(self) -> dict[tuple[str, str], Stats | ServerError]:
+    async def queue_stats(self, *, without: Container[tuple[str, str]] = ()) -> dict[tuple[str, str], Stats | ServerError]:
         """How many messages each open queue has: by the queue's kind and name, as :meth:`queue_statistics` says them.
 
         Of a delayed queue, ``delayed`` is what is pending, and ``oldest_due_age`` that of what is due and was not moved yet.
         Where the server did not answer, or refused, there is the error; of partitions, that of the first.
+
+        Args:
+            without: Queues about which the server is not asked.
         """
-        queues = self._open_queues()
+        queues = {name: parts for name, parts in self._open_queues().items() if name not in without}
         asked = [part for parts in queues.values() for part in parts]
         depths = dict(zip(asked, await asyncio.gather(*(part.depth() for part in asked), return_exceptions=True), strict=True))
         return {name: stats_of([depths[part] for part in parts]) for name, parts in queues.items()}

@@ -14,14 +14,18 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from contextlib import asynccontextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
-from delayq.errors import BadInput, DelayqError, ServerError
+import anyio
+from anyio import to_thread
+
+from delayq.errors import BadInput, DelayqError, ServerError, ServerRefused
 from delayq.hooks import Observer
 
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
     from prometheus_client.core import (
         CounterMetricFamily,
         GaugeMetricFamily,
@@ -33,7 +37,7 @@ except ImportError as _error:
     raise ImportError("metrics need prometheus-client: pip install 'delayq[prometheus]'") from _error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -96,6 +100,8 @@ class Metrics:
         self._registry = REGISTRY if registry is None else registry
         self._lateness = _Lateness(buckets)
         self._unanswered = 0
+        # Queues at which this user may not look. To ask again would be a failed call, and a line in the server's log, each time.
+        self._refused: set[tuple[str, str]] = set()
         # Replaced as a whole: another thread may be reading it.
         self._seen: tuple[Metric, ...] = ()
         self._task: asyncio.Task[None] | None = None
@@ -134,12 +140,18 @@ class Metrics:
         """
         try:
             async with asyncio.timeout(_WAIT):
-                stats = await self._client.queue_stats()
+                stats = await self._client.queue_stats(without=self._refused)
         except TimeoutError:
             stats = {}
             self._unanswered += 1
-        self._unanswered += sum(isinstance(each, ServerError) for each in stats.values())
-        depths = {key: each for key, each in stats.items() if not isinstance(each, ServerError)}
+        depths = {}
+        for key, each in stats.items():
+            if isinstance(each, ServerRefused):
+                self._refused.add(key)
+            elif isinstance(each, ServerError):
+                self._unanswered += 1
+            else:
+                depths[key] = each
         self._seen = (
             *_depths(depths),
             *_counters(self._client.queue_statistics()),
@@ -214,6 +226,48 @@ class Metrics:
         for family, number in zip(others, numbers, strict=True):
             family.add_metric((), number)
         return [lag, *others]
+
+
+@asynccontextmanager
+async def serve(
+    client: Client,
+    port: int,
+    *,
+    host: str = "127.0.0.1",
+    interval: float = 5.0,
+    registry: CollectorRegistry | None = None,
+    buckets: Sequence[float] = BUCKETS,
+) -> AsyncIterator[Metrics]:
+    """Serve the metrics of a client by HTTP at a port of their own, for a program that has no web server: a worker, say.
+
+    ::
+
+        worker = delayq.Worker(lifespan=lambda worker: serve(worker.client, 9100))
+
+    ``delayq worker --metrics-port`` does that. A thread answers, with what was seen last, also while the event loop is blocked.
+
+    Args:
+        client: Whose. It must be open.
+        port: Of TCP.
+        host: The address on which to listen; ``""`` for all. Whoever reaches it may read the names of queues.
+        interval: As for :class:`Metrics`, and so are all below.
+        registry: What is served.
+        buckets: Of the lateness histogram.
+
+    Raises:
+        OSError: The port is taken, or the address is none of this machine.
+        BadInput, ValueError, Closed: As :class:`Metrics`.
+    """
+    registry = REGISTRY if registry is None else registry
+    async with Metrics(client, interval=interval, registry=registry, buckets=buckets) as metrics:
+        server, _ = start_http_server(port, host, registry)
+        try:
+            yield metrics
+        finally:
+            # It looks every half second whether to end.
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(server.shutdown)
+            server.server_close()
 
 
 class _Lateness(Observer):

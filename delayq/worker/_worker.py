@@ -220,7 +220,13 @@ class Worker:
 
     # Its life
 
-    async def run(self, *, burst: bool = False, started: Callable[[], object] | None = None) -> None:
+    async def run(
+        self,
+        *,
+        burst: bool = False,
+        started: Callable[[], object] | None = None,
+        lifespan: Callable[[Worker], AbstractAsyncContextManager[object]] | None = None,
+    ) -> None:
         """Handle messages until :meth:`stop`, SIGTERM or SIGINT.
 
         Then it claims no more, waits for the handlers that run for ``shutdown_timeout``, cancels what is left, gives back
@@ -231,6 +237,7 @@ class Worker:
             burst: Return when nothing is due in any of the queues and no handler runs. What is delayed, as a message that
                 is to be tried again, is not waited for; nor what other workers have.
             started: Called when everything is set up and messages are about to come.
+            lifespan: Another one of this run, around the worker's own.
 
         Raises:
             ConfigurationError: There is no listener, it runs already, or a queue is open here with other settings.
@@ -239,7 +246,7 @@ class Worker:
         """
         stop = self._begin()
         with heeding(stop.signalled):
-            await self._run(stop, burst=burst, started=started)
+            await self._run(stop, lifespan, burst=burst, started=started)
 
     def stop(self) -> None:
         """Let :meth:`run` end as upon a signal. Call it in the event loop; it returns at once. Not running: does nothing."""
@@ -250,7 +257,7 @@ class Worker:
         """Run in the background, without signals, until the block ends. Raises as :meth:`run`."""
         stop = self._begin()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        running = self._run(stop, burst=False, started=lambda: started.set_result(None))
+        running = self._run(stop, None, burst=False, started=lambda: started.set_result(None))
         task = asyncio.create_task(running, name="delayq worker run")
         try:
             await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
@@ -301,13 +308,21 @@ class Worker:
         self._stop = _Stop()
         return self._stop
 
-    async def _run(self, stop: _Stop, *, burst: bool, started: Callable[[], object] | None) -> None:
+    async def _run(
+        self,
+        stop: _Stop,
+        around: Callable[[Worker], AbstractAsyncContextManager[object]] | None,
+        *,
+        burst: bool,
+        started: Callable[[], object] | None,
+    ) -> None:
         try:
             async with AsyncExitStack() as stack:
                 self._client = await self._opened(stack)
                 # First in, last out: a lifespan may use the client, a dependency what the lifespan has set up.
-                if self._lifespan is not None:
-                    await stack.enter_async_context(self._lifespan(self))
+                for lifespan in (around, self._lifespan):
+                    if lifespan is not None:
+                        await stack.enter_async_context(lifespan(self))
                 made: dict[Any, Any] = {Client: self._client, Worker: self}
                 scope = Scope(self._makers, made, stack)
                 for kind in [kind for kind, maker in self._makers.items() if maker.once]:

@@ -16,8 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import delayq
 from delayq import Backoff, Offer, Reject, RetryAfter
-from delayq.integrations.prometheus import Metrics
+from delayq.integrations.prometheus import Metrics, serve
 from tests.integration.reliable_fixtures import LEASE
+from tests.servers import free_port
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -193,6 +194,35 @@ async def test_a_server_that_is_away_holds_up_no_scrape(own_server: PrivateServe
     assert ("delayq_queue_messages", "jobs", "reliable", "ready") not in seen
 
 
+async def test_what_the_server_refuses_to_tell_is_no_failure_and_not_asked_again(own_server: PrivateServer) -> None:
+    # As producers and consumers: whose alert would never end.
+    async with delayq.connect(own_server.url) as admin:
+        await admin.reliable_queue("jobs").offer(1)
+        await admin.reliable_queue("others").offer(1)
+    own_server.call("ACL", "SETUSER", "worker", "on", ">secret", "~delayq:{jobs}*", "&*", "+@all")
+    async with delayq.connect(own_server.url.replace("unix://", "unix://worker:secret@")) as client:
+        for name in ("jobs", "others"):
+            client.reliable_queue(name)
+        async with Metrics(client, registry=CollectorRegistry(), interval=0) as metrics:
+            before = client.statistics().errors
+            seen = await samples(metrics)
+            assert client.statistics().errors == before
+    assert seen["delayq_queue_messages", "jobs", "reliable", "ready"] == 1
+    assert ("delayq_queue_messages", "others", "reliable", "ready") not in seen
+    assert seen[("delayq_metrics_unanswered_total",)] == 0
+
+
+async def test_they_are_served_at_a_port_while_the_event_loop_is_blocked(client: Client, jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer(1)
+    port = free_port()
+    async with serve(client, port, registry=CollectorRegistry()):
+        # Nothing else runs meanwhile.
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    assert 'delayq_queue_messages{kind="reliable",queue="jobs",state="ready"} 1.0' in text
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/metrics")
+
+
 async def test_it_is_an_asgi_application(metrics: Metrics, jobs: ReliableQueue[Any]) -> None:
     await jobs.offer(1)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(metrics), base_url="http://test") as browser:
@@ -254,14 +284,14 @@ async def test_who_is_cancelled_while_the_server_is_asked_first_leaves_nothing_r
 ) -> None:
     registry, asked = CollectorRegistry(), asyncio.Event()
 
-    async def never() -> Any:
+    async def never(**_: Any) -> Any:
         asked.set()
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
         patch.setattr(client, "queue_stats", never)
         entering = asyncio.create_task(Metrics(client, registry=registry, interval=0).__aenter__())
-        await asked.wait()
+        await asyncio.wait_for(asked.wait(), 10)
         entering.cancel()
         with pytest.raises(asyncio.CancelledError):
             await entering

@@ -6,16 +6,20 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import delayq
 from delayq.cli.worker.supervisor import send
 from tests.integration.test_demo import ROOT, alive, descendants, linux_only
+from tests.servers import free_port
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -76,6 +80,13 @@ class Command:
             _, errors = await self.process.communicate()
         assert self.process.returncode is not None
         return self.process.returncode, errors.decode()
+
+    async def metrics(self, port: int) -> dict[str, float]:
+        """What one of its processes serves, by name. There is one queue."""
+        async with httpx.AsyncClient() as browser:
+            text = (await browser.get(f"http://127.0.0.1:{port}/metrics")).text
+        families = text_string_to_metric_families(text)
+        return {sample.name: sample.value for family in families for sample in family.samples}
 
     def find_children(self) -> dict[int, str]:
         self.children = {pid: line for pid, line in descendants(self.process.pid).items() if "worker.child" in line}
@@ -263,6 +274,35 @@ async def test_a_server_that_is_not_there_is_an_error_in_one_line(own_server: Pr
         status, errors = await it.end()
     assert (status, errors.count("\n")) == (2, 1)
     assert "redis://127.0.0.1:1" in errors or "127.0.0.1:1" in errors
+
+
+async def test_each_process_serves_its_metrics_at_a_port_of_its_own(own_server: PrivateServer, app: Path) -> None:
+    port = free_port()
+    async with command(own_server, app, "shop.jobs:worker", "--processes", "2", "--metrics-port", str(port)) as it:
+        await offer(own_server, *map(str, range(100)))
+        served: list[dict[str, float]] = []
+
+        async def tell_of_all() -> bool:
+            with suppress(httpx.TransportError):
+                served[:] = [await it.metrics(port + place) for place in range(2)]
+            return sum(each.get("delayq_acked_total", 0) for each in served) == 100
+
+        await until(tell_of_all, PATIENCE)
+        # The interpreter's own, as of every program that prometheus_client serves.
+        assert all("python_info" in each for each in served)
+        it.process.send_signal(signal.SIGTERM)
+        assert (await it.end())[0] == 0
+
+
+async def test_metrics_that_cannot_be_served_are_an_error_in_one_line(own_server: PrivateServer, app: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with command(own_server, app, "shop.jobs:worker", "--metrics-port", str(port)) as it:
+            status, errors = await it.end()
+        assert (status, errors) == (2, f"delayq: metrics cannot be served at 127.0.0.1:{port}: Address already in use\n")
+    async with command(own_server, app, "shop.jobs:worker", "--processes", "2", "--metrics-port", "65535") as it:
+        status, errors = await it.end()
+    assert (status, errors) == (2, "delayq: 2 processes need as many ports: from 65535 on there are not that many\n")
 
 
 async def test_wrong_usage_is_an_error_in_one_line(own_server: PrivateServer, app: Path) -> None:

@@ -1,4 +1,4 @@
-"""One process of ``delayq worker``: ``python -m delayq.cli.worker.child MODULE:ATTRIBUTE LIFELINE REPORT [--burst]``.
+"""One process of ``delayq worker``: ``python -m delayq.cli.worker.child [options] MODULE:ATTRIBUTE LIFELINE REPORT``.
 
 LIFELINE and REPORT are file descriptors. The end of the first means that the parent is gone, and that this process is to
 stop; it comes also when the parent was killed. On the second goes one line: ``ready``, or why the worker could not start.
@@ -6,6 +6,7 @@ stop; it comes also when the parent was killed. On the second goes one line: ``r
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib
 import logging
@@ -14,11 +15,16 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import delayq
 from delayq.cli.errors import CommandFailed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 # A process whose parent is gone ends by force so long after it should have, seconds.
 _MORE = 10.0
@@ -55,14 +61,20 @@ def find(where: str) -> delayq.Worker:
 
 def main() -> int:
     """Run the worker, and return the exit status: 0, 2 if it could not be started, 1 if it failed later."""
-    where, lifeline, report, *options = sys.argv[1:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("where")
+    parser.add_argument("lifeline", type=int)
+    parser.add_argument("report", type=int)
+    parser.add_argument("--burst", action="store_true")
+    parser.add_argument("--metrics", metavar="HOST:PORT")
+    given = parser.parse_args()
     # Behind the import of delayq: nothing that lies around there is in its way.
     sys.path.insert(0, str(Path.cwd()))
-    told = _Report(int(report))
+    told = _Report(given.report)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
     try:
-        worker = find(where)
-        asyncio.run(_run(worker, int(lifeline), told, burst="--burst" in options))
+        worker = find(given.where)
+        asyncio.run(_run(worker, given.lifeline, told, burst=given.burst, metrics=given.metrics))
     except (CommandFailed, delayq.DelayqError) as error:
         if told.tell(str(error)):
             return 2
@@ -76,7 +88,7 @@ def main() -> int:
     return 0
 
 
-async def _run(worker: delayq.Worker, lifeline: int, told: _Report, *, burst: bool) -> None:
+async def _run(worker: delayq.Worker, lifeline: int, told: _Report, *, burst: bool, metrics: str | None) -> None:
     loop = asyncio.get_running_loop()
 
     def wait_for_the_end() -> None:
@@ -88,7 +100,20 @@ async def _run(worker: delayq.Worker, lifeline: int, told: _Report, *, burst: bo
 
     # A thread, for a handler may block the loop; daemonic, for it may wait for ever.
     threading.Thread(target=wait_for_the_end, daemon=True, name="lifeline").start()
-    await worker.run(burst=burst, started=lambda: told.tell("ready"))
+    lifespan = None if metrics is None else partial(_metrics, *metrics.rpartition(":")[::2])
+    await worker.run(burst=burst, started=lambda: told.tell("ready"), lifespan=lifespan)
+
+
+@asynccontextmanager
+async def _metrics(host: str, port: str, worker: delayq.Worker) -> AsyncIterator[None]:
+    from delayq.integrations.prometheus import serve  # noqa: PLC0415 - an extra
+
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(serve(worker.client, int(port), host=host))
+        except OSError as error:
+            raise CommandFailed(f"metrics cannot be served at {host}:{port}: {error.strerror or error}") from None
+        yield
 
 
 class _Report:

@@ -22,10 +22,20 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Supervisor:
     """Starts the processes, replaces those that die, and passes signals on."""
 
-    def __init__(self, where: str, processes: int, *, burst: bool, as_json: bool = False) -> None:
+    def __init__(
+        self, where: str, processes: int, *, burst: bool, metrics: tuple[str, int] | None = None, as_json: bool = False
+    ) -> None:
+        """Args:
+        where: The worker, as ``module:attribute``.
+        processes: How many run it.
+        burst: They end when nothing is due.
+        metrics: At which host and port the first process serves its metrics; the others at those that follow.
+        as_json: What happens is printed for programs.
+        """
         self._where = where
         self._count = processes
         self._burst = burst
+        self._metrics = metrics
         self._as_json = as_json
         self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
@@ -85,10 +95,18 @@ class Supervisor:
         try:
             # As in this process, modules come from the working directory only if it was asked for; theirs do later.
             flags = [] if {"", str(Path.cwd())} & set(sys.path) else ["-P"]
-            command = [sys.executable, *flags, "-m", "delayq.cli.worker.child", self._where, str(theirs), str(told)]
+            command = [sys.executable, *flags, "-m", "delayq.cli.worker.child"]
+            if self._burst:
+                command.append("--burst")
+            if self._metrics is not None:
+                host, first = self._metrics
+                command.append(f"--metrics={host}:{first + place - 1}")
             process = await asyncio.create_subprocess_exec(
                 *command,
-                *(["--burst"] if self._burst else []),
+                "--",
+                self._where,
+                str(theirs),
+                str(told),
                 stdin=asyncio.subprocess.DEVNULL,
                 # What handlers print is none of our documents.
                 stdout=2 if self._as_json else None,
