@@ -13,6 +13,7 @@ in another thread and cannot wait, finds what was seen last.
 from __future__ import annotations
 
 import asyncio
+import re
 from bisect import bisect_left
 from contextlib import asynccontextmanager
 from itertools import accumulate
@@ -52,6 +53,8 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 # A scrape waits no longer for the server, seconds: Prometheus gives up after 10.
 _WAIT = 3.0
+# As servers say it of a call, and of a command within a script. Whatever else they refuse may be otherwise the next time.
+_NOT_PERMITTED = re.compile(r"^NOPERM|ACL failure in script|can't run this command")
 _QUEUE = ("queue", "kind")
 _STATES = ("delayed", "ready", "leased", "dead")
 
@@ -146,7 +149,7 @@ class Metrics:
             self._unanswered += 1
         depths = {}
         for key, each in stats.items():
-            if isinstance(each, ServerRefused):
+            if isinstance(each, ServerRefused) and _NOT_PERMITTED.search(str(each)):
                 self._refused.add(key)
             elif isinstance(each, ServerError):
                 self._unanswered += 1

@@ -16,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import delayq
 from delayq import Backoff, Offer, Reject, RetryAfter
+from delayq._redis.keys import ReliableKeys
+from delayq.acl import acl_rules
 from delayq.integrations.prometheus import Metrics, serve
 from tests.integration.reliable_fixtures import LEASE
 from tests.servers import free_port
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from delayq import Client, DelayedQueue, ReliableQueue
+    from delayq.acl import Role
     from tests.servers import PrivateServer
 
 ROOT = Path(__file__).parents[2]
@@ -194,22 +197,33 @@ async def test_a_server_that_is_away_holds_up_no_scrape(own_server: PrivateServe
     assert ("delayq_queue_messages", "jobs", "reliable", "ready") not in seen
 
 
-async def test_what_the_server_refuses_to_tell_is_no_failure_and_not_asked_again(own_server: PrivateServer) -> None:
-    # As producers and consumers: whose alert would never end.
-    async with delayq.connect(own_server.url) as admin:
-        await admin.reliable_queue("jobs").offer(1)
-        await admin.reliable_queue("others").offer(1)
-    own_server.call("ACL", "SETUSER", "worker", "on", ">secret", "~delayq:{jobs}*", "&*", "+@all")
-    async with delayq.connect(own_server.url.replace("unix://", "unix://worker:secret@")) as client:
-        for name in ("jobs", "others"):
-            client.reliable_queue(name)
-        async with Metrics(client, registry=CollectorRegistry(), interval=0) as metrics:
-            before = client.statistics().errors
-            seen = await samples(metrics)
-            assert client.statistics().errors == before
-    assert seen["delayq_queue_messages", "jobs", "reliable", "ready"] == 1
-    assert ("delayq_queue_messages", "others", "reliable", "ready") not in seen
+@pytest.mark.parametrize("role", ["producer", "consumer"])
+async def test_what_a_user_may_not_see_is_no_failure_and_not_asked_again(server: PrivateServer, role: Role) -> None:
+    # An alert on failed calls would never end.
+    server.call("ACL", "SETUSER", role, "reset", "on", ">secret", *acl_rules(role, reliable=["jobs"]))
+    try:
+        async with delayq.connect(server.url.replace("unix://", f"unix://{role}:secret@")) as client:
+            client.reliable_queue("jobs")
+            async with Metrics(client, registry=CollectorRegistry(), interval=0) as metrics:
+                before = client.statistics().errors
+                seen = await samples(metrics)
+                assert client.statistics().errors == before
+    finally:
+        server.call("ACL", "DELUSER", role)
+    assert ("delayq_queue_messages", "jobs", "reliable", "ready") not in seen
     assert seen[("delayq_metrics_unanswered_total",)] == 0
+
+
+async def test_what_is_refused_for_another_reason_is_asked_again(server: PrivateServer, metrics: Metrics, client: Client) -> None:
+    key = ReliableKeys.of("jobs").live[0]
+    server.call("SET", key, "no sorted set")
+    jobs = client.reliable_queue("jobs")
+    seen = await samples(metrics)
+    assert ("delayq_queue_messages", "jobs", "reliable", "ready") not in seen
+    assert seen[("delayq_metrics_unanswered_total",)] == 1
+    server.call("DEL", key)
+    await jobs.offer(1)
+    assert (await samples(metrics))["delayq_queue_messages", "jobs", "reliable", "ready"] == 1
 
 
 async def test_they_are_served_at_a_port_while_the_event_loop_is_blocked(client: Client, jobs: ReliableQueue[Any]) -> None:

@@ -276,8 +276,16 @@ async def test_a_server_that_is_not_there_is_an_error_in_one_line(own_server: Pr
     assert "redis://127.0.0.1:1" in errors or "127.0.0.1:1" in errors
 
 
+def two_free_ports() -> int:
+    """The first one of two that follow each other."""
+    while True:
+        port = free_port()
+        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
+
+
 async def test_each_process_serves_its_metrics_at_a_port_of_its_own(own_server: PrivateServer, app: Path) -> None:
-    port = free_port()
+    port = two_free_ports()
     async with command(own_server, app, "shop.jobs:worker", "--processes", "2", "--metrics-port", str(port)) as it:
         await offer(own_server, *map(str, range(100)))
         served: list[dict[str, float]] = []
