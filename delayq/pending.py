@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from delayq._durations import Duration, microseconds, moment
+from delayq._durations import Duration, check_count, microseconds, moment
 from delayq._redis.listing import DueOrder, OrderedList
 from delayq._redis.records import payload_of
 from delayq._redis.scripts import CANCEL, EXPIRE, POLL_LAST, POLL_PENDING
+from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -73,8 +74,12 @@ class Pending(Generic[T]):
         """Take out up to ``n`` messages, due or not, in offer order.
 
         Raises:
+            BadInput: ``n`` is no number of messages.
             OutcomeUnknown: An answer was lost, and with it up to 100 messages.
         """
+        if n is None:
+            raise BadInput("n is an int of at least 0, not None")
+        check_count(n, "n")
         payloads: list[bytes] = []
         keys = (self._keys.timeout, self._keys.ordered, self._keys.quarantine)
         while len(payloads) < n:
