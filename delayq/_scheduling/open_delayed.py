@@ -12,6 +12,7 @@ from delayq._scheduling.transfer import TransferTask
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from delayq._redis.hand_back import LastCalls
     from delayq._redis.keys import DelayedKeys
     from delayq._scheduling.push import Pushes
     from delayq._scheduling.services import Services
@@ -97,6 +98,9 @@ class OpenDelayedQueue:
             self._server.command("LLEN", self.keys.ready), self._server.command("ZCOUNT", self.keys.timeout, "-inf", now_ms)
         )
         return int(ready) + int(due)
+
+    def close(self, last: LastCalls) -> None:
+        self.transfer.close(last)
 
     async def aclose(self, grace: float) -> None:
         await asyncio.gather(self.offers.aclose(grace), self.transfer.aclose(grace))
