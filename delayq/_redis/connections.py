@@ -61,8 +61,21 @@ class Connections:
             self._slots.release()
         return wire
 
-    def acquire_any(self) -> Wire | None:
-        """An open connection, even if it is in use; None if none is. To be handed to :meth:`release` or :meth:`drop`."""
+    def acquire_any(self, preferred: Wire | None = None) -> Wire | None:
+        """An open connection, even if it is in use; None if none is. To be handed to :meth:`release` or :meth:`drop`.
+
+        Args:
+            preferred: This one, if it is still open.
+        """
+        if preferred is not None and preferred.is_open:
+            if self.share(preferred):
+                return preferred
+            if preferred in self._free and not self._slots.statistics().tasks_waiting and self._slots.value:
+                self._slots.acquire_nowait()
+                self._free.remove(preferred)
+                self._spare = min(self._spare, len(self._free))
+                self._used[preferred] = 1
+                return preferred
         if (wire := self.acquire_nowait()) is not None:
             return wire
         return next((wire for wire in self._used if wire not in self._own and self.share(wire)), None)

@@ -166,20 +166,27 @@ class Server:
         self.round_trips += 1
         wire.call(command, landed)
 
-    def pipeline_now(self, calls: Sequence[HandBack]) -> list[asyncio.Future[None]] | None:
+    def pipeline_now(
+        self, calls: Sequence[HandBack], beside: Wire | None = None
+    ) -> tuple[Wire, list[asyncio.Future[None]]] | None:
         """Send calls for the keys of one queue, in order, before this returns: also behind others on a connection in use.
 
         Their texts are sent, so that the server knows them whatever it has forgotten.
 
+        Args:
+            calls: The calls, in the order in which they shall be carried out.
+            beside: The connection of an earlier call, behind which these are to be carried out. It may be gone meanwhile.
+
         Returns:
-            A future for each, which is done when its outcome is noted; None if no connection is open, and nothing was sent.
+            The connection, and a future for each call, done when its outcome is noted; None if no connection is open: then
+            nothing was sent.
         """
         try:
             connections = self._nodes.of(calls[0].request.keys[0])
         except DelayqError:
             return None
-        wire = connections.acquire_any()
-        return None if wire is None else self._pipeline(wire, connections, calls)
+        wire = connections.acquire_any(beside)
+        return None if wire is None else (wire, self._pipeline(wire, connections, calls))
 
     async def pipeline(self, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
         """As :meth:`pipeline_now`, but waits for a connection. Raises as :meth:`run`: nothing was sent then."""
