@@ -9,12 +9,12 @@ from weakref import WeakSet
 
 import anyio
 
-from delayq._redis.opening import open_connection
-from delayq._redis.wire import Wire
+from delayq._redis.opening import Opener
 from delayq.errors import Closed, DelayqError, ServerUnavailable
 
 if TYPE_CHECKING:
     from delayq._redis.address import Address, SentinelAddress
+    from delayq._redis.wire import Wire
 
 # Connecting may take so long, greetings included; seconds.
 OPEN_TIMEOUT = 5.0
@@ -28,7 +28,7 @@ class Connections:
     """
 
     def __init__(self, address: Address | SentinelAddress, limit: int) -> None:
-        self._address = address
+        self._opener = Opener(address)
         self._free: list[Wire] = []
         # By how many calls each is held.
         self._used: dict[Wire, int] = {}
@@ -40,6 +40,16 @@ class Connections:
         self._ended: DelayqError | None = None
         self.opened: int = 0
         _of_this_process.add(self)
+
+    @property
+    def label(self) -> str:
+        """What to call the server, without a secret."""
+        return self._opener.label
+
+    @property
+    def lead_to_replica(self) -> bool:
+        """Whether the address is that of a replica, as far as we know: no connection has led to a master yet."""
+        return self._opener.found_no_master
 
     @property
     def open(self) -> int:
@@ -138,7 +148,7 @@ class Connections:
             async with asyncio.timeout(OPEN_TIMEOUT):
                 return await self._connected()
         except TimeoutError as error:
-            raise ServerUnavailable(f"{self._address.label} does not answer within {OPEN_TIMEOUT:g} s") from error
+            raise ServerUnavailable(f"{self.label} does not answer within {OPEN_TIMEOUT:g} s") from error
 
     def close(self, wire: Wire) -> None:
         """Close a connection of :meth:`open_own`."""
@@ -171,8 +181,7 @@ class Connections:
         self._demand_open()
         if (free := self._take_free()) is not None:
             return free
-        opened = await open_connection(self._address)
-        wire = Wire(opened)
+        wire = await self._opener.open()
         try:
             self._demand_open()
         except DelayqError:
