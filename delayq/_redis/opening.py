@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from contextlib import suppress
 from functools import partial
@@ -27,6 +28,8 @@ E = TypeVar("E", bound=BaseException)
 
 # What a broken link looks like, on any system and in any version of redis-py.
 _LINK_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError, EOFError)
+# How Python names what the other side of TLS has said.
+_ALERT = re.compile(r"\[SSL: \w*?(ALERT_\w+)\]")
 # How errors begin that speak of the user, their password or their rights.
 _OF_THE_USER = ("NOAUTH", "WRONGPASS", "NOPERM", "AUTH ", "invalid password", "Client sent AUTH")
 
@@ -219,9 +222,8 @@ def _why_not(error: BaseException, address: Address) -> DelayqError | None:
     if untrusted is not None:
         # It will not be another one the next time.
         return ServerRefused(f"{address.label} has a certificate that is not trusted: {untrusted.verify_message}")
-    alert = _behind(error, ssl.SSLError)
-    if alert is not None and "ALERT" in (alert.reason or ""):
-        return ServerRefused(f"{address.label} ends TLS: {_alert(alert.reason, address)}")
+    if (alert := _ALERT.search(str(_behind(error, ssl.SSLError)))) is not None:
+        return ServerRefused(f"{address.label} ends TLS: {_what_to_do(alert[1], address)}")
     if isinstance(error, (*_LINK_ERRORS, RedisError)):
         if address.label.endswith("://***"):
             # What was taken for the host may be half of a password, and the error names it.
@@ -230,10 +232,10 @@ def _why_not(error: BaseException, address: Address) -> DelayqError | None:
     return None
 
 
-def _alert(reason: str, address: Address) -> str:
+def _what_to_do(alert: str, address: Address) -> str:
     """What the server has told by a TLS alert, and what to do about it."""
-    words = reason.lower().replace("_", " ")
-    if not address.options.get("ssl_certfile") and ("CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason):
+    words = alert.lower().replace("_", " ")
+    if not address.options.get("ssl_certfile") and alert.endswith(("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")):
         return f"{words}; if it wants a client certificate, add ssl_certfile= and ssl_keyfile= to the address"
     return f"{words}; check ssl_certfile, ssl_keyfile, ssl_min_version and ssl_ciphers"
 
