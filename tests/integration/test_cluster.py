@@ -391,14 +391,16 @@ async def test_loops_go_on_when_every_master_was_busy(cluster: TestCluster) -> N
             asyncio.create_task(asyncio.to_thread(node.call, "EVAL", "while true do end", "0", timeout=30.0))
             for node in cluster.nodes
         ]
-        await until(lambda: all(node.call("PING").startswith(b"-BUSY") for node in cluster.nodes))
-        with pytest.raises(delayq.ServerUnavailable):
-            await client._open_session().nodes.refresh()
-        asked = client.statistics().errors
-        await until(lambda: client.statistics().errors > asked + 2)
-        assert not claiming.done()
-        for node in cluster.nodes:
-            node.call("SCRIPT", "KILL")
+        try:
+            await until(lambda: all(node.call("PING").startswith(b"-BUSY") for node in cluster.nodes))
+            with pytest.raises(delayq.ServerUnavailable):
+                await client._open_session().nodes.refresh()
+            asked = client.statistics().errors
+            await until(lambda: client.statistics().errors > asked + 2)
+            assert not claiming.done()
+        finally:
+            for node in cluster.nodes:
+                node.call("SCRIPT", "KILL")
         await asyncio.gather(*scripts)
         (message,) = await claiming
         await message.ack()
