@@ -428,8 +428,7 @@ async def test_a_look_at_all_queues_takes_few_round_trips_also_where_servers_kno
 ) -> None:
     async with delayq.connect(cluster.url, resync_interval=3600) as client:
         for number in range(100):
-            queue = client.reliable_queue(f"jobs{number}", lease=LEASE)
-            client._open_session().background.spawn(queue.claim(1, wait=3600), "waiter")
+            client.delayed_queue(f"orders{number}")
         scheduler = client._open_session().scheduler
         await scheduler.run_once()
         before = client.statistics().round_trips
