@@ -144,7 +144,7 @@ class Client:
                 await to_thread.run_sync(self._embedded.start)
                 self._address = from_url(self._embedded.url)
             session = self._session = Session(self._address, self._max_connections, self._resync_interval, self._hooks)
-            await session.server.command("PING")
+            await session.server.open()
         except BaseException:
             await self.aclose()
             raise
