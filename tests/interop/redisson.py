@@ -43,7 +43,16 @@ class Release:
     @property
     def writes_old_records(self) -> bool:
         """It neither writes nor reads the current records: these came with 3.21.1."""
-        return tuple(map(int, self.version.split("."))) < (3, 21, 1)
+        return self._numbers < (3, 21, 1)
+
+    @property
+    def writes_uuids_with_class(self) -> bool:
+        """Its JsonJacksonCodec writes a UUID's class in every place: since 4.2.0."""
+        return self._numbers >= (4, 2, 0)
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        return tuple(map(int, self.version.split(".")))
 
 
 NEWEST_4 = Release("4.7.0", "2.21.3")

@@ -112,6 +112,7 @@ public final class Peer {
             case "ready.size" -> queue.ready.size();
             case "ready.readAll" -> queue.ready.readAll();
             case "ready.peek" -> queue.ready.peek();
+            case "ready.pass" -> queue.pass(queues.get(request.get("other").asText()), request.get("count").asInt());
             case "ready.drainTo" -> queue.drainTo(request.get("most").asInt());
             case "ready.pollFromAny" ->
                     queue.ready.pollFromAny(1, TimeUnit.SECONDS, request.get("other").asText());
@@ -176,6 +177,20 @@ public final class Peer {
             line.put("took", Values.toJson(value));
             line.put("at", at);
             tell(line);
+        }
+
+        /** Take so many, of whatever class, and push each to another queue. Tell what became of each: null, or the error. */
+        List<Object> pass(Queue other, int count) throws InterruptedException {
+            var errors = new ArrayList<Object>();
+            for (var left = count; left > 0; left--) {
+                try {
+                    other.ready.add(ready.take());
+                    errors.add(null);
+                } catch (RuntimeException error) {
+                    errors.add(error.toString());
+                }
+            }
+            return errors;
         }
 
         List<Object> drainTo(int most) {
