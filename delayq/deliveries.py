@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio
 
 from delayq._durations import Duration, microseconds, moment
+from delayq._leaving import settle_quietly
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -24,8 +25,8 @@ class Delivery(Generic[T]):
 
     Until the lease ends, nobody else gets it. Then it goes back to the head of the ready list, for Python and Java alike.
     As a context manager it settles itself: :meth:`ack` where the block ends, :meth:`nack` where it raises, and where it is
-    cancelled the message goes back at once. What the block raises goes on. Where the loop has more messages at hand, the ack's
-    answer is not waited for: the log tells if the lease was lost.
+    cancelled the message goes back at once. What the block raises goes on, and an error of settling is then only logged. Where
+    the loop has more messages at hand, the ack's answer is not waited for: the log tells if the lease was lost.
 
     Attributes:
         value: The message.
@@ -91,14 +92,13 @@ class Delivery(Generic[T]):
             self._leases.ack_unattended(self._lease)
             self._settled = True
             return
-        # Shielded: a handler that is cancelled still hands its message back.
-        with anyio.CancelScope(shield=True):
-            if error is None:
+        if error is None:
+            # Shielded: what is handled is acknowledged, also when the handler is cancelled now.
+            with anyio.CancelScope(shield=True):
                 await self.ack()
-            elif isinstance(error, Exception):
-                await self.nack()
-            else:
-                await self._leases.release([self._lease.token])
+        else:
+            back = self.nack() if isinstance(error, Exception) else self._leases.release([self._lease.token])
+            await settle_quietly(back, self._leases.name)
 
     def __repr__(self) -> str:
         return f"<Delivery, leased until {self.lease_ends_at.isoformat()}>"

@@ -72,6 +72,10 @@ class Leases:
         )
 
     @property
+    def name(self) -> str:
+        return self._keys.name
+
+    @property
     def is_behind(self) -> bool:
         """Whether so many acknowledgements are on their way that whoever has another one waits for it."""
         return self._acks.unanswered >= 2 * _ACKS_AT_A_TIME

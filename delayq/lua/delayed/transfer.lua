@@ -17,7 +17,8 @@
 --
 -- Returns {now_us, wait_us, moved, quarantined, returned, left, listeners, payloads}. wait_us is the time until the next one is
 -- due or the next lease ends: 0 when it is so already, -1 when there is none. returned: so many leases had ended. left: so many
--- are on the ready list. listeners: so many heard the notice, 0 where there was none.
+-- are on the ready list. listeners: so many heard the notice, 0 where there was none, -1
+-- where the user may not publish it.
 -- include: clock
 -- include: notice
 -- include: record
