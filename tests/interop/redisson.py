@@ -22,6 +22,8 @@ from tests.interop.lock import locked
 from tests.interop.values import from_java
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.servers import PrivateServer
 
 
@@ -118,12 +120,21 @@ class Redisson:
     Args:
         release: Which, built.
         server: What it connects to, by TCP: it knows no Unix sockets.
+        nodes: All of the cluster that ``server`` is of, if it is of one.
+        user: A user of the server, and its password.
 
     Raises:
         RuntimeError: It did not start.
     """
 
-    def __init__(self, release: Release, server: PrivateServer) -> None:
+    def __init__(
+        self,
+        release: Release,
+        server: PrivateServer,
+        *,
+        nodes: Sequence[PrivateServer] = (),
+        user: tuple[str, str] | None = None,
+    ) -> None:
         self.release = release
         self.server = server
         self._ids = itertools.count(1)
@@ -142,7 +153,8 @@ class Redisson:
                     "-cp",
                     os.pathsep.join(map(str, build(release))),
                     "delayq.interop.Peer",
-                    server.url.removesuffix("/0"),
+                    *(user or ()),
+                    *(node.url.removesuffix("/0") for node in nodes or (server,)),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -8,6 +8,7 @@ import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -27,6 +28,7 @@ import org.redisson.client.codec.StringCodec;
 import org.redisson.codec.JsonJacksonCodec;
 import org.redisson.codec.Kryo5Codec;
 import org.redisson.codec.TypedJsonJacksonCodec;
+import org.redisson.config.BaseConfig;
 import org.redisson.config.Config;
 
 /**
@@ -50,9 +52,7 @@ public final class Peer {
     }
 
     public static void main(String[] args) throws IOException {
-        var config = new Config();
-        config.useSingleServer().setAddress(args[0]);
-        var peer = new Peer(Redisson.create(config));
+        var peer = new Peer(Redisson.create(config(args)));
         var threads = Executors.newCachedThreadPool();
         tell(Map.of("id", 0, "result", "ready"));
         var requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
@@ -62,6 +62,23 @@ public final class Peer {
         }
         // Whoever started us is gone. Waiting takes would hold up an orderly end.
         Runtime.getRuntime().halt(0);
+    }
+
+    /** One address is a server, several are nodes of a cluster. A user and its password may come first. */
+    private static Config config(String[] args) {
+        var config = new Config();
+        var addresses = Arrays.stream(args).filter(arg -> arg.startsWith("redis://")).toArray(String[]::new);
+        BaseConfig<?> servers;
+        if (addresses.length == 1) {
+            servers = config.useSingleServer().setAddress(addresses[0]);
+        } else {
+            servers = config.useClusterServers().addNodeAddress(addresses).setScanInterval(500);
+        }
+        if (!args[0].startsWith("redis://")) {
+            servers.setUsername(args[0]);
+            servers.setPassword(args[1]);
+        }
+        return config;
     }
 
     private void serve(JsonNode request) {
