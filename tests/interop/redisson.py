@@ -288,10 +288,15 @@ class JavaQueue:
         await self.ask("take", taken=taken, count=count)
         return taken
 
-    async def consume(self, taken: list[tuple[Any, int]] | None = None) -> list[tuple[Any, int]]:
-        """Take values until :meth:`stop`; return them as :meth:`take` does. ``taken`` grows with each."""
+    async def consume(self, taken: list[tuple[Any, int]] | None = None, *, pause: int = 0) -> list[tuple[Any, int]]:
+        """Take values until :meth:`stop`; return them as :meth:`take` does.
+
+        Args:
+            taken: Grows with each.
+            pause: How long Java has to do with each, ms.
+        """
         taken = [] if taken is None else taken
-        await self.ask("consume", taken=taken)
+        await self.ask("consume", taken=taken, pause=pause)
         return taken
 
     async def stop(self) -> None:

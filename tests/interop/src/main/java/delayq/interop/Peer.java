@@ -20,6 +20,7 @@ import org.redisson.Redisson;
 import org.redisson.api.RBlockingQueue;
 import org.redisson.api.RDelayedQueue;
 import org.redisson.api.RedissonClient;
+import org.redisson.client.RedisException;
 import org.redisson.client.codec.ByteArrayCodec;
 import org.redisson.client.codec.Codec;
 import org.redisson.client.codec.IntegerCodec;
@@ -115,7 +116,7 @@ public final class Peer {
         return switch (what) {
             case "offer" -> queue.offer(request.get("messages"));
             case "take" -> queue.take(request.get("id").asInt(), request.get("count").asInt());
-            case "consume" -> queue.consume(request.get("id").asInt());
+            case "consume" -> queue.consume(request.get("id").asInt(), request.get("pause").asLong());
             case "stop" -> queue.stopped = true;
             case "size" -> queue.delayed.size();
             case "readAll" -> queue.delayed.readAll();
@@ -175,12 +176,18 @@ public final class Peer {
             return null;
         }
 
-        /** Take until told to stop. An interrupted take would lose what it is just taking. */
-        Object consume(int id) throws InterruptedException {
+        /** Take until told to stop, with so many ms for each, and whatever fails. An interrupted take would lose what it just takes. */
+        Object consume(int id, long pause) throws InterruptedException {
             while (!stopped) {
-                var value = ready.poll(1, TimeUnit.SECONDS);
-                if (value != null) {
-                    took(id, value);
+                try {
+                    var value = ready.poll(1, TimeUnit.SECONDS);
+                    if (value != null) {
+                        took(id, value);
+                        Thread.sleep(pause);
+                    }
+                } catch (RedisException connection) {
+                    // As a consumer does that goes on for years.
+                    Thread.sleep(10);
                 }
             }
             return null;
