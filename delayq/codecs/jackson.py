@@ -76,7 +76,7 @@ class JsonJacksonCodec:
             Redisson before that, where a UUID that stands alone or in a field declared as one is mere text.
 
     Raises:
-        TypeError: ``types`` or ``enums_with_class`` holds something else.
+        TypeError: ``types`` or ``enums_with_class`` holds something else, or ``uuid_with_class`` is no bool.
     """
 
     def __init__(
@@ -92,6 +92,8 @@ class JsonJacksonCodec:
         for known in by_name.values():
             if not (isinstance(known, type) and (dataclasses.is_dataclass(known) or issubclass(known, Enum))):
                 raise TypeError(f"types takes dataclasses and enums, not {known!r}")
+        if not isinstance(uuid_with_class, bool):
+            raise TypeError(f"uuid_with_class is True or False, not {uuid_with_class!r}")
         rules = Rules(frozenset(enums_with_class), uuid_with_class)
         names = {known: name for name, known in by_name.items()}
         for known in rules.enums_with_class:

@@ -106,8 +106,9 @@ class JavaMap(dict[Any, Any]):
     """A Java map of a class other than the codec's own.
 
     Attributes:
-        class_name: The Java class, such as ``java.util.TreeMap``. None: written without one, as Jackson does for
-            ``Map.of()``; Redisson cannot read that back.
+        class_name: The Java class, such as ``java.util.TreeMap``. None: written without one, as Jackson does for a record, or an
+            object of another final class, in a field that is declared with that class. An int in it is plain, however large.
+            Jackson does so for ``Map.of()`` that stands alone as well; Redisson cannot read that back.
     """
 
     class_name: str | None

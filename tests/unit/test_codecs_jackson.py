@@ -366,6 +366,11 @@ def test_a_uuid_has_its_class_everywhere_or_as_before_redisson_4_2() -> None:
         assert codec.encode(Order("", 1, uuid, [uuid])).decode() == order % (form, wrapped)  # type: ignore[arg-type]
 
 
+def test_whether_uuids_have_their_class_is_true_or_false() -> None:
+    with pytest.raises(TypeError, match="uuid_with_class is True or False"):
+        JsonJacksonCodec(uuid_with_class="no")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("with_class", [True, False])
 @pytest.mark.parametrize("form", [f'"{ONE_TWO}"', f'["java.util.UUID","{ONE_TWO}"]'])
 def test_a_uuid_in_either_form_is_written_back_as_it_was(form: str, with_class: bool) -> None:
