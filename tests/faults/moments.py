@@ -112,7 +112,7 @@ class Plan:
 
 @dataclass
 class Seen:
-    """What happened to the messages of one queue, by value."""
+    """The messages of one queue, by value, and where each was seen."""
 
     offered: set[int] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
@@ -127,20 +127,20 @@ class Seen:
 
 @dataclass
 class Outcome:
-    """What a trial showed.
+    """The result of a trial.
 
     Attributes:
         plan: The trial.
         offered: Messages.
         delivered: Those that the first client had.
-        lost: Those that came to nobody.
+        lost: Those that never came.
         doubled: Those of queues that deliver at most once that came twice, or that came again after an acknowledgement.
         strayed: Unreadable payloads that are not in quarantine, or twice.
         disordered: Queues whose ready list was not in order after the close.
         closed_in: Seconds that the close took.
         bound: Seconds that it may take.
         left: The keys of its queues that stay on the server when all is done.
-        errors: Errors that nobody expected.
+        errors: Unexpected errors.
     """
 
     plan: Plan
@@ -197,8 +197,8 @@ class _Client:
                 await leaves.wait()
 
         owning = asyncio.create_task(owner())
-        await asyncio.wait({owning, opened}, return_when=asyncio.FIRST_COMPLETED)
-        client = opened.result()
+        async with asyncio.timeout(30):
+            client = await opened
         consumers += [
             asyncio.create_task(self._consume(client, number, place))
             for number in range(len(plan.queues))
@@ -240,7 +240,7 @@ class _Client:
         # Otherwise the event loop ends now, and what was written to sockets is all that is left of it.
 
     async def _beat(self) -> None:
-        """Find out how busy the machine is: what is late for that reason is no flaw."""
+        """Measure how busy the machine is: a close may be late by that."""
         loop = asyncio.get_running_loop()
         while True:
             before = loop.time()
@@ -480,7 +480,7 @@ class Trials:
             tasks = [asyncio.create_task(self._take_rest_of(client, plan, n, one)) for n, one in enumerate(seen)]
             with suppress(TimeoutError):
                 await until(lambda: all(one.is_complete() for one in seen), REST_WITHIN)
-            # What comes twice comes now, or has come.
+            # A message that comes twice comes now, or has come.
             with suppress(TimeoutError):
                 await until(lambda: self._nothing_lasts(plan), 2)
             for task in tasks:
@@ -502,11 +502,8 @@ class Trials:
 
     async def _left(self, plan: Plan) -> list[str]:
         """The keys of this trial that hold messages, without the quarantine."""
-        found = []
-        async for key in self._raw.scan_iter(f"*moments-{plan.seed}-*", count=1000):
-            if b"quarantine" not in key and await self._raw.type(key) not in (b"string", b"none"):
-                found.append(key.decode())
-        return sorted(found)
+        names = [key async for key in self._raw.scan_iter(f"*moments-{plan.seed}-*", count=1000) if b"quarantine" not in key]
+        return sorted([name.decode() for name in names if await self._raw.type(name) not in (b"string", b"none")])
 
     async def _judge(self, plan: Plan, seen: list[Seen], outcome: Outcome) -> None:
         for number, (way, one) in enumerate(zip(plan.queues, seen, strict=True)):
@@ -538,7 +535,7 @@ def _quarantine(plan: Plan, number: int) -> str:
 
 
 async def run_all(server: PrivateServer, plans: Iterable[Plan], at_once: int, told: Callable[[Outcome], None]) -> None:
-    """Carry out trials, so many at the same time."""
+    """Carry out trials, ``at_once`` at the same time."""
     waiting: Iterator[Plan] = iter(plans)
     async with Trials(server, at_once) as trials:
 
@@ -568,10 +565,9 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
         groups.setdefault((one.plan.ending, str(one.plan.round_trip)), []).append(one)
     groups["all", ""] = list(outcomes)
     for (ending, ms), some in groups.items():
-        lost, doubled, astray = (
-            sum(len(values) for one in some for values in what(one).values())
-            for what in (lambda one: one.lost, lambda one: one.doubled, lambda one: one.strayed)
-        )
+        lost = sum(len(values) for one in some for values in one.lost.values())
+        doubled = sum(len(values) for one in some for values in one.doubled.values())
+        astray = sum(len(values) for one in some for values in one.strayed.values())
         slow = sum(one.closed_in > one.bound for one in some)
         lines.append(
             f"{ending:<18} {ms:>4} {len(some):>7} {sum(one.offered for one in some):>8} {sum(one.delivered for one in some):>9} "
