@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from delayq._durations import Duration, microseconds, moment
 from delayq._redis.listing import DueOrder, OrderedList
 from delayq._redis.records import payload_of
-from delayq._redis.scripts import CANCEL, EXPIRE, POLL_LAST, POLL_PENDING
+from delayq._redis.scripts import CANCEL, EXPIRE, POLL_LAST, POLL_PENDING, PURGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -154,7 +154,7 @@ class Pending(Generic[T]):
 
     async def clear(self) -> bool:
         """Drop every pending message, and say whether there were any. What is ready stays."""
-        return bool(await self._server.command("UNLINK", self._keys.timeout, self._keys.ordered))
+        return bool(await self._server.run(PURGE, (self._keys.timeout, self._keys.ordered, self._keys.ready), ("delayed",)))
 
     async def expire(self, duration: Duration) -> bool:
         """Let everything that is pending disappear ``duration`` from now, and say whether there was anything."""

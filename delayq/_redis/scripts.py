@@ -56,7 +56,7 @@ GIVE_BACK = Script("delayed/give_back", ("ready", "marker"), ("payload...",), re
 RESYNC = Script("resync", ("due...",), ("kind...",), repeatable=True)
 CANCEL = Script("delayed/cancel", ("timeout", "ordered"), ("stale", "record..."))
 RESCHEDULE = Script("delayed/reschedule", ("timeout", "channel"), ("record", "delay_us"))
-PURGE = Script("delayed/purge", ("timeout", "ordered", "ready"), ("state",))
+PURGE = Script("delayed/purge", ("timeout", "ordered", "ready"), ("state",), repeatable=True)
 POLL_PENDING = Script("delayed/poll_pending", ("timeout", "ordered", "quarantine"), ("limit", "listed"))
 POLL_LAST = Script("delayed/poll_last", ("timeout", "ordered", "destination"), ("listed",))
 EXPIRE = Script("delayed/expire", ("timeout", "ordered"), ("ttl_ms",), repeatable=True)

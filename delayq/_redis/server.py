@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delayq._redis.retry import retry_delay
+from delayq._redis.rights import Rights, is_refusal
 from delayq._redis.wire import ANSWER_WITHIN, NotSent, ReplyError
 from delayq.errors import ConfigurationError, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
@@ -47,6 +48,7 @@ class Server:
         self._nodes = nodes
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
+        self._rights = Rights(self._loop.time)
         self.round_trips: int = 0
         self.errors: int = 0
 
@@ -127,6 +129,8 @@ class Server:
         if wire is None or (beside is not None and not connections.share(beside)):
             return None
 
+        form = self._rights.form(wire, script, keys[0])
+
         def landed(answer: Any) -> None:
             if isinstance(answer, OSError):
                 connections.drop(wire)
@@ -136,6 +140,7 @@ class Server:
                 return
             connections.release(wire)
             if not isinstance(answer, ReplyError):
+                self._rights.permitted(wire, script, keys[0], form)
                 told(answer)
             elif _is_unknown_script(answer) or _ELSEWHERE.match(str(answer)):
                 told(ServerUnavailable(str(answer)))
@@ -143,7 +148,7 @@ class Server:
                 told(self._refused(answer, connections))
 
         self.round_trips += 1
-        wire.call(("EVALSHA", script.sha, len(keys), *keys, *args), landed)
+        wire.call(("EVALSHA", form.sha, len(keys), *keys, *args), landed)
         return wire
 
     def follow(self, wire: Wire, key: str, command: tuple[str | int, ...], told: Callable[[Any], object]) -> None:
@@ -312,13 +317,18 @@ class Server:
         script: Script | None,
         then: tuple[str | int, ...] | None,
     ) -> Any:
-        try:
+        if script is None:
             return await self._ask(wire, asking, command, then)
+        form = self._rights.form(wire, script, command[3])
+        try:
+            answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), then)
         except ReplyError as error:
             # Not carried out. EVAL needs no SCRIPT permission and cannot be overtaken by another SCRIPT FLUSH.
-            if script is None or not _is_unknown_script(error):
+            if not _is_unknown_script(error):
                 raise
-        return await self._ask(wire, asking, ("EVAL", script.text, *command[2:]), then)
+            answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), then)
+        self._rights.permitted(wire, script, command[3], form)
+        return answer
 
     async def _ask(self, wire: Wire, asking: bool, command: tuple[Any, ...], then: tuple[str | int, ...] | None) -> Any:
         self.round_trips += 1
@@ -349,6 +359,8 @@ class Server:
             if "READONLY" in text:
                 connections.renew()
             return ServerUnavailable(f"the server cannot serve now: {text}")
+        if is_refusal(text):
+            self._rights.forget()
         if "WRONGTYPE" in text:
             return ServerRefused("one of the queue's keys holds a value of another type: it is used by something else")
         return ServerRefused(text)
