@@ -30,7 +30,7 @@ _NOT_PERMITTED = re.compile(r"NOPERM|ACL failure|[Pp]ermission|The user executin
 
 # What is in the ordered list goes in one of several ways.
 _FORGET = "llen lrange lpop rpop lset lrem"
-_STORE = {"timeout": "zrange zadd", "ordered": "lindex rpush"}
+_STORE = {"timeout": "zrange zmscore zadd", "ordered": "lindex rpush"}
 # Everything about a message but its place.
 _ERASE = {
     "bodies": "hdel",
@@ -57,7 +57,7 @@ _OCCURRENCE = _joined(
 )
 
 _RIGHTS: dict[Script, dict[str, str]] = {
-    delayed.OFFER: _joined(_STORE, {"timeout": "zmscore"}),
+    delayed.OFFER: _STORE,
     delayed.TRANSFER: {
         "ready": "llen lpush rpush lpop",
         "timeout": "zrangebyscore zremrangebyrank zrange",

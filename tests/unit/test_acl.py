@@ -38,8 +38,7 @@ WORK: dict[tuple[str, Role], tuple[tuple[Script, ...], str, str]] = {
             delayed.RELEASE,
         ),
         "BLMOVE UNLINK RPUSH",
-        # A nack stores one message at a time.
-        "ZMSCORE",
+        "",
     ),
     ("delayed", "admin"): (
         (

@@ -13,14 +13,13 @@ ALL = (*delayed.ALL, *reliable.ALL)
 WRITING = "SET DEL UNLINK PEXPIRE PUBLISH ZADD ZREM ZREMRANGEBYRANK HSET HDEL LPUSH RPUSH LPOP RPOP LSET LREM"
 # One command writes, and nothing comes after it but hints: refused or done.
 WRITE_ONCE = {"delayed/recover", "delayed/extend", "delayed/reschedule", "delayed/purge", "reliable/resume"}
-# What a script never gets to, though a part that it includes could; and what its caller sends afterwards.
-NEVER = {"delayed/nack": {"ZMSCORE"}}
+# What its caller sends afterwards.
 AFTERWARDS = {"delayed/transfer": {"UNLINK"}}
 
 
 @pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
 def test_every_command_of_a_script_that_writes_is_tried_first(script: delayed.Script) -> None:
-    used = lua.commands(script) - NEVER.get(script.name, set())
+    used = lua.commands(script)
     if script.name not in RIGHTS:
         assert script.name in WRITE_ONCE or not used & set(WRITING.split())
         return
