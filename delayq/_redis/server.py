@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from delayq._redis.first_of import first_of
 from delayq._redis.not_now import is_not_now
 from delayq._redis.retry import retry_delay
+from delayq._redis.rights import Rights, is_refusal
 from delayq._redis.wire import ANSWER_WITHIN, NotSent, ReplyError
 from delayq.errors import ConfigurationError, DelayqError, OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
 
@@ -77,6 +78,7 @@ class Server:
         self._nodes = nodes
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
+        self._rights = Rights(self._loop.time)
         self.round_trips: int = 0
         self.errors: int = 0
 
@@ -206,6 +208,8 @@ class Server:
         if wire is None or (beside is not None and not connections.share(beside)):
             return None
 
+        form = self._rights.form(wire, script, keys[0])
+
         def landed(answer: Any) -> None:
             if isinstance(answer, OSError):
                 connections.drop(wire)
@@ -215,6 +219,7 @@ class Server:
                 return
             connections.release(wire)
             if not isinstance(answer, ReplyError):
+                self._rights.permitted(wire, script, keys[0], form)
                 told(answer)
             elif _is_unknown_script(answer) or _ELSEWHERE.match(str(answer)):
                 told(ServerUnavailable(str(answer)))
@@ -222,7 +227,7 @@ class Server:
                 told(self._refused(answer, connections))
 
         self.round_trips += 1
-        wire.call(("EVALSHA", script.sha, len(keys), *keys, *args), landed)
+        wire.call(("EVALSHA", form.sha, len(keys), *keys, *args), landed)
         return wire
 
     def follow(self, wire: Wire, key: str, command: tuple[str | int, ...], told: Callable[[Any], object]) -> None:
@@ -312,6 +317,7 @@ class Server:
                 self.errors += 1
                 call.note(_lost(answer))
             elif not isinstance(answer, ReplyError):
+                self._rights.permitted(wire, script, keys[0], form)
                 call.note(answer)
                 if (cleanup := call.cleanup) is not None:
                     with suppress(OSError):
@@ -323,10 +329,11 @@ class Server:
             if not done.done():
                 done.set_result(None)
 
+        form = self._rights.form(wire, script, keys[0])
         call.tries += 1
         self.round_trips += 1
         try:
-            wire.call(("EVAL", script.text, len(keys), *keys, *args), told)
+            wire.call(("EVAL", form.text, len(keys), *keys, *args), told)
         except OSError as error:
             told(error)
         return done
@@ -558,13 +565,18 @@ class Server:
         script: Script | None,
         then: tuple[str | int, ...] | None,
     ) -> Any:
-        try:
+        if script is None:
             return await self._ask(wire, asking, command, then)
+        form = self._rights.form(wire, script, command[3])
+        try:
+            answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), then)
         except ReplyError as error:
             # Not carried out. EVAL needs no SCRIPT permission and cannot be overtaken by another SCRIPT FLUSH.
-            if script is None or not _is_unknown_script(error):
+            if not _is_unknown_script(error):
                 raise
-        return await self._ask(wire, asking, ("EVAL", script.text, *command[2:]), then)
+            answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), then)
+        self._rights.permitted(wire, script, command[3], form)
+        return answer
 
     async def _ask(self, wire: Wire, asking: bool, command: tuple[Any, ...], then: tuple[str | int, ...] | None) -> Any:
         self.round_trips += 1
@@ -598,6 +610,8 @@ class Server:
                     return ServerRefused(f"{connections.label} is a replica, which stores nothing: {advice}")
                 connections.renew()
             return ServerUnavailable(f"the server cannot serve now: {text}")
+        if is_refusal(text):
+            self._rights.forget()
         if "WRONGTYPE" in text:
             return ServerRefused("one of the queue's keys holds a value of another type: it is used by something else")
         return ServerRefused(text)
