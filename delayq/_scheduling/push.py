@@ -33,6 +33,16 @@ def due_us(now_us: int, wait_us: int) -> int:
     return now_us + wait_us if wait_us > 0 else wait_us
 
 
+def tell_of_refusal(queue: str) -> None:
+    """Say in the log that a script could not publish on this queue's channel, and what that means."""
+    _log.warning(
+        "queue %r: no permission to PUBLISH on its channel, so other clients may learn of messages up to their resync_interval "
+        "late: give this user the rights that `delayq acl` prints",
+        queue,
+        extra=about(queue),
+    )
+
+
 class Pushes:
     """Makes one queue's calls, one at a time, and arms the timer for the next.
 
@@ -65,6 +75,7 @@ class Pushes:
         self._asked: float | None = None
         self._settled_through = 0
         self._found = False
+        self._told_of_refusal = False
         self._failures = 0
         self._closed = False
         self.turns: Turns = Turns(random.random)
@@ -112,9 +123,12 @@ class Pushes:
             self._last_timeout.disarm()
 
     def found(self, listeners: int) -> None:
-        """Our call has found something. So many clients heard its notice; 0: it gave none."""
+        """Our call has found something. So many clients heard its notice; 0: it gave none; -1: the user may not publish it."""
         self._found = True
         self.turns.won()
+        if listeners < 0 and not self._told_of_refusal:
+            self._told_of_refusal = True
+            tell_of_refusal(self._name)
         if listeners:
             self.turns.given(listeners, self._clock.local())
 

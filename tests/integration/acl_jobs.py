@@ -265,6 +265,19 @@ async def delayed_admin(place: Place) -> None:
     await listens(place, keys.channel, queue)
 
 
+async def wakes_a_worker(place: Place, hasten: Callable[[], Awaitable[Any]]) -> None:
+    """What the user does to the message "hurried" reaches one who waits, at once."""
+    theirs = place.helper.reliable_queue(NAME, lease=60)
+    for message in await theirs.claim(100):
+        await message.ack()
+    await theirs.offer("soon", 60, id="hurried")
+    claiming = asyncio.create_task(theirs.claim(wait=place.within))
+    await asyncio.sleep(0.02)
+    await hasten()
+    (message,) = await claiming
+    await message.ack()
+
+
 async def reliable_producer(place: Place) -> None:
     keys = ReliableKeys.of(NAME)
     theirs = place.helper.reliable_queue(NAME, dedup_window=0.02, lease=60)
@@ -418,6 +431,7 @@ async def reliable_admin(place: Place) -> None:
     assert not await queue.cancel(leased)
     assert await queue.reschedule(ready, 60)
     assert await queue.cancel(ready)
+    await wakes_a_worker(place, lambda: queue.reschedule("hurried", 0))
     assert await queue.dead.redrive() == 1
     for ids in (None, ["dead"]):
         await theirs.offer(1, id="dead", priority=9)

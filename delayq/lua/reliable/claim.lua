@@ -14,7 +14,8 @@
 --
 -- Returns {now_us, wait_us, expired, died, listeners, {id, priority, attempt, due, body, ...}}. wait_us is the time until the
 -- next one is due or the next lease ends: 0 when that is now, -1 when there is none or the queue is paused. listeners: so many
--- heard the notice, 0 where there was none.
+-- heard the notice, 0 where there was none, -1
+-- where the user may not publish it.
 -- include: clock
 -- include: notice
 -- include: queue

@@ -8,7 +8,8 @@
 -- ARGV[2]  max_size  int  refuse messages beyond so many live ones; 0: none
 -- ARGV[...]  id, priority, delay_us, ttl_us, on_duplicate, content  for each message; ttl_us 0: no end
 --
--- Returns for each message: 1 stored, 2 put in the place of an earlier one, 0 ignored, -1 there is one already, -2 full.
+-- Returns for each message: 1 stored, 2 put in the place of an earlier one, 0 ignored, -1 there is one already, -2 full. And
+-- behind these -3, if the user may not announce a new head.
 -- include: clock
 -- include: queue
 
@@ -43,7 +44,7 @@ end
 local bodies, places, earliest, priorities, expiries = {}, {}, {}, {}, {}
 local function write()
   for priority, due in pairs(earliest) do
-    -- Tell the others only if they would wake too late; and first of all: who may not do that has then written nothing.
+    -- Tell the others only if they would wake too late.
     local head = redis.call('ZRANGE', KEYS[priority + 1], 0, 0, 'WITHSCORES')
     if not head[2] or due < tonumber(head[2]) then announce(due, KEYS[17]) end
   end
@@ -119,5 +120,6 @@ end
 write()
 -- Last, because a full server refuses a script only before its first write.
 if remembers then trim(KEYS[18], now) end
+if not may_announce then reply[#reply + 1] = -3 end
 redis.call('SET', KEYS[19], ARGV[1] .. ' ' .. cjson.encode(reply), 'PX', 120000)
 return reply

@@ -26,9 +26,12 @@ local function wait_of_all(now)
   return wait
 end
 
--- Never a moment that has passed: whoever has looked since then would take the news for old.
+-- A hint, which changes nothing where the user may not publish: the others look every few seconds as well. Never a moment that
+-- has passed: who has looked since then would take the news for old.
+local may_announce = true
 local function announce(due, wake)
-  redis.call('PUBLISH', wake, string.format('%.0f', math.max(math.ceil(due), now_us())))
+  local heard = redis.pcall('PUBLISH', wake, string.format('%.0f', math.max(math.ceil(due), now_us())))
+  may_announce = may_announce and type(heard) == 'number'
 end
 
 local function place(id, priority, due, wake)
