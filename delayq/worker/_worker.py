@@ -111,6 +111,11 @@ class Worker:
         """How long a stop waits for the handlers that run, seconds."""
         return self._shutdown_timeout
 
+    @property
+    def needs_address(self) -> bool:
+        """Whether the worker was given neither a client nor an address, and takes ``$DELAYQ_URL``."""
+        return self._given is None
+
     # What it does
 
     def listener(
