@@ -29,6 +29,8 @@ _ELSEWHERE = re.compile(r"(MOVED|ASK) (\d+) (\S+)")
 _SENT_ON = 5
 # How long a call that was not carried out is tried again, seconds.
 RETRY_FOR = 5.0
+# For how long a command that follows a script may hold its answer back, seconds.
+BLOCKS_FOR = 2.0
 # Keys that a step of a scan looks at: it takes the server a fraction of a millisecond.
 _SCANNED = 1000
 
@@ -74,9 +76,10 @@ class Server:
         script: Script,
         keys: Sequence[str],
         args: Sequence[str | bytes | int] = (),
+        until: float | None = None,
         then: tuple[str | int, ...] | None = None,
     ) -> Any:
-        """Run a script, again where that is safe, for :data:`RETRY_FOR` seconds.
+        """Run a script, again where that is safe, for :data:`RETRY_FOR` seconds, or ``until`` a moment of the event loop's clock.
 
         With ``then``, a command that follows it on the same connection, returns both answers; the second one may be an error.
 
@@ -85,7 +88,9 @@ class Server:
             OutcomeUnknown: It was sent and its answer lost.
             ServerRefused: The server answered with an error.
         """
-        return await self._repeat(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable, then)
+        return await self._repeat(
+            keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable, then, until
+        )
 
     async def run_all(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
         """Run a script that is safe to repeat several times in one round trip, on the server of the first call's keys.
@@ -164,22 +169,29 @@ class Server:
             told(answer)
 
         self.round_trips += 1
-        wire.call(command, landed)
+        wire.call(command, landed, BLOCKS_FOR)
 
-    def pipeline_now(self, calls: Sequence[HandBack]) -> list[asyncio.Future[None]] | None:
+    def pipeline_now(
+        self, calls: Sequence[HandBack], beside: Wire | None = None
+    ) -> tuple[Wire, list[asyncio.Future[None]]] | None:
         """Send calls for the keys of one queue, in order, before this returns: also behind others on a connection in use.
 
         Their texts are sent, so that the server knows them whatever it has forgotten.
 
+        Args:
+            calls: The calls, in the order in which they shall be carried out.
+            beside: The connection of an earlier call, behind which these are to be carried out. It may be gone meanwhile.
+
         Returns:
-            A future for each, which is done when its outcome is noted; None if no connection is open, and nothing was sent.
+            The connection, and a future for each call, done when its outcome is noted; None if no connection is open: then
+            nothing was sent.
         """
         try:
             connections = self._nodes.of(calls[0].request.keys[0])
         except DelayqError:
             return None
-        wire = connections.acquire_any()
-        return None if wire is None else self._pipeline(wire, connections, calls)
+        wire = connections.acquire_any(beside)
+        return None if wire is None else (wire, self._pipeline(wire, connections, calls))
 
     async def pipeline(self, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
         """As :meth:`pipeline_now`, but waits for a connection. Raises as :meth:`run`: nothing was sent then."""
@@ -225,7 +237,7 @@ class Server:
 
     def _send_back(self, wire: Wire, connections: Connections, call: HandBack) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
-        script, keys, args = call.request
+        script, keys, args, _ = call.request
 
         def told(answer: Any) -> None:
             if isinstance(answer, NotSent):
@@ -301,24 +313,28 @@ class Server:
         script: Script | None,
         repeatable: bool,
         then: tuple[str | int, ...] | None = None,
+        until: float | None = None,
     ) -> Any:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             raise self.wrong_loop()
-        give_up_at = loop.time() + RETRY_FOR
+        give_up_at = loop.time() + RETRY_FOR if until is None else until
         attempt = 0
         unknown: OutcomeUnknown | None = None
+        # What went wrong last, before the time was over.
+        known: ServerUnavailable | None = None
         while True:
             try:
-                return await self._attempt(key, command, script, then=then)
+                return await self._attempt(key, command, script, then=then, until=until)
             except OutcomeUnknown as error:
                 if not repeatable or loop.time() >= give_up_at:
                     raise
                 unknown = error
             except ServerUnavailable as error:
+                known = known if known and isinstance(error.__cause__, TimeoutError) else error
                 if loop.time() >= give_up_at:
                     # An earlier try may have been carried out.
-                    raise unknown or error from error.__cause__
+                    raise unknown or known from known.__cause__
             attempt += 1
             await asyncio.sleep(retry_delay(attempt, most=0.5))
 
@@ -329,15 +345,20 @@ class Server:
         script: Script | None,
         confirm: Callable[[Any], Confirmation | None] | None = None,
         then: tuple[str | int, ...] | None = None,
+        until: float | None = None,
     ) -> Any:
         try:
-            connections, asking = await self._nodes.find(key), False
+            async with asyncio.timeout_at(until):
+                connections, asking = await self._nodes.find(key), False
+        except TimeoutError as error:
+            self.errors += 1
+            raise ServerUnavailable("nobody tells in time which server has the queue") from error
         except DelayqError:
             self.errors += 1
             raise
         for _ in range(_SENT_ON):
             try:
-                return await self._attempt_at(connections, asking, command, script, confirm, then)
+                return await self._attempt_at(connections, asking, command, script, confirm, then, until)
             except _Elsewhere as elsewhere:
                 connections, asking = elsewhere.connections, elsewhere.asking
         raise ServerUnavailable("the servers of the cluster send us from one to another")
@@ -350,8 +371,9 @@ class Server:
         script: Script | None,
         confirm: Callable[[Any], Confirmation | None] | None,
         then: tuple[str | int, ...] | None,
+        until: float | None = None,
     ) -> Any:
-        wire = await self._acquire(connections)
+        wire = await self._acquire(connections, until)
         keep = False
         try:
             reply = await self._exchange(wire, asking, command, script, then)
@@ -391,11 +413,12 @@ class Server:
                     told(error)
             told = None
 
-    async def _acquire(self, connections: Connections) -> Wire:
+    async def _acquire(self, connections: Connections, until: float | None = None) -> Wire:
         try:
             if (wire := connections.acquire_nowait()) is not None:
                 return wire
-            async with asyncio.timeout(ANSWER_WITHIN):
+            give_up_at = self._loop.time() + ANSWER_WITHIN
+            async with asyncio.timeout_at(give_up_at if until is None else min(until, give_up_at)):
                 return await connections.acquire()
         except TimeoutError as error:
             self.errors += 1
@@ -432,7 +455,7 @@ class Server:
             return await answer
         second: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.round_trips += 1
-        wire.call(then, partial(_note, second))
+        wire.call(then, partial(_note, second), BLOCKS_FOR)
         return await answer, await second
 
     def _elsewhere(self, error: ReplyError, connections: Connections) -> _Elsewhere | None:

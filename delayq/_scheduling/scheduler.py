@@ -14,7 +14,7 @@ from delayq._scheduling.push import due_us
 from delayq._scheduling.server_clock import ServerClock
 from delayq._scheduling.services import Services
 from delayq._scheduling.subscriber import Subscriber
-from delayq._scheduling.turns import parse
+from delayq._scheduling.turns import parse, parse_moment
 from delayq.errors import ServerError, ServerRefused
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ _AT_A_TIME = 200
 _PATIENCE = 1.0
 # What is on its way when a queue closes has this long, and two round trips; seconds.
 _GRACE = 0.8
+# Closing ends after this time in any case, seconds: bytes that still move on a slow network are waited for.
+_CLOSE_WITHIN = 8.0
 
 
 class OpenQueue(Protocol):
@@ -158,8 +160,12 @@ class Scheduler:
             queue.close(last)
 
         async def end() -> None:
-            # One after the other would add up; a failure of one must not keep the others from ending.
-            await asyncio.gather(*(queue.aclose(grace) for queue in closing), return_exceptions=True)
+            # Not gathered, nor in a scope: who is cancelled with them is told from a closing that takes too long.
+            ending = [self.services.background.spawn(queue.aclose(grace), f"close {queue.name}") for queue in closing]
+            if ending:
+                _, late = await asyncio.wait(ending, timeout=_CLOSE_WITHIN)
+                for task in late:
+                    task.cancel()
 
         return end
 
@@ -199,14 +205,18 @@ class Scheduler:
 
     async def _run(self) -> None:
         patience = _PATIENCE if self.services.nodes.spread else None
+        now = asyncio.get_running_loop().time
+        last = now()
         while True:
             try:
-                async with asyncio.timeout(self.services.resync_interval):
+                # However long a look takes.
+                async with asyncio.timeout_at(last + self.services.resync_interval):
                     await self._check_now.wait()
                 # Confirmations of many queues arrive together: one look serves them all.
                 self._check_now.clear()
             except TimeoutError:
                 pass
+            last = now()
             look = self.services.background.spawn(self._look(), "look at all queues")
             await asyncio.wait({look}, timeout=patience)
 
@@ -214,7 +224,7 @@ class Scheduler:
         try:
             await self.run_once()
             self.services.nodes.prune()
-        except ServerError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next look comes
             if isinstance(error, ServerRefused) and not self._refused:
                 # One of them may not be ours to move: its own call finds that out, and then it is left out here.
                 self._refused = True
@@ -222,7 +232,8 @@ class Scheduler:
                     queue.push()
             elif not self._failing:
                 self._failing = True
-                _log.warning("the re-check of %d queues failed: %s", len(self.queues), error)
+                unexpected = None if isinstance(error, ServerError) else error
+                _log.warning("the re-check of %d queues failed: %s", len(self.queues), error, exc_info=unexpected)
             # A call that could not be sent has been tried for a while itself; one that was refused comes back at once.
             await asyncio.sleep(min(1.0, self.services.retry_most))
             self._check_now.set()
@@ -236,9 +247,7 @@ class Scheduler:
         if (notice := parse(content)) is not None:
             queue.noticed(notice)
             return
-        try:
-            moment = int(content)
-        except ValueError:
+        if (moment := parse_moment(content)) is None:
             _log.warning("queue %r: a notification is no number", queue.name, extra=about(queue.name))
             queue.push()
         else:

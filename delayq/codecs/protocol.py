@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from delayq.errors import BadInput
 
@@ -21,9 +21,12 @@ class Codec(Protocol[T]):
         ...
 
 
-def check_codec(codec: object) -> None:
-    """Raise :class:`~delayq.BadInput` unless an object can be a codec."""
+def check_codec(codec: Codec[Any] | None) -> None:
+    """Raise :class:`~delayq.BadInput` unless it is a codec, or None for the default one."""
+    if codec is None:
+        return
     if isinstance(codec, type):
-        raise BadInput(f"codec is an object, not a class: codec={codec.__name__}()")
-    if not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):
-        raise BadInput(f"codec is an object with encode(value) and decode(payload), which a {type(codec).__name__} has not")
+        raise BadInput(f"codec is the class {codec.__name__}: pass an instance of it, as {codec.__name__}()")
+    for name in ("encode", "decode"):
+        if not callable(getattr(codec, name, None)):
+            raise BadInput(f"codec has no method {name}(): {type(codec).__name__} is no codec")

@@ -100,8 +100,7 @@ def check_settings(
         raise BadName(f"the name of a queue is a str, not {queue!r}")
     # The server may know it by another name; whether it can be one at all is seen from this.
     ReliableKeys.of(queue)
-    if codec is not None:
-        check_codec(codec)
+    check_codec(codec)
     settings.policy()
     check_count("concurrency", concurrency)
     if partitions is not None:
