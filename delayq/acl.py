@@ -73,8 +73,7 @@ _DELAYED: dict[Role, _Delayed] = {
             keys.leases,
             keys.leased,
             keys.turns,
-            keys.taken(f"{_TOKEN}-{8 * _ONE}"),
-            keys.marker(16 * _ONE),
+            keys.fence(f"{_TOKEN}-{8 * _ONE}"),
         ),
     ),
     "admin": _Delayed(

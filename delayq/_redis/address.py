@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from redis.asyncio import Connection, Redis, RedisCluster, SentinelConnectionPool, SSLConnection
 from redis.asyncio.connection import parse_url
@@ -132,6 +132,8 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
     options: dict[str, Any] = {}
     connection_class: type[AbstractConnection] = Connection
     try:
+        if not scheme.endswith("unix"):
+            reason = _what_is_ignored(rest)
         options |= parse_url(f"{_SAME_AS.get(scheme, scheme)}:{rest}")
         connection_class = options.pop("connection_class", Connection)
         # What no connection takes is found here, and not when one is needed.
@@ -147,6 +149,14 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
     if scheme.endswith("unix") and not options.get("path"):
         raise ConfigurationError(f"{redacted(url)!r} names no socket: write unix:///path/to/socket")
     return _address(redacted(url), connection_class, options)
+
+
+def _what_is_ignored(rest: str) -> str:
+    """What is wrong with the part behind the scheme that redis-py would pass over; empty if nothing is."""
+    parts = urlsplit(f"redis:{rest}")
+    if parts.netloc and parts.path.strip("/") and not parts.path.strip("/").isdecimal():
+        return "a database is a number, as in redis://host:6379/0"
+    return "a port is a number from 1 to 65535" if parts.port == 0 else ""
 
 
 def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddress:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delayq._logging import about
+from delayq._redis.group_commit import Request
+from delayq._redis.hand_back import HandBack
 from delayq._redis.reliable_scripts import CLAIM, RELEASE
 from delayq._scheduling.push import NOT_ASKED, Pushes, due_us
 from delayq._scheduling.settling import fresh_until
@@ -20,6 +22,7 @@ from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerUnavai
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from delayq._redis.hand_back import LastCalls
     from delayq._redis.keys import ReliableKeys
     from delayq._scheduling.services import Services
     from delayq._scheduling.suspects import Suspects
@@ -128,7 +131,7 @@ class Claims:
             push=self.pushes.push,
             wanted=self.pushes.wanted,
             idle=lambda: None,
-            put_back=self._put_back,
+            hand_back=self._releasing,
         )
         # The token of the last call, if its answer was lost.
         self._unsure: str | None = None
@@ -195,20 +198,16 @@ class Claims:
 
     async def release(self, claims: Sequence[Claim]) -> None:
         """Give back what was not touched: it is as it was before it was claimed."""
-        for at in range(0, len(claims), BATCH):
-            some = claims[at : at + BATCH]
-            names = [part for claim in some for part in claim.name]
-            await self._server.run(RELEASE, (*self.keys.messages, self.keys.wake), names)
-            self._claimed -= len(some)
-            for claim in some:
-                if claim.is_suspect:
-                    self.suspects.over(claim)
+        await self._server.run(*self._releasing(claims).request)
 
-    async def aclose(self, grace: float) -> None:
-        """Stop, within ``grace`` seconds, and bring back what was claimed for nobody."""
+    def close(self, last: LastCalls) -> None:
+        """Call no more, and write what gives back all that was claimed for nobody, before this returns."""
         self.suspects.forget(self.pushes.push)
         self.pushes.close()
-        self.taker.close()
+        self.taker.close(last)
+
+    async def aclose(self, grace: float) -> None:
+        """Wait, for ``grace`` seconds at most, until a call on its way has ended and what it brings is back."""
         await self.pushes.aclose(grace)
         with suppress(ServerError):
             await self._recover()
@@ -245,7 +244,7 @@ class Claims:
             )
             self._clock.observe(now, asked_at)
             ends_us = now + policy.lease_us
-            fresh = fresh_until(self._clock, ends_us, policy)
+            fresh = fresh_until(self._clock, ends_us, policy.lease_us)
             parts = iter(found)
             claims = [
                 Claim(
@@ -288,8 +287,13 @@ class Claims:
             self.suspects.when_free(self.pushes.push)
         return claims, wait, now
 
-    async def _put_back(self, claims: Sequence[Claim], _call: str) -> None:
-        await self.release(claims)
+    def _releasing(self, claims: Sequence[Claim]) -> HandBack:
+        self._claimed -= len(claims)
+        for claim in claims:
+            if claim.is_suspect:
+                self.suspects.over(claim)
+        names = [part for claim in claims for part in claim.name]
+        return HandBack(Request(RELEASE, (*self.keys.messages, self.keys.wake), names))
 
     async def _recover(self) -> None:
         """Give back what the last call claimed, if its answer was lost. Without this it would wait for its lease to end."""

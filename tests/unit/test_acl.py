@@ -29,7 +29,6 @@ WORK: dict[tuple[str, Role], tuple[tuple[Script, ...], str, str]] = {
     ("delayed", "consumer"): (
         (
             delayed.TRANSFER,
-            delayed.RECOVER,
             delayed.GIVE_BACK,
             delayed.RESYNC,
             delayed.ACK,

@@ -7,5 +7,6 @@
 -- include: clock
 
 local was = redis.call('DEL', KEYS[1])
-redis.call('PUBLISH', KEYS[2], string.format('%.0f', now_us()))
+-- A hint: the others look every few seconds as well.
+redis.pcall('PUBLISH', KEYS[2], string.format('%.0f', now_us()))
 return was

@@ -57,6 +57,6 @@ end)
 local left = redis.call('PTTL', KEYS[18])
 if left > 0 then redis.call('PEXPIRE', KEYS[18], math.max(0, math.ceil(left - by / 1000))) end
 redis.call('HINCRBY', KEYS[21], '', ARGV[1])
--- Not a moment that has passed: who hears of one that he has dealt with takes it for a late message.
-if head then redis.call('PUBLISH', KEYS[17], string.format('%.0f', math.ceil(math.max(head, now)))) end
+-- A hint. Not a moment that has passed: who hears of one that he has dealt with takes it for a late message.
+if head then redis.pcall('PUBLISH', KEYS[17], string.format('%.0f', math.ceil(math.max(head, now)))) end
 return 1

@@ -1,11 +1,21 @@
 -- store: give messages their ids, and put them where they wait. Needs record.
 --
--- `dues` (ms) and `payloads` stand in offer order. Without `listed` the ordered list is left out. Announces a new head on
--- `channel`. Returns the ids.
+-- `dues` (ms) and `payloads` stand in offer order. Without `listed` the ordered list is left out. Returns the ids.
 local MAX_MS = 9007199254740992 -- beyond 2^53 a score is no longer exact
 local A_DAY_OF_IDS = 82397      -- in units of an id's upper half (2^20 microseconds)
 
-local function store(timeout, ordered, channel, listed, now, dues, payloads)
+-- Announce the first of `dues` on `channel` if it is a new head: the others would wake too late. Redisson's clients have no
+-- other way to learn of it, so a user who may not publish is refused: call this before anything is written.
+local function announce(timeout, channel, dues)
+  local first = dues[1]
+  for _, due in ipairs(dues) do
+    if due < first then first = due end
+  end
+  local head = redis.call('ZRANGE', timeout, 0, 0, 'WITHSCORES')
+  if not head[2] or first < tonumber(head[2]) then redis.call('PUBLISH', channel, string.format('%.0f', first)) end
+end
+
+local function store(timeout, ordered, listed, now, dues, payloads)
   -- An id is the time in microseconds times 4096, big-endian: ids sort by offer order, within one script by position.
   -- A clock that stepped back must not break that order, so go on after the newest id if it looks like one of ours.
   local high = math.floor(now / 1048576)
@@ -26,14 +36,6 @@ local function store(timeout, ordered, channel, listed, now, dues, payloads)
     lengths[size] = width == 8 and field .. '\0\0\0\0' or field
     return lengths[size]
   end
-
-  local first = dues[1]
-  for _, due in ipairs(dues) do
-    if due < first then first = due end
-  end
-  -- Tell the others only if they would wake too late; and before anything is written: who may not do that has written nothing.
-  local head = redis.call('ZRANGE', timeout, 0, 0, 'WITHSCORES')
-  if not head[2] or first < tonumber(head[2]) then redis.call('PUBLISH', channel, string.format('%.0f', first)) end
 
   local ids, records, scored = {}, {}, {}
   local taken
