@@ -120,7 +120,9 @@ async def test_a_transfer_that_fails_loses_and_doubles_nothing(
     assert await queue.poll() is None
 
 
-async def test_what_a_lost_answer_had_handed_out_goes_back_even_if_that_fails_first(queue: DelayedQueue[int], faults: Faults) -> None:
+async def test_what_a_lost_answer_had_handed_out_goes_back_even_if_that_fails_first(
+    queue: DelayedQueue[int], faults: Faults
+) -> None:
     await queue.offer(1, 60)
     await queue.pending.poll_last_and_offer_first_to("orders")
     done = faults.calls.count(TRANSFER.name)
