@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from delayq._redis.group_commit import Request
     from delayq._redis.server import Server
+    from delayq._redis.wire import Wire
 
 # The first try at closing has this long before a second one is made over a new connection, seconds.
 _FIRST_DOUBT = 0.35
@@ -64,7 +65,8 @@ class HandBack:
 async def send(server: Server, calls: Sequence[HandBack]) -> None:
     """Send calls for the keys of one queue in order, and wait for what becomes of them. Raises nothing but cancellation."""
     try:
-        answers = server.pipeline_now(calls) or await server.pipeline(calls)
+        sent = server.pipeline_now(calls)
+        answers = await server.pipeline(calls) if sent is None else sent[1]
     except DelayqError as error:
         for call in calls:
             call.note(error)
@@ -83,16 +85,18 @@ class LastCalls:
         self._server = server
         self._calls: list[HandBack] = []
         self._answers: list[asyncio.Future[None]] = []
+        self._wires: dict[str, Wire] = {}
         self._settling: asyncio.Task[None] | None = None
 
-    def send(self, calls: Iterable[HandBack]) -> None:
-        """Write calls for the keys of one queue now, in order."""
+    def send(self, queue: str, calls: Iterable[HandBack]) -> None:
+        """Write calls for the keys of one queue now, in order, behind what was written for that queue before."""
         calls = list(calls)
         if not calls:
             return
         self._calls += calls
-        answers = self._server.pipeline_now(calls)
-        if answers is not None:
+        sent = self._server.pipeline_now(calls, self._wires.get(queue))
+        if sent is not None:
+            self._wires[queue], answers = sent
             self._answers += answers
             return
         for call in calls:

@@ -36,6 +36,8 @@ _AT_A_TIME = 200
 _PATIENCE = 1.0
 # What is on its way when a queue closes has this long, and two round trips; seconds.
 _GRACE = 0.8
+# Closing ends after this time in any case, seconds: bytes that still move on a slow network are waited for.
+_CLOSE_WITHIN = 8.0
 
 
 class OpenQueue(Protocol):
@@ -158,8 +160,12 @@ class Scheduler:
             queue.close(last)
 
         async def end() -> None:
-            # One after the other would add up; a failure of one must not keep the others from ending.
-            await asyncio.gather(*(queue.aclose(grace) for queue in closing), return_exceptions=True)
+            # Not gathered, nor in a scope: who is cancelled with them is told from a closing that takes too long.
+            ending = [self.services.background.spawn(queue.aclose(grace), f"close {queue.name}") for queue in closing]
+            if ending:
+                _, late = await asyncio.wait(ending, timeout=_CLOSE_WITHIN)
+                for task in late:
+                    task.cancel()
 
         return end
 
@@ -184,12 +190,20 @@ class Scheduler:
         parts = [queues[at : at + at_a_time] for at in range(0, len(queues), at_a_time)]
         calls = [([key for _, keys in some for key in keys], [queue.kind for queue, _ in some]) for some in parts]
         asked_at = self.services.clock.local()
-        for some, (now, *facts) in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
+        errors = []
+        for some, answer in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
+            if isinstance(answer, BaseException):
+                # It keeps nobody from hearing of the other queues.
+                errors.append(answer)
+                continue
+            now, *facts = answer
             for (queue, _), wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
                 # Closed meanwhile?
                 if (clock := self._clocks.get(queue)) is not None:
                     clock.observe(now, asked_at)
                     queue.resynced(due_us(now, wait_us), ready)
+        if errors:
+            raise errors[0]
 
     def _server_of(self, key: str) -> Connections | None:
         try:

@@ -329,18 +329,22 @@ class Taker(Generic[Item]):
             fresh = [*self._chunks, *fresh]
             self._sent_last = True
         self._chunks += fresh
-        self._last.send(chunk.call for chunk in fresh)
+        self._last.send(self._queue, (chunk.call for chunk in fresh))
 
     def _hand_out(self, taken: list[Taken[Item]], *, more: bool = False) -> list[Taken[Item]]:
-        waiters = [waiter for waiter in self._waiters if not waiter.future.done()]
-        wants = [waiter.want for waiter in waiters]
-        at = 0
-        # Where more is on its way, the first ones get all they want, and handle it while the others' comes.
-        for waiter, share in zip(waiters, wants if more else shares(len(taken), wants), strict=True):
-            if share and at < len(taken):
-                self._resolve(waiter, taken[at : at + share])
-                at += share
-        return taken[at:]
+        waiting = [waiter for waiter in self._waiters if not waiter.future.done()]
+        # Those for whom the attempt was made come first: what one of them gives back then goes, in order, to the others.
+        asked = [waiter for waiter in waiting if waiter.joined < self._attempts]
+        for waiters in (asked, [waiter for waiter in waiting if waiter.joined >= self._attempts]):
+            wants = [waiter.want for waiter in waiters]
+            at = 0
+            # Where more is on its way, the first ones get all they want, and handle it while the others' comes.
+            for waiter, share in zip(waiters, wants if more else shares(len(taken), wants), strict=True):
+                if share and at < len(taken):
+                    self._resolve(waiter, taken[at : at + share])
+                    at += share
+            taken = taken[at:]
+        return taken
 
     def _leave(self, waiter: _Waiter[Item]) -> None:
         if waiter.limit is not None:

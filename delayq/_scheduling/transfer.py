@@ -228,9 +228,9 @@ class TransferTask:
             )
             if payloads and not lease_us and not self.is_ours(asked_at):
                 payloads = payloads if await self._confirm_late(call) else []
-        if self._last is not None:
-            # Closing has given it back.
-            payloads = []
+            elif self._last is not None:
+                # Closing has given it back.
+                payloads = []
         self._clock.observe(now, asked_at)
         if moved < BATCH:
             # One that is due in this very millisecond may be offered yet.
@@ -306,7 +306,7 @@ class TransferTask:
         """Have the server take back what these calls handed out: those who wanted it have gone."""
         self._lost.update(dict.fromkeys(handed))
         if self._lost and self._last is not None:
-            self._last.send(map(self.back_by_name, self._lost))
+            self._last.send(self.keys.name, map(self.back_by_name, self._lost))
         elif self._lost and self._recovering is None:
             self._recovering = self._background.spawn(self._recover_soon(), "recover")
 
@@ -335,16 +335,17 @@ class TransferTask:
         if tokens:
             self._unconfirmed.update(dict.fromkeys(tokens))
             calls = self._confirming(tokens)
-            self._background.spawn(self._confirmed(tokens, calls, self._server.pipeline_now(calls)), "confirm")
+            sent = self._server.pipeline_now(calls)
+            self._background.spawn(self._confirmed(tokens, calls, sent[1] if sent else []), "confirm")
 
     def _confirming(self, tokens: Sequence[str]) -> list[HandBack]:
         keys = (self.keys.leases, self.keys.leased)
         return [HandBack(Request(ACK, keys, tokens[at : at + BATCH])) for at in range(0, len(tokens), BATCH)]
 
-    async def _confirmed(self, tokens: Sequence[str], calls: list[HandBack], sent: list[asyncio.Future[None]] | None) -> None:
+    async def _confirmed(self, tokens: Sequence[str], calls: list[HandBack], sent: Sequence[asyncio.Future[None]]) -> None:
         # It must arrive before the messages go back: their callers have them.
         give_up_at, failures = self._clock.local() + CONFIRM_US / 1_000_000, 0
-        if sent is not None:
+        if sent:
             await asyncio.wait(sent)
         while missing := [call for call in calls if not call.is_done]:
             if self._clock.local() > give_up_at:
@@ -411,8 +412,8 @@ class TransferTask:
         self.pushes.close()
         self._watch.close()
         # What calls on their way bring comes behind what is here, so it goes back first.
-        last.send(map(self.back_by_name, [*self._lost, *self._under_way]))
-        last.send(self._confirming([*self._unconfirmed]))
+        last.send(self.keys.name, map(self.back_by_name, [*self._lost, *self._under_way]))
+        last.send(self.keys.name, self._confirming([*self._unconfirmed]))
         for lessee in self._lessees.values():
             lessee.keeper.close()
         for _, taker in self._takers():

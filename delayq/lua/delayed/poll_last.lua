@@ -26,7 +26,10 @@ while left < tonumber(ARGV[2]) do
   if listed then redis.call('RPOP', KEYS[2]) else forget_all(KEYS[2], {record}, now_us()) end
   left = left + 1
   local payload = payload_of(record)
-  redis.call('LPUSH', payload and KEYS[4] or KEYS[3], payload or record)
-  if payload then return {left, payload} end
+  if payload then
+    redis.call('LPUSH', KEYS[4], payload)
+    return {left, payload}
+  end
+  redis.call('RPUSH', KEYS[3], record)
 end
 return {left}
