@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from redis.asyncio import Connection, Redis, RedisCluster, SentinelConnectionPool, SSLConnection
+from redis.asyncio import Connection, Redis, RedisCluster, SentinelConnectionPool, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from redis.asyncio.connection import AbstractConnection
 
@@ -59,11 +59,17 @@ _SERVERS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What is needed to open a connection. ``repr`` shows no secret."""
+    """What is needed to open a connection. ``repr`` shows no secret.
+
+    Attributes:
+        label: What to call it.
+        restart: Starts the server again if it is ours and has died. Returns the path of its socket.
+    """
 
     label: str
     connection_class: type[AbstractConnection] = field(repr=False)
     options: dict[str, Any] = field(repr=False)
+    restart: Callable[[], Awaitable[str]] | None = field(default=None, repr=False)
 
     @property
     def is_tls(self) -> bool:
@@ -152,6 +158,11 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
     if scheme.endswith("unix") and not options.get("path"):
         raise ConfigurationError(f"the address {_scheme_of(url)!r} names no socket: write unix:///path/to/socket")
     return _address(redacted(url), connection_class, options)
+
+
+def of_socket(path: str, restart: Callable[[], Awaitable[str]]) -> Address:
+    """The address of a server of our own, which ``restart`` starts again."""
+    return replace(_address(f"unix://{path}", UnixDomainSocketConnection, {"path": path}), restart=restart)
 
 
 def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddress:
