@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delayq._durations import moment_us
+from delayq._error_text import unpack_error
 from delayq._redis.bodies import parse, parse_letter
 from delayq._redis.reliable_scripts import DROP_DEAD, REDRIVE
 from delayq.errors import BadInput, DecodeError, OutcomeUnknown, ServerError
@@ -32,7 +33,7 @@ class DeadLetter(Generic[T]):
     Attributes:
         id: Its id.
         reason: Why it died: ``attempts`` (all were used), ``expired`` (past its time to live), or what ``bury`` was told.
-        error: The last error in one line; empty if there was none.
+        error: The last error in one line: its type, and the first line of its message; empty if there was none.
         traceback: The last error's traceback; empty if there was none.
         attempt: How many attempts it had used.
         died_at: When it died, by the server's clock (UTC).
@@ -176,11 +177,11 @@ class DeadLetters(Generic[T]):
     def _letter(self, message: bytes, letter: bytes, died_us: float) -> DeadLetter[T]:
         why, body = parse_letter(letter)
         enqueued_us, headers, payload = parse(body)
-        trace: str = why.get("error") or ""
+        line, trace = unpack_error(why.get("error") or "")
         return DeadLetter(
             id=message.decode(errors="replace"),
             reason=why["reason"],
-            error=trace.rsplit("\n", 1)[-1],
+            error=line,
             traceback=trace,
             attempt=int(why["attempt"]),
             died_at=moment_us(died_us),

@@ -147,13 +147,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """As :meth:`offer`, which nobody watches."""
         plain = durability is None and self._promise is None
         commits = self._open.offers.commits if plain else await self._commits(durability)
-        if commits.is_full:
-            await commits.room()
+        since = await commits.room() if commits.is_full else None
         if id is not None or self._settings.max_size:
             await self._settled()
         message = self._offering.message(value, delay, at, id, headers, priority, ttl, on_duplicate)
         try:
-            outcome = await commits.submit(message, len(message.content))
+            outcome = await commits.submit(message, len(message.content), since)
         except DelayqError as error:
             self._offering.raise_for((message.id,), (error,))
             raise
@@ -346,7 +345,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         back. Takes less than a second. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.scheduler.close(self._open)
+            await self._session.close_queue(self._open)
 
     async def __aenter__(self) -> Self:
         return self

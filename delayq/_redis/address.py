@@ -47,9 +47,8 @@ _NOT_OURS = re.compile(
 )
 
 
-# What redis-py says of an option whose value it cannot read, and what we say ourselves.
-_SAYS_ENOUGH = re.compile(r"Invalid value for '\w+' in connection URL\.|the database is not a number")
-_DATABASE = re.compile(r"/?[0-9]*/?")
+# What redis-py says of an option whose value it cannot read.
+_SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
 # What can be shown of an address: host, port, and a path where that names a socket or a service. Else it is a number.
 _HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]+)?"
 _SERVER = re.compile(rf"{_HOST}(?:/[0-9]*)?")
@@ -140,16 +139,15 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
     options: dict[str, Any] = {}
     connection_class: type[AbstractConnection] = Connection
     try:
-        if not scheme.endswith("unix") and not _DATABASE.fullmatch(urlsplit(f"{scheme}:{rest}").path):
-            # redis-py would take database 0.
-            raise ValueError("the database is not a number")  # noqa: TRY301 - as redis-py does
+        if not scheme.endswith("unix"):
+            reason = _what_is_ignored(rest)
         options |= parse_url(f"{_SAME_AS.get(scheme, scheme)}:{rest}")
         connection_class = options.pop("connection_class", Connection)
         # What no connection takes is found here, and not when one is needed.
         _address("", connection_class, options).connection()
     except ValueError as error:
         # Other texts quote what they cannot read.
-        reason = str(error) if _SAYS_ENOUGH.fullmatch(str(error)) else "it is no URL"
+        reason = str(error) if _SAYS_WHICH_OPTION.fullmatch(str(error)) else "it is no URL"
     except (TypeError, RedisError):
         reason = "one of its options is unknown, or cannot have this value"
     if reason:
@@ -163,6 +161,14 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
 def of_socket(path: str, restart: Callable[[], Awaitable[str]]) -> Address:
     """The address of a server of our own, which ``restart`` starts again."""
     return replace(_address(f"unix://{path}", UnixDomainSocketConnection, {"path": path}), restart=restart)
+
+
+def _what_is_ignored(rest: str) -> str:
+    """What is wrong with the part behind the scheme that redis-py would pass over; empty if nothing is."""
+    parts = urlsplit(f"redis:{rest}")
+    if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
+        return "a database is a number, as in redis://host:6379/0"
+    return "a port is a number from 1 to 65535" if parts.port == 0 else ""
 
 
 def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddress:

@@ -8,11 +8,12 @@ import os
 import re
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._redis.first_of import first_of
 from delayq._redis.not_now import is_not_now
 from delayq._redis.retry import retry_delay
+from delayq._redis.rights import Rights, is_refusal
 from delayq._redis.wire import ANSWER_WITHIN, NotSent, ReplyError
 from delayq.errors import ConfigurationError, DelayqError, OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from delayq._redis.connections import Connections
+    from delayq._redis.hand_back import HandBack
     from delayq._redis.nodes import Nodes
     from delayq._redis.scripts import Script
     from delayq._redis.wire import Wire
@@ -31,8 +33,17 @@ _ELSEWHERE = re.compile(r"(MOVED|ASK) (\d+) (\S+)")
 _SENT_ON = 5
 # How long a call that was not carried out is tried again, seconds.
 RETRY_FOR = 5.0
+# For how long a command that follows a script may hold its answer back, seconds.
+BLOCKS_FOR = 2.0
 # Keys that a step of a scan looks at: it takes the server a fraction of a millisecond.
 _SCANNED = 1000
+
+
+class Confirmation(NamedTuple):
+    """Commands that say that an answer has come. ``told`` is called with the answer to the first of them, or with an error."""
+
+    commands: Sequence[tuple[str, ...]]
+    told: Callable[[Any], object]
 
 
 class _Elsewhere(Exception):
@@ -67,6 +78,7 @@ class Server:
         self._nodes = nodes
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
+        self._rights = Rights(self._loop.time)
         self.round_trips: int = 0
         self.errors: int = 0
 
@@ -86,9 +98,10 @@ class Server:
         script: Script,
         keys: Sequence[str],
         args: Sequence[str | bytes | int] = (),
+        until: float | None = None,
         then: tuple[str | int, ...] | None = None,
     ) -> Any:
-        """Run a script, again where that is safe, for :data:`RETRY_FOR` seconds.
+        """Run a script, again where that is safe, for :data:`RETRY_FOR` seconds, or ``until`` a moment of the event loop's clock.
 
         With ``then``, a command that follows it on the same connection, returns both answers; the second one may be an error.
 
@@ -97,7 +110,9 @@ class Server:
             OutcomeUnknown: It was sent and its answer lost.
             ServerRefused: The server answered with an error.
         """
-        return await self._repeat(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable, then)
+        return await self._repeat(
+            keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable, then, until
+        )
 
     async def run_all(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
         """Run a script that is safe to repeat several times, in one round trip, on the server of the first call's keys.
@@ -193,6 +208,8 @@ class Server:
         if wire is None or (beside is not None and not connections.share(beside)):
             return None
 
+        form = self._rights.form(wire, script, keys[0])
+
         def landed(answer: Any) -> None:
             if isinstance(answer, OSError):
                 connections.drop(wire)
@@ -202,6 +219,7 @@ class Server:
                 return
             connections.release(wire)
             if not isinstance(answer, ReplyError):
+                self._rights.permitted(wire, script, keys[0], form)
                 told(answer)
             elif _is_unknown_script(answer) or _ELSEWHERE.match(str(answer)):
                 told(ServerUnavailable(str(answer)))
@@ -209,7 +227,7 @@ class Server:
                 told(self._refused(answer, connections))
 
         self.round_trips += 1
-        wire.call(("EVALSHA", script.sha, len(keys), *keys, *args), landed)
+        wire.call(("EVALSHA", form.sha, len(keys), *keys, *args), landed)
         return wire
 
     def follow(self, wire: Wire, key: str, command: tuple[str | int, ...], told: Callable[[Any], object]) -> None:
@@ -222,7 +240,103 @@ class Server:
             told(answer)
 
         self.round_trips += 1
-        wire.call(command, landed)
+        wire.call(command, landed, BLOCKS_FOR)
+
+    def pipeline_now(
+        self, calls: Sequence[HandBack], beside: Wire | None = None
+    ) -> tuple[Wire, list[asyncio.Future[None]]] | None:
+        """Send calls for the keys of one queue, in order, before this returns: also behind others on a connection in use.
+
+        Their texts are sent, so that the server knows them whatever it has forgotten.
+
+        Args:
+            calls: The calls, in the order in which they shall be carried out.
+            beside: The connection of an earlier call, behind which these are to be carried out. It may be gone meanwhile.
+
+        Returns:
+            The connection, and a future for each call, done when its outcome is noted; None if no connection is open: then
+            nothing was sent.
+        """
+        try:
+            connections = self._nodes.of(calls[0].request.keys[0])
+        except DelayqError:
+            return None
+        wire = connections.acquire_any(beside)
+        return None if wire is None else (wire, self._pipeline(wire, connections, calls))
+
+    async def pipeline(self, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
+        """As :meth:`pipeline_now`, but waits for a connection. Raises as :meth:`run`: nothing was sent then."""
+        connections = await self._nodes.find(calls[0].request.keys[0])
+        return self._pipeline(await self._acquire(connections), connections, calls)
+
+    async def pipeline_anew(self, calls: Sequence[HandBack]) -> None:
+        """Send calls, for the keys of any queues, over new connections, and wait until all are answered or have failed."""
+        servers: dict[Connections, list[HandBack]] = {}
+        for call in calls:
+            with suppress(DelayqError):
+                servers.setdefault(await self._nodes.find(call.request.keys[0]), []).append(call)
+
+        async def send(connections: Connections, some: Sequence[HandBack]) -> None:
+            with suppress(DelayqError):
+                wire = await connections.open_own(anew=True)
+                try:
+                    answers = [self._send_back(wire, connections, call) for call in some]
+                    await asyncio.wait(answers)
+                finally:
+                    connections.close(wire)
+
+        await asyncio.gather(*(send(*each) for each in servers.items()))
+
+    @property
+    def bytes_to_send(self) -> int:
+        """How many bytes wait here for the network to take them."""
+        return sum(connections.bytes_to_send for connections in self._nodes.all())
+
+    def _pipeline(self, wire: Wire, connections: Connections, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
+        answers = [self._send_back(wire, connections, call) for call in calls]
+        left = len(answers)
+
+        def answered(_: asyncio.Future[None]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                connections.release(wire)
+
+        for answer in answers:
+            answer.add_done_callback(answered)
+        return answers
+
+    def _send_back(self, wire: Wire, connections: Connections, call: HandBack) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = self._loop.create_future()
+        script, keys, args, _ = call.request
+
+        def told(answer: Any) -> None:
+            if isinstance(answer, NotSent):
+                call.note(ServerUnavailable(f"the connection broke: {answer}"))
+            elif isinstance(answer, OSError):
+                self.errors += 1
+                call.note(_lost(answer))
+            elif not isinstance(answer, ReplyError):
+                self._rights.permitted(wire, script, keys[0], form)
+                call.note(answer)
+                if (cleanup := call.cleanup) is not None:
+                    with suppress(OSError):
+                        wire.tell(*cleanup)
+            elif _ELSEWHERE.match(str(answer)):
+                call.note(ServerUnavailable(str(answer)))
+            else:
+                call.note(self._refused(answer, connections))
+            if not done.done():
+                done.set_result(None)
+
+        form = self._rights.form(wire, script, keys[0])
+        call.tries += 1
+        self.round_trips += 1
+        try:
+            wire.call(("EVAL", form.text, len(keys), *keys, *args), told)
+        except OSError as error:
+            told(error)
+        return done
 
     async def open(self) -> None:
         """Find out whether there is a server to ask. Raises as :meth:`run`."""
@@ -307,12 +421,11 @@ class Server:
         script: Script,
         keys: Sequence[str],
         args: Sequence[str | bytes | int],
-        confirm: Callable[[Any], tuple[str, ...] | None],
+        confirm: Callable[[Any], Confirmation | None],
     ) -> Any:
         """Run a script, without repetition. Raises as :meth:`run` does.
 
-        ``confirm`` is given the answer, and says which command to send before anybody acts on it. Nobody waits for what
-        the server says to that, and nobody minds if it does not arrive.
+        ``confirm`` is given the answer, and says which commands to send before this returns. Their answers are not waited for.
         """
         return await self._attempt(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, confirm)
 
@@ -323,24 +436,28 @@ class Server:
         script: Script | None,
         repeatable: bool,
         then: tuple[str | int, ...] | None = None,
+        until: float | None = None,
     ) -> Any:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             raise self.wrong_loop()
-        give_up_at = loop.time() + RETRY_FOR
+        give_up_at = loop.time() + RETRY_FOR if until is None else until
         attempt = 0
         unknown: OutcomeUnknown | None = None
+        # What went wrong last, before the time was over.
+        known: ServerUnavailable | None = None
         while True:
             try:
-                return await self._attempt(key, command, script, then=then)
+                return await self._attempt(key, command, script, then=then, until=until)
             except OutcomeUnknown as error:
                 if not repeatable or loop.time() >= give_up_at:
                     raise
                 unknown = error
             except ServerUnavailable as error:
+                known = known if known and isinstance(error.__cause__, TimeoutError) else error
                 if loop.time() >= give_up_at:
                     # An earlier try may have been carried out.
-                    raise unknown or error from error.__cause__
+                    raise unknown or known from known.__cause__
             attempt += 1
             await asyncio.sleep(retry_delay(attempt, most=0.5))
 
@@ -349,21 +466,26 @@ class Server:
         key: str | None,
         command: tuple[Any, ...],
         script: Script | None,
-        confirm: Callable[[Any], tuple[str, ...] | None] | None = None,
+        confirm: Callable[[Any], Confirmation | None] | None = None,
         then: tuple[str | int, ...] | None = None,
+        until: float | None = None,
     ) -> Any:
         try:
             if key is None and self._nodes.spread:
                 # Any server will do, so none that hangs or refuses is waited for.
                 ask = partial(self._attempt_at, asking=False, command=command, script=script, confirm=confirm, then=then)
                 return await first_of("no server answers", [(each.label, partial(ask, each)) for each in await self._nodes.any()])
-            connections, asking = await self._nodes.find(key), False
+            async with asyncio.timeout_at(until):
+                connections, asking = await self._nodes.find(key), False
+        except TimeoutError as error:
+            self.errors += 1
+            raise ServerUnavailable("nobody tells in time which server has the queue") from error
         except DelayqError:
             self.errors += 1
             raise
         for _ in range(_SENT_ON):
             try:
-                return await self._attempt_at(connections, asking, command, script, confirm, then)
+                return await self._attempt_at(connections, asking, command, script, confirm, then, until)
             except _Elsewhere as elsewhere:
                 connections, asking = elsewhere.connections, elsewhere.asking
         raise ServerUnavailable("the servers of the cluster send us from one to another")
@@ -374,20 +496,17 @@ class Server:
         asking: bool,
         command: tuple[Any, ...],
         script: Script | None,
-        confirm: Callable[[Any], tuple[str, ...] | None] | None,
+        confirm: Callable[[Any], Confirmation | None] | None,
         then: tuple[str | int, ...] | None,
+        until: float | None = None,
     ) -> Any:
-        wire = await self._acquire(connections)
+        wire = await self._acquire(connections, until)
         keep = False
         try:
             reply = await self._exchange(wire, asking, command, script, then)
             keep = True
-            if confirm is not None and (last := confirm(reply)):
-                self.round_trips += 1
-                with suppress(OSError):
-                    if asking:
-                        wire.tell("ASKING")
-                    wire.tell(*last)
+            if confirm is not None and (confirmation := confirm(reply)) is not None:
+                self._confirm(wire, asking, confirmation)
         except ReplyError as error:
             keep = True
             if (elsewhere := self._elsewhere(error, connections)) is not None:
@@ -408,11 +527,25 @@ class Server:
                 connections.drop(wire)
         return reply
 
-    async def _acquire(self, connections: Connections) -> Wire:
+    def _confirm(self, wire: Wire, asking: bool, confirmation: Confirmation) -> None:
+        told: Callable[[Any], object] | None = confirmation.told
+        for command in confirmation.commands:
+            self.round_trips += 1
+            try:
+                if asking:
+                    wire.tell("ASKING")
+                wire.call(command, told)
+            except OSError as error:
+                if told is not None:
+                    told(error)
+            told = None
+
+    async def _acquire(self, connections: Connections, until: float | None = None) -> Wire:
         try:
             if (wire := connections.acquire_nowait()) is not None:
                 return wire
-            async with asyncio.timeout(ANSWER_WITHIN):
+            give_up_at = self._loop.time() + ANSWER_WITHIN
+            async with asyncio.timeout_at(give_up_at if until is None else min(until, give_up_at)):
                 return await connections.acquire()
         except TimeoutError as error:
             self.errors += 1
@@ -432,13 +565,18 @@ class Server:
         script: Script | None,
         then: tuple[str | int, ...] | None,
     ) -> Any:
-        try:
+        if script is None:
             return await self._ask(wire, asking, command, then)
+        form = self._rights.form(wire, script, command[3])
+        try:
+            answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), then)
         except ReplyError as error:
             # Not carried out. EVAL needs no SCRIPT permission and cannot be overtaken by another SCRIPT FLUSH.
-            if script is None or not _is_unknown_script(error):
+            if not _is_unknown_script(error):
                 raise
-        return await self._ask(wire, asking, ("EVAL", script.text, *command[2:]), then)
+            answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), then)
+        self._rights.permitted(wire, script, command[3], form)
+        return answer
 
     async def _ask(self, wire: Wire, asking: bool, command: tuple[Any, ...], then: tuple[str | int, ...] | None) -> Any:
         self.round_trips += 1
@@ -449,7 +587,7 @@ class Server:
             return await answer
         second: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.round_trips += 1
-        wire.call(then, partial(_note, second))
+        wire.call(then, partial(_note, second), BLOCKS_FOR)
         return await answer, await second
 
     def _elsewhere(self, error: ReplyError, connections: Connections) -> _Elsewhere | None:
@@ -472,6 +610,8 @@ class Server:
                     return ServerRefused(f"{connections.label} is a replica, which stores nothing: {advice}")
                 connections.renew()
             return ServerUnavailable(f"the server cannot serve now: {text}")
+        if is_refusal(text):
+            self._rights.forget()
         if "WRONGTYPE" in text:
             return ServerRefused("one of the queue's keys holds a value of another type: it is used by something else")
         return ServerRefused(text)

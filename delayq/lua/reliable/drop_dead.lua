@@ -6,5 +6,7 @@
 --
 -- Returns how many were dropped.
 
+-- A right that consumers do not have: they make dead letters, and do not clean up.
+redis.call('ZCARD', KEYS[1])
 redis.call('HDEL', KEYS[2], unpack(ARGV))
 return redis.call('ZREM', KEYS[1], unpack(ARGV))
