@@ -256,7 +256,8 @@ class Message(Generic[T]):
         self._demand_lease()
         text = pack_error(error)
         most = self._origin.max_attempts
-        if most and self.attempt >= most:
+        # Attempts that were lost with a worker that another message may have killed do not count.
+        if most and self.attempt - self._claim.forgiven >= most:
             await self._die("attempts", text)
             return
         delay_us = microseconds(self._origin.backoff.delay(self.attempt) if delay is None else delay)

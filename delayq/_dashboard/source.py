@@ -13,7 +13,8 @@ from delayq._error_text import unpack_error
 from delayq._redis.bodies import parse, parse_letter
 from delayq._redis.keys import DelayedKeys, ReliableKeys
 from delayq._redis.records import payload_of
-from delayq._redis.reliable_scripts import CANCEL, GET, LIST, RESCHEDULE, RESUME, STATS
+from delayq._redis.reliable_scripts import CANCEL, GET, RESCHEDULE, RESUME
+from delayq._redis.reliable_views import count, page
 from delayq._redis.scripts import CANCEL as CANCEL_RECORD
 from delayq._redis.scripts import RESCHEDULE as RESCHEDULE_RECORD
 from delayq.codecs import StringCodec
@@ -238,7 +239,7 @@ class ReliableSource:
         return partition in self._parts
 
     async def counts(self) -> Counts:
-        parts = await self._each(lambda keys: self._server.run(STATS, (*keys.messages, keys.dead, keys.paused)))
+        parts = await self._each(lambda keys: count(self._server, keys))
         delayed, ready, leased, dead, late, paused = zip(*parts, strict=True)
         return Counts(sum(delayed), sum(ready), sum(leased), sum(dead), max(late), any(paused))
 
@@ -339,9 +340,8 @@ class ReliableSource:
         return next(number for number, each in self._parts.items() if each is keys)
 
     async def _page(self, keys: ReliableKeys, state: str, offset: int, limit: int) -> list[Row]:
-        found = await self._server.run(LIST, keys.messages, (state, offset, limit))
         number = self._number(keys)
-        return [_live(Place(id, number), facts) for id, facts in zip(found[::2], found[1::2], strict=True)]  # noqa: A001
+        return [_live(Place(id, number), facts) for id, facts in await page(self._server, keys, state, offset, limit)]  # noqa: A001
 
     async def _dead_page(self, keys: ReliableKeys, offset: int, limit: int) -> list[Row]:
         found = await self._server.command("ZRANGE", keys.dead, offset, offset + limit - 1, "WITHSCORES")

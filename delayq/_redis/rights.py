@@ -195,7 +195,6 @@ _PUSH = """if permitted(redis.pcall('LREM', {key}, 'wrong', '')) then
     try(redis.pcall('{command}', {key}, {nothing}))
     redis.pcall('LREM', {key}, {end_}, {nothing})
   end"""
-_DELETE = "if redis.pcall('EXISTS', {key}) == 0 then try(redis.pcall('{command}', {key})) end"
 
 _CHECK = """do
   local refused
@@ -220,8 +219,6 @@ class Form(NamedTuple):
 def _line(command: str, key: str) -> str:
     if command in ("lpush", "rpush"):
         return _PUSH.format(command=command.upper(), key=key, end_=1 if command == "lpush" else -1, nothing=_NOTHING)
-    if command == "unlink":
-        return _DELETE.format(command=command.upper(), key=key)
     arguments = _HARMLESS[command]
     return f"try(redis.pcall('{command.upper()}', {key}{arguments and ', '}{arguments}))"
 
