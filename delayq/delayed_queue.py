@@ -157,7 +157,7 @@ class DelayedQueue(Generic[T]):
             raise ConfigurationError(f"queue {name!r} is open on this client with ordered_list={self._open.listed}")
         self._taker = self._open.transfer.taker
         self.ready: Ready[T] = Ready(self._keys, self._server, codec)
-        self.pending: Pending[T] = Pending(self._keys, self._server, codec, self._encode, listed=listed, keys_of=keys_of)
+        self.pending: Pending[T] = Pending(self._open.transfer, session, codec, self._encode, listed=listed, keys_of=keys_of)
 
     @property
     def name(self) -> str:
@@ -370,10 +370,16 @@ class DelayedQueue(Generic[T]):
         return self._deliveries(lease_us, retry_us)
 
     async def _deliveries(self, lease_us: int, retry_us: int) -> AsyncIterator[Delivery[T]]:
-        leases = self._open.transfer.leases
-        async with aclosing(self._open.transfer.lessee(lease_us).batches()) as batches:
+        lessee = self._open.transfer.lessee(lease_us)
+        async with aclosing(lessee.taker.batches()) as batches:
             async for batch in batches:
                 while batch:
+                    if lessee.keeper.is_short(batch[0][1]):
+                        # Not taken out of the batch yet: if we are cancelled now, it goes back.
+                        lost = {id(lease) for lease in await lessee.keeper.freshen([lease for _, lease in batch])}
+                        for taken in [taken for taken in batch if id(taken[1]) in lost]:
+                            batch.remove(taken)
+                        continue
                     _, lease = batch.popleft()
                     try:
                         value = self._codec.decode(lease.payload)
@@ -382,7 +388,7 @@ class DelayedQueue(Generic[T]):
                         self._report(error)
                     else:
                         self._open.counts.delivered += 1
-                        yield Delivery(value, lease, leases, retry_us, batch)
+                        yield Delivery(value, lease, self._open.transfer.leases, lessee.keeper, retry_us, batch)
 
     async def _give_up(self, lease: Lease) -> None:
         # In this order: dying between the two doubles it, and loses nothing.
@@ -398,7 +404,7 @@ class DelayedQueue(Generic[T]):
         nobody goes back. Takes less than a second. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.scheduler.close(self._open)
+            await self._session.close_queue(self._open)
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 import anyio
 
 from delayq._durations import Duration, microseconds, moment_us
+from delayq._leaving import settle_quietly
 from delayq._redis.bodies import parse
 from delayq._scheduling.settling import LOST
 from delayq.errors import DecodeError, LeaseLost
@@ -92,9 +93,9 @@ class Message(Generic[T]):
     As a context manager it settles itself. While the block runs its lease is renewed. Where the block ends: :meth:`ack`; in a
     loop over the queue that has more messages at hand, without waiting for the server's answer: the log tells if it was no.
     Where it raises: :meth:`nack` with the queue's backoff, or a dead letter if that was the last attempt; what the block
-    raised goes on, but for :class:`RetryAfter` and :class:`Reject`, which are instructions and end here. Where it is
-    cancelled: the message waits again at once, and the attempt is not counted. Where the lease is lost all the same: the
-    block is cancelled, and :class:`~delayq.LeaseLost` raised.
+    raised goes on, and an error of settling is only logged. :class:`RetryAfter` and :class:`Reject` are instructions and end
+    here. Where it is cancelled: the message waits again at once, and the attempt is not counted. Where the lease is lost all
+    the same: the block is cancelled, and :class:`~delayq.LeaseLost` raised.
 
     Attributes:
         id: Its id.
@@ -300,10 +301,13 @@ class Message(Generic[T]):
             else:
                 await self.ack()
             return False
-        # Shielded: a handler that is cancelled still hands its message back.
-        with anyio.CancelScope(shield=True):
-            await self._settle_failed(error)
-        return isinstance(error, RetryAfter | Reject)
+        if isinstance(error, RetryAfter | Reject):
+            # Instructions end here, so an error of carrying them out hides none.
+            with anyio.CancelScope(shield=True):
+                await self._settle_failed(error)
+            return True
+        await settle_quietly(self._settle_failed(error), self._origin.queue.name, self.id)
+        return False
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r}, {self.state}, attempt {self.attempt}>"

@@ -346,7 +346,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         back. Takes less than a second. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.scheduler.close(self._open)
+            await self._session.close_queue(self._open)
 
     async def __aenter__(self) -> Self:
         return self

@@ -32,6 +32,8 @@ class Connections:
         self._free: list[Wire] = []
         # By how many calls each is held.
         self._used: dict[Wire, int] = {}
+        # Those among them that block or listen, so that nothing else may be sent on them.
+        self._own: set[Wire] = set()
         # Those among them that lead to a server which is not the one any more.
         self._outdated: set[Wire] = set()
         # How many free connections, from the start of the list, were not needed since the last look.
@@ -58,6 +60,30 @@ class Connections:
         if wire is None:
             self._slots.release()
         return wire
+
+    def acquire_any(self, preferred: Wire | None = None) -> Wire | None:
+        """An open connection, even if it is in use; None if none is. To be handed to :meth:`release` or :meth:`drop`.
+
+        Args:
+            preferred: This one, if it is still open.
+        """
+        if preferred is not None and preferred.is_open:
+            if self.share(preferred):
+                return preferred
+            if preferred in self._free and not self._slots.statistics().tasks_waiting and self._slots.value:
+                self._slots.acquire_nowait()
+                self._free.remove(preferred)
+                self._spare = min(self._spare, len(self._free))
+                self._used[preferred] = 1
+                return preferred
+        if (wire := self.acquire_nowait()) is not None:
+            return wire
+        return next((wire for wire in self._used if wire not in self._own and self.share(wire)), None)
+
+    @property
+    def bytes_to_send(self) -> int:
+        """How many bytes wait here for the network to take them."""
+        return sum(wire.bytes_to_send for wire in self._used) + sum(wire.bytes_to_send for wire in self._free)
 
     async def acquire(self) -> Wire:
         """An open connection, to be handed to :meth:`release` or :meth:`drop`. Waits while all are in use.
@@ -128,22 +154,28 @@ class Connections:
             self.close(wire)
         self._free.clear()
 
-    async def open_own(self) -> Wire:
+    async def open_own(self, *, anew: bool = False) -> Wire:
         """A connection that counts against no limit: for calls that block. To be closed by :meth:`close`.
+
+        Args:
+            anew: Open one, even if another is free.
 
         Raises:
             ServerUnavailable, ServerRefused: As :meth:`acquire`.
         """
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
-                return await self._connected()
+                wire = await (self._opened_anew() if anew else self._connected())
         except TimeoutError as error:
             raise ServerUnavailable(f"{self._address.label} does not answer within {OPEN_TIMEOUT:g} s") from error
+        self._own.add(wire)
+        return wire
 
     def close(self, wire: Wire) -> None:
         """Close a connection of :meth:`open_own`."""
         self._used.pop(wire, None)
         self._outdated.discard(wire)
+        self._own.discard(wire)
         wire.close()
 
     async def aclose(self) -> None:
@@ -171,6 +203,10 @@ class Connections:
         self._demand_open()
         if (free := self._take_free()) is not None:
             return free
+        return await self._opened_anew()
+
+    async def _opened_anew(self) -> Wire:
+        self._demand_open()
         opened = await open_connection(self._address)
         wire = Wire(opened)
         try:

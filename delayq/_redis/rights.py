@@ -28,9 +28,24 @@ _CHECK_EVERY = 5.0
 # As the servers say it, of a call and of a command within a script; the last one is Redis 6.2's.
 _NOT_PERMITTED = re.compile(r"NOPERM|ACL failure|[Pp]ermission|The user executing the script can't")
 
+
+def _joined(*needs: Mapping[str, str]) -> dict[str, str]:
+    result: dict[str, str] = {}
+    for each in needs:
+        for key, commands in each.items():
+            result[key] = " ".join(dict.fromkeys(f"{result.get(key, '')} {commands}".split()))
+    return result
+
+
 # What is in the ordered list goes in one of several ways.
 _FORGET = "llen lrange lpop rpop lset lrem"
 _STORE = {"timeout": "zrange zmscore zadd", "ordered": "lindex rpush"}
+# What was out with a client goes back where it was.
+_TAKE_BACK = {"ready": "lpush", "timeout": "zadd", "ordered": "lpush", "leases": "zrem zadd", "leased": "hget hdel"}
+_GIVE_BACK = _joined(
+    _TAKE_BACK,
+    {"ready": "llen", "timeout": "zcard", "ordered": "llen", "leases": "zcard", "leased": "hlen", "fence": "set"},
+)
 # Everything about a message but its place.
 _ERASE = {
     "bodies": "hdel",
@@ -41,14 +56,7 @@ _ERASE = {
     "priorities": "exists hdel",
 }
 _PLACE = {"live": "zadd zrange"}
-
-
-def _joined(*needs: Mapping[str, str]) -> dict[str, str]:
-    result: dict[str, str] = {}
-    for each in needs:
-        for key, commands in each.items():
-            result[key] = " ".join(dict.fromkeys(f"{result.get(key, '')} {commands}".split()))
-    return result
+_RELEASE = _joined(_PLACE, {"leases": "hget hdel", "attempts": "hset"})
 
 
 _OCCURRENCE = _joined(
@@ -58,28 +66,39 @@ _OCCURRENCE = _joined(
 
 _RIGHTS: dict[Script, dict[str, str]] = {
     delayed.OFFER: _STORE,
-    delayed.TRANSFER: {
-        "ready": "llen lpush rpush lpop",
-        "timeout": "zrangebyscore zremrangebyrank zrange",
-        "ordered": _FORGET,
-        "quarantine": "llen rpush",
-        # The client deletes it when it has the answer.
-        "taken": "exists rpush pexpire unlink",
-        "leases": "zrangebyscore zrem zadd zrange",
-        "leased": "hlen hmget hdel hset",
-    },
-    delayed.GIVE_BACK: {"ready": "llen lpush", "marker": "set"},
+    # A client that takes gives back, too, and then nothing may be refused.
+    delayed.TRANSFER: _joined(
+        _GIVE_BACK,
+        {
+            "ready": "rpush lpop",
+            "timeout": "zrangebyscore zremrangebyrank zrange",
+            "ordered": _FORGET,
+            "quarantine": "llen rpush",
+            "fence": "exists",
+            "leases": "zrangebyscore zrange",
+            "leased": "hset",
+        },
+    ),
+    delayed.GIVE_BACK: _GIVE_BACK,
     delayed.CANCEL: {"timeout": "zrem", "ordered": _FORGET},
     delayed.POLL_PENDING: {
-        "timeout": "zcard zrange zrem zremrangebyrank",
-        "ordered": _FORGET,
+        "timeout": "zcard zrange zmscore zrem zadd",
+        "ordered": f"{_FORGET} lpush",
         "quarantine": "llen rpush",
+        "leases": "zcard zadd zrem",
+        "leased": "hlen hset hget hdel",
+        "fence": "exists set",
     },
-    delayed.POLL_LAST: {"timeout": "zrange zrem", "ordered": f"lindex {_FORGET}", "destination": "llen lpush"},
-    delayed.EXPIRE: {"timeout": "zcard pexpire", "ordered": "pexpire"},
+    delayed.POLL_LAST: {
+        "timeout": "zcard zrange zrem",
+        "ordered": f"lindex {_FORGET}",
+        "quarantine": "llen rpush",
+        "destination": "llen lpush",
+    },
+    delayed.EXPIRE: {"timeout": "zcount pexpire", "ordered": "pexpire"},
     delayed.ACK: {"leases": "zrem", "leased": "hlen hdel"},
     delayed.NACK: _joined(_STORE, {"leases": "zscore zrem", "leased": "hget hdel", "ordered": "llen"}),
-    delayed.RELEASE: {"ready": "llen lpush", "leases": "zrem", "leased": "hlen hmget hdel"},
+    delayed.RELEASE: _joined(_TAKE_BACK, {"ready": "llen", "leased": "hlen"}),
     delayed.MIGRATE: {"timeout": "zcard zscore zrem zadd", "ordered": "llen lrange lset"},
     reliable.OFFER: _joined(
         _ERASE,
@@ -95,6 +114,7 @@ _RIGHTS: dict[Script, dict[str, str]] = {
     ),
     reliable.CLAIM: _joined(
         _ERASE,
+        _RELEASE,
         {
             "live": "exists zrangebyscore zrange zadd zrem",
             "bodies": "hmget",
@@ -109,7 +129,7 @@ _RIGHTS: dict[Script, dict[str, str]] = {
     ),
     reliable.ACK: _joined(_ERASE, {"live": "zrem", "leases": "hmget", "done": "zrangebyscore zrem zadd pttl pexpire"}),
     reliable.NACK: _joined(_PLACE, {"leases": "hget hdel", "attempts": "hset", "errors": "hset"}),
-    reliable.RELEASE: _joined(_PLACE, {"leases": "hget hdel", "attempts": "hset"}),
+    reliable.RELEASE: _RELEASE,
     reliable.EXTEND: {"live": "zadd", "leases": "hmget", "attempts": "hdel"},
     reliable.BURY: _joined(
         _ERASE,
@@ -119,12 +139,12 @@ _RIGHTS: dict[Script, dict[str, str]] = {
     reliable.RESCHEDULE: _joined(
         _PLACE, {"live": "zscore", "bodies": "hexists", "leases": "hexists hget hdel", "attempts": "hset", "priorities": "hget"}
     ),
-    reliable.PURGE: _joined(_ERASE, {"live": "exists zcard zrangebyscore zscore zrem", "leases": "hlen hexists"}),
+    reliable.PURGE: _joined(_ERASE, {"live": "exists zcount zrangebyscore zscore zrem", "leases": "hlen hexists"}),
     reliable.REDRIVE: _joined(
         _PLACE,
-        {"bodies": "hexists hset", "priorities": "hset", "dead": "zcard zrem", "dead_messages": "hget hdel"},
+        {"bodies": "hexists hset", "priorities": "hset", "dead": "zcount zrem", "dead_messages": "hget hdel"},
     ),
-    reliable.DROP_DEAD: {"dead": "zcard zrem", "dead_messages": "hdel"},
+    reliable.DROP_DEAD: {"dead": "zcount zrem", "dead_messages": "hdel"},
     reliable.SCHEDULE: _joined(_ERASE, _OCCURRENCE, {"live": "zscore zrem", "leases": "hexists", "priorities": "hget"}),
     reliable.UNSCHEDULE: _joined(
         _ERASE,
@@ -163,6 +183,7 @@ _HARMLESS: dict[str, str] = {
     "set": "'', 'wrong'",
     "zadd": f"'XX', 0, {_NOTHING}",
     "zcard": "",
+    "zcount": "1, 0",
     "zmscore": _NOTHING,
     "zrange": "1, 0",
     "zrangebyscore": "1, 0",

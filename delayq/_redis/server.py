@@ -7,7 +7,7 @@ import os
 import re
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._redis.retry import retry_delay
 from delayq._redis.rights import Rights, is_refusal
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from delayq._redis.connections import Connections
+    from delayq._redis.hand_back import HandBack
     from delayq._redis.nodes import Nodes
     from delayq._redis.scripts import Script
     from delayq._redis.wire import Wire
@@ -31,6 +32,13 @@ _SENT_ON = 5
 RETRY_FOR = 5.0
 # Keys that a step of a scan looks at: it takes the server a fraction of a millisecond.
 _SCANNED = 1000
+
+
+class Confirmation(NamedTuple):
+    """Commands that say that an answer has come. ``told`` is called with the answer to the first of them, or with an error."""
+
+    commands: Sequence[tuple[str, ...]]
+    told: Callable[[Any], object]
 
 
 class _Elsewhere(Exception):
@@ -163,6 +171,100 @@ class Server:
         self.round_trips += 1
         wire.call(command, landed)
 
+    def pipeline_now(
+        self, calls: Sequence[HandBack], beside: Wire | None = None
+    ) -> tuple[Wire, list[asyncio.Future[None]]] | None:
+        """Send calls for the keys of one queue, in order, before this returns: also behind others on a connection in use.
+
+        Their texts are sent, so that the server knows them whatever it has forgotten.
+
+        Args:
+            calls: The calls, in the order in which they shall be carried out.
+            beside: The connection of an earlier call, behind which these are to be carried out. It may be gone meanwhile.
+
+        Returns:
+            The connection, and a future for each call, done when its outcome is noted; None if no connection is open: then
+            nothing was sent.
+        """
+        try:
+            connections = self._nodes.of(calls[0].request.keys[0])
+        except DelayqError:
+            return None
+        wire = connections.acquire_any(beside)
+        return None if wire is None else (wire, self._pipeline(wire, connections, calls))
+
+    async def pipeline(self, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
+        """As :meth:`pipeline_now`, but waits for a connection. Raises as :meth:`run`: nothing was sent then."""
+        connections = await self._nodes.find(calls[0].request.keys[0])
+        return self._pipeline(await self._acquire(connections), connections, calls)
+
+    async def pipeline_anew(self, calls: Sequence[HandBack]) -> None:
+        """Send calls, for the keys of any queues, over new connections, and wait until all are answered or have failed."""
+        servers: dict[Connections, list[HandBack]] = {}
+        for call in calls:
+            with suppress(DelayqError):
+                servers.setdefault(await self._nodes.find(call.request.keys[0]), []).append(call)
+
+        async def send(connections: Connections, some: Sequence[HandBack]) -> None:
+            with suppress(DelayqError):
+                wire = await connections.open_own(anew=True)
+                try:
+                    answers = [self._send_back(wire, connections, call) for call in some]
+                    await asyncio.wait(answers)
+                finally:
+                    connections.close(wire)
+
+        await asyncio.gather(*(send(*each) for each in servers.items()))
+
+    @property
+    def bytes_to_send(self) -> int:
+        """How many bytes wait here for the network to take them."""
+        return sum(connections.bytes_to_send for connections in self._nodes.all())
+
+    def _pipeline(self, wire: Wire, connections: Connections, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
+        answers = [self._send_back(wire, connections, call) for call in calls]
+        left = len(answers)
+
+        def answered(_: asyncio.Future[None]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                connections.release(wire)
+
+        for answer in answers:
+            answer.add_done_callback(answered)
+        return answers
+
+    def _send_back(self, wire: Wire, connections: Connections, call: HandBack) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = self._loop.create_future()
+        script, keys, args = call.request
+
+        def told(answer: Any) -> None:
+            if isinstance(answer, NotSent):
+                call.note(ServerUnavailable(f"the connection broke: {answer}"))
+            elif isinstance(answer, OSError):
+                self.errors += 1
+                call.note(_lost(answer))
+            elif not isinstance(answer, ReplyError):
+                call.note(answer)
+                if (cleanup := call.cleanup) is not None:
+                    with suppress(OSError):
+                        wire.tell(*cleanup)
+            elif _ELSEWHERE.match(str(answer)):
+                call.note(ServerUnavailable(str(answer)))
+            else:
+                call.note(self._refused(answer, connections))
+            if not done.done():
+                done.set_result(None)
+
+        call.tries += 1
+        self.round_trips += 1
+        try:
+            wire.call(("EVAL", script.text, len(keys), *keys, *args), told)
+        except OSError as error:
+            told(error)
+        return done
+
     async def command(self, *command: str | bytes | int, key: str | None = None) -> Any:
         """Run a command that is safe to repeat, for :data:`RETRY_FOR` seconds. Raises as :meth:`run` does.
 
@@ -196,12 +298,11 @@ class Server:
         script: Script,
         keys: Sequence[str],
         args: Sequence[str | bytes | int],
-        confirm: Callable[[Any], tuple[str, ...] | None],
+        confirm: Callable[[Any], Confirmation | None],
     ) -> Any:
         """Run a script, without repetition. Raises as :meth:`run` does.
 
-        ``confirm`` is given the answer, and says which command to send before anybody acts on it. Nobody waits for what
-        the server says to that, and nobody minds if it does not arrive.
+        ``confirm`` is given the answer, and says which commands to send before this returns. Their answers are not waited for.
         """
         return await self._attempt(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, confirm)
 
@@ -238,7 +339,7 @@ class Server:
         key: str | None,
         command: tuple[Any, ...],
         script: Script | None,
-        confirm: Callable[[Any], tuple[str, ...] | None] | None = None,
+        confirm: Callable[[Any], Confirmation | None] | None = None,
         then: tuple[str | int, ...] | None = None,
     ) -> Any:
         try:
@@ -259,7 +360,7 @@ class Server:
         asking: bool,
         command: tuple[Any, ...],
         script: Script | None,
-        confirm: Callable[[Any], tuple[str, ...] | None] | None,
+        confirm: Callable[[Any], Confirmation | None] | None,
         then: tuple[str | int, ...] | None,
     ) -> Any:
         wire = await self._acquire(connections)
@@ -267,12 +368,8 @@ class Server:
         try:
             reply = await self._exchange(wire, asking, command, script, then)
             keep = True
-            if confirm is not None and (last := confirm(reply)):
-                self.round_trips += 1
-                with suppress(OSError):
-                    if asking:
-                        wire.tell("ASKING")
-                    wire.tell(*last)
+            if confirm is not None and (confirmation := confirm(reply)) is not None:
+                self._confirm(wire, asking, confirmation)
         except ReplyError as error:
             keep = True
             if (elsewhere := self._elsewhere(error, connections)) is not None:
@@ -292,6 +389,19 @@ class Server:
             else:
                 connections.drop(wire)
         return reply
+
+    def _confirm(self, wire: Wire, asking: bool, confirmation: Confirmation) -> None:
+        told: Callable[[Any], object] | None = confirmation.told
+        for command in confirmation.commands:
+            self.round_trips += 1
+            try:
+                if asking:
+                    wire.tell("ASKING")
+                wire.call(command, told)
+            except OSError as error:
+                if told is not None:
+                    told(error)
+            told = None
 
     async def _acquire(self, connections: Connections) -> Wire:
         try:

@@ -66,6 +66,11 @@ class Wire(asyncio.Protocol):
         """Whether it can be used, and nothing has come that nobody has asked for."""
         return self._lost is None and not self._unasked
 
+    @property
+    def bytes_to_send(self) -> int:
+        """How many bytes wait here for the network to take them."""
+        return 0 if self._lost is not None else self._transport.get_write_buffer_size()
+
     def ask(self, *command: Any) -> asyncio.Future[Any]:
         """Send a command. The future has its answer, or raises :class:`ReplyError` or an ``OSError``.
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delayq._logging import about
+from delayq._redis.group_commit import Request
+from delayq._redis.hand_back import HandBack
 from delayq._redis.reliable_scripts import CLAIM, RELEASE
 from delayq._scheduling.push import NOT_ASKED, Pushes, due_us
 from delayq._scheduling.settling import fresh_until
@@ -19,6 +21,7 @@ from delayq.errors import DelayqError, OutcomeUnknown, ServerError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from delayq._redis.hand_back import LastCalls
     from delayq._redis.keys import ReliableKeys
     from delayq._scheduling.services import Services
     from delayq._scheduling.turns import Notice
@@ -102,7 +105,7 @@ class Claims:
             push=self.pushes.push,
             wanted=self.pushes.wanted,
             idle=lambda: None,
-            put_back=self._put_back,
+            hand_back=self._releasing,
         )
         # The token of the last call, if its answer was lost.
         self._unsure: str | None = None
@@ -151,13 +154,15 @@ class Claims:
 
     async def release(self, claims: Sequence[Claim]) -> None:
         """Give back what was not touched: it is as it was before it was claimed."""
-        names = [part for claim in claims for part in claim.name]
-        await self._server.run(RELEASE, (*self.keys.messages, self.keys.wake), names)
+        await self._server.run(*self._releasing(claims).request)
+
+    def close(self, last: LastCalls) -> None:
+        """Call no more, and write what gives back all that was claimed for nobody, before this returns."""
+        self.pushes.close()
+        self.taker.close(last)
 
     async def aclose(self, grace: float) -> None:
-        """Stop, within ``grace`` seconds, and bring back what was claimed for nobody."""
-        self.pushes.close()
-        self.taker.close()
+        """Wait, for ``grace`` seconds at most, until a call on its way has ended and what it brings is back."""
         await self.pushes.aclose(grace)
         with suppress(ServerError):
             await self._recover()
@@ -185,7 +190,7 @@ class Claims:
             # All that was looked at is gone, and there is more.
             return await self._call(take)
         ends_us = now + policy.lease_us
-        fresh = fresh_until(self._clock, ends_us, policy)
+        fresh = fresh_until(self._clock, ends_us, policy.lease_us)
         parts = iter(found)
         claims = [
             Claim(message, token, priority, attempt, int(float(due)), body, ends_us, fresh)
@@ -199,8 +204,9 @@ class Claims:
         self.taker.end(claims, more=wait == 0)
         return 0 if len(claims) == take and self.taker.waiting else due_us(now, wait)
 
-    async def _put_back(self, claims: Sequence[Claim], _call: str) -> None:
-        await self.release(claims)
+    def _releasing(self, claims: Sequence[Claim]) -> HandBack:
+        names = [part for claim in claims for part in claim.name]
+        return HandBack(Request(RELEASE, (*self.keys.messages, self.keys.wake), names))
 
     async def _recover(self) -> None:
         """Give back what the last call claimed, if its answer was lost. Without this it would wait for its lease to end."""

@@ -12,6 +12,7 @@ from delayq._scheduling.transfer import TransferTask
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from delayq._redis.hand_back import LastCalls
     from delayq._redis.keys import DelayedKeys
     from delayq._scheduling.push import Pushes
     from delayq._scheduling.services import Services
@@ -89,6 +90,9 @@ class OpenDelayedQueue:
         )
         late = -self._clock.seconds_from_now(_score(first) * 1000) if first else 0.0
         return Depth(int(pending), int(ready), int(leased), 0, max(0.0, late), paused=False)
+
+    def close(self, last: LastCalls) -> None:
+        self.transfer.close(last)
 
     async def aclose(self, grace: float) -> None:
         await asyncio.gather(self.offers.aclose(grace), self.transfer.aclose(grace))

@@ -14,8 +14,9 @@ from delayq._scheduling.reliable_offers import ReliableOffers
 from delayq._scheduling.settling import Settling
 
 if TYPE_CHECKING:
+    from delayq._redis.hand_back import LastCalls
     from delayq._redis.keys import ReliableKeys
-    from delayq._scheduling.claims import Policy
+    from delayq._scheduling.claims import Claim, Policy
     from delayq._scheduling.push import Pushes
     from delayq._scheduling.server_clock import ServerClock
     from delayq._scheduling.services import Services
@@ -47,7 +48,7 @@ class OpenReliableQueue:
         self.claims: Claims = Claims(keys, policy, services)
         self.counts: Counts = Counts()
         self.settling: Settling = Settling(keys, policy, services, self.counts)
-        self.keeper: LeaseKeeper = LeaseKeeper(keys.name, policy.lease_us, self.settling, services)
+        self.keeper: LeaseKeeper[Claim] = LeaseKeeper(keys.name, policy.lease_us, self.settling, services)
         self.recurrence: Recurrence = Recurrence(self, services)
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.closed: bool = False
@@ -103,7 +104,10 @@ class OpenReliableQueue:
         )
         return Depth(delayed, ready, leased, dead, oldest_us / 1_000_000, bool(paused))
 
-    async def aclose(self, grace: float) -> None:
+    def close(self, last: LastCalls) -> None:
         self.keeper.close()
         self.recurrence.close()
+        self.claims.close(last)
+
+    async def aclose(self, grace: float) -> None:
         await asyncio.gather(self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq._logging import about
+from delayq._redis.hand_back import LastCalls
 from delayq._redis.scripts import RESYNC
 from delayq._scheduling.push import due_us
 from delayq._scheduling.server_clock import ServerClock
@@ -17,7 +18,7 @@ from delayq._scheduling.turns import parse
 from delayq.errors import ServerError, ServerRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Sequence
 
     from delayq._background import Background
     from delayq._redis.connections import Connections
@@ -33,8 +34,10 @@ _log = logging.getLogger("delayq")
 _AT_A_TIME = 200
 # In a cluster the others wait for a server that hangs no longer than that, seconds.
 _PATIENCE = 1.0
-# What is on its way when a queue closes has so long, seconds.
-_GRACE = 0.4
+# What is on its way when a queue closes has this long, and two round trips; seconds.
+_GRACE = 0.8
+# Closing ends after this time in any case, seconds: bytes that still move on a slow network are waited for.
+_CLOSE_WITHIN = 8.0
 
 
 class OpenQueue(Protocol):
@@ -77,8 +80,12 @@ class OpenQueue(Protocol):
         """Look now."""
         ...
 
+    def close(self, last: LastCalls) -> None:
+        """Begin nothing more, and write what brings back all that was taken for nobody, before this returns."""
+        ...
+
     async def aclose(self, grace: float) -> None:
-        """End, within ``grace`` seconds."""
+        """End what is on its way, within ``grace`` seconds. Called after :meth:`close`."""
         ...
 
 
@@ -135,15 +142,32 @@ class Scheduler:
             self._resync = self.services.background.spawn(self._run(), "resync")
         return made
 
-    async def close(self, queue: OpenQueue) -> None:
-        """Close a queue: what is on its way has a moment yet. Closing twice does nothing."""
-        if not queue.closed:
+    def close(self, queues: Sequence[OpenQueue]) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Close queues: all that was taken for nobody is on its way back to the server before this returns.
+
+        Returns:
+            What waits until it has arrived, as long as closing may take. Queues that are closed already are left out.
+        """
+        last = LastCalls(self.services.server)
+        closing = [queue for queue in queues if not queue.closed]
+        grace = _GRACE
+        for queue in closing:
             queue.closed = True
             for channel in queue.channels:
                 del self._queues[channel]
                 self.subscriber.remove(channel)
-            del self._clocks[queue]
-            await queue.aclose(_GRACE)
+            grace = max(grace, _GRACE + 2 * self._clocks.pop(queue).round_trip)
+            queue.close(last)
+
+        async def end() -> None:
+            # Not gathered, nor in a scope: who is cancelled with them is told from a closing that takes too long.
+            ending = [self.services.background.spawn(queue.aclose(grace), f"close {queue.name}") for queue in closing]
+            if ending:
+                _, late = await asyncio.wait(ending, timeout=_CLOSE_WITHIN)
+                for task in late:
+                    task.cancel()
+
+        return end
 
     async def run_once(self) -> None:
         """The re-check: look at every queue, and wake those that need it.

@@ -118,7 +118,7 @@ class Settling:
             for claim, mine in zip(some, ours, strict=True):
                 if mine:
                     claim.ends_us = now + lease_us
-                    claim.fresh_until = fresh_until(self._clock, claim.ends_us, self._policy)
+                    claim.fresh_until = fresh_until(self._clock, claim.ends_us, self._policy.lease_us)
                 held.append(bool(mine))
         return held
 
@@ -153,9 +153,9 @@ def heed(queue: str, message: bytes | None, outcome: bool | OutcomeUnknown | Bas
         _log.warning("queue %r: %s is handled, but may come again: %s", queue, name, outcome, extra=about(queue, known))
 
 
-def fresh_until(clock: ServerClock, ends_us: int, policy: Policy) -> float:
+def fresh_until(clock: ServerClock, ends_us: int, lease_us: int) -> float:
     """Until when at least half of a lease is left that ends at ``ends_us``: seconds on the local clock."""
-    return clock.local() + clock.seconds_until(ends_us) - policy.lease_us / 2_000_000
+    return clock.local() + clock.seconds_until(ends_us) - lease_us / 2_000_000
 
 
 async def settle(

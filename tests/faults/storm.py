@@ -25,7 +25,7 @@ from tests.faults import consumers
 from tests.faults.checker import Rules
 from tests.faults.consumers import LEASE, QUEUE, RESYNC, Consumer, Habits, Kind, open_delayed, open_reliable
 from tests.faults.history import Delivered, End, Fault, History, Offered, Told, demand_one_clock, now_us, read_notes
-from tests.faults.proxy import BOTH, Proxy
+from tests.links import BOTH, Links
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -103,11 +103,11 @@ class Storm:
         plan, stack = self._plan, self._stack
         demand_one_clock(self._server)
         try:
-            self.proxy: Proxy = await stack.enter_async_context(Proxy(self._server, tcp=plan.tcp))
+            self.links: Links = await stack.enter_async_context(Links(self._server, tcp=plan.tcp))
             self.raw: Any = await stack.enter_async_context(
                 Redis.from_url(self._server.unix_url, retry_on_error=[ConnectionError])
             )
-            self.crowd.url = self.proxy.url
+            self.crowd.url = self.links.url
             stack.push_async_callback(asyncio.to_thread, self.crowd.close)
             logging.getLogger("delayq").addHandler(self._doubts)
             stack.callback(logging.getLogger("delayq").removeHandler, self._doubts)
@@ -210,7 +210,7 @@ class Storm:
         return history
 
     async def _client(self) -> delayq.Client:
-        client = await self._stack.enter_async_context(delayq.connect(self.proxy.url, resync_interval=RESYNC))
+        client = await self._stack.enter_async_context(delayq.connect(self.links.url, resync_interval=RESYNC))
         self._clients.append(client)
         return client
 
@@ -439,32 +439,32 @@ class _Faults:
         try:
             await self._all[name](chance)
         finally:
-            self._storm.proxy.heal()
+            self._storm.links.heal()
 
     async def _cut(self, _: random.Random) -> None:
-        self._storm.proxy.cut()
+        self._storm.links.cut()
 
     async def _half_open(self, chance: random.Random) -> None:
-        self._storm.proxy.half_open()
+        self._storm.links.half_open()
         await asyncio.sleep(chance.uniform(0.1, 0.8))
 
     async def _stall(self, chance: random.Random, direction: Any) -> None:
-        self._storm.proxy.stall(direction)
+        self._storm.links.stall(direction)
         # At times for longer than a call waits.
         await asyncio.sleep(chance.uniform(0.1, 1.3))
 
     async def _slow(self, chance: random.Random) -> None:
-        self._storm.proxy.delay(chance.uniform(1, 150))
+        self._storm.links.delay(chance.uniform(1, 150))
         await asyncio.sleep(chance.uniform(0.2, 0.6))
 
     async def _drop(self, chance: random.Random, direction: Any) -> None:
         assert direction in BOTH
-        self._storm.proxy.drop_after(int(chance.random() * 20_000), direction)
+        self._storm.links.cut_after(int(chance.random() * 20_000), direction)
         await asyncio.sleep(chance.uniform(0.05, 0.3))
 
     async def _refuse(self, chance: random.Random) -> None:
-        self._storm.proxy.refuse()
-        self._storm.proxy.cut()
+        self._storm.links.refuse()
+        self._storm.links.cut()
         await asyncio.sleep(chance.uniform(0.05, 0.5))
 
     async def _sigstop(self, chance: random.Random) -> None:

@@ -21,7 +21,7 @@ import delayq
 from delayq import Offer
 from tests.conftest import _USED, FOUND
 from tests.faults import victims
-from tests.faults.proxy import Proxy
+from tests.links import Links
 from tests.servers import PrivateServer
 from tests.waiting import until
 
@@ -524,20 +524,20 @@ async def test_a_link_that_is_mute_costs_a_deadline_and_no_message(
     server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._redis.wire.ANSWER_WITHIN", 0.3)
-    async with Proxy(server) as proxy, delayq.connect(proxy.url, resync_interval=0.2) as client:
+    async with Links(server) as links, delayq.connect(links.url, resync_interval=0.2) as client:
         jobs = client.reliable_queue("jobs")
         handled: list[int] = []
         consumer = asyncio.create_task(consume(jobs, handled))
         await jobs.offer(1)
         await until(lambda: handled == [1])
-        proxy.half_open()
+        links.half_open()
         offer = asyncio.create_task(jobs.offer(2))
         await asyncio.sleep(0.1)
-        proxy.heal()
+        links.heal()
         await offer
         await until(lambda: handled == [1, 2])
         await cancelled(consumer)
-    assert proxy.links == 0
+    assert links.count == 0
 
 
 async def test_what_was_given_back_is_not_given_back_again_by_a_try_that_arrives_late(
@@ -545,24 +545,19 @@ async def test_what_was_given_back_is_not_given_back_again_by_a_try_that_arrives
 ) -> None:
     """The first try is held up in the network, its repetition overtakes it, and then it arrives."""
     monkeypatch.setattr("delayq._redis.wire.ANSWER_WITHIN", 0.3)
-    async with Proxy(server) as proxy, delayq.connect(proxy.url, resync_interval=60) as client:
+    async with Links(server) as links, delayq.connect(links.url, resync_interval=60) as client:
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
         await orders.offer_many([(n, 0) for n in range(50)])
         taken: list[int] = []
         async for value in orders:
             taken.append(value)
             if len(taken) == 5:
-                proxy.stall("requests")
+                links.stall("requests", new=False)
                 break
-        await asyncio.sleep(0.6)
-        held = list(proxy._links)
-        proxy._stalled.clear()
-        # New links work, what the old ones hold stays there.
+        # New links work. The old ones hold what they have.
         await until(lambda: given_back(raw, 45))
         await asyncio.sleep(0.2)
-        for link in held:
-            for pipe in link.pipes.values():
-                pipe.flush()
+        links.heal()
         await asyncio.sleep(0.2)
         assert await raw.llen("orders") == 45
 

@@ -170,8 +170,8 @@ async def delayed_consumer(place: Place) -> None:
                 raise asyncio.CancelledError
     # The lease that has ended, too.
     await place.until(lambda: drained(queue, 3))
-    await place.no_key("delayq_taken*")
-    await place.no_key("delayq_given_back*")
+    await place.no_key("delayq_leased*")
+    await place.no_key("delayq_fence*")
     place.helper.delayed_queue(NAME)
     await listens(place, keys.channel, queue)
 

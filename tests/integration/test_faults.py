@@ -11,8 +11,10 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis.scripts import GIVE_BACK, OFFER, RECOVER, TRANSFER, Script
+from delayq._redis.hand_back import HandBack
+from delayq._redis.scripts import GIVE_BACK, OFFER, TRANSFER, Script
 from delayq._redis.server import Server
+from delayq._scheduling.transfer import HandOut
 from delayq.errors import OutcomeUnknown, ServerUnavailable
 from tests.waiting import until
 
@@ -31,7 +33,22 @@ class Faults:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.plan: Callable[[str, int], str | None] = lambda _name, _n: None
-        attempt, run_soon = Server._attempt, Server.run_soon
+        attempt, run_soon, send_back = Server._attempt, Server.run_soon, Server._send_back
+
+        def faulty_back(server: Server, wire: Wire, connections: Connections, call: HandBack) -> asyncio.Future[None]:
+            name = call.request.script.name
+            self.calls.append(name)
+            fault = self.plan(name, self.calls.count(name))
+            if fault is None:
+                return send_back(server, wire, connections, call)
+            if fault == "lost":
+                # Carried out, and its answer never seen.
+                send_back(server, wire, connections, HandBack(call.request))
+            call.tries += 1
+            call.note(OutcomeUnknown("planned") if fault == "lost" else ServerUnavailable("planned"))
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
 
         def faulty_soon(
             server: Server, script: Script, keys: Any, args: Any, told: Callable[[Any], object], beside: Wire | None = None
@@ -64,6 +81,7 @@ class Faults:
 
         monkeypatch.setattr(Server, "_attempt", faulty)
         monkeypatch.setattr(Server, "run_soon", faulty_soon)
+        monkeypatch.setattr(Server, "_send_back", faulty_back)
 
 
 def _pool(server: Server) -> Connections:
@@ -96,31 +114,30 @@ async def test_a_transfer_that_fails_loses_and_doubles_nothing(
     assert await queue.poll() is None
 
 
-async def test_a_lost_answer_is_fetched_even_if_fetching_fails_first(queue: DelayedQueue[int], faults: Faults) -> None:
+async def test_what_a_lost_answer_had_handed_out_goes_back_even_if_that_fails_first(queue: DelayedQueue[int], faults: Faults) -> None:
     await queue.offer(1, 60)
     await queue.pending.poll_last_and_offer_first_to("orders")
     done = faults.calls.count(TRANSFER.name)
     faults.plan = lambda name, n: (
-        "lost" if (name == TRANSFER.name and n == done + 1) or (name == RECOVER.name and n <= 2) else None
+        "lost" if (name == TRANSFER.name and n == done + 1) or (name == GIVE_BACK.name and n <= 2) else None
     )
     assert await asyncio.wait_for(queue.take(), 10) == 1
-    assert faults.calls.count(RECOVER.name) == 3
+    assert faults.calls.count(GIVE_BACK.name) == 3
 
 
 async def test_a_call_that_was_given_up_hands_nothing_out_when_it_arrives_late(
     client: Client, queue: DelayedQueue[int], server: PrivateServer
 ) -> None:
-    keys = queue._keys
-    internal = queue._server
-    taken = keys.taken("late")
-    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, taken, keys.leases, keys.leased, keys.turns)
-    arguments = (names, (100, 5, 60_000, 0, "late", ""))
+    transfer = queue._open.transfer
+    keys, internal = transfer.keys, queue._server
+    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.fence("late"), keys.leases, keys.leased, keys.turns)
+    give_up = transfer.back_by_name(HandOut("late")).request
     async with Redis.from_url(server.url) as raw:
         await raw.rpush("orders", 1, 2)
-        assert await internal.run(RECOVER, (taken,), (60_000,)) == []
-        assert (await internal.run(TRANSFER, *arguments))[-1] == []
+        assert await internal.run(*give_up) == 0
+        assert (await internal.run(TRANSFER, names, (100, 5, 1000, 60_000_000, 0, "late", "")))[-1] == []
         assert await queue.drain() == [1, 2]
-        assert await internal.run(RECOVER, (taken,), (60_000,)) == []
+        assert await internal.run(*give_up) == 0
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 import delayq
 from delayq._redis import reliable_scripts as reliable
 from delayq._redis import scripts as delayed
+from delayq._redis.rights import RIGHTS
 from tests import lua
 from tests.conftest import FOUND
 from tests.integration.rights_cases import CASES, Prepared, keys_of
@@ -107,7 +108,8 @@ def rights_of(script: Script) -> tuple[list[str], list[str], list[str]]:
     """The rules for the commands, keys and channels of a script; the server takes channels in KEYS for keys as well."""
     keys = list(dict.fromkeys(keys_of(script)))
     channels = [key for key, name in zip(keys_of(script), script.keys, strict=False) if name in ("channel", "turns", "wake")]
-    commands = sorted(lua.commands(script) | BESIDES | ({"LREM"} if script.name in TAKEN else set()))
+    tried = {command.upper() for commands in RIGHTS.get(script.name, {}).values() for command in commands.split()}
+    commands = sorted(lua.commands(script) | tried | BESIDES | ({"LREM"} if script.name in TAKEN else set()))
     return [f"+{command}" for command in commands], [f"~{key}" for key in keys], [f"&{channel}" for channel in channels]
 
 

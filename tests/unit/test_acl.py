@@ -29,7 +29,6 @@ WORK: dict[tuple[str, Role], tuple[tuple[Script, ...], str, str]] = {
     ("delayed", "consumer"): (
         (
             delayed.TRANSFER,
-            delayed.RECOVER,
             delayed.GIVE_BACK,
             delayed.RESYNC,
             delayed.ACK,
@@ -47,6 +46,9 @@ WORK: dict[tuple[str, Role], tuple[tuple[Script, ...], str, str]] = {
             delayed.PURGE,
             delayed.POLL_PENDING,
             delayed.POLL_LAST,
+            # What polling has lost goes back, and what has arrived is confirmed.
+            delayed.GIVE_BACK,
+            delayed.ACK,
             delayed.EXPIRE,
             delayed.MIGRATE,
         ),

@@ -7,6 +7,6 @@
 -- Returns how many were dropped.
 
 -- A right that consumers do not have: they make dead letters, and do not clean up.
-redis.call('ZCARD', KEYS[1])
+redis.call('ZCOUNT', KEYS[1], '-inf', '+inf')
 redis.call('HDEL', KEYS[2], unpack(ARGV))
 return redis.call('ZREM', KEYS[1], unpack(ARGV))

@@ -9,7 +9,7 @@
 -- include: queue
 
 -- A right that neither producers nor consumers have: they may remove single messages, and do not drop them all.
-redis.call('ZCARD', KEYS[1])
+redis.call('ZCOUNT', KEYS[1], '-inf', '+inf')
 local now = now_us()
 local limit = tonumber(ARGV[2])
 local from, to = '-inf', '+inf'

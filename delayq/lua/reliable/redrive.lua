@@ -11,7 +11,7 @@
 -- include: queue
 
 -- A right that consumers do not have: they make dead letters, and do not clean up.
-redis.call('ZCARD', KEYS[18])
+redis.call('ZCOUNT', KEYS[18], '-inf', '+inf')
 local now = now_us()
 local reply = {}
 for i, id in ipairs(ARGV) do

@@ -1,0 +1,520 @@
+"""Links between clients and a server, which are slow as real networks are and break in every way that networks break.
+
+They listen on 127.0.0.1, or on a Unix socket, and run in the test's own event loop. A chunk of bytes is scheduled when it
+comes and written when it is due, so a long round trip costs no throughput. Chunks are held in memory, without a limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import struct
+import tempfile
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from tests.servers import PrivateServer
+
+Direction = Literal["requests", "replies"]
+"""From the client to the server, or back."""
+BOTH: tuple[Direction, Direction] = ("requests", "replies")
+
+_PACKET = 1500
+# A link with a bandwidth is shared in turns of a packet, or of what passes in a millisecond if that is more.
+_TURN = 0.001
+_PIECE = 1 << 20
+
+
+class Links:
+    """Links between clients and one server. Use it with ``async with``; no task and no socket is left behind.
+
+    Args:
+        server: The server, which is reached by its Unix socket.
+        tcp: Listen on 127.0.0.1, at this port if it is a number, instead of on a Unix socket: only TCP links can be reset.
+        round_trip: Milliseconds that an answer takes at least. A new link takes another round trip, as on TCP.
+        mbit: Megabits that pass in a second, in each direction; all links share it fairly. None: no limit.
+
+    Attributes:
+        url: The address for clients.
+        accepted: The number of links opened so far.
+    """
+
+    def __init__(
+        self, server: PrivateServer, *, tcp: bool | int = False, round_trip: float = 0.0, mbit: float | None = None
+    ) -> None:
+        self._upstream = server.socket_path
+        self._tcp = tcp
+        self._usual_delay = round_trip / 2000
+        self._usual_rate = _bytes_a_second(mbit)
+        self._directory = Path(tempfile.mkdtemp(prefix="dq-links-"))
+        self._server: asyncio.Server | None = None
+        self._links: set[_Link] = set()
+        self._delays: dict[Direction, float] = dict.fromkeys(BOTH, self._usual_delay)
+        self._lines: dict[Direction, _Line] = {direction: _Line(self._usual_rate) for direction in BOTH}
+        self._stalled: set[Direction] = set()
+        self._half_open = self._refusing = False
+        self._cut_new_after: dict[Direction, int] = {}
+        self._losing = _Losing()
+        self.url = ""
+        self.accepted: int = 0
+
+    @property
+    def count(self) -> int:
+        """The number of open links."""
+        return len(self._links)
+
+    # Slow them down, break them, heal them
+
+    def delay(self, milliseconds: float, *directions: Direction) -> None:
+        """Let bytes take this long, in the given directions or in both, until :meth:`heal`."""
+        for direction in directions or BOTH:
+            self._delays[direction] = milliseconds / 1000
+
+    def bandwidth(self, mbit: float | None, *directions: Direction) -> None:
+        """Let this many megabits pass in a second, in the given directions or in both, until :meth:`heal`."""
+        for direction in directions or BOTH:
+            self._lines[direction].set_rate(_bytes_a_second(mbit))
+
+    def stall(self, *directions: Direction, new: bool = True) -> None:
+        """Hold back all bytes of the given directions, or of both. They arrive after :meth:`heal`, even if the sender has gone.
+
+        Args:
+            directions: The directions.
+            new: Do the same to links that are opened until then. If false, those work.
+        """
+        if new:
+            self._stalled.update(directions or BOTH)
+        for link in self._links:
+            link.stalled.update(directions or BOTH)
+
+    def half_open(self, *, new: bool = True) -> None:
+        """Let all open links die without a word: their bytes are swallowed for good, and they stay open.
+
+        Args:
+            new: Do the same to links that are opened until :meth:`heal`. If false, those work.
+        """
+        self._half_open = new
+        for link in self._links:
+            link.mute = True
+
+    def cut_after(self, count: int, direction: Direction, *, new: bool = False) -> None:
+        """Cut each open link behind the next ``count`` bytes of a direction, in the middle of a message if need be.
+
+        Args:
+            count: Bytes that still arrive.
+            direction: The direction that is counted.
+            new: Do the same to each link that is opened until :meth:`heal`.
+        """
+        if new:
+            self._cut_new_after[direction] = count
+        for link in self._links:
+            link.pipes[direction].cut_after(count)
+
+    def lose_replies(self, matching: bytes = b"", *, then: Literal["cut", "silence"] = "cut", times: int | None = 1) -> None:
+        """Hand on a request and lose its reply: the server has executed a call that its client sees fail.
+
+        Args:
+            matching: Bytes of the requests that are meant. By default the next requests are taken, whatever they are.
+            then: Cut the link when the reply comes, or keep it open and mute.
+            times: The number of replies that are lost. None: all, until :meth:`heal`.
+        """
+        self._losing = _Losing(matching, then, times)
+
+    def cut(self) -> int:
+        """Reset all links now and return their number. The bytes that were on their way are lost."""
+        links = list(self._links)
+        for link in links:
+            link.cut()
+        return len(links)
+
+    def refuse(self) -> None:
+        """Reset each new link at once. Open links stay."""
+        self._refusing = True
+
+    def heal(self) -> None:
+        """Return to the usual round trip and bandwidth. Held bytes arrive; links that are mute stay so."""
+        self._refusing = self._half_open = False
+        self._cut_new_after.clear()
+        self._losing = _Losing()
+        self._delays = dict.fromkeys(BOTH, self._usual_delay)
+        self._stalled.clear()
+        for line in self._lines.values():
+            line.set_rate(self._usual_rate)
+        for link in list(self._links):
+            link.stalled.clear()
+            for pipe in link.pipes.values():
+                pipe.heal()
+
+    @property
+    def lost_replies(self) -> int:
+        """The number of replies that :meth:`lose_replies` has lost since it was called."""
+        return self._losing.lost
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        if self._tcp is False:
+            path = self._directory / "s"
+            self._server = await loop.create_unix_server(self._accept, str(path))
+            self.url = f"unix://{quote(str(path))}"
+        else:
+            self._server = await loop.create_server(self._accept, "127.0.0.1", 0 if self._tcp is True else self._tcp)
+            port = self._server.sockets[0].getsockname()[1]
+            self.url = f"redis://127.0.0.1:{port}/0"
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._server is not None
+        self._server.close()
+        opening = [link.opening for link in self._links if link.opening is not None]
+        self.cut()
+        for line in self._lines.values():
+            line.close()
+        await asyncio.gather(*opening, return_exceptions=True)
+        # The sockets are closed in the loop's next turn.
+        await asyncio.sleep(0)
+        await self._server.wait_closed()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _accept(self) -> _End:
+        return _Link(self).pipes["requests"].source
+
+
+def _bytes_a_second(mbit: float | None) -> float | None:
+    return None if mbit is None else mbit * 1_000_000 / 8
+
+
+class _Losing:
+    """The replies that are to be lost."""
+
+    def __init__(self, matching: bytes = b"", then: Literal["cut", "silence"] = "cut", times: int | None = 0) -> None:
+        self.matching = matching
+        self._left = times
+        self.then = then
+        self.lost = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self._left != 0
+
+    def wants(self, request: bytes) -> bool:
+        if self.matching not in request:
+            return False
+        if self._left is not None:
+            self._left -= 1
+        return True
+
+
+class _Link:
+    """One client's connection, and the one to the server that belongs to it."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        client, server = _End(), _End()
+        self.pipes: dict[Direction, _Pipe] = {
+            "requests": _Pipe(self, "requests", client, server),
+            "replies": _Pipe(self, "replies", server, client),
+        }
+        self.ends = (client, server)
+        client.link = server.link = self
+        client.pipe, server.pipe = self.pipes["requests"], self.pipes["replies"]
+        self.mute = False
+        self.stalled: set[Direction] = set()
+        self.losing: _Losing | None = None
+        self.is_cut = False
+        self.opening: asyncio.Task[None] | None = None
+
+    def connected(self, end: _End) -> None:
+        if end is not self.ends[0]:
+            return
+        links = self.links
+        if links._refusing:
+            self.cut()
+            return
+        links.accepted += 1
+        links._links.add(self)
+        self.mute = links._half_open
+        self.stalled = set(links._stalled)
+        # TCP's handshake: the kernel has done it at once, so the first bytes make up for it.
+        shaken_hands = asyncio.get_running_loop().time() + sum(links._delays.values())
+        self.pipes["requests"].not_before(shaken_hands + links._delays["requests"])
+        for direction, count in links._cut_new_after.items():
+            self.pipes[direction].cut_after(count)
+        # No bytes are read before there is a connection that they can be written to.
+        end.pause()
+        self.opening = asyncio.get_running_loop().create_task(self._open(), name="link")
+
+    async def _open(self) -> None:
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: self.ends[1], str(self.links._upstream))
+        except OSError:
+            self.cut()
+        else:
+            if self.is_cut:
+                self.ends[1].abort()
+            self.ends[0].resume()
+        finally:
+            self.opening = None
+
+    def cut(self) -> None:
+        self.is_cut = True
+        for end in self.ends:
+            end.abort()
+        for pipe in self.pipes.values():
+            pipe.drop()
+        self.links._links.discard(self)
+
+
+class _Pipe:
+    """One direction of a link. Bytes are held while it is stalled, then wait for their turn on the line, then travel."""
+
+    def __init__(self, link: _Link, direction: Direction, source: _End, target: _End) -> None:
+        self._link = link
+        self._direction: Direction = direction
+        self.source = source
+        self._target = target
+        # Empty bytes mean that the sender has closed.
+        self._held: deque[bytes] = deque()
+        self._queued: deque[memoryview] = deque()
+        self._travelling: deque[tuple[float, bytes]] = deque()
+        self._last_arrival = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending = False
+        self._budget: int | None = None
+        self._written = b""
+
+    @property
+    def _line(self) -> _Line:
+        return self._link.links._lines[self._direction]
+
+    def not_before(self, moment: float) -> None:
+        """Let no byte arrive before a moment of the loop's time."""
+        self._last_arrival = moment
+
+    def cut_after(self, count: int) -> None:
+        self._budget = count
+        if count == 0:
+            self._link.cut()
+
+    def feed(self, data: bytes) -> None:
+        link = self._link
+        if link.is_cut or link.mute:
+            return
+        if self._direction == "replies" and link.losing is not None:
+            link.losing.lost += 1
+            if link.losing.then == "cut":
+                link.cut()
+            else:
+                link.mute = True
+            return
+        self._put(data)
+
+    def end(self) -> None:
+        """No more bytes come into this pipe. The bytes in it still arrive."""
+        if self._link.mute:
+            self._link.cut()
+        elif not self._ending and not self._link.is_cut:
+            self._ending = True
+            self._put(b"")
+
+    def drop(self) -> None:
+        self._held.clear()
+        self._queued.clear()
+        self._travelling.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def heal(self) -> None:
+        self._budget = None
+        # Bytes that were delayed come as if they had been sent now.
+        latest = asyncio.get_running_loop().time() + self._delay
+        self._last_arrival = min(self._last_arrival, latest)
+        self._travelling = deque((min(arrival, latest), data) for arrival, data in self._travelling)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._held:
+            self._start(self._held.popleft())
+        self._deliver()
+
+    def _put(self, data: bytes) -> None:
+        if self._direction in self._link.stalled:
+            self._held.append(data)
+        else:
+            self._start(data)
+
+    @property
+    def _delay(self) -> float:
+        return self._link.links._delays[self._direction]
+
+    def _start(self, data: bytes) -> None:
+        line = self._line
+        if not line.is_limited and not self._queued:
+            self.travel(data, asyncio.get_running_loop().time())
+        else:
+            self._queued.append(memoryview(data))
+            line.join(self)
+
+    def take(self, count: int) -> tuple[bytes, bool]:
+        """Return the next bytes for the line, and whether there are more."""
+        data = self._queued.popleft() if self._queued else memoryview(b"")
+        if len(data) > count:
+            self._queued.appendleft(data[count:])
+        return bytes(data[:count]), bool(self._queued)
+
+    def travel(self, data: bytes, left_at: float) -> None:
+        """Let bytes that have left the sender at a moment arrive when they are due, after all that went before them."""
+        if self._link.is_cut:
+            return
+        arrival = self._last_arrival = max(left_at + self._delay, self._last_arrival)
+        self._travelling.append((arrival, data))
+        self._deliver()
+
+    def _deliver(self) -> None:
+        loop = asyncio.get_running_loop()
+        due: list[bytes] = []
+        while self._travelling and self._travelling[0][0] <= loop.time():
+            data = self._travelling.popleft()[1]
+            if not data:
+                self._write(b"".join(due))
+                self._target.close()
+                self._link.links._links.discard(self._link)
+                return
+            due.append(data)
+        if due:
+            self._write(b"".join(due))
+        if self._travelling and self._timer is None:
+            self._timer = loop.call_at(self._travelling[0][0], self._rung)
+
+    def _rung(self) -> None:
+        self._timer = None
+        self._deliver()
+
+    def _write(self, data: bytes) -> None:
+        link = self._link
+        if self._budget is not None and len(data) >= self._budget:
+            self._target.write(data[: self._budget])
+            link.cut()
+            return
+        if self._budget is not None:
+            self._budget -= len(data)
+        self._target.write(data)
+        losing = link.links._losing
+        if self._direction == "requests" and data and link.losing is None and losing.is_on:
+            # From here on the server executes it. The sought bytes may have come in two parts.
+            if losing.wants(self._written + data):
+                link.losing = losing
+            self._written = data[-len(losing.matching) :] if losing.matching else b""
+
+
+class _Line:
+    """One direction of the network that all links share: a number of bytes a second, in turns."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._free_at = 0.0
+        self._waiting: deque[_Pipe] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        return self._rate is not None
+
+    def set_rate(self, rate: float | None) -> None:
+        self._rate = rate
+        self._free_at = min(self._free_at, asyncio.get_running_loop().time())
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._go()
+
+    def join(self, pipe: _Pipe) -> None:
+        if pipe in self._waiting:
+            return
+        if not self._waiting:
+            self._free_at = max(self._free_at, asyncio.get_running_loop().time())
+        self._waiting.append(pipe)
+        self._go()
+
+    def close(self) -> None:
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _go(self) -> None:
+        # A timer that rings late loses nothing: the turns that should have been taken since are taken now.
+        loop = asyncio.get_running_loop()
+        while self._waiting and self._free_at <= loop.time():
+            pipe = self._waiting.popleft()
+            data, more = pipe.take(max(_PACKET, int(self._rate * _TURN)) if self._rate else _PIECE)
+            if self._rate:
+                self._free_at += len(data) / self._rate
+            if more:
+                self._waiting.append(pipe)
+            pipe.travel(data, self._free_at)
+        if self._waiting and self._timer is None:
+            self._timer = loop.call_at(self._free_at, self._rung)
+
+    def _rung(self) -> None:
+        self._timer = None
+        self._go()
+
+
+class _End(asyncio.Protocol):
+    """One socket of a link."""
+
+    link: _Link
+    pipe: _Pipe
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.link.connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.pipe.feed(data)
+
+    def eof_received(self) -> bool:
+        # Bytes from the other side may still be on their way.
+        self.pipe.end()
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self.pipe.end()
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is None:
+            return
+        opened = self._transport.get_extra_info("socket")
+        with suppress(OSError):
+            if opened.family != socket.AF_UNIX:
+                # So that closing resets it.
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
+    def pause(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
