@@ -63,7 +63,7 @@ _DELAYED: dict[Role, _Delayed] = {
     ),
     "consumer": _Delayed(
         f"{_SCRIPTS} time exists set unlink llen lindex lrange lset lrem lpop rpop lpush rpush blmove publish "
-        "zadd zcard zmscore zscore zrange zrangebyscore zrem zremrangebyrank hget hset hdel hlen",
+        "zadd zmscore zscore zrange zrangebyscore zrem zremrangebyrank hget hset hdel hlen",
         lambda keys: (
             keys.ready,
             keys.timeout,

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from delayq._durations import Duration, microseconds, moment
+from delayq._durations import Duration, check_count, microseconds, moment
 from delayq._logging import about
 from delayq._redis.listing import DueOrder, OrderedList
 from delayq._redis.records import payload_of
 from delayq._redis.scripts import CANCEL, EXPIRE, POLL_LAST, PURGE
+from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -90,8 +91,12 @@ class Pending(Generic[T]):
         or is cancelled takes nothing: what it had taken goes back where it was, with its due time.
 
         Raises:
+            BadInput: ``n`` is no number of messages.
             OutcomeUnknown, ServerUnavailable: The server did not answer. Nothing is lost.
         """
+        if n is None:
+            raise BadInput("n is an int of at least 0, not None")
+        check_count(n, "n")
         values: list[T] = []
         taken: list[HandOut] = []
         started = asyncio.get_running_loop().time()

@@ -41,10 +41,10 @@ def _joined(*needs: Mapping[str, str]) -> dict[str, str]:
 _FORGET = "llen lrange lpop rpop lset lrem"
 _STORE = {"timeout": "zrange zmscore zadd", "ordered": "lindex rpush"}
 # What was out with a client goes back where it was.
-_TAKE_BACK = {"ready": "lpush", "timeout": "zadd", "ordered": "lpush", "leases": "zrem zadd", "leased": "hget hdel"}
+_TAKE_BACK = {"ready": "lpush", "timeout": "zadd", "ordered": "lpush", "leases": "zrem", "leased": "hget hdel"}
 _GIVE_BACK = _joined(
     _TAKE_BACK,
-    {"ready": "llen", "timeout": "zcard", "ordered": "llen", "leases": "zcard", "leased": "hlen", "fence": "set"},
+    {"ready": "llen", "timeout": "zscore", "ordered": "llen", "leases": "zscore", "leased": "hlen", "fence": "set"},
 )
 # Everything about a message but its place.
 _ERASE = {
@@ -57,8 +57,6 @@ _ERASE = {
 }
 _PLACE = {"live": "zadd zrange"}
 _RELEASE = _joined(_PLACE, {"leases": "hget hdel", "attempts": "hset"})
-
-
 _OCCURRENCE = _joined(
     _PLACE,
     {"bodies": "hexists hset", "expiries": "hset", "priorities": "hset", "schedules": "hget hset"},
@@ -75,7 +73,7 @@ _RIGHTS: dict[Script, dict[str, str]] = {
             "ordered": _FORGET,
             "quarantine": "llen rpush",
             "fence": "exists",
-            "leases": "zrangebyscore zrange",
+            "leases": "zrangebyscore zadd zrange",
             "leased": "hset",
         },
     ),
@@ -95,7 +93,7 @@ _RIGHTS: dict[Script, dict[str, str]] = {
         "quarantine": "llen rpush",
         "destination": "llen lpush",
     },
-    delayed.EXPIRE: {"timeout": "zcount pexpire", "ordered": "pexpire"},
+    delayed.EXPIRE: {"timeout": "zcard pexpire", "ordered": "pexpire"},
     delayed.ACK: {"leases": "zrem", "leased": "hlen hdel"},
     delayed.NACK: _joined(_STORE, {"leases": "zscore zrem", "leased": "hget hdel", "ordered": "llen"}),
     delayed.RELEASE: _joined(_TAKE_BACK, {"ready": "llen", "leased": "hlen"}),
@@ -139,12 +137,12 @@ _RIGHTS: dict[Script, dict[str, str]] = {
     reliable.RESCHEDULE: _joined(
         _PLACE, {"live": "zscore", "bodies": "hexists", "leases": "hexists hget hdel", "attempts": "hset", "priorities": "hget"}
     ),
-    reliable.PURGE: _joined(_ERASE, {"live": "exists zcount zrangebyscore zscore zrem", "leases": "hlen hexists"}),
+    reliable.PURGE: _joined(_ERASE, {"live": "exists zcard zrangebyscore zscore zrem", "leases": "hlen hexists"}),
     reliable.REDRIVE: _joined(
         _PLACE,
-        {"bodies": "hexists hset", "priorities": "hset", "dead": "zcount zrem", "dead_messages": "hget hdel"},
+        {"bodies": "hexists hset", "priorities": "hset", "dead": "zcard zrem", "dead_messages": "hget hdel"},
     ),
-    reliable.DROP_DEAD: {"dead": "zcount zrem", "dead_messages": "hdel"},
+    reliable.DROP_DEAD: {"dead": "zcard zrem", "dead_messages": "hdel"},
     reliable.SCHEDULE: _joined(_ERASE, _OCCURRENCE, {"live": "zscore zrem", "leases": "hexists", "priorities": "hget"}),
     reliable.UNSCHEDULE: _joined(
         _ERASE,
@@ -183,7 +181,6 @@ _HARMLESS: dict[str, str] = {
     "set": "'', 'wrong'",
     "zadd": f"'XX', 0, {_NOTHING}",
     "zcard": "",
-    "zcount": "1, 0",
     "zmscore": _NOTHING,
     "zrange": "1, 0",
     "zrangebyscore": "1, 0",
@@ -196,7 +193,6 @@ _PUSH = """if permitted(redis.pcall('LREM', {key}, 'wrong', '')) then
     try(redis.pcall('{command}', {key}, {nothing}))
     redis.pcall('LREM', {key}, {end_}, {nothing})
   end"""
-_DELETE = "if redis.pcall('EXISTS', {key}) == 0 then try(redis.pcall('{command}', {key})) end"
 
 _CHECK = """do
   local refused
@@ -221,8 +217,6 @@ class Form(NamedTuple):
 def _line(command: str, key: str) -> str:
     if command in ("lpush", "rpush"):
         return _PUSH.format(command=command.upper(), key=key, end_=1 if command == "lpush" else -1, nothing=_NOTHING)
-    if command == "unlink":
-        return _DELETE.format(command=command.upper(), key=key)
     arguments = _HARMLESS[command]
     return f"try(redis.pcall('{command.upper()}', {key}{arguments and ', '}{arguments}))"
 

@@ -118,6 +118,7 @@ class ReliableOffers:
             results=reading(results),
             max_items=_AT_A_TIME,
             max_bytes=_BYTES_AT_A_TIME,
+            expires=True,
         )
 
     async def _repeat(
@@ -130,6 +131,8 @@ class ReliableOffers:
         call, errors = request.keys[-1], self._services.server.errors
         if lost is not None:
             self._unsure.add(call)
+            if request.until is not None and asyncio.get_running_loop().time() >= request.until:
+                raise lost
         try:
             # Under its number: what was carried out is not carried out again.
             return await server.run(*request)

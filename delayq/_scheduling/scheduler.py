@@ -14,7 +14,7 @@ from delayq._scheduling.push import due_us
 from delayq._scheduling.server_clock import ServerClock
 from delayq._scheduling.services import Services
 from delayq._scheduling.subscriber import Subscriber
-from delayq._scheduling.turns import parse
+from delayq._scheduling.turns import parse, parse_moment
 from delayq.errors import ServerError, ServerRefused
 
 if TYPE_CHECKING:
@@ -190,12 +190,20 @@ class Scheduler:
         parts = [queues[at : at + at_a_time] for at in range(0, len(queues), at_a_time)]
         calls = [([key for _, keys in some for key in keys], [queue.kind for queue, _ in some]) for some in parts]
         asked_at = self.services.clock.local()
-        for some, (now, *facts) in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
+        errors = []
+        for some, answer in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
+            if isinstance(answer, BaseException):
+                # It keeps nobody from hearing of the other queues.
+                errors.append(answer)
+                continue
+            now, *facts = answer
             for (queue, _), wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
                 # Closed meanwhile?
                 if (clock := self._clocks.get(queue)) is not None:
                     clock.observe(now, asked_at)
                     queue.resynced(due_us(now, wait_us), ready)
+        if errors:
+            raise errors[0]
 
     def _server_of(self, key: str) -> Connections | None:
         try:
@@ -205,14 +213,18 @@ class Scheduler:
 
     async def _run(self) -> None:
         patience = _PATIENCE if self.services.nodes.spread else None
+        now = asyncio.get_running_loop().time
+        last = now()
         while True:
             try:
-                async with asyncio.timeout(self.services.resync_interval):
+                # However long a look takes.
+                async with asyncio.timeout_at(last + self.services.resync_interval):
                     await self._check_now.wait()
                 # Confirmations of many queues arrive together: one look serves them all.
                 self._check_now.clear()
             except TimeoutError:
                 pass
+            last = now()
             look = self.services.background.spawn(self._look(), "look at all queues")
             await asyncio.wait({look}, timeout=patience)
 
@@ -220,7 +232,7 @@ class Scheduler:
         try:
             await self.run_once()
             self.services.nodes.prune()
-        except ServerError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next look comes
             if isinstance(error, ServerRefused) and not self._refused:
                 # One of them may not be ours to move: its own call finds that out, and then it is left out here.
                 self._refused = True
@@ -228,7 +240,8 @@ class Scheduler:
                     queue.push()
             elif not self._failing:
                 self._failing = True
-                _log.warning("the re-check of %d queues failed: %s", len(self.queues), error)
+                unexpected = None if isinstance(error, ServerError) else error
+                _log.warning("the re-check of %d queues failed: %s", len(self.queues), error, exc_info=unexpected)
             # A call that could not be sent has been tried for a while itself; one that was refused comes back at once.
             await asyncio.sleep(min(1.0, self.services.retry_most))
             self._check_now.set()
@@ -242,9 +255,7 @@ class Scheduler:
         if (notice := parse(content)) is not None:
             queue.noticed(notice)
             return
-        try:
-            moment = int(content)
-        except ValueError:
+        if (moment := parse_moment(content)) is None:
             _log.warning("queue %r: a notification is no number", queue.name, extra=about(queue.name))
             queue.push()
         else:

@@ -146,6 +146,8 @@ class TransferTask:
 
     def resynced(self, due_us: int, ready: int) -> None:
         """The safety re-check found when the next one is due, as :meth:`Pushes.next_due` takes it, and ``ready`` payloads."""
+        if ready:
+            self._watch.overlooked()
         self.pushes.next_due(0 if ready and self.waiting else due_us)
 
     @property

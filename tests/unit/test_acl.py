@@ -46,11 +46,11 @@ WORK: dict[tuple[str, Role], tuple[tuple[Script, ...], str, str]] = {
             delayed.PURGE,
             delayed.POLL_PENDING,
             delayed.POLL_LAST,
-            # What polling has lost goes back, and what has arrived is confirmed.
-            delayed.GIVE_BACK,
-            delayed.ACK,
             delayed.EXPIRE,
             delayed.MIGRATE,
+            # What it polled is confirmed, or goes back.
+            delayed.ACK,
+            delayed.GIVE_BACK,
         ),
         "TIME LLEN LINDEX LRANGE HMGET ZCARD ZCOUNT ZRANGE ZREVRANGE ZSCAN UNLINK",
         "",

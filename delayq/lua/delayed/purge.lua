@@ -7,9 +7,9 @@
 --
 -- Returns how many there were.
 
--- Both are counted first: a key of a foreign type must fail before anything is removed. And ZCOUNT is a right that consumers do not
+-- Both are counted first: a key of a foreign type must fail before anything is removed. And ZCARD is a right that consumers do not
 -- have: they take messages, and do not drop them.
-local pending, ready = redis.call('ZCOUNT', KEYS[1], '-inf', '+inf'), redis.call('LLEN', KEYS[3])
+local pending, ready = redis.call('ZCARD', KEYS[1]), redis.call('LLEN', KEYS[3])
 -- One command each way: it is refused as a whole, or not at all.
 if ARGV[1] == 'ready' then
   redis.call('UNLINK', KEYS[3])
