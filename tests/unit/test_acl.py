@@ -13,8 +13,8 @@ from delayq import BadInput, BadName
 from delayq._redis import reliable_scripts as reliable
 from delayq._redis import scripts as delayed
 from delayq._redis.keys import RESERVED, DelayedKeys, ReliableKeys
+from delayq._redis.rights import commands
 from delayq.acl import ROLES, acl_rules
-from tests import lua
 from tests.names import every_key, names
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def test_a_role_has_the_commands_of_its_scripts_and_no_others(kind: str, role: R
     scripts, besides, never = WORK[kind, role]
     wanted = {*EVERYBODY.split(), *besides.split()}
     if scripts:
-        wanted |= {"EVAL", "EVALSHA"}.union(*map(lua.commands, scripts)) - set(never.split())
+        wanted |= {"EVAL", "EVALSHA"}.union(*map(commands, scripts)) - set(never.split())
     assert granted(kind, role) == wanted
 
 
