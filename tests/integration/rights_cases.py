@@ -203,7 +203,7 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str, int]]:
         assert again.id == f"again{n}", again.id
         await again.nack(0, "an error")
     leases = await at.raw.hgetall(RELIABLE.messages[11])
-    held = {name.decode(): lease.split(b":")[2].decode() for name, lease in leases.items()}
+    held = {name.decode(): lease.rsplit(b":", 1)[1].decode() for name, lease in leases.items()}
     return {name: (name, token, 3 * int(name[-1])) for name, token in held.items()}
 
 
@@ -325,8 +325,8 @@ CASES: list[tuple[Script, str, Any]] = [
     (delayed.MIGRATE, "", outdated),
     (reliable.OFFER, "full", full_offer),
     (reliable.OFFER, "one", offer_one),
-    (reliable.CLAIM, "hand out", some(100, HOUR_US, "t", 0, "drop", "client 1")),
-    (reliable.CLAIM, "die", some(100, HOUR_US, "t", 1, "dead", "client 1")),
+    (reliable.CLAIM, "hand out", some(100, HOUR_US, "t", 0, "drop", "client 1", 1, "", "", 0)),
+    (reliable.CLAIM, "die", some(100, HOUR_US, "t", 1, "dead", "client 1", 1, "", "", 0)),
     (reliable.ACK, "forget", some(0, of=TAKEN)),
     (reliable.ACK, "remember", some(HOUR_US, of=TAKEN)),
     (reliable.NACK, "", some(of=TAKEN, behind=(SECOND_US, "an error"))),
@@ -337,9 +337,10 @@ CASES: list[tuple[Script, str, Any]] = [
     (reliable.RESCHEDULE, "head", some("later0", 0)),
     (reliable.RESCHEDULE, "behind", some("later1", HOUR_US)),
     (reliable.GET, "", some("later0", "taken1")),
-    *((reliable.LIST, state, some(state, 0, 100)) for state in ("delayed", "ready", "leased")),
+    *((reliable.LIST, state, some(state, 0, 100)) for state in ("delayed", "ready")),
     (reliable.STATS, "", some()),
-    *((reliable.PURGE, state, some(state, 100)) for state in ("delayed", "ready", "all")),
+    (reliable.LEASED, "", some("taken0", "taken1", "later0")),
+    *((reliable.PURGE, state, some(state, 0, 100)) for state in ("delayed", "ready", "all")),
     (reliable.REDRIVE, "", some("dead0", "dead1")),
     (reliable.DROP_DEAD, "", some("dead0", "dead1")),
     (reliable.RESUME, "", paused),

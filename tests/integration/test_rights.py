@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 USER, PASSWORD = "limited", "its-password"
 # What a script's caller sends besides.
 BESIDES = {"UNLINK", "EVAL", "EVALSHA"}
+ONLY_LOOK = {delayed.RESYNC, reliable.GET, reliable.LIST, reliable.LEASED, reliable.STATS}
 # A consumer has what a transfer needs, for else it would have nothing to give back.
 TAKEN = {"delayed/nack", "delayed/release", "delayed/give_back"}
 
@@ -123,7 +124,9 @@ async def test_who_lacks_one_right_is_refused_before_anything_has_changed(
         # With all rights: that is the whole effect.
         whole = await made.call([rule for rules in rights_of(script) for rule in rules])
         assert not isinstance(whole, Exception), whole
-        done = shape(await made.contents())
+        effect = await made.contents()
+        assert (effect != made.before) == (script not in ONLY_LOOK), effect
+        done = shape(effect)
         wrong = []
         refused = 0
         for missing, rules in less_by_one(script):
