@@ -83,14 +83,18 @@ _PUSH = """if permitted(redis.pcall('LREM', KEYS[1], 'wrong', '')) then
 # Not tried. A script publishes before its first write, or it is a hint; and deletes by one command, which is all that it writes.
 _UNTRIED = {"PUBLISH", "UNLINK", "DEL"}
 
+# A full server refuses a script only before its first write, and some of what is tried are writes: there, nothing is tried.
+_FULL = f"redis.pcall('ZADD', KEYS[1], 'XX', 0, {_NOTHING})"
 _CHECK = """do
-  local refused
+  local function says(answer, what) return type(answer) == 'table' and answer.err and string.find(answer.err, what) end
   local function permitted(answer)
-    local text = type(answer) == 'table' and answer.err or ''
-    return not (string.find(text, 'NOPERM') or string.find(text, 'ACL failure') or string.find(text, 'The user executing'))
+    return not (says(answer, 'NOPERM') or says(answer, 'ACL failure') or says(answer, 'The user executing'))
   end
+  local refused
   local function try(answer) if not permitted(answer) then refused = refused or answer end end
+  if not says(%s, 'OOM') then
   %s
+  end
   if refused then return refused end
 end
 """
@@ -157,7 +161,8 @@ def checked(script: Script) -> Form | None:
     """The script behind what checks its rights; None for one that needs no check."""
     if not tried(script):
         return None
-    text = _CHECK % "\n  ".join(map(_line, sorted(tried(script)))) + script.text
+    full = _FULL if "ZADD" in tried(script) else "nil"
+    text = _CHECK % (full, "\n  ".join(map(_line, sorted(tried(script))))) + script.text
     return Form(hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), text)
 
 
