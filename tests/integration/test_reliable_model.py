@@ -7,7 +7,7 @@ second, so nothing here depends on how fast the machine is: what falls on the sa
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -492,6 +492,12 @@ class ReliableMachine(RuleBasedStateMachine):
             except asyncio.CancelledError:
                 assert how == "cancel"
 
+        if live is None and how in ("raise", "cancel"):
+            # What the block raised goes on. That the lease was lost is only logged, or told at its beginning.
+            model.over(held.lease)
+            with suppress(delayq.LeaseLost):
+                self.run(handle())
+            return
         if not self.settle(held, live, handle()):
             return
         if how == "end":
