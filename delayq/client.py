@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_log = logging.getLogger("delayq")
+
 URL_VARIABLE = "DELAYQ_URL"
 
 # Calls that are on their way at the same time. Offers share calls, so few are needed.
@@ -65,7 +68,7 @@ def connect(
             for one that keeps its data in that directory; ``redis+cluster://host:port,host:port``,
             ``redis+sentinel://host:port,host:port/service/db``; or a client of ``redis.asyncio`` (``Redis``, ``RedisCluster``,
             ``Sentinel.master_for()``), whose address is used and whose connections stay the caller's. Without it,
-            ``$DELAYQ_URL``; without that, ``embedded:`` if it is installed.
+            ``$DELAYQ_URL``; without that, ``embedded:`` if it is installed, and a warning in the log.
         resync_interval: How long a lost notification may delay a message: seconds or a timedelta.
         max_connections: Calls on their way at the same time. The subscription, and one blocked connection for each
             queue on which somebody waits, come on top.
@@ -83,6 +86,12 @@ def connect(
             raise ConfigurationError(
                 f"no address: pass one to connect(), set ${URL_VARIABLE}, or pip install 'delayq[embedded]' for a private server"
             )
+        _log.warning(
+            "no address was given and $%s is not set: this process uses a private server, and its messages are lost when it "
+            'ends. Set $%s, or pass an address; connect("embedded:") asks for a private server without this warning',
+            URL_VARIABLE,
+            URL_VARIABLE,
+        )
         address = "embedded:"
     return Client(address, seconds(resync_interval, "resync_interval"), max_connections, name_mapper)
 
@@ -144,7 +153,7 @@ class Client:
                 await to_thread.run_sync(self._embedded.start)
                 self._address = from_url(self._embedded.url)
             session = self._session = Session(self._address, self._max_connections, self._resync_interval, self._hooks)
-            await session.server.command("PING")
+            await session.server.open()
         except BaseException:
             await self.aclose()
             raise

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delayq._durations import moment_us
+from delayq._error_text import unpack_error
 from delayq._ids import checked_id
 from delayq._redis.bodies import read_letter
 from delayq._redis.reliable_scripts import DROP_DEAD, REDRIVE
@@ -38,7 +39,7 @@ class DeadLetter(Generic[T]):
         id: Its id.
         reason: Why it died: ``attempts`` (all were used), ``expired`` (past its time to live), or what ``bury`` was told;
             ``unreadable`` where the letter is damaged: its value raises, and it can only be purged.
-        error: The last error in one line; empty if there was none.
+        error: The last error in one line: its type, and the first line of its message; empty if there was none.
         traceback: The last error's traceback; empty if there was none.
         attempt: How many attempts it had used.
         died_at: When it died, by the server's clock (UTC).
@@ -189,11 +190,12 @@ class DeadLetters(Generic[T]):
         stamped = _STAMPED.fullmatch(name)
         why, enqueued_us, headers, payload = read_letter(letter)
         died_at = moment_us(died_us)
+        line, trace = unpack_error(why.error)
         return DeadLetter(
             id=(stamped[1] if stamped else name).decode(errors="replace"),
             reason=why.reason,
-            error=why.error.rsplit("\n", 1)[-1],
-            traceback=why.error,
+            error=line,
+            traceback=trace,
             attempt=why.attempt,
             died_at=died_at,
             enqueued_at=died_at if enqueued_us is None else moment_us(enqueued_us),

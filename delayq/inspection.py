@@ -228,8 +228,8 @@ async def remove(client: Client, kind: QueueKind, name: str, partitions: int | N
         return sum([int(await server.command("UNLINK", key)) for key in doomed])
     removed = 0
     for place in [None] if partitions is None else [*range(partitions)]:
-        pattern = ReliableKeys.of(name, client._name_mapper, place).pattern
-        found = {key.decode(errors="surrogateescape") async for key in server.scan(pattern)}
+        one = ReliableKeys.of(name, client._name_mapper, place)
+        found = {key.decode(errors="surrogateescape") async for key in server.scan(one.pattern, one.wake)}
         removed += sum([int(await server.command("UNLINK", key)) for key in found])
     return removed
 

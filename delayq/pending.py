@@ -10,7 +10,7 @@ from delayq._durations import Duration, check_count, microseconds, moment
 from delayq._logging import about
 from delayq._redis.listing import DueOrder, OrderedList
 from delayq._redis.records import payload_of
-from delayq._redis.scripts import CANCEL, EXPIRE, POLL_LAST
+from delayq._redis.scripts import CANCEL, EXPIRE, POLL_LAST, PURGE
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Pending(Generic[T]):
 
     async def clear(self) -> bool:
         """Drop every pending message, and say whether there were any. What is ready stays."""
-        return bool(await self._server.command("UNLINK", self._keys.timeout, self._keys.ordered))
+        return bool(await self._server.run(PURGE, (self._keys.timeout, self._keys.ordered, self._keys.ready), ("delayed",)))
 
     async def expire(self, duration: Duration) -> bool:
         """Let everything that is pending disappear ``duration`` from now, and say whether there was anything."""

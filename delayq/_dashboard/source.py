@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from delayq._error_text import unpack_error
 from delayq._redis.bodies import parse, parse_letter
 from delayq._redis.keys import DelayedKeys, ReliableKeys
 from delayq._redis.records import payload_of
@@ -83,6 +84,7 @@ class Row:
     priority: int = 0
     attempt: int = 0
     error: str = ""
+    error_line: str = ""
     reason: str = ""
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -425,7 +427,7 @@ def _live(place: Place, facts: Sequence[Any], lease: bytes | None = None, expire
         expires_us=None if expires is None else _whole(float(expires)),
         priority=int(priority),
         attempt=int(attempt),
-        error="" if error is None else error.decode(errors="replace"),
+        error="" if error is None else unpack_error(error.decode(errors="replace"))[1],
         headers=headers,
     )
 
@@ -437,6 +439,7 @@ def _letter(place: Place, letter: bytes, died: bytes) -> Row:
         # One that nobody can read hides no other.
         return Row(place, "dead", letter, died_us=_whole(float(died)), reason="unreadable")
     enqueued, headers, payload = _body(body)
+    line, error = unpack_error(str(why.get("error") or ""))
     return Row(
         place,
         "dead",
@@ -445,7 +448,8 @@ def _letter(place: Place, letter: bytes, died: bytes) -> Row:
         enqueued_us=enqueued,
         priority=_number(why.get("priority")),
         attempt=_number(why.get("attempt")),
-        error=str(why.get("error") or ""),
+        error=error,
+        error_line=line,
         reason=str(why.get("reason") or ""),
         headers=headers,
     )

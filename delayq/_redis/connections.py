@@ -11,12 +11,13 @@ from weakref import WeakSet
 
 import anyio
 
-from delayq._redis.opening import open_connection
+from delayq._redis.opening import Opener
 from delayq._redis.wire import DOUBT_AFTER, ReplyError, Wire
 from delayq.errors import Closed, DelayqError, ServerUnavailable
 
 if TYPE_CHECKING:
     from delayq._redis.address import Address, SentinelAddress
+    from delayq._redis.wire import Wire
 
 # Connecting may take so long, greetings included; seconds.
 OPEN_TIMEOUT = 5.0
@@ -37,7 +38,7 @@ class Connections:
     """
 
     def __init__(self, address: Address | SentinelAddress, limit: int) -> None:
-        self._address = address
+        self._opener = Opener(address)
         self._free: list[Wire] = []
         # By how many calls each is held.
         self._used: dict[Wire, int] = {}
@@ -49,13 +50,21 @@ class Connections:
         self._spare: int = 0
         # Those that were free when one was doubted, and have not answered since.
         self._aside: set[Wire] = set()
-        # Those of `open_own`.
-        self._own: set[Wire] = set()
         self._probing: asyncio.Task[None] | None = None
         self._slots = anyio.Semaphore(limit, fast_acquire=True)
         self._ended: DelayqError | None = None
         self.opened: int = 0
         _of_this_process.add(self)
+
+    @property
+    def label(self) -> str:
+        """What to call the server, without a secret."""
+        return self._opener.label
+
+    @property
+    def lead_to_replica(self) -> bool:
+        """Whether the address is that of a replica, as far as we know: no connection has led to a master yet."""
+        return self._opener.found_no_master
 
     @property
     def open(self) -> int:
@@ -187,7 +196,7 @@ class Connections:
             async with asyncio.timeout(OPEN_TIMEOUT):
                 wire = await (self._opened_anew() if anew else self._connected())
         except TimeoutError as error:
-            raise ServerUnavailable(f"{self._address.label} does not answer within {OPEN_TIMEOUT:g} s") from error
+            raise ServerUnavailable(f"{self.label} does not answer within {OPEN_TIMEOUT:g} s") from error
         self._own.add(wire)
         return wire
 
@@ -229,14 +238,14 @@ class Connections:
         """A fresh connection, in use."""
         self._demand_open()
         try:
-            opened = await open_connection(self._address)
+            wire = await self._opener.open()
+            wire.doubted = self._doubt
         except DelayqError:
             raise
         except Exception as error:
             # What else runs here is the user's: a provider of passwords, say. It may do better the next time. What it says may be
             # secret.
-            raise ServerUnavailable(f"{self._address.label}: connecting failed with {type(error).__name__}") from error
-        wire = Wire(opened, self._doubt)
+            raise ServerUnavailable(f"{self.label}: connecting failed with {type(error).__name__}") from error
         try:
             self._demand_open()
         except DelayqError:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from delayq._redis.first_of import first_of
+from delayq._redis.not_now import is_not_now
 from delayq._redis.retry import retry_delay
 from delayq._redis.wire import ReplyError
 from delayq.errors import Closed, ServerError, ServerRefused, ServerUnavailable
@@ -49,12 +52,12 @@ class Link:
             ServerUnavailable: Nobody answers.
             ServerRefused: The server does not let us in.
         """
-        connections = self._connections = await self._nodes.find(self._key)
-        try:
-            self._wire = await connections.open_own()
-        except ServerUnavailable:
-            self._nodes.suspect(connections)
-            raise
+        if self._key is None and self._nodes.spread:
+            attempts = [(server.label, partial(self._open, server)) for server in await self._nodes.any()]
+            opened = await first_of("no server takes the connection", attempts, _close)
+        else:
+            opened = await self._open(await self._nodes.find(self._key))
+        self._connections, self._wire = opened
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -90,7 +93,7 @@ class Link:
         except ReplyError as error:
             # In a cluster that may mean: not here any more.
             self._suspect()
-            raise ServerRefused(str(error)) from error
+            raise (ServerUnavailable if is_not_now(str(error)) else ServerRefused)(str(error)) from error
         except OSError as error:
             self._suspect()
             raise ServerUnavailable(f"the connection broke: {error}") from error
@@ -102,9 +105,21 @@ class Link:
         if self._wire is not None and self._connections is not None:
             self._connections.close(self._wire)
 
+    async def _open(self, server: Connections) -> tuple[Connections, Wire]:
+        try:
+            return server, await server.open_own()
+        except ServerUnavailable:
+            self._nodes.suspect(server)
+            raise
+
     def _suspect(self) -> None:
         if self._connections is not None:
             self._nodes.suspect(self._connections)
+
+
+def _close(opened: tuple[Connections, Wire]) -> None:
+    connections, wire = opened
+    connections.close(wire)
 
 
 async def keep_linked(

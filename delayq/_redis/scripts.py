@@ -60,7 +60,7 @@ GIVE_BACK = Script(
 RESYNC = Script("resync", ("due...",), ("kind...",), repeatable=True)
 CANCEL = Script("delayed/cancel", ("timeout", "ordered"), ("stale", "record..."))
 RESCHEDULE = Script("delayed/reschedule", ("timeout", "channel"), ("record", "delay_us"))
-PURGE = Script("delayed/purge", ("timeout", "ordered", "ready"), ("state",))
+PURGE = Script("delayed/purge", ("timeout", "ordered", "ready"), ("state",), repeatable=True)
 POLL_PENDING = Script(
     "delayed/poll_pending",
     ("timeout", "ordered", "quarantine", "leases", "leased", "fence"),

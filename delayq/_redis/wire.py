@@ -73,13 +73,14 @@ class Wire(asyncio.Protocol):
     time: its owner can find out more. After :data:`ANSWER_WITHIN` seconds the connection ends by itself.
 
     Attributes:
+        doubted: Called as said above.
         moved_at: When bytes came in or left last, as far as that was noticed; seconds of the event loop's clock.
     """
 
-    def __init__(self, opened: AbstractConnection, doubted: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, opened: AbstractConnection) -> None:
         """Take over a connection on which no answer is to come."""
         self._loop = asyncio.get_running_loop()
-        self._doubted = doubted
+        self.doubted: Callable[[], object] = lambda: None
         self.moved_at: float = self._loop.time()
         # Bytes that had not left when we last looked.
         self._queued = 0
@@ -260,7 +261,7 @@ class Wire(asyncio.Protocol):
         wait = min(DOUBT_AFTER if silent >= DOUBT_AFTER else DOUBT_AFTER - silent, ANSWER_WITHIN - silent)
         self._watch = self._loop.call_later(wait, self._look)
         if silent >= DOUBT_AFTER:
-            self._doubted()
+            self.doubted()
 
     def _count_queued(self) -> int:
         """Bytes that were sent here and have not reached the other end, as far as the system tells."""

@@ -190,12 +190,20 @@ class Scheduler:
         parts = [queues[at : at + at_a_time] for at in range(0, len(queues), at_a_time)]
         calls = [([key for _, keys in some for key in keys], [queue.kind for queue, _ in some]) for some in parts]
         asked_at = self.services.clock.local()
-        for some, (now, *facts) in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
+        errors = []
+        for some, answer in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
+            if isinstance(answer, BaseException):
+                # It keeps nobody from hearing of the other queues.
+                errors.append(answer)
+                continue
+            now, *facts = answer
             for (queue, _), wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
                 # Closed meanwhile?
                 if (clock := self._clocks.get(queue)) is not None:
                     clock.observe(now, asked_at)
                     queue.resynced(due_us(now, wait_us), ready)
+        if errors:
+            raise errors[0]
 
     def _server_of(self, key: str) -> Connections | None:
         try:

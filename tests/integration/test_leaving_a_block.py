@@ -50,7 +50,7 @@ async def test_an_error_goes_on_though_the_lease_was_lost(
     client: Client, own_server: PrivateServer, hold: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     held: Held = await hold(client)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with held:
             own_server.call("FLUSHALL")
             raise ZeroDivisionError
@@ -63,7 +63,7 @@ async def test_an_error_goes_on_though_the_server_is_away(
 ) -> None:
     monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.1)
     held: Held = await hold(client)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with held:
             own_server.kill()
             raise ZeroDivisionError
@@ -113,7 +113,7 @@ async def test_a_cancellation_while_an_error_is_settled_goes_on(client: Client, 
 async def test_an_instruction_that_cannot_be_carried_out_says_so(client: Client, own_server: PrivateServer) -> None:
     # It hides no error of the block's: without this the block would end as if all were well.
     message = await of_a_reliable_queue(client)
-    with pytest.raises(delayq.LeaseLost):
+    with pytest.raises(delayq.LeaseLost):  # noqa: PT012
         async with message:
             own_server.call("FLUSHALL")
             raise delayq.RetryAfter(5)

@@ -14,10 +14,11 @@
 -- Returns how many messages went back; 0 when an earlier try had done so.
 -- include: lease
 
+-- Reads first: a key of a foreign type must fail here, before anything is moved.
 redis.call('LLEN', KEYS[1])
-redis.call('ZCARD', KEYS[2])
+redis.call('ZSCORE', KEYS[2], '')
 redis.call('LLEN', KEYS[3])
-redis.call('ZCARD', KEYS[4])
+redis.call('ZSCORE', KEYS[4], '')
 redis.call('HLEN', KEYS[5])
 if not redis.call('SET', KEYS[6], '', 'NX', 'PX', ARGV[1]) then return 0 end
 local tokens = {ARGV[2]}

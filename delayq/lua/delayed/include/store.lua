@@ -53,19 +53,16 @@ local function store(timeout, ordered, listed, now, dues, payloads)
       records[i] = '\8' .. id .. (lengths[#payload] or length_field(#payload)) .. payload
       low = low + 1
     end
-    -- An id lives only once, also where the clock has stepped back. Of a lone one, adding it tells.
+    -- An id lives only once, also where the clock has stepped back.
     taken = false
-    if #records == 1 then
-      taken = redis.call('ZADD', timeout, 'NX', dues[1], records[1]) == 0
-    else
-      for _, score in ipairs(redis.call('ZMSCORE', timeout, unpack(records))) do taken = taken or score end
-    end
+    for _, score in ipairs(redis.call('ZMSCORE', timeout, unpack(records))) do taken = taken or score end
   until not taken
 
   for i, due in ipairs(dues) do
     scored[i * 2 - 1], scored[i * 2] = due, records[i]
   end
-  if #records > 1 then redis.call('ZADD', timeout, unpack(scored)) end
+  -- First the one for which a user's right cannot be tried beforehand: refused, it has left nothing.
   if listed then redis.call('RPUSH', ordered, unpack(records)) end
+  redis.call('ZADD', timeout, unpack(scored))
   return ids
 end

@@ -1,0 +1,614 @@
+"""Clients that go at random moments, over links with a long round trip: nothing is lost, nothing comes twice.
+
+::
+
+    python -m tests.faults.moments --trials 1000
+    python -m tests.faults.moments --seed 17 --trials 1      # one of them again, with its keys
+
+In each trial a client consumes several queues in several ways: by loops that are left, by tasks that are cancelled, once and
+twice, and it goes at a moment of chance: its block ends, another task closes it, its task is cancelled, again while it closes;
+and at times its event loop ends with it, as that of a program does. No link breaks. Afterwards another client takes the rest.
+
+Each trial is made of its seed alone. Which message meets which moment is still chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from redis.asyncio import Redis
+
+import delayq
+from delayq import Offer
+from tests.links import Links
+from tests.servers import PrivateServer, find_kinds
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from typing import Self
+
+ROUND_TRIPS = (20, 100, 250)
+"""Milliseconds."""
+TAKING = ("loop", "take", "poll", "timeout", "drain", "poll_many")
+"""Ways to take for good: at most once."""
+LEASING = ("deliveries", "messages")
+"""Ways to take under a lease: at least once."""
+ENDINGS = ("block ends", "closed by another", "queues closed", "cancelled", "cancelled twice")
+LEASE = 3.0
+RESYNC = 0.2
+"""Seconds between two re-checks of the client that takes the rest."""
+REST_WITHIN = 12.0
+"""Seconds for that: leases end, due times come, and kept copies are found."""
+CLOSE_WITHIN = 1.0
+"""Seconds that a close may take, besides two round trips."""
+_SLACK = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A trial.
+
+    Attributes:
+        seed: Of everything that is chosen.
+        round_trip: Milliseconds.
+        queues: The way in which each is consumed.
+        ready: Messages that each has when the trial begins.
+        later: Messages of each that come due while it goes on.
+        ending: How the client goes.
+        after: Seconds until it does.
+        again: Seconds from the first cancellation to the second one.
+        lasts: Whether its event loop goes on afterwards.
+    """
+
+    seed: int
+    round_trip: int
+    queues: tuple[str, ...]
+    ready: tuple[int, ...]
+    later: tuple[int, ...]
+    ending: str
+    after: float
+    again: float
+    lasts: bool
+
+    @classmethod
+    def of(cls, seed: int, *, round_trip: int | None = None, ending: str | None = None, ways: Sequence[str] = ()) -> Plan:
+        chance = random.Random(f"moments {seed}")
+        ms = chance.choice(ROUND_TRIPS)
+        ms = ms if round_trip is None else round_trip
+        count = chance.choice((1, 2, 5, 10, 20, 50))
+        queues = tuple(chance.choice(ways or (*TAKING, "loop", "loop", *LEASING)) for _ in range(count))
+        most = max(6, 800 // count)
+        chosen = chance.choice(ENDINGS)
+        return cls(
+            seed,
+            ms,
+            queues,
+            tuple(chance.randint(0, most) if chance.random() < 0.8 else 0 for _ in queues),
+            tuple(chance.randint(0, most // 4) if chance.random() < 0.5 else 0 for _ in queues),
+            chosen if ending is None else ending,
+            (3 + chance.expovariate(0.15)) * ms / 1000 + chance.choice((0, 0.3)) * chance.random(),
+            chance.choice((0.0, 0.001, chance.random() * ms / 1000, chance.random() * 3 * ms / 1000)),
+            chance.random() < 0.5,
+        )
+
+    def name(self, number: int) -> str:
+        """The name of a queue: no other trial has it."""
+        return f"moments-{self.seed}-{number}"
+
+
+@dataclass
+class Seen:
+    """The messages of one queue, by value, and where each was seen."""
+
+    offered: set[int] = field(default_factory=set)
+    broken: set[str] = field(default_factory=set)
+    taken: list[int] = field(default_factory=list)
+    acked: list[int] = field(default_factory=list)
+    unsure: set[int] = field(default_factory=set)
+    rest: list[int] = field(default_factory=list)
+
+    def is_complete(self) -> bool:
+        return self.offered <= {*self.taken, *self.acked, *self.unsure, *self.rest}
+
+
+@dataclass
+class Outcome:
+    """The result of a trial.
+
+    Attributes:
+        plan: The trial.
+        offered: Messages.
+        delivered: Those that the first client had.
+        lost: Those that never came.
+        doubled: Those of queues that deliver at most once that came twice, or that came again after an acknowledgement.
+        strayed: Unreadable payloads that are not in quarantine, or twice.
+        disordered: Queues whose ready list was not in order after the close.
+        closed_in: Seconds that the close took.
+        bound: Seconds that it may take.
+        left: The keys of its queues that stay on the server when all is done.
+        errors: Unexpected errors.
+    """
+
+    plan: Plan
+    offered: int = 0
+    delivered: int = 0
+    lost: dict[str, list[int]] = field(default_factory=dict)
+    doubled: dict[str, list[int]] = field(default_factory=dict)
+    strayed: dict[str, list[str]] = field(default_factory=dict)
+    disordered: list[str] = field(default_factory=list)
+    closed_in: float = 0.0
+    bound: float = 0.0
+    left: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def flaws(self) -> list[str]:
+        """All that must not be, in words."""
+        found = [f"{len(values)} lost of {where}: {sorted(values)[:8]}" for where, values in self.lost.items()]
+        found += [f"{len(values)} doubled of {where}: {sorted(values)[:8]}" for where, values in self.doubled.items()]
+        found += [f"{len(values)} unreadable astray of {where}: {sorted(values)[:3]}" for where, values in self.strayed.items()]
+        found += [f"out of order: {words}" for words in self.disordered]
+        if self.closed_in > self.bound:
+            found.append(f"the close took {self.closed_in:.2f} s, more than {self.bound:.2f} s")
+        return found + [f"left: {name}" for name in self.left] + self.errors
+
+
+# The client that goes
+
+
+class _Client:
+    """It runs in an event loop of its own, in a thread, which may end at once when it has gone."""
+
+    def __init__(self, url: str, plan: Plan, seen: list[Seen], outcome: Outcome) -> None:
+        self._url = url
+        self._plan = plan
+        self._seen = seen
+        self._outcome = outcome
+        self._chance = random.Random(f"client {plan.seed}")
+        self._lag = 0.0
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        plan, loop = self._plan, asyncio.get_running_loop()
+        consumers: list[asyncio.Task[None]] = []
+        opened: asyncio.Future[delayq.Client] = loop.create_future()
+        leaves = asyncio.Event()
+        beating = asyncio.create_task(self._beat())
+
+        async def owner() -> None:
+            async with delayq.connect(self._url) as client:
+                opened.set_result(client)
+                await leaves.wait()
+
+        owning = asyncio.create_task(owner())
+        async with asyncio.timeout(30):
+            client = await opened
+        consumers += [
+            asyncio.create_task(self._consume(client, number, place))
+            for number in range(len(plan.queues))
+            for place in range(self._chance.choice((1, 1, 2)))
+        ]
+        cancelling = asyncio.create_task(self._cancel_some(consumers))
+        await asyncio.sleep(plan.after)
+        self._lag, started = 0.0, loop.time()
+        if plan.ending == "block ends":
+            leaves.set()
+        elif plan.ending == "closed by another":
+            await client.aclose()
+            started, took = loop.time(), loop.time() - started
+            self._outcome.closed_in = took
+            leaves.set()
+        elif plan.ending == "queues closed":
+            queues = [self._open(client, number) for number in range(len(plan.queues)) if self._chance.random() < 0.7]
+            await asyncio.gather(*(queue.aclose() for queue in queues))
+            self._outcome.closed_in = loop.time() - started
+            started = loop.time()
+            leaves.set()
+        else:
+            owning.cancel()
+            if plan.ending == "cancelled twice":
+                await asyncio.sleep(plan.again)
+                owning.cancel()
+        await asyncio.wait({owning})
+        self._outcome.closed_in = max(self._outcome.closed_in, loop.time() - started)
+        self._outcome.bound = CLOSE_WITHIN + 2 * plan.round_trip / 1000 + 3 * self._lag + _SLACK
+        if not owning.cancelled() and (error := owning.exception()) is not None:
+            self._outcome.errors.append(f"the client ended with {error!r}")
+        beating.cancel()
+        cancelling.cancel()
+        if plan.lasts:
+            for task in consumers:
+                task.cancel()
+            await asyncio.gather(*consumers, beating, cancelling, return_exceptions=True)
+            await asyncio.sleep(0.1 + 3 * plan.round_trip / 1000)
+        # Otherwise the event loop ends now, and what was written to sockets is all that is left of it.
+
+    async def _beat(self) -> None:
+        """Measure how busy the machine is: a close may be late by that."""
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            await asyncio.sleep(0.01)
+            self._lag = max(self._lag, loop.time() - before - 0.01)
+
+    async def _cancel_some(self, consumers: Sequence[asyncio.Task[None]]) -> None:
+        """Cancel consumers at random moments, some of them twice."""
+        chance, seconds = self._chance, self._plan.round_trip / 1000
+        for task in chance.sample(consumers, chance.randint(0, len(consumers))):
+            await asyncio.sleep(chance.choice((0, chance.random() * seconds)))
+            task.cancel()
+            if chance.random() < 0.4:
+                await asyncio.sleep(chance.choice((0, chance.random() * seconds)))
+                task.cancel()
+
+    def _open(self, client: delayq.Client, number: int) -> Any:
+        return open_queue(client, self._plan, number)
+
+    async def _consume(self, client: delayq.Client, number: int, place: int) -> None:
+        way, seen = self._plan.queues[number], self._seen[number]
+        chance = random.Random(f"consumer {self._plan.seed} {number} {place}")
+        try:
+            queue = self._open(client, number)
+            while await _WAYS[way](queue, seen, _Pace(chance, self._plan.round_trip / 1000)):
+                # It was left, and comes back at times.
+                await asyncio.sleep(chance.random() * 0.2)
+                if chance.random() < 0.3:
+                    return
+        except delayq.Closed:
+            pass
+        except delayq.ServerError as error:
+            # A call that was not waiting for messages when the client closed may end so. Nothing may be lost by it.
+            if not self._closing(client):
+                self._outcome.errors.append(f"{way}: {error!r}")
+
+    @staticmethod
+    def _closing(client: delayq.Client) -> bool:
+        try:
+            client.statistics()
+        except delayq.Closed:
+            return True
+        return False
+
+
+class _Pace:
+    """How quickly a consumer handles messages, and when it leaves."""
+
+    def __init__(self, chance: random.Random, seconds: float) -> None:
+        self._chance = chance
+        self._seconds = chance.choice((0.0, 0.0, 0.002, seconds / 4))
+        self.leaves_after = chance.choice((1, 9, 40, 150, 10_000))
+        self._sticks_after = chance.choice((9, 33, 10_000))
+        self._handled = 0
+
+    @property
+    def patience(self) -> float:
+        return self._chance.random() * 0.3
+
+    @property
+    def some(self) -> int:
+        return self._chance.choice((1, 10, 150))
+
+    async def handle(self) -> bool:
+        """Handle one message; return whether it was the last."""
+        self._handled += 1
+        if self._handled == self._sticks_after:
+            await asyncio.sleep(3600)
+        if self._seconds:
+            await asyncio.sleep(self._chance.random() * self._seconds)
+        return self._handled >= self.leaves_after
+
+
+async def _loop(queue: Any, seen: Seen, pace: _Pace) -> bool:
+    async for value in queue:
+        seen.taken.append(value)
+        if await pace.handle():
+            return True
+    return False
+
+
+async def _take(queue: Any, seen: Seen, pace: _Pace) -> bool:
+    while True:
+        with suppress(delayq.DecodeError):
+            seen.taken.append(await queue.take())
+        if await pace.handle():
+            return True
+
+
+async def _poll(queue: Any, seen: Seen, pace: _Pace) -> bool:
+    while True:
+        with suppress(delayq.DecodeError):
+            if (value := await queue.poll(pace.patience)) is not None:
+                seen.taken.append(value)
+        if await pace.handle():
+            return True
+
+
+async def _timeout(queue: Any, seen: Seen, pace: _Pace) -> bool:
+    while True:
+        with suppress(TimeoutError, delayq.DecodeError):
+            async with asyncio.timeout(pace.patience):
+                seen.taken.append(await queue.take())
+        if await pace.handle():
+            return True
+
+
+async def _drain(queue: Any, seen: Seen, pace: _Pace) -> bool:
+    while True:
+        with suppress(delayq.DecodeError):
+            seen.taken += await queue.drain(pace.some)
+        await asyncio.sleep(0.01)
+        if await pace.handle():
+            return True
+
+
+async def _poll_many(queue: Any, seen: Seen, pace: _Pace) -> bool:
+    while True:
+        with suppress(delayq.DecodeError):
+            seen.taken += await queue.pending.poll_many(pace.some)
+        with suppress(delayq.DecodeError):
+            seen.taken += await queue.drain(10)
+        await asyncio.sleep(0.01)
+        if await pace.handle():
+            return True
+
+
+async def _leased(messages: Any, seen: Seen, pace: _Pace) -> bool:
+    async with aclosing(messages):
+        async for message in messages:
+            last = False
+            try:
+                async with message:
+                    last = await pace.handle()
+                seen.acked.append(message.value)
+            except (delayq.LeaseLost, delayq.OutcomeUnknown):
+                seen.unsure.add(message.value)
+            if last:
+                return True
+    return False
+
+
+async def _deliveries(queue: Any, seen: Seen, pace: _Pace) -> bool:
+    return await _leased(queue.deliveries(LEASE), seen, pace)
+
+
+async def _messages(queue: Any, seen: Seen, pace: _Pace) -> bool:
+    return await _leased(queue.__aiter__(), seen, pace)
+
+
+_WAYS: dict[str, Callable[[Any, Seen, _Pace], Awaitable[bool]]] = {
+    "loop": _loop,
+    "take": _take,
+    "poll": _poll,
+    "timeout": _timeout,
+    "drain": _drain,
+    "poll_many": _poll_many,
+    "deliveries": _deliveries,
+    "messages": _messages,
+}
+
+
+def open_queue(client: delayq.Client, plan: Plan, number: int) -> Any:
+    """The queue of that number."""
+    if plan.queues[number] == "messages":
+        return client.reliable_queue(plan.name(number), lease=LEASE, max_attempts=None)
+    return client.delayed_queue(plan.name(number))
+
+
+# The trial
+
+
+class Trials:
+    """A server, and what trials at the same time share. Use it with ``async with``."""
+
+    def __init__(self, server: PrivateServer, threads: int) -> None:
+        self._server = server
+        self._threads = ThreadPoolExecutor(threads)
+        self._raw: Any = None
+
+    async def __aenter__(self) -> Self:
+        self._raw = Redis.from_url(self._server.unix_url)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._threads.shutdown()
+        await self._raw.aclose()
+
+    async def run(self, plan: Plan) -> Outcome:
+        """Carry out one trial."""
+        outcome = Outcome(plan)
+        seen = [Seen() for _ in plan.queues]
+        async with Links(self._server, tcp=True, round_trip=plan.round_trip) as links:
+            async with delayq.connect(self._server.unix_url, resync_interval=3600) as producer:
+                await self._fill(producer, plan, seen)
+            outcome.offered = sum(len(one.offered) for one in seen)
+            client = _Client(links.url, plan, seen, outcome)
+            await asyncio.get_running_loop().run_in_executor(self._threads, client.run)
+            # All that was sent arrives.
+            await until(lambda: not links.count)
+        outcome.delivered = sum(len(one.taken) + len(one.acked) for one in seen)
+        for number, way in enumerate(plan.queues):
+            if plan.later[number] or way == "messages":
+                continue
+            there = [json.loads(value) for value in await self._raw.lrange(plan.name(number), 0, -1) if value[:1] != b"{"]
+            if there != sorted(there):
+                outcome.disordered.append(f"{_where(plan, number)}: {there[:40]}")
+        await self._take_the_rest(plan, seen)
+        await self._judge(plan, seen, outcome)
+        return outcome
+
+    async def _fill(self, producer: delayq.Client, plan: Plan, seen: list[Seen]) -> None:
+        chance = random.Random(f"producer {plan.seed}")
+        for number, way in enumerate(plan.queues):
+            name, one = plan.name(number), seen[number]
+            ready, later = plan.ready[number], plan.later[number]
+            one.offered = set(range(ready + later))
+            # Some come due before the client goes, and some after it.
+            delays = [0.0] * ready + sorted(chance.random() * 1.5 * (plan.after + 0.2) for _ in range(later))
+            if way == "messages":
+                queue = producer.reliable_queue(name, lease=LEASE, max_attempts=None)
+                await queue.offer_many([Offer(value, delay=delay) for value, delay in enumerate(delays)])
+                continue
+            payloads = [str(value) for value in range(ready)]
+            if payloads and chance.random() < 0.2:
+                one.broken = {f"{{unreadable {n}" for n in range(chance.randint(1, 3))}
+                for payload in one.broken:
+                    payloads.insert(chance.randrange(len(payloads)), payload)
+            if payloads:
+                # As Java has them there.
+                await self._raw.rpush(name, *payloads)
+            if later:
+                await producer.delayed_queue(name).offer_many(list(enumerate(delays))[ready:])
+
+    async def _take_the_rest(self, plan: Plan, seen: list[Seen]) -> None:
+        async with delayq.connect(self._server.unix_url, resync_interval=RESYNC) as client:
+            tasks = [asyncio.create_task(self._take_rest_of(client, plan, n, one)) for n, one in enumerate(seen)]
+            with suppress(TimeoutError):
+                await until(lambda: all(one.is_complete() for one in seen), REST_WITHIN)
+            # A message that comes twice comes now, or has come.
+            with suppress(TimeoutError):
+                await until(lambda: self._nothing_lasts(plan), 2)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take_rest_of(self, client: delayq.Client, plan: Plan, number: int, seen: Seen) -> None:
+        queue = open_queue(client, plan, number)
+        if plan.queues[number] != "messages":
+            async for value in queue:
+                seen.rest.append(value)
+            return
+        async for message in queue:
+            seen.rest.append(message.value)
+            await message.ack()
+
+    async def _nothing_lasts(self, plan: Plan) -> bool:
+        return not await self._left(plan)
+
+    async def _left(self, plan: Plan) -> list[str]:
+        """The keys of this trial that hold messages, without the quarantine."""
+        names = [key async for key in self._raw.scan_iter(f"*moments-{plan.seed}-*", count=1000) if b"quarantine" not in key]
+        return sorted([name.decode() for name in names if await self._raw.type(name) not in (b"string", b"none")])
+
+    async def _judge(self, plan: Plan, seen: list[Seen], outcome: Outcome) -> None:
+        for number, (way, one) in enumerate(zip(plan.queues, seen, strict=True)):
+            where = _where(plan, number)
+            if lost := one.offered - {*one.taken, *one.acked, *one.unsure, *one.rest}:
+                outcome.lost[where] = sorted(lost)
+            counts = Counter([*one.taken, *one.acked, *one.rest])
+            if doubled := [value for value, count in counts.items() if count > 1 and value not in one.unsure]:
+                outcome.doubled[where] = doubled
+            if way != "messages":
+                quarantined = Counter(value.decode() for value in await self._raw.lrange(_quarantine(plan, number), 0, -1))
+                if quarantined != Counter(one.broken):
+                    astray = (Counter(one.broken) - quarantined) + (quarantined - Counter(one.broken))
+                    outcome.strayed[where] = list(astray)
+        outcome.left = await self._left(plan)
+
+
+def _where(plan: Plan, number: int) -> str:
+    return f"{plan.name(number)} ({plan.queues[number]})"
+
+
+def _quarantine(plan: Plan, number: int) -> str:
+    from delayq._redis.keys import DelayedKeys
+
+    return DelayedKeys.of(plan.name(number)).quarantine
+
+
+# Many of them
+
+
+async def run_all(server: PrivateServer, plans: Iterable[Plan], at_once: int, told: Callable[[Outcome], None]) -> None:
+    """Carry out trials, ``at_once`` at the same time."""
+    waiting: Iterator[Plan] = iter(plans)
+    async with Trials(server, at_once) as trials:
+
+        async def work() -> None:
+            for plan in waiting:
+                told(await trials.run(plan))
+
+        await asyncio.gather(*(work() for _ in range(at_once)))
+
+
+def _batch(plans: Sequence[Plan], at_once: int) -> list[Outcome]:
+    """For a process of its own."""
+    logging.getLogger("delayq").setLevel(logging.CRITICAL)
+    found, _ = find_kinds()
+    outcomes: list[Outcome] = []
+    with PrivateServer(next(iter(found.values()))) as server:
+        asyncio.run(run_all(server, plans, at_once, outcomes.append))
+    return outcomes
+
+
+def table(outcomes: Sequence[Outcome]) -> list[str]:
+    """One line for each ending and round trip."""
+    head = f"{'ending':<18} {'ms':>4} {'trials':>7} {'offered':>8} {'delivered':>9} {'lost':>5} {'doubled':>7} {'astray':>6}"
+    lines = [head + f" {'order':>5} {'slow':>5} {'left':>5} {'errors':>6} {'longest close':>13}"]
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for one in sorted(outcomes, key=lambda one: (one.plan.ending, one.plan.round_trip)):
+        groups.setdefault((one.plan.ending, str(one.plan.round_trip)), []).append(one)
+    groups["all", ""] = list(outcomes)
+    for (ending, ms), some in groups.items():
+        lost = sum(len(values) for one in some for values in one.lost.values())
+        doubled = sum(len(values) for one in some for values in one.doubled.values())
+        astray = sum(len(values) for one in some for values in one.strayed.values())
+        slow = sum(one.closed_in > one.bound for one in some)
+        lines.append(
+            f"{ending:<18} {ms:>4} {len(some):>7} {sum(one.offered for one in some):>8} {sum(one.delivered for one in some):>9} "
+            f"{lost:>5} {doubled:>7} {astray:>6} {sum(len(one.disordered) for one in some):>5} {slow:>5} "
+            f"{sum(len(one.left) for one in some):>5} {sum(len(one.errors) for one in some):>6} "
+            f"{max((one.closed_in for one in some), default=0):>13.2f}"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first trial; the others follow")
+    parser.add_argument("--round-trip", type=int, help="milliseconds, instead of chance")
+    parser.add_argument("--ending", choices=ENDINGS, help="instead of chance")
+    parser.add_argument("--way", action="append", default=[], choices=[*TAKING, *LEASING], help="instead of chance; several")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--at-once", type=int, default=8, help="trials in each process")
+    options = parser.parse_args()
+    if not find_kinds()[0]:
+        sys.exit("no server found on this machine")
+    plans = [
+        Plan.of(seed, round_trip=options.round_trip, ending=options.ending, ways=options.way)
+        for seed in range(options.seed, options.seed + options.trials)
+    ]
+    started, outcomes = time.monotonic(), list[Outcome]()
+    size = max(1, min(50, -(-len(plans) // options.processes)))
+    batches = [plans[at : at + size] for at in range(0, len(plans), size)]
+    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for batch in pool.map(_batch, batches, [options.at_once] * len(batches)):
+            outcomes += batch
+            for one in batch:
+                for words in one.flaws:
+                    print(f"seed {one.plan.seed}, {one.plan.round_trip} ms, {one.plan.ending}: {words}", flush=True)
+    print(*table(outcomes), sep="\n")
+    failed = sum(bool(one.flaws) for one in outcomes)
+    print(f"{len(outcomes)} trials in {time.monotonic() - started:.0f} s, {failed} with flaws")
+    if failed:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
