@@ -103,10 +103,9 @@ class Pending(Generic[T]):
         try:
             while len(values) < n:
                 handed, left, payloads = await self._transfer.poll_pending(min(_BATCH, n - len(values)), listed=self._listed)
+                taken.append(handed)
                 if not left:
                     break
-                if payloads:
-                    taken.append(handed)
                 for payload in payloads:
                     try:
                         values.append(self._codec.decode(payload))

@@ -208,10 +208,12 @@ class Claims:
 
     async def aclose(self, grace: float) -> None:
         """Wait, for ``grace`` seconds at most, until a call on its way has ended and what it brings is back."""
+        until = self._clock.local() + grace
         await self.pushes.aclose(grace)
-        with suppress(ServerError):
-            await self._recover()
-        await self.taker.aclose(grace / 2)
+        with suppress(ServerError, TimeoutError):
+            async with asyncio.timeout(max(0.0, until - self._clock.local())):
+                await self._recover()
+        await self.taker.aclose(max(0.0, until - self._clock.local()))
 
     async def _call(self, take: int) -> tuple[list[Claim], int, int]:
         """Claim up to ``take`` messages. Returns also when the next one is due, as ``claim.lua``, and the server's time."""

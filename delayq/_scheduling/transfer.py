@@ -41,8 +41,8 @@ MOST_BYTES = 512 * 1024
 CONFIRM_US = 300_000_000
 # An answer that took longer than this, seconds, is confirmed before anybody gets what it brings: it may have gone back.
 _LATE = 240.0
-# A hand-back may hold up the next transfer for this long; seconds.
-RETURN_WITHIN = 0.1
+# A hand-back may hold up the next transfer, which would overtake it, for this long; seconds.
+RETURN_WITHIN = 1.0
 # A call that was given up may still reach the server, through a slow network, this long after; ms.
 FENCE_MS = 60_000
 # A hand-back is repeated until it is answered, for this long at most: then its repetition is not recognised any more; ms.
@@ -104,9 +104,11 @@ class TransferTask:
         self.leases: Leases = Leases(keys, services, self.announced, self.counts, listed=listed)
         self.taker: Taker[bytes] = self._new_taker(self._back_by_value, len)
         self._lessees: dict[int, Lessee] = {}
-        # Calls that may have handed out something that has not arrived: still on their way, and those whose answer was lost.
+        # Calls that have handed out, or may have, what no caller has yet: still on their way, and those whose answer was lost.
         self._under_way: dict[HandOut, None] = {}
         self._lost: dict[HandOut, None] = {}
+        # And those that have arrived, while their caller waits for more.
+        self._at_hand: dict[HandOut, None] = {}
         self._recovering: asyncio.Task[Any] | None = None
         # Tokens of what has arrived, while the server has not answered that it knows.
         self._unconfirmed: dict[str, None] = {}
@@ -272,6 +274,7 @@ class TransferTask:
             left, payloads = await self._server.run_once(
                 POLL_PENDING, names, (limit, MOST_BYTES, listed, CONFIRM_US, handed.call), lambda _: None
             )
+        self._at_hand[handed] = None
         return handed, left, payloads
 
     async def confirm_all(self, taken: Sequence[HandOut], asked_at: float) -> None:
@@ -285,7 +288,10 @@ class TransferTask:
             self.lose(taken)
             raise Closed("the queue is closed")
         if not self.is_ours(asked_at) and not all([await self._confirm_late(handed.call) for handed in taken]):
+            self.lose(taken)
             raise ServerUnavailable("the messages took so long to arrive that they went back: poll fewer at a time")
+        for handed in taken:
+            del self._at_hand[handed]
         self._confirm([handed.call for handed in taken])
 
     @contextmanager
@@ -305,7 +311,9 @@ class TransferTask:
 
     def lose(self, handed: Iterable[HandOut]) -> None:
         """Have the server take back what these calls handed out: those who wanted it have gone."""
-        self._lost.update(dict.fromkeys(handed))
+        for each in handed:
+            self._at_hand.pop(each, None)
+            self._lost[each] = None
         if self._lost and self._last is not None:
             self._last.send(self.keys.name, map(self.back_by_name, self._lost))
         elif self._lost and self._recovering is None:
@@ -400,7 +408,7 @@ class TransferTask:
         self.pushes.close()
         self._watch.close()
         # What calls on their way bring comes behind what is here, so it goes back first.
-        last.send(self.keys.name, map(self.back_by_name, [*self._lost, *self._under_way]))
+        last.send(self.keys.name, map(self.back_by_name, [*self._lost, *self._at_hand, *self._under_way]))
         # What has arrived is confirmed once more, for the first try may be lost.
         unconfirmed, self._unconfirmed = [*self._unconfirmed], {}
         last.send(self.keys.name, self._confirming(unconfirmed))
