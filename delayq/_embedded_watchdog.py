@@ -18,8 +18,8 @@ went: our read end sees end-of-file. Three rules keep that free of races:
 A server that was killed comes back, on the same socket and files. One that gives up by itself at its first start has
 written why into its log, and the watchdog gives up as well: it removes the FIFO, by which the starter knows.
 
-SIGTERM ends neither us nor the server while somebody uses it: systemd sends it to every process of a service at once, and
-the users need the server until they have finished. Whoever cleans up temporary files may remove the socket: we look after it.
+SIGTERM ends neither us nor the server while a process uses it: systemd sends it to every process of a service at once, and
+the users need the server until they have finished. A cleaner of temporary files may remove the socket: we look after it.
 
 This file is run with ``python -I -S`` to start quickly, so it imports nothing but a few standard modules.
 """
@@ -165,7 +165,7 @@ class Watchdog:
         self._restart_at = time.monotonic() + (pause or 0.0)
 
     def _look_after_socket(self) -> None:
-        """Restore the socket's path if somebody has removed it: the server does not notice, and nobody can connect any more."""
+        """Restore the socket's path if it was removed: the server does not notice, and no client can connect any more."""
         if self._server is None:
             return
         try:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 # The servers are asked no more often than that, seconds.
 _ASK_EVERY = 0.05
-# For so long what may lie anywhere is kept from a server that has failed, seconds: longer than it takes to find out again.
+# Seconds for which new messages that may lie anywhere avoid a server that has failed: longer than it takes to find out again.
 _LATELY = 10.0
 
 Place = tuple[str, int]
 
-# What stands for a name that a server was not told, where names are preferred.
+# A server sends this in place of a name that it was not told, where names are preferred.
 _UNKNOWN = b"?"
 _NO_HOST = (b"", None, _UNKNOWN)
 
@@ -118,7 +118,7 @@ class Cluster:
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh(), name="delayq cluster")
             self._refreshing.add_done_callback(self._forget)
         refreshing = self._refreshing
-        # Who waits is neither cancelled with it, nor cancels it.
+        # A caller that waits is neither cancelled with it, nor cancels it.
         await asyncio.wait({refreshing})
         if refreshing.cancelled():
             raise Closed("the client is closed")
@@ -250,7 +250,7 @@ class Cluster:
         gone = missing & (self._doubted | self._suspected)
         gone |= {pool for pool in missing if not pool.open}
         for pool in gone:
-            # What waits for its answer would wait in vain, or for one that counts no more.
+            # A call to it would wait in vain, or for an answer that counts no more.
             pool.retire(ServerUnavailable(f"{pool.label} has no slots any more"))
             self._opened_before += pool.opened
             del self._pools[self._places.pop(pool)]

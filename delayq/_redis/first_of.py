@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The next one is asked beside those that have not answered for so long, seconds. Over a long round trip, a connection with TLS
+# Seconds without an answer after which the next one is asked besides. Over a long round trip, a connection with TLS
 # takes as long: then several are asked, and the first answer counts.
 ASK_NEXT_AFTER = 0.5
-# All together have so long, seconds: a little less than a call may take, so that their reasons are told.
+# Seconds for all of them together: a little less than a call may take, so that their reasons are told.
 WITHIN = 4.5
 
 
@@ -30,7 +30,7 @@ async def first_of(
     The next attempt starts at once where one fails, and beside it where one takes longer than :data:`ASK_NEXT_AFTER`.
 
     Args:
-        label: What they are attempts at, for the error.
+        label: The purpose of the attempts, for the error.
         attempts: Each with the name of its server.
         unused: Is given what other attempts return besides.
 

@@ -25,7 +25,7 @@ class Nodes(Protocol):
         """The connections to the server that has ``key``; to any server for None.
 
         Raises:
-            ServerUnavailable: Nobody is known to have it now: :meth:`find` may find somebody.
+            ServerUnavailable: No server is known to have it now: :meth:`find` may find one.
         """
         ...
 
@@ -33,7 +33,7 @@ class Nodes(Protocol):
         """As :meth:`of`, but asks who has it, if that is not sure.
 
         Raises:
-            ServerUnavailable: Nobody has it, or nobody answers.
+            ServerUnavailable: No server has it, or none answers.
             ServerRefused: Nobody lets us in.
         """
         ...
@@ -112,7 +112,7 @@ class OneServer:
         """There is nothing to ask."""
 
     def suspect(self, connections: Connections) -> None:
-        """There is nobody else."""
+        """There is no other server."""
 
     def failed_lately(self, key: str) -> bool:
         del key

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=BaseException)
 
-# What a broken link looks like, on any system and in any version of redis-py.
+# A broken link raises these, on any system and in any version of redis-py.
 _LINK_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError, EOFError)
 # How Python names what the other side of TLS has said.
 _ALERT = re.compile(r"\[SSL: \w*?(ALERT_\w+)\]")
@@ -113,7 +113,7 @@ async def _open(
 
     Args:
         address: The server.
-        questions: What else to ask.
+        questions: Further commands.
         credentials: What to check in the address if the server does not let us in.
 
     Returns:
@@ -234,14 +234,14 @@ def _why_not(error: BaseException, address: Address) -> DelayqError | None:
         return ServerRefused(f"{address.label} ends TLS: {_what_to_do(alert[1], address)}")
     if isinstance(error, (*_LINK_ERRORS, RedisError)):
         if address.label.endswith("://***"):
-            # What was taken for the host may be half of a password, and the error names it.
+            # The error names the host, which may be half of a password.
             return ServerUnavailable(f"{address.label} does not answer: quote what is special in the password as %40, %3F, %23")
         return ServerUnavailable(f"{address.label} does not answer: {error}{_hint(error, address)}")
     return None
 
 
 def _what_to_do(alert: str, address: Address) -> str:
-    """What the server has told by a TLS alert, and what to do about it."""
+    """Put a TLS alert of the server into words, and say how to answer it."""
     words = alert.lower().replace("_", " ")
     if not address.options.get("ssl_certfile") and alert.endswith(("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")):
         return f"{words}; if it wants a client certificate, add ssl_certfile= and ssl_keyfile= to the address"
@@ -256,7 +256,7 @@ def _behind(error: BaseException | None, kind: type[E]) -> E | None:
 
 
 def _hint(error: BaseException, address: Address) -> str:
-    """What may be wrong with the scheme: neither side can tell the other."""
+    """Say if the scheme may be wrong: neither side can tell the other."""
     if address.is_tls and isinstance(error, RedisTimeoutError):
         return " (a port without TLS is silent like this: is it redis://?)"
     if not address.is_tls and _behind(error, ConnectionResetError):
