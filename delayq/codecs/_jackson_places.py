@@ -59,19 +59,28 @@ class Rules:
     Attributes:
         enums_with_class: Enums that carry their class in every field: their constants have bodies, so their class is not final.
         uuid_with_class: Whether a UUID carries its class in every place, as since Redisson 4.2.0, or as any other final class.
-        seen: Fields of dataclasses in which Java has written an enum with its class.
+        seen: Fields of dataclasses in which Java has written an enum with its class, and that class.
     """
 
     enums_with_class: frozenset[type[Enum]] = frozenset()
     uuid_with_class: bool = True
     # Java declares the field, so what it wrote once it always writes. At most one entry for each field of the codec's types.
-    seen: set[tuple[type[Any], str]] = field(default_factory=set)
+    seen: dict[tuple[type[Any], str], str] = field(default_factory=dict)
 
-    def enum_has_class(self, owner: Any, name: str, member: Enum) -> bool:
-        """Tell whether Java writes the enum's class in the field ``name`` of ``owner``, a dataclass or :class:`JavaObject`."""
-        if type(member) in self.enums_with_class:
-            return True
-        return name in owner.with_class if isinstance(owner, JavaObject) else (type(owner), name) in self.seen
+    def class_in(self, owner: Any, name: str, member: Enum, known_as: str | None) -> str | None:
+        """The class that Java writes for an enum in the field ``name`` of ``owner``, or None where it writes none.
+
+        Args:
+            owner: A dataclass or :class:`JavaObject`.
+            name: The field.
+            member: The enum.
+            known_as: The Java class that the enum's stands for, if the codec knows one.
+        """
+        if isinstance(owner, JavaObject):
+            return known_as if name in owner.with_class or type(member) in self.enums_with_class else None
+        seen = self.seen.get((type(owner), name))
+        # Another enum than the one that was read has a class of its own.
+        return known_as or seen if seen or type(member) in self.enums_with_class else None
 
     def uuid_has_class(self, place: Place) -> bool:
         """Tell whether Java writes a UUID's class in that place."""

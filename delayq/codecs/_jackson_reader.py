@@ -6,8 +6,10 @@ import base64
 import dataclasses
 import json
 import re
+import typing
 from decimal import Decimal, InvalidOperation
 from enum import Enum
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
@@ -64,12 +66,14 @@ class Reader:
 
     def __init__(self, types: dict[str, type[Any]], list_class: str, map_class: str, rules: Rules) -> None:
         self._types = types
+        self._names = {known: name for name, known in types.items()}
         self._rules = rules
         self._fields = {
             known: {field.name for field in dataclasses.fields(known) if field.init}
             for known in types.values()
             if not issubclass(known, Enum)
         }
+        self._enums = {known: self._enum_fields(known) for known in self._fields}
         self._list_class = list_class
         self._map_class = map_class
         # It reads from the inside out: an object knows its class, an array has to wait for what it stands in.
@@ -103,21 +107,50 @@ class Reader:
         if name not in self._types and _MAP_NAME.fullmatch(name):
             return JavaMap(name, self._values(pairs, Place.ELEMENT))
         fields = self._values(pairs, Place.FIELD)
-        # What JSON itself makes of a payload is no enum: this one had its class.
-        with_class = [field for field, item in fields.items() if isinstance(item, Enum)]
         if name in self._types:
-            return self._known(self._types[name], fields, with_class)
-        return JavaObject(name, fields, with_class=with_class)
+            return self._known(self._types[name], fields)
+        # What JSON itself makes of a payload is no enum: this one had its class.
+        return JavaObject(name, fields, with_class=[field for field, item in fields.items() if isinstance(item, Enum)])
 
-    def _known(self, known: type[Any], fields: dict[str, Any], with_class: list[str]) -> Any:
+    def _known(self, known: type[Any], fields: dict[str, Any]) -> Any:
         try:
-            wanted = self._fields[known]
-            made = known(**{name: item for name, item in fields.items() if name in wanted})
+            wanted, enums = self._fields[known], self._enums[known]
+            seen: dict[tuple[type[Any], str], str] = {}
+            taken = {name: item for name, item in fields.items() if name in wanted}
+            for name, item in taken.items():
+                if isinstance(item, Enum):
+                    seen[known, name] = self._names[type(item)]
+                elif name in enums:
+                    class_name, text_of = _class_and_text(item)
+                    if text_of in enums[name].__members__:
+                        taken[name] = enums[name][text_of]
+                        if class_name is not None:
+                            seen[known, name] = class_name
+            made = known(**taken)
         except Exception as error:
             # Whatever the dataclass objects to, the payload is not one of its.
             raise Malformed from error
-        self._rules.seen.update((known, name) for name in with_class if name in wanted)
+        self._rules.seen.update(seen)
         return made
+
+    def _enum_fields(self, known: type[Any]) -> dict[str, type[Enum]]:
+        """The fields of a dataclass that are declared as an enum, or as one or None."""
+        try:
+            hints = typing.get_type_hints(known)
+        except Exception:  # noqa: BLE001  # what an annotation names may be anywhere, or nowhere
+            return {}
+        found = {}
+        for name in self._fields[known]:
+            hint = hints[name]
+            kinds = typing.get_args(hint) if typing.get_origin(hint) in {typing.Union, UnionType} else (hint,)
+            kinds = tuple(kind for kind in kinds if kind is not NoneType)
+            if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum) and self._is_by_name(kinds[0]):
+                found[name] = kinds[0]
+        return found
+
+    def _is_by_name(self, kind: type[Enum]) -> bool:
+        # One that is text or a number as well is written as that, unless it stands for a Java class.
+        return kind in self._names or not issubclass(kind, str | int | float)
 
     def _array(self, tree: list[Any], place: Place) -> Any:
         # Two elements, the first of which names a class, are a class and its value; anything else is an array of Java's.
@@ -131,7 +164,7 @@ class Reader:
                     return self._wrapped(name, inner, place)
             # An enum looks like an array of two strings. It is wrapped only in a collection, its class being final.
             told_apart = place is Place.ELEMENT or not isinstance(inner, str) or name.startswith("java") or name in self._types
-            if told_apart and _CLASS_NAME.fullmatch(name):
+            if told_apart and (name in self._types or _CLASS_NAME.fullmatch(name)):
                 return self._wrapped(name, inner, place)
         return JavaList(None, [self._value(item, Place.BARE) for item in tree])
 
@@ -162,6 +195,17 @@ class Reader:
         ):
             return JavaValue(name, inner)
         return value
+
+
+def _class_and_text(item: Any) -> tuple[str | None, str]:
+    """What a field for an enum holds that was not read as one: the class, if it has one, and the text."""
+    if type(item) is str:
+        return None, item
+    if isinstance(item, JavaValue) and isinstance(item.value, str):
+        return item.class_name, item.value
+    if isinstance(item, JavaList) and item.class_name is None and len(item) == 2 and all(type(part) is str for part in item):
+        return item[0], item[1]
+    return None, ""
 
 
 def _int(bits: int | None, make: Callable[[int], Any]) -> Callable[[Any], Any]:

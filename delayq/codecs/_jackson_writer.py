@@ -83,10 +83,10 @@ class PlainWriter:
         del known
         return None
 
-    def place_in(self, owner: Any, field: str, item: Any) -> Place:
-        """The place of ``item`` in a field of ``owner``, which is a dataclass or :class:`JavaObject`."""
-        del owner, field, item
-        return Place.FIELD
+    def class_in(self, owner: Any, field: str, member: Enum) -> str | None:
+        """The Java class that is written with an enum in a field of ``owner``, which is a dataclass or :class:`JavaObject`."""
+        del owner, field, member
+        return None
 
     def null(self, _value: None, _place: Place) -> str:
         return "null"
@@ -163,25 +163,25 @@ class PlainWriter:
         return self.wrapped(class_name, f"[{','.join([self.write(item, place) for item in items])}]")
 
     def mapping(self, value: dict[Any, Any], _place: Place) -> str:
-        return self.entries(self.map_class, value.items())
+        return self.entries(self.map_class, value.items(), Place.ELEMENT)
 
     def java_map(self, value: JavaMap, _place: Place) -> str:
         # Without a class it may be an object of a final class, whose long is plain.
         return self.entries(value.class_name, value.items(), Place.BARE if value.class_name is None else Place.ELEMENT)
 
     def java_object(self, value: JavaObject, _place: Place) -> str:
-        return self.entries(value.class_name, value.items(), owner=value, nulls=True)
+        return self.entries(value.class_name, value.items(), Place.FIELD, owner=value, nulls=True)
 
     def dataclass(self, value: Any, _place: Place) -> str:
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         by_name = sorted(fields.items(), key=lambda item: utf16_order(item[0]))
-        return self.entries(self.name_of(type(value)), by_name, owner=value)
+        return self.entries(self.name_of(type(value)), by_name, Place.FIELD, owner=value)
 
     def entries(
         self,
         class_name: str | None,
         items: Iterable[tuple[Any, Any]],
-        place: Place = Place.ELEMENT,
+        place: Place,
         *,
         owner: Any = None,
         nulls: bool = False,
@@ -194,10 +194,11 @@ class PlainWriter:
                 raise Refused("a key has a lone surrogate, which Jackson writes, but does not read")
             # The mapper's Include.NON_NULL counts for a map's entries as for a POJO's fields.
             if item is not None or nulls:
-                if owner is not None:
-                    place = self.place_in(owner, key, item)
-                method = _METHODS.get(type(item)) or self.method_of(item)
-                parts.append(f"{text.quote(key)}:{method(self, item, place)}")
+                if owner is not None and isinstance(item, Enum) and (known_as := self.class_in(owner, key, item)):
+                    written = self.wrapped(known_as, text.quote(item.name))
+                else:
+                    written = (_METHODS.get(type(item)) or self.method_of(item))(self, item, place)
+                parts.append(f"{text.quote(key)}:{written}")
         return "{" + ",".join(parts) + "}"
 
     def enum(self, value: Enum, place: Place) -> str:
@@ -240,9 +241,8 @@ class TypedWriter(PlainWriter):
         except KeyError:
             raise Refused(f"the codec's types name no Java class for {known.__name__}") from None
 
-    def place_in(self, owner: Any, field: str, item: Any) -> Place:
-        has_class = isinstance(item, Enum) and type(item) in self.names and self.rules.enum_has_class(owner, field, item)
-        return Place.ELEMENT if has_class else Place.FIELD
+    def class_in(self, owner: Any, field: str, member: Enum) -> str | None:
+        return self.rules.class_in(owner, field, member, self.names.get(type(member)))
 
 
 # For a class that is not in it, the first that fits: a class stands before those that it is derived from.

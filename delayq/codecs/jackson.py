@@ -62,8 +62,9 @@ class JsonJacksonCodec:
     :class:`~delayq.codecs.JavaValue`. No class is ever looked up by a name in a payload.
 
     In a field, Java writes an enum as its name where the field is declared with the enum's class and its constants have no
-    bodies, else as ``[class, name]``, and it reads only what it would write. A field of a dataclass in which this codec has read
-    the second form is written in that form from then on. A producer that reads nothing says so in ``enums_with_class``, or puts a
+    bodies, else as ``[class, name]``, and it reads only what it would write. Both become the enum where a dataclass declares the
+    field as one, the second form also where ``types`` names the enum. A field of a dataclass in which this codec has read the
+    second form is written in that form from then on. A producer that reads nothing says so in ``enums_with_class``, or puts a
     :class:`~delayq.codecs.JavaValue` into the field.
 
     Args:

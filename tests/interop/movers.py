@@ -7,13 +7,16 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Self
 
+from delayq._redis.rights import checked
 from delayq._redis.scripts import ALL
 
 if TYPE_CHECKING:
     from tests.servers import PrivateServer
 
-# Redisson's scripts start without the comment that ours have; so EVAL tells them apart as well.
-_OURS = {script.sha.encode() for script in ALL}
+_FORMS = [form for script in ALL for form in (script, checked(script)) if form]
+_OURS = {form.sha.encode() for form in _FORMS}
+# Redisson's scripts start with other lines; so EVAL tells them apart as well.
+_FIRST_LINES = {form.text.partition("\n")[0].encode() for form in _FORMS}
 # Who ran it, the command, and the first argument as far as it is plain.
 _LINE = re.compile(rb'\+[0-9.]+ \[\d+ ([^]]+)\] "(\w+)"(?: "([^"\\]*))?')
 
@@ -56,6 +59,6 @@ class MovedByJava:
                 if who == b"lua":
                     self.count += command == b"RPUSH" and first == self._ready and not ours
                 elif command in {b"EVAL", b"EVALSHA"}:
-                    ours = first in _OURS or (first or b"").startswith(b"-- ")
+                    ours = first in _OURS or first in _FIRST_LINES
                 elif command == b"ECHO":
                     return

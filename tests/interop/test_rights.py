@@ -49,13 +49,16 @@ async def take_what_it_may(log: Log, url: str, name: str) -> int:
 
 
 @with_newest
-@pytest.mark.parametrize("rights", ["as delayq acl says", "no channels", "no channel of notices"])
+@pytest.mark.parametrize("rights", ["as delayq acl says", "by hand", "no channels", "no channel of notices"])
 async def test_no_message_is_stranded_beside_java_whatever_python_may(
     server: PrivateServer, redisson: Redisson, name: str, rights: str
 ) -> None:
     channel = f"&redisson_delay_queue_channel:{{{name}}}"
+    by_hand = (f"redisson_delay_queue*:{{{name}}}", f"delayq_*:{{{name}}}")
     rules = {
         "as delayq acl says": acl_rules("consumer", delayed=[name]),
+        # As docs/redisson.md says.
+        "by hand": [f"~{name}", *(f"{kind}{pattern}" for kind in "~&" for pattern in by_hand), "+@all"],
         # What a user of Redis 7 and Valkey has that is only given keys and commands.
         "no channels": ["~*", "+@all"],
         "no channel of notices": ["~*", channel, "+@all"],
@@ -81,6 +84,6 @@ async def test_no_message_is_stranded_beside_java_whatever_python_may(
     server.call("ACL", "DELUSER", USER)
     await java.detach()
     log.check()
-    if rights == "as delayq acl says":
+    if rights in {"as delayq acl says", "by hand"}:
         assert (refused, to_python > 0) == (0, True)
     report.NOTES.append(f"{redisson}, Python with rights: {rights}: {to_python} of {MESSAGES} came to Python, all others to Java")

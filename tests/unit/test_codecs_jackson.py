@@ -289,6 +289,13 @@ def test_an_enum_that_tells_its_class_in_a_field_comes_as_the_enum_and_goes_back
     assert codec.encode(Parcel(7, "SENT", other=Status.NEW)) == b'{"@class":"shop.Parcel","id":7,"other":"NEW","status":"SENT"}'
 
 
+def test_a_class_needs_no_package() -> None:
+    codec = JsonJacksonCodec({"Status": Status})
+    payload = b'["java.util.ArrayList",[["Status","SENT"]]]'
+    assert codec.decode(payload) == [Status.SENT]
+    assert codec.encode([Status.SENT]) == payload
+
+
 def test_an_enum_is_its_name_in_a_field_unless_something_else_is_known() -> None:
     codec = JsonJacksonCodec(PARCEL)
     plain = b'{"@class":"shop.Parcel","id":7,"status":"SENT"}'
@@ -318,6 +325,37 @@ def test_an_object_without_a_dataclass_keeps_the_form_of_each_enum() -> None:
     assert codec.encode(JavaObject("shop.Parcel", {"a": Status.SENT}, with_class=["a"])) == (
         b'{"@class":"shop.Parcel","a":["shop.Status","SENT"]}'
     )
+
+
+@dataclass
+class Letter:
+    status: Status
+    before: Status | None = None
+    colour: Text = Text.A
+    all: list[Status] | None = None
+
+
+@pytest.mark.parametrize("types", [{"shop.Letter": Letter}, {"shop.Letter": Letter, "shop.Status": Status}])
+def test_a_field_declared_as_an_enum_here_comes_as_the_enum_in_either_form(types: dict[str, type[Any]]) -> None:
+    codec = JsonJacksonCodec(types)
+    payload = b'{"@class":"shop.Letter","before":["shop.Status","NEW"],"colour":"a","status":"SENT"}'
+    letter = codec.decode(payload)
+    assert letter == Letter(Status.SENT, Status.NEW)
+    assert (type(letter.status), type(letter.before)) == (Status, Status)
+    assert codec.encode(letter) == payload
+    # Each field keeps its form.
+    assert codec.encode(Letter(Status.NEW, Status.SENT)) == (
+        b'{"@class":"shop.Letter","before":["shop.Status","SENT"],"colour":"a","status":"NEW"}'
+    )
+
+
+def test_a_field_declared_as_an_enum_keeps_what_the_enum_lacks() -> None:
+    codec = JsonJacksonCodec({"shop.Letter": Letter})
+    for status, value in ((b'"LOST"', "LOST"), (b'["shop.Status","LOST"]', ["shop.Status", "LOST"]), (b"5", 5)):
+        payload = b'{"@class":"shop.Letter","all":["java.util.ArrayList",["SENT"]],"colour":"a","status":%s}' % status
+        letter = codec.decode(payload)
+        assert (letter.status, letter.all) == (value, ["SENT"])
+        assert codec.encode(letter) == payload
 
 
 @pytest.mark.parametrize(
