@@ -53,6 +53,8 @@ RESYNC = 0.2
 """Seconds between two re-checks of the client that takes the rest."""
 REST_WITHIN = 12.0
 """Seconds for that: leases end, due times come, and kept copies are found."""
+GOES_WITHIN = 60.0
+"""Seconds after which the client must have gone, whatever its plan."""
 CLOSE_WITHIN = 1.0
 """Seconds that a close may take, besides two round trips."""
 _SLACK = 0.1
@@ -375,9 +377,12 @@ async def _leased(messages: Any, seen: Seen, pace: _Pace) -> bool:
             try:
                 async with message:
                     last = await pace.handle()
+                    # Handled. Until the block has ended, the acknowledgement may have been carried out or not.
+                    seen.unsure.add(message.value)
+                seen.unsure.discard(message.value)
                 seen.acked.append(message.value)
             except (delayq.LeaseLost, delayq.OutcomeUnknown):
-                seen.unsure.add(message.value)
+                pass
             if last:
                 return True
     return False
@@ -438,7 +443,13 @@ class Trials:
                 await self._fill(producer, plan, seen)
             outcome.offered = sum(len(one.offered) for one in seen)
             client = _Client(links.url, plan, seen, outcome)
-            await asyncio.get_running_loop().run_in_executor(self._threads, client.run)
+            running = asyncio.get_running_loop().run_in_executor(self._threads, client.run)
+            try:
+                await asyncio.wait_for(asyncio.shield(running), GOES_WITHIN)
+            except TimeoutError:
+                outcome.errors.append(f"the client is still there after {GOES_WITHIN:g} s")
+                links.cut()
+                await running
             # All that was sent arrives.
             await until(lambda: not links.count)
         outcome.delivered = sum(len(one.taken) + len(one.acked) for one in seen)
@@ -595,7 +606,7 @@ def main() -> None:
         for seed in range(options.seed, options.seed + options.trials)
     ]
     started, outcomes = time.monotonic(), list[Outcome]()
-    size = max(1, min(50, -(-len(plans) // options.processes)))
+    size = max(1, min(2 * options.at_once, -(-len(plans) // options.processes)))
     batches = [plans[at : at + size] for at in range(0, len(plans), size)]
     with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         for batch in pool.map(_batch, batches, [options.at_once] * len(batches)):
