@@ -140,10 +140,10 @@ def redisson_transfer(server: Any, keys: DelayedKeys) -> tuple[float, bool]:
 
 def delayq_transfer(server: Any, keys: DelayedKeys, *, listed: bool = True) -> tuple[float, bool]:
     """Move what is due by ours; without ``listed`` there is nothing in the ordered list. Return as above."""
-    named = {name: getattr(keys, name) for name in TRANSFER.keys if name != "taken"}
-    named["taken"] = keys.taken("benchmark")
+    named = {name: getattr(keys, name) for name in TRANSFER.keys if name != "fence"}
+    named["fence"] = keys.fence("benchmark")
     if not listed:
         named["ordered"] = keys.ordered + ":none"
-    given = {"limit": BATCH, "take": 0, "keep_ms": 1000, "lease_us": 0, "call": "call", "signature": ""}
+    given = {"limit": BATCH, "take": 0, "most_bytes": 0, "lease_us": 1000, "each": 0, "call": "call", "signature": ""}
     milliseconds, answer = timed(server, TRANSFER.text, [named[n] for n in TRANSFER.keys], *(given[n] for n in TRANSFER.args))
     return milliseconds, answer[1] == 0

@@ -24,9 +24,14 @@ class Background:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Start ``work``. An exception that leaves it is logged."""
+        """Start ``work``, after the caller's next wait. An exception that leaves it is logged.
+
+        The caller notes the task, and the task's end clears the note. An eager task factory would let the task end before it is
+        noted, so the factory is not asked.
+        """
         # A context of its own, or a connection opened during a web request would keep that request's variables alive.
-        task = asyncio.get_running_loop().create_task(work, name=f"delayq {name}", context=contextvars.Context())
+        loop, context = asyncio.get_running_loop(), contextvars.Context()
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, name=f"delayq {name}", context=context)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 # Beyond 2^53 ms a sorted set's score is no longer exact.
 MAX_MS = 2**53
+# How far the server's clock may be ahead of ours: where it is, a delay that ends with the scores is let through, seconds.
+_AHEAD = 366 * 86_400
 # The server's proto-max-bulk-len, with room for what stands around a payload.
 _LARGEST_STRING = 512 * 1024 * 1024 - 64 * 1024
 MICROSECOND = timedelta(microseconds=1)
@@ -26,8 +29,11 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
     """``duration`` in whole microseconds, rounded up.
 
     Raises:
-        BadDelay: It is negative, NaN, infinite, past 2**53 ms, or no duration at all.
+        BadDelay: It is negative, NaN, infinite, past 2**53 ms after 1970, or no duration at all.
     """
+    # Before rounding: the smallest one would become 0.
+    if duration < timedelta() if isinstance(duration, timedelta) else isinstance(duration, int | float) and duration < 0:
+        raise BadDelay(f"{what} must not be negative, as {_shown(duration)} is")
     if type(duration) is int:
         result = duration * 1_000_000
     elif isinstance(duration, timedelta):
@@ -43,11 +49,30 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
             result = math.ceil(round(exact, 3))
     else:
         raise BadDelay(f"{what} is seconds or a timedelta, not {type(duration).__name__}")
-    if result < 0:
-        raise BadDelay(f"{what} must not be negative, as {duration} is")
-    if result > MAX_MS * 1000:
-        raise BadDelay(f"{what} is past 2**53 ms")
+    # Known here, for the server would refuse all that comes with it in one call.
+    if result > MAX_MS * 1000 - int((time.time() + _AHEAD) * 1_000_000):
+        raise BadDelay(f"{what} is too long: what is delayed has to be due before 2**53 ms after 1970")
     return result
+
+
+def check_count(count: int | None, what: str, least: int = 0) -> None:
+    """Raise :class:`~delayq.BadInput` unless it is None or an int of at least ``least``."""
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
+        raise BadInput(f"{what} is an int of at least {least}, not {count!r}")
+
+
+def check_flag(flag: bool, what: str) -> None:
+    """Raise :class:`~delayq.BadInput` unless it is True or False."""
+    if not isinstance(flag, bool):
+        raise BadInput(f"{what} is True or False, not {flag!r}")
+
+
+def _shown(number: object) -> str:
+    try:
+        return str(number)
+    except ValueError:
+        # Python writes out no int of more than some thousand digits.
+        return "this huge number"
 
 
 def check_max_payload(size: int) -> None:

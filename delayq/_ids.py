@@ -7,6 +7,10 @@ import os
 import secrets
 import time
 
+from delayq.errors import BadInput
+
+_LONGEST = 512
+
 # Those of base64 for URLs, in ASCII's order: so ids sort as the numbers that they stand for.
 _DIGITS = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
@@ -46,3 +50,16 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def checked_id(id: str) -> str:  # noqa: A002
+    """Return the id if it may be one. Raises BadInput."""
+    if not isinstance(id, str) or not id:
+        raise BadInput("an id is a non-empty str")
+    try:
+        size = len(id.encode())
+    except UnicodeEncodeError:
+        raise BadInput("an id must be writable as UTF-8") from None
+    if size > _LONGEST:
+        raise BadInput(f"an id has {_LONGEST} bytes at most, not {size}")
+    return id

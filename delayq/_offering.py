@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from delayq._durations import Duration, delay_us, microseconds
-from delayq._ids import new_id
+from delayq._ids import checked_id, new_id
 from delayq._redis.bodies import content
 from delayq._redis.durability import Unconfirmed
 from delayq._redis.keys import PRIORITIES
@@ -44,7 +44,6 @@ OnDuplicate = Literal["raise", "ignore", "replace"]
 # What offer.lua says of a message.
 _STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL = 1, 2, 0, -1, -2
 THERE = (_STORED, _REPLACED, _IGNORED)
-_LONGEST_ID = 512
 _LARGEST_HEADERS = 16 * 1024
 
 
@@ -106,10 +105,13 @@ class Offering(Generic[T]):
         ttl_us = 0 if ttl is None else microseconds(ttl, "ttl")
         if ttl is not None and not ttl_us:
             raise BadDelay("ttl must be more than 0")
+        wait_us = delay_us(delay, at)
+        if ttl_us and ttl_us <= wait_us:
+            raise BadDelay("ttl ends before the message is due: it counts from now, so make it longer than the delay")
         return NewMessage(
             new_id() if id is None else checked_id(id),
             priority,
-            delay_us(delay, at),
+            wait_us,
             ttl_us,
             on_duplicate,
             content(_checked_headers(headers), payload),
@@ -174,19 +176,6 @@ class Offering(Generic[T]):
             kinds = Counter(refused.values())
             kind = DuplicateMessage if kinds[_DUPLICATE] else QueueFull
             raise kind(tuple(refused), stored)
-
-
-def checked_id(id: str) -> str:  # noqa: A002
-    """The id, if it may be one. Raises BadInput."""
-    if not isinstance(id, str) or not id:
-        raise BadInput("an id is a non-empty str")
-    try:
-        size = len(id.encode())
-    except UnicodeEncodeError:
-        raise BadInput("an id must be writable as UTF-8") from None
-    if size > _LONGEST_ID:
-        raise BadInput(f"an id has {_LONGEST_ID} bytes at most, not {size}")
-    return id
 
 
 def with_headers(offers: Sequence[Offer[T]], headers: Mapping[str, str]) -> Sequence[Offer[T]]:

@@ -15,12 +15,13 @@ from delayq._scheduling.scheduler import Scheduler
 from delayq.timer import HashedWheelTimer
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from delayq._scheduling.scheduler import OpenQueue
     from delayq.hooks import Hooks
 
 # So short that the wheel adds next to nothing to what the alarm can do. An idle one costs nothing however short it is.
 _TICK = 0.0001
-# All queues are closed within so long, seconds.
-_CLOSE_WITHIN = 0.9
 
 
 class Session:
@@ -36,6 +37,7 @@ class Session:
         self.server: Server = Server(self.nodes)
         self.timer: HashedWheelTimer = HashedWheelTimer(tick_duration=_TICK)
         self.background: Background = Background()
+        self._closing: asyncio.Task[None] | None = None
         self.scheduler: Scheduler = Scheduler(self.server, self.nodes, self.timer, self.background, resync_interval, hooks)
 
     def check_loop(self) -> None:
@@ -48,14 +50,34 @@ class Session:
             raise self.server.wrong_loop()
 
     async def aclose(self) -> None:
-        """Close every queue, then everything else."""
-        # Not gathered in a scope of anyio's: who ends well although it was cancelled lets asyncio forget who cancelled it, and
-        # then the scope takes it for somebody else's doing.
-        closing = [self.background.spawn(self.scheduler.close(queue), f"close {queue.name}") for queue in self.scheduler.queues]
+        """Close every queue, then everything else.
+
+        All that was taken for nobody is on its way back before anything is waited for, and a caller who is cancelled leaves the
+        rest to a task.
+        """
+        if self._closing is None:
+            end = self.scheduler.close(self.scheduler.queues)
+            # Not one of the background tasks, for it ends them.
+            self._closing = asyncio.create_task(self._end(end), name="delayq close")
+        await _ended(self._closing)
+
+    async def close_queue(self, queue: OpenQueue) -> None:
+        """Close one queue, as :meth:`aclose` does."""
+        await _ended(self.background.spawn(self.scheduler.close([queue])(), f"close {queue.name}"))
+
+    async def _end(self, end_queues: Callable[[], Awaitable[None]]) -> None:
         try:
-            if closing:
-                await asyncio.wait(closing, timeout=_CLOSE_WITHIN)
+            await end_queues()
         finally:
             self.timer.stop()
             await self.background.aclose()
             await self.nodes.aclose()
+
+
+async def _ended(closing: asyncio.Task[None]) -> None:
+    """Wait until closing has ended, also when cancelled. A second cancellation leaves it to its task."""
+    try:
+        await asyncio.shield(closing)
+    except asyncio.CancelledError:
+        await asyncio.shield(closing)
+        raise

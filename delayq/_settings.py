@@ -43,6 +43,8 @@ class Settings:
         for name, count in (("max_attempts", self.max_attempts), ("max_size", self.max_size)):
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 raise BadInput(f"{name} is None or an int of at least 1, not {count!r}")
+        if not isinstance(self.backoff, Backoff):
+            raise BadInput(f"backoff is a delayq.Backoff, such as Backoff.fixed(5), not {self.backoff!r}")
         check_max_payload(self.max_payload)
         if self.expired not in ("drop", "dead") or self.when_full not in ("raise", "wait"):
             raise BadInput('expired is "drop" or "dead", when_full is "raise" or "wait"')

@@ -62,8 +62,8 @@ _DELAYED: dict[Role, _Delayed] = {
         lambda keys: (keys.timeout, keys.ordered, keys.channel),
     ),
     "consumer": _Delayed(
-        f"{_SCRIPTS} time exists set pexpire unlink llen lindex lrange lset lrem lpop rpop lpush rpush blmove publish "
-        "zadd zcard zscore zrange zrangebyscore zrem zremrangebyrank hget hmget hset hdel hlen",
+        f"{_SCRIPTS} time exists set unlink llen lindex lrange lset lrem lpop rpop lpush rpush blmove publish "
+        "zadd zmscore zscore zrange zrangebyscore zrem zremrangebyrank hget hset hdel hlen",
         lambda keys: (
             keys.ready,
             keys.timeout,
@@ -73,14 +73,22 @@ _DELAYED: dict[Role, _Delayed] = {
             keys.leases,
             keys.leased,
             keys.turns,
-            keys.taken(f"{_TOKEN}-{8 * _ONE}"),
-            keys.marker(16 * _ONE),
+            keys.fence(f"{_TOKEN}-{8 * _ONE}"),
         ),
     ),
     "admin": _Delayed(
-        f"{_SCRIPTS} time unlink pexpire publish llen lindex lrange lset lrem lpop rpop lpush rpush hmget "
-        "zadd zcard zcount zrange zrevrange zrem zremrangebyrank zscan zscore",
-        lambda keys: (keys.ready, keys.timeout, keys.ordered, keys.channel, keys.quarantine, keys.leases, keys.leased),
+        f"{_SCRIPTS} time exists set unlink pexpire publish llen lindex lrange lset lrem lpop rpop lpush rpush "
+        "hget hmget hset hdel hlen zadd zcard zcount zmscore zrange zrevrange zrem zscan zscore",
+        lambda keys: (
+            keys.ready,
+            keys.timeout,
+            keys.ordered,
+            keys.channel,
+            keys.quarantine,
+            keys.leases,
+            keys.leased,
+            keys.fence(f"{_TOKEN}-{8 * _ONE}"),
+        ),
     ),
     "dashboard": _Delayed(
         "time llen lindex lrange hmget zcard zcount zrange zrevrange",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -12,12 +13,13 @@ import anyio
 from anyio import to_thread
 
 from delayq import embedded
-from delayq._durations import Duration, seconds
+from delayq._durations import Duration, check_count, check_flag, seconds
 from delayq._redis.keys import DelayedKeys, ReliableKeys, check_partitions
 from delayq._scheduling.open_delayed import OpenDelayedQueue
 from delayq._scheduling.open_reliable import OpenReliableQueue
 from delayq._settings import RETRIES, Settings
 from delayq.codecs import JsonCodec
+from delayq.codecs.protocol import check_codec
 from delayq.delayed_queue import MAX_PAYLOAD, DelayedQueue
 from delayq.errors import BadInput, Closed, ConfigurationError, ServerError
 from delayq.hooks import Hooks
@@ -41,10 +43,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_log = logging.getLogger("delayq")
+
 URL_VARIABLE = "DELAYQ_URL"
 
 # Calls that are on their way at the same time. Offers share calls, so few are needed.
 _CONNECTIONS = 4
+# A re-check that comes more often does nothing else, seconds.
+_LEAST_RESYNC = 0.001
 
 
 def connect(
@@ -62,7 +68,7 @@ def connect(
             for one that keeps its data in that directory; ``redis+cluster://host:port,host:port``,
             ``redis+sentinel://host:port,host:port/service/db``; or a client of ``redis.asyncio`` (``Redis``, ``RedisCluster``,
             ``Sentinel.master_for()``), whose address is used and whose connections stay the caller's. Without it,
-            ``$DELAYQ_URL``; without that, ``embedded:`` if it is installed.
+            ``$DELAYQ_URL``; without that, ``embedded:`` if it is installed, and a warning in the log.
         resync_interval: How long a lost notification may delay a message: seconds or a timedelta.
         max_connections: Calls on their way at the same time. The subscription, and one blocked connection for each
             queue on which somebody waits, come on top.
@@ -71,6 +77,7 @@ def connect(
 
     Raises:
         ConfigurationError: There is no address, or it cannot be read.
+        BadInput: ``resync_interval`` or ``max_connections`` cannot be.
     """
     if address is None:
         address = os.environ.get(URL_VARIABLE) or None
@@ -79,6 +86,12 @@ def connect(
             raise ConfigurationError(
                 f"no address: pass one to connect(), set ${URL_VARIABLE}, or pip install 'delayq[embedded]' for a private server"
             )
+        _log.warning(
+            "no address was given and $%s is not set: this process uses a private server, and its messages are lost when it "
+            'ends. Set $%s, or pass an address; connect("embedded:") asks for a private server without this warning',
+            URL_VARIABLE,
+            URL_VARIABLE,
+        )
         address = "embedded:"
     return Client(address, seconds(resync_interval, "resync_interval"), max_connections, name_mapper)
 
@@ -96,10 +109,11 @@ class Client:
         max_connections: int,
         name_mapper: Callable[[str], str] | None,
     ) -> None:
-        if resync_interval <= 0:
-            raise BadInput("resync_interval must be more than 0")
-        if max_connections < 1:
-            raise BadInput("max_connections must be at least 1")
+        if resync_interval < _LEAST_RESYNC:
+            raise BadInput(f"resync_interval must be at least {_LEAST_RESYNC:g} s: the server is asked so often")
+        if max_connections is None:
+            raise BadInput("max_connections is an int of at least 1, not None")
+        check_count(max_connections, "max_connections", 1)
         # redis-py takes longer to import than all the rest. Who makes a client waits for it, and not who imports delayq.
         from delayq._redis.address import from_client, from_url  # noqa: PLC0415
 
@@ -139,7 +153,7 @@ class Client:
                 await to_thread.run_sync(self._embedded.start)
                 self._address = from_url(self._embedded.url)
             session = self._session = Session(self._address, self._max_connections, self._resync_interval, self._hooks)
-            await session.server.command("PING")
+            await session.server.open()
         except BaseException:
             await self.aclose()
             raise
@@ -181,12 +195,15 @@ class Client:
 
         Raises:
             BadName: Empty, or its keys would not share one cluster slot.
+            BadInput: ``ordered_list`` is no bool; ``codec`` is no codec; ``max_payload`` cannot be.
             Closed: The client is not open.
             ConfigurationError: The client was opened in another event loop, or the queue is open here with another
                 ``ordered_list``.
         """
         session = self._open_session()
         session.check_loop()
+        check_flag(ordered_list, "ordered_list")
+        check_codec(codec)
         return DelayedQueue(
             name,
             JsonCodec() if codec is None else codec,
@@ -308,6 +325,7 @@ class Client:
         session = self._open_session()
         session.check_loop()
         settings = Settings(lease, max_attempts, backoff, dedup_window, expired, max_size, when_full, max_payload, durability)
+        check_codec(codec)
         chosen = JsonCodec() if codec is None else codec
         if partitions is None:
             return ReliableQueue(ReliableKeys.of(name, self._name_mapper), chosen, settings, session)
@@ -377,8 +395,14 @@ class Client:
 
         Waiting calls end with :class:`~delayq.errors.Closed`, loops over a queue just end, what was taken for nobody goes
         back to the server. Closing twice does nothing.
+
+        Raises:
+            ConfigurationError: The client was opened in another event loop, and is to be closed there. It stays open.
         """
-        session, self._session, self._closed = self._session, None, True
+        session = self._session
+        if session is not None and not session.server.is_inherited:
+            session.check_loop()
+        self._session, self._closed = None, True
         if session is not None and session.server.is_inherited:
             # All that is open is our parent's.
             return

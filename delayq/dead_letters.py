@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delayq._durations import moment_us
-from delayq._redis.bodies import parse, parse_letter
+from delayq._error_text import unpack_error
+from delayq._ids import checked_id
+from delayq._redis.bodies import read_letter
 from delayq._redis.reliable_scripts import DROP_DEAD, REDRIVE
 from delayq.errors import BadInput, DecodeError, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from delayq._redis.keys import ReliableKeys
@@ -22,7 +26,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_A_TIME = 100
-_TAKEN = -1
+_TAKEN, _UNREADABLE = -1, -2
+# A second letter of one id has a name of its own: see lua/reliable/include/letters.lua.
+_STAMPED = re.compile(rb"(.*)\0[0-9]{16}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -31,12 +37,13 @@ class DeadLetter(Generic[T]):
 
     Attributes:
         id: Its id.
-        reason: Why it died: ``attempts`` (all were used), ``expired`` (past its time to live), or what ``bury`` was told.
-        error: The last error in one line; empty if there was none.
+        reason: Why it died: ``attempts`` (all were used), ``expired`` (past its time to live), or what ``bury`` was told;
+            ``unreadable`` where the letter is damaged: its value raises, and it can only be purged.
+        error: The last error in one line: its type, and the first line of its message; empty if there was none.
         traceback: The last error's traceback; empty if there was none.
         attempt: How many attempts it had used.
         died_at: When it died, by the server's clock (UTC).
-        enqueued_at: When it was offered, by the server's clock (UTC).
+        enqueued_at: When it was offered, by the server's clock (UTC); when it died, where that cannot be read.
         headers: What was offered with it.
         priority: 0 to 9.
     """
@@ -99,7 +106,8 @@ class DeadLetters(Generic[T]):
         """Give dead letters another life: they are due now, and have all their attempts again.
 
         Args:
-            ids: Which; all that there are now if None. One whose id a live message has stays.
+            ids: Which; all that there are now if None. One whose id a live message has stays: of several letters of one id,
+                the oldest lives again. One that cannot be read stays too.
             progress: Called after each step with how many were looked at, and of how many.
 
         Returns:
@@ -109,7 +117,7 @@ class DeadLetters(Generic[T]):
             OutcomeUnknown: Some live again, or may do so. Any other error: none does.
         """
         keys = (*self._keys.messages, self._keys.wake, self._keys.dead, self._keys.dead_messages)
-        chosen = None if ids is None else list(ids)
+        chosen = checked_ids(ids)
         total = await self.size() if chosen is None else len(chosen)
         done = looked_at = stayed = 0
         while looked_at < total:
@@ -122,9 +130,9 @@ class DeadLetters(Generic[T]):
             if chosen is None and not some:
                 break
             # All were there a moment ago. What is not there any more lives again: the answer of a first try was lost.
-            taken = answer.count(_TAKEN)
-            done += len(some) - taken
-            stayed += taken
+            left = answer.count(_TAKEN) + answer.count(_UNREADABLE)
+            done += len(some) - left
+            stayed += left
             looked_at += step
             if progress is not None:
                 progress(min(looked_at, total), total)
@@ -143,7 +151,7 @@ class DeadLetters(Generic[T]):
         Raises:
             OutcomeUnknown: Some were dropped, or may have been. Any other error: none was.
         """
-        chosen = None if ids is None else list(ids)
+        chosen = checked_ids(ids)
         dropped = looked_at = 0
         # Asked for only to be told.
         total = (await self.size() if chosen is None else len(chosen)) if progress is not None else 0
@@ -167,37 +175,54 @@ class DeadLetters(Generic[T]):
         if chosen is None:
             page: list[bytes] = await self._server.command("ZRANGE", self._keys.dead, offset, offset + _AT_A_TIME - 1)
             return page
-        names = list(dict.fromkeys(chosen[offset : offset + _AT_A_TIME]))
-        if not names:
-            return names
-        scores = await self._server.command("ZMSCORE", self._keys.dead, *names)
-        return [name for name, score in zip(names, scores, strict=True) if score is not None]
+        ids = list(dict.fromkeys(name.encode() for name in chosen[offset : offset + _AT_A_TIME]))
+        if not ids:
+            return ids
+        stamps = await self._server.command("HMGET", self._keys.dead_messages, *(id + b"\0" for id in ids))  # noqa: A001
+        some = [[id, *(id + b"\0" + stamp for stamp in (more or b"").split())] for id, more in zip(ids, stamps, strict=True)]  # noqa: A001
+        names = [name for each in some for name in each]
+        died = dict(zip(names, await self._server.command("ZMSCORE", self._keys.dead, *names), strict=True))
+        # Of one id the oldest comes first: it is the one that is redriven.
+        there = ([(float(died[name]), name) for name in each if died[name] is not None] for each in some)
+        return [name for each in there for _, name in sorted(each)]
 
-    def _letter(self, message: bytes, letter: bytes, died_us: float) -> DeadLetter[T]:
-        why, body = parse_letter(letter)
-        enqueued_us, headers, payload = parse(body)
-        trace: str = why.get("error") or ""
+    def _letter(self, name: bytes, letter: bytes, died_us: float) -> DeadLetter[T]:
+        stamped = _STAMPED.fullmatch(name)
+        why, enqueued_us, headers, payload = read_letter(letter)
+        died_at = moment_us(died_us)
+        line, trace = unpack_error(why.error)
         return DeadLetter(
-            id=message.decode(errors="replace"),
-            reason=why["reason"],
-            error=trace.rsplit("\n", 1)[-1],
+            id=(stamped[1] if stamped else name).decode(errors="replace"),
+            reason=why.reason,
+            error=line,
             traceback=trace,
-            attempt=int(why["attempt"]),
-            died_at=moment_us(died_us),
-            enqueued_at=moment_us(enqueued_us),
+            attempt=why.attempt,
+            died_at=died_at,
+            enqueued_at=died_at if enqueued_us is None else moment_us(enqueued_us),
             headers=headers,
-            priority=int(why["priority"]),
-            _decode=partial(_decoded, self._codec, payload),
+            priority=why.priority,
+            _decode=partial(_decoded, self._codec, letter, readable=enqueued_us is not None, payload=payload),
         )
 
 
-def _decoded(codec: Codec[T], payload: bytes) -> T:
+def _decoded(codec: Codec[T], letter: bytes, *, readable: bool, payload: bytes) -> T:
+    if not readable:
+        raise DecodeError("ReliableQueue", letter)
     try:
         return codec.decode(payload)
     except DecodeError:
         raise
     except Exception as error:
         raise DecodeError(type(codec).__name__, payload) from error
+
+
+def checked_ids(ids: Iterable[str] | None) -> Sequence[str] | None:
+    """Make a list of ids. Raises BadInput unless it is one."""
+    if ids is None:
+        return None
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise BadInput(f"ids are a list of ids, not {ids!r}: write [id]")
+    return [checked_id(each) for each in ids]
 
 
 def half_way(error: ServerError, done: int) -> ServerError:

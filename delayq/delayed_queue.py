@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
-from delayq._durations import Duration, check_max_payload, delay_us, microseconds, moment, seconds
+from delayq._durations import Duration, check_count, check_max_payload, delay_us, microseconds, moment, seconds
 from delayq._logging import about
 from delayq._redis import durability as durabilities
 from delayq._redis.durability import Unconfirmed
@@ -53,6 +53,8 @@ _log = logging.getLogger("delayq")
 
 MAX_PAYLOAD = 512 * 1024
 """The default of ``max_payload``, bytes."""
+# As many as one call hands out.
+_AT_A_TIME = 100
 
 
 class Receipt(Generic[T]):
@@ -157,7 +159,7 @@ class DelayedQueue(Generic[T]):
             raise ConfigurationError(f"queue {name!r} is open on this client with ordered_list={self._open.listed}")
         self._taker = self._open.transfer.taker
         self.ready: Ready[T] = Ready(self._keys, self._server, codec)
-        self.pending: Pending[T] = Pending(self._keys, self._server, codec, self._encode, listed=listed, keys_of=keys_of)
+        self.pending: Pending[T] = Pending(self._open.transfer, session, codec, self._encode, listed=listed, keys_of=keys_of)
 
     @property
     def name(self) -> str:
@@ -203,10 +205,9 @@ class DelayedQueue(Generic[T]):
         """As :meth:`offer`, which nobody watches."""
         plain = durability is None and self._promise is None
         commits = self._open.offers.commits if plain else await self._commits(durability)
-        if commits.is_full:
-            await commits.room()
+        since = await commits.room() if commits.is_full else None
         payload = self._encode(value)
-        stored = await commits.submit((delay_us(delay, at), payload), len(payload))
+        stored = await commits.submit((delay_us(delay, at), payload), len(payload), since)
         if isinstance(stored, Unconfirmed):
             raise NotDurable(f"the message is stored, but {stored.reason}", (Receipt(self, payload, stored.result),))
         return Receipt(self, payload, stored)
@@ -259,10 +260,11 @@ class DelayedQueue(Generic[T]):
             raise NotDurable(f"{len(unsafe)} of {len(items)} messages are stored, but {reason}", tuple(unsafe))
         if not errors:
             return receipts
-        if receipts or isinstance(errors[0], OutcomeUnknown):
+        error = next((error for error in errors if isinstance(error, OutcomeUnknown)), errors[0])
+        if receipts or isinstance(error, OutcomeUnknown):
             raise OutcomeUnknown(
-                f"{len(receipts)} of {len(items)} messages are stored, the others may be: {errors[0]}", tuple(receipts)
-            ) from errors[0]
+                f"{len(receipts)} of {len(items)} messages are stored, the others may be: {error}", tuple(receipts)
+            ) from error
         raise errors[0]
 
     # Taking
@@ -303,16 +305,21 @@ class DelayedQueue(Generic[T]):
     async def drain(self, max_items: int | None = None) -> list[T]:
         """Take every message that is due now, at most ``max_items``, without waiting for more.
 
-        A cancelled call puts back what it had taken. Raises as :meth:`poll` with ``timeout=0``.
+        It ends also where producers are faster: messages that come due meanwhile may stay. A cancelled call puts back what it had
+        taken. Raises as :meth:`poll` with ``timeout=0``, and BadInput if ``max_items`` is no number of messages.
         """
         self._check_open()
+        check_count(max_items, "max_items")
         taken: list[Taken[bytes]] = []
         try:
-            while max_items is None or len(taken) < max_items:
-                some = await self._taker.get(min(100, max_items - len(taken)) if max_items else 100, 0)
+            most = max_items
+            while most is None or len(taken) < most:
+                some = await self._taker.get(_AT_A_TIME if most is None else min(_AT_A_TIME, most - len(taken)), 0)
                 taken += some
                 if not some:
                     break
+                if most is None and len(taken) >= _AT_A_TIME:
+                    most = len(taken) + await self._open.count_due()
         except BaseException:
             self._taker.give_back(taken)
             raise
@@ -370,10 +377,16 @@ class DelayedQueue(Generic[T]):
         return self._deliveries(lease_us, retry_us)
 
     async def _deliveries(self, lease_us: int, retry_us: int) -> AsyncIterator[Delivery[T]]:
-        leases = self._open.transfer.leases
-        async with aclosing(self._open.transfer.lessee(lease_us).batches()) as batches:
+        lessee = self._open.transfer.lessee(lease_us)
+        async with aclosing(lessee.taker.batches()) as batches:
             async for batch in batches:
                 while batch:
+                    if lessee.keeper.is_short(batch[0][1]):
+                        # Not taken out of the batch yet: if we are cancelled now, it goes back.
+                        lost = {id(lease) for lease in await lessee.keeper.freshen([lease for _, lease in batch])}
+                        for taken in [taken for taken in batch if id(taken[1]) in lost]:
+                            batch.remove(taken)
+                        continue
                     _, lease = batch.popleft()
                     try:
                         value = self._codec.decode(lease.payload)
@@ -382,7 +395,7 @@ class DelayedQueue(Generic[T]):
                         self._report(error)
                     else:
                         self._open.counts.delivered += 1
-                        yield Delivery(value, lease, leases, retry_us, batch)
+                        yield Delivery(value, lease, self._open.transfer.leases, lessee.keeper, retry_us, batch)
 
     async def _give_up(self, lease: Lease) -> None:
         # In this order: dying between the two doubles it, and loses nothing.
@@ -398,7 +411,7 @@ class DelayedQueue(Generic[T]):
         nobody goes back. Takes less than a second. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.scheduler.close(self._open)
+            await self._session.close_queue(self._open)
 
     async def __aenter__(self) -> Self:
         return self

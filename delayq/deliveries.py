@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio
 
 from delayq._durations import Duration, microseconds, moment
+from delayq._leaving import settle_quietly
+from delayq._scheduling.leases import LOST
+from delayq.errors import LeaseLost
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from delayq._scheduling.lease_keeper import LeaseKeeper
     from delayq._scheduling.leases import Lease, Leases
 
 T = TypeVar("T")
@@ -23,27 +27,32 @@ class Delivery(Generic[T]):
     """One message of :meth:`DelayedQueue.deliveries`, and the lease under which it is yours.
 
     Until the lease ends, nobody else gets it. Then it goes back to the head of the ready list, for Python and Java alike.
-    As a context manager it settles itself: :meth:`ack` where the block ends, :meth:`nack` where it raises, and where it is
-    cancelled the message goes back at once. What the block raises goes on. Where the loop has more messages at hand, the ack's
-    answer is not waited for: the log tells if the lease was lost.
+    As a context manager it renews its lease while the block runs, and settles itself: :meth:`ack` where the block ends,
+    :meth:`nack` where it raises, and where it is cancelled the message goes back at once. What the block raises goes on, and an
+    error of settling is then only logged. Where the loop has more messages at hand, the ack's answer is not waited for: the log
+    tells if the lease was lost.
 
     Attributes:
         value: The message.
     """
 
-    __slots__ = ("_ahead", "_lease", "_leases", "_retry_us", "_settled", "value")
+    __slots__ = ("_ahead", "_keeper", "_lease", "_leases", "_retry_us", "_settled", "value")
 
-    def __init__(self, value: T, lease: Lease, leases: Leases, retry_us: int, ahead: Sized = ()) -> None:
+    def __init__(
+        self, value: T, lease: Lease, leases: Leases, keeper: LeaseKeeper[Lease], retry_us: int, ahead: Sized = ()
+    ) -> None:
         """Args:
         value: The message.
         lease: What it is known by.
         leases: Where it is settled.
+        keeper: Renews its lease.
         retry_us: When it is due again after its block raised, microseconds.
         ahead: What its taker has fetched and will handle next.
         """
         self.value: T = value
         self._lease = lease
         self._leases = leases
+        self._keeper = keeper
         self._retry_us = retry_us
         self._settled = False
         self._ahead = ahead
@@ -51,7 +60,7 @@ class Delivery(Generic[T]):
     @property
     def lease_ends_at(self) -> datetime:
         """When the lease ends, by the server's clock (UTC)."""
-        return moment(self._lease.ends_ms)
+        return moment(self._lease.ends_us // 1000)
 
     async def ack(self) -> None:
         """Be done with the message: it is gone. Concurrent calls share a round trip.
@@ -63,7 +72,7 @@ class Delivery(Generic[T]):
             Closed: The queue or client is closed; likewise.
         """
         await self._leases.ack(self._lease)
-        self._settled = True
+        self._done()
 
     async def nack(self, delay: Duration | None = None) -> None:
         """Offer the message again, as any other, for Python and Java alike.
@@ -75,30 +84,39 @@ class Delivery(Generic[T]):
             BadDelay: As :meth:`DelayedQueue.offer`. Otherwise as :meth:`ack`.
         """
         await self._leases.nack(self._lease, self._retry_us if delay is None else microseconds(delay))
-        self._settled = True
+        self._done()
 
     async def extend(self, duration: Duration) -> None:
         """Let the lease end ``duration`` (seconds or a timedelta) from now, instead of when it would. Raises as :meth:`nack`."""
-        await self._leases.extend(self._lease, microseconds(duration, "lease"))
+        (mine,) = await self._leases.extend([self._lease], microseconds(duration, "lease"))
+        if not mine:
+            raise LeaseLost(LOST)
 
     async def __aenter__(self) -> Self:
+        if not self._settled:
+            # Losing it all the same is told by what settles it.
+            self._keeper.hold(self._lease, lambda: None)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._keeper.let_go(self._lease)
         if self._settled:
             return
         if error is None and self._ahead and not self._leases.is_behind:
             self._leases.ack_unattended(self._lease)
             self._settled = True
             return
-        # Shielded: a handler that is cancelled still hands its message back.
-        with anyio.CancelScope(shield=True):
-            if error is None:
+        if error is None:
+            # Shielded: what is handled is acknowledged, also when the handler is cancelled now.
+            with anyio.CancelScope(shield=True):
                 await self.ack()
-            elif isinstance(error, Exception):
-                await self.nack()
-            else:
-                await self._leases.release([self._lease.token])
+        else:
+            back = self.nack() if isinstance(error, Exception) else self._leases.release(self._lease)
+            await settle_quietly(back, self._leases.name)
+
+    def _done(self) -> None:
+        self._settled = True
+        self._keeper.let_go(self._lease)
 
     def __repr__(self) -> str:
         return f"<Delivery, leased until {self.lease_ends_at.isoformat()}>"

@@ -15,7 +15,7 @@ from delayq._redis.catalog import QueueKind, find_queues
 from delayq._redis.keys import DelayedKeys, ReliableKeys
 from delayq._redis.listing import DueOrder
 from delayq._redis.records import any_id_of, payload_of
-from delayq._redis.reliable_scripts import STATS
+from delayq._redis.reliable_views import count
 from delayq._redis.scripts import CANCEL, PURGE, RESCHEDULE
 from delayq.errors import BadDelay, BadInput, ServerRefused
 from delayq.statistics import Stats
@@ -130,7 +130,7 @@ async def reliable_stats(client: Client, name: str, partitions: int | None = Non
     parts = []
     for place in places:
         keys = ReliableKeys.of(name, client._name_mapper, place)
-        parts.append(await server.run(STATS, (*keys.messages, keys.dead, keys.paused)))
+        parts.append(await count(server, keys))
     delayed, ready, leased, dead = (sum(part[at] for part in parts) for at in range(4))
     return Stats(delayed, ready, leased, dead, max(part[4] for part in parts) / 1_000_000, any(part[5] for part in parts))
 
@@ -228,8 +228,8 @@ async def remove(client: Client, kind: QueueKind, name: str, partitions: int | N
         return sum([int(await server.command("UNLINK", key)) for key in doomed])
     removed = 0
     for place in [None] if partitions is None else [*range(partitions)]:
-        pattern = ReliableKeys.of(name, client._name_mapper, place).pattern
-        found = {key.decode(errors="surrogateescape") async for key in server.scan(pattern)}
+        one = ReliableKeys.of(name, client._name_mapper, place)
+        found = {key.decode(errors="surrogateescape") async for key in server.scan(one.pattern, one.wake)}
         removed += sum([int(await server.command("UNLINK", key)) for key in found])
     return removed
 

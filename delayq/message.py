@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import anyio
 
 from delayq._durations import Duration, microseconds, moment_us
+from delayq._error_text import kept_text, pack_error, unpack_error
+from delayq._leaving import settle_quietly
 from delayq._redis.bodies import parse
 from delayq._scheduling.settling import LOST
 from delayq.errors import DecodeError, LeaseLost
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sized
+    from collections.abc import Awaitable, Iterator, Sized
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -32,12 +33,12 @@ T = TypeVar("T")
 State = Literal["delayed", "ready", "leased"]
 """Where a live message is: not due yet, due, or with a worker."""
 
-# What is kept of an error, characters: its end says most.
-_ERROR_MOST = 8000
-
 
 class RetryAfter(Exception):
     """Raise it in a handler: the message is due again after ``delay``, whatever the queue's backoff says.
+
+    The attempt counts, as that of any failure: after ``max_attempts`` the message is a dead letter with the reason
+    ``attempts``. To look again any number of times, give the queue ``max_attempts=None``.
 
     Args:
         delay: Seconds or a timedelta.
@@ -69,6 +70,28 @@ class Reject(Exception):
         self.reason: str = reason
 
 
+def errors_in(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors of an exception group, however deep; of another error, the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from errors_in(one)
+    else:
+        yield error
+
+
+def instruction_of(error: BaseException) -> RetryAfter | Reject | None:
+    """Return what an error tells to do with its message; of a group, :class:`Reject` goes first, then the longest delay."""
+    found = [one for one in errors_in(error) if isinstance(one, RetryAfter | Reject)]
+    reject = next((one for one in found if isinstance(one, Reject)), None)
+    delays = [one for one in found if isinstance(one, RetryAfter)]
+    return reject or max(delays, key=lambda one: microseconds(one.delay), default=None)
+
+
+def is_instruction(error: BaseException | None) -> bool:
+    """Whether an error is an instruction and nothing else."""
+    return error is not None and all(isinstance(one, RetryAfter | Reject) for one in errors_in(error))
+
+
 @dataclass(frozen=True, slots=True)
 class Origin(Generic[T]):
     """What the messages of one handle have in common.
@@ -89,12 +112,16 @@ class Origin(Generic[T]):
 class Message(Generic[T]):
     """A message, and the lease under which it is yours.
 
-    As a context manager it settles itself. While the block runs its lease is renewed. Where the block ends: :meth:`ack`; in a
-    loop over the queue that has more messages at hand, without waiting for the server's answer: the log tells if it was no.
-    Where it raises: :meth:`nack` with the queue's backoff, or a dead letter if that was the last attempt; what the block
-    raised goes on, but for :class:`RetryAfter` and :class:`Reject`, which are instructions and end here. Where it is
-    cancelled: the message waits again at once, and the attempt is not counted. Where the lease is lost all the same: the
-    block is cancelled, and :class:`~delayq.LeaseLost` raised.
+    As a context manager it settles itself, and renews its lease while the block runs. When the block
+
+    - ends: :meth:`ack`; in a loop over the queue that has more messages at hand, without waiting for the server's answer: the
+      log tells if it was no;
+    - raises: :meth:`nack` with the queue's backoff, or a dead letter if that was the last attempt. The error goes on, and an
+      error of settling is only logged. :class:`RetryAfter` and :class:`Reject`, alone or in an exception group, are
+      instructions and end here;
+    - is cancelled: the message waits again at once, and the attempt is not counted. So put ``asyncio.timeout()`` inside the
+      block, where it raises ``TimeoutError``; around the block it cancels it, each time anew;
+    - runs when the lease is lost all the same: the block is cancelled, and :class:`~delayq.LeaseLost` raised.
 
     Attributes:
         id: Its id.
@@ -198,7 +225,7 @@ class Message(Generic[T]):
     @property
     def last_error(self) -> str | None:
         """With what the last attempt ended, for a message that was looked at and not claimed; a traceback, mostly."""
-        return self._error
+        return None if self._error is None else unpack_error(self._error)[1]
 
     async def ack(self) -> None:
         """The message is handled, and gone. Concurrent calls share a round trip.
@@ -227,9 +254,10 @@ class Message(Generic[T]):
             BadDelay: As :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
         """
         self._demand_lease()
-        text = _text(error)
+        text = pack_error(error)
         most = self._origin.max_attempts
-        if most and self.attempt >= most:
+        # Attempts that were lost with a worker that another message may have killed do not count.
+        if most and self.attempt - self._claim.forgiven >= most:
             await self._die("attempts", text)
             return
         delay_us = microseconds(self._origin.backoff.delay(self.attempt) if delay is None else delay)
@@ -255,7 +283,7 @@ class Message(Generic[T]):
             error: Kept with it.
         """
         self._demand_lease()
-        await self._die(reason, _text(error))
+        await self._die(reason, pack_error(error))
 
     async def release(self) -> None:
         """Give it back untouched: it is due as before, and the attempt is not counted. Raises as :meth:`ack`."""
@@ -286,13 +314,13 @@ class Message(Generic[T]):
             self._end_observation(error)
         if self._lost:
             by_others = task is not None and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
-            if error is None or isinstance(error, RetryAfter | Reject):
+            if error is None or is_instruction(error):
                 raise LeaseLost(LOST)
             if self._cancelled and isinstance(error, asyncio.CancelledError) and not by_others:
                 raise LeaseLost(LOST) from None
             return False
         if self._settled:
-            return isinstance(error, RetryAfter | Reject)
+            return is_instruction(error)
         if error is None:
             # Needs no shield: it is carried out whatever becomes of us.
             if self._ahead and not self._origin.queue.settling.is_behind:
@@ -300,19 +328,24 @@ class Message(Generic[T]):
             else:
                 await self.ack()
             return False
-        # Shielded: a handler that is cancelled still hands its message back.
-        with anyio.CancelScope(shield=True):
-            await self._settle_failed(error)
-        return isinstance(error, RetryAfter | Reject)
+        if is_instruction(error):
+            # Instructions end here, so an error of carrying them out hides none.
+            with anyio.CancelScope(shield=True):
+                await self._settle_failed(error)
+            return True
+        await settle_quietly(self._settle_failed(error), self._origin.queue.name, self.id)
+        return False
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r}, {self.state}, attempt {self.attempt}>"
 
     async def _settle_failed(self, error: BaseException) -> None:
-        if isinstance(error, RetryAfter):
-            await self.nack(error.delay, error.reason)
-        elif isinstance(error, Reject):
-            await self._die(error.reason or "rejected", "")
+        said = instruction_of(error)
+        text = said.reason if said is not None and is_instruction(error) else error
+        if isinstance(said, RetryAfter):
+            await self.nack(said.delay, text)
+        elif isinstance(said, Reject):
+            await self._die(said.reason or "rejected", "" if text is not error else pack_error(error))
         elif isinstance(error, Exception):
             await self.nack(error=error)
         else:
@@ -335,7 +368,7 @@ class Message(Generic[T]):
         self._done()
 
     async def _die(self, reason: str, error: str) -> None:
-        why = {"reason": _text(reason), "attempt": self.attempt, "priority": self.priority, "error": error}
+        why = {"reason": kept_text(reason), "attempt": self.attempt, "priority": self.priority, "error": error}
         await self._settle(self._origin.queue.settling.bury(self._claim, json.dumps(why, separators=(",", ":"))))
 
     async def _settle(self, call: Awaitable[None]) -> None:
@@ -374,10 +407,3 @@ class Message(Generic[T]):
         if self._task is not None and self._task is not asyncio.current_task():
             self._cancelled = True
             self._task.cancel("the lease of the message was lost")
-
-
-def _text(error: BaseException | str | None) -> str:
-    if error is None:
-        return ""
-    text = error if isinstance(error, str) else "".join(traceback.format_exception(error)).rstrip("\n")
-    return text[-_ERROR_MOST:].encode(errors="replace").decode()

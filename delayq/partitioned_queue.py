@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 from zlib import crc32
 
 from delayq._durations import Duration, seconds
-from delayq._ids import new_id
-from delayq._offering import Offer, OnDuplicate, checked_id, with_headers
+from delayq._ids import checked_id, new_id
+from delayq._offering import Offer, OnDuplicate, with_headers
 from delayq._scheduling.recurrence import is_occurrence, schedule_of
 from delayq.dead_letters import DeadLetter, check_page
 from delayq.errors import BadInput, DuplicateMessage, NotDurable, OutcomeUnknown, QueueFull

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from delayq._durations import Duration, microseconds, moment
+from delayq._durations import Duration, check_count, microseconds, moment
+from delayq._logging import about
 from delayq._redis.listing import DueOrder, OrderedList
 from delayq._redis.records import payload_of
-from delayq._redis.scripts import CANCEL, EXPIRE, POLL_LAST, POLL_PENDING
+from delayq._redis.scripts import CANCEL, EXPIRE, POLL_LAST, PURGE
+from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -15,8 +19,11 @@ if TYPE_CHECKING:
 
     from delayq._redis.keys import DelayedKeys
     from delayq._redis.listing import Listing
-    from delayq._redis.server import Server
+    from delayq._scheduling.transfer import HandOut, TransferTask
+    from delayq._session import Session
     from delayq.codecs import Codec
+
+_log = logging.getLogger("delayq")
 
 T = TypeVar("T")
 
@@ -27,10 +34,10 @@ class Pending(Generic[T]):
     """The messages that are not due yet.
 
     Two values are equal when the codec encodes them to the same bytes, as in Redisson. What searches or reads everything
-    does so in pages of 1,000 messages, so that the server is not held up; it sees every message that is pending all the
-    while. Records that nobody can read are passed over; they go to quarantine when they come due. Every method may raise
-    the errors of :class:`~delayq.errors.ServerError`; those that decode, :class:`~delayq.errors.DecodeError`; those that
-    encode, what :meth:`DelayedQueue.offer` raises.
+    does so in pages of at most 1,000 messages, or some 256 KiB, so that neither the server nor the network is held up; it sees
+    every message that is pending all the while. Records that cannot be read are passed over; they go to quarantine when they come
+    due. Every method may raise the errors of :class:`~delayq.errors.ServerError`; those that decode,
+    :class:`~delayq.errors.DecodeError`; those that encode, what :meth:`DelayedQueue.offer` raises.
 
     Without an ordered list the sorted set of due times is read instead: then what a poll or peek calls first is what is due
     first, and last is what is due last.
@@ -38,16 +45,18 @@ class Pending(Generic[T]):
 
     def __init__(
         self,
-        keys: DelayedKeys,
-        server: Server,
+        transfer: TransferTask,
+        session: Session,
         codec: Codec[T],
         encode: Callable[[T], bytes],
         *,
         listed: bool,
         keys_of: Callable[[str], DelayedKeys],
     ) -> None:
+        keys, server = transfer.keys, session.server
         self._keys = keys
         self._server = server
+        self._transfer = transfer
         self._codec = codec
         self._encode = encode
         self._listed = int(listed)
@@ -59,30 +68,58 @@ class Pending(Generic[T]):
         return await self._listing.size()
 
     async def peek(self) -> T | None:
-        """The message that was offered first, whenever it is due; None if there is none. It stays."""
-        record = await self._listing.first()
-        payload = payload_of(record) if record is not None else None
-        return None if payload is None else self._codec.decode(payload)
+        """Return the message that was offered first, whenever it is due; None if there is none. It stays.
+
+        Records that cannot be read are passed over.
+        """
+        place = 0
+        while (record := await self._listing.at(place)) is not None:
+            if (payload := payload_of(record)) is not None:
+                return self._codec.decode(payload)
+            place += 1
+        return None
 
     async def poll(self) -> T | None:
-        """Take out the message that was offered first, due or not; None if there is none."""
+        """Take out the message that was offered first, due or not; None if there is none. Raises as :meth:`poll_many`."""
         values = await self.poll_many(1)
         return values[0] if values else None
 
     async def poll_many(self, n: int) -> list[T]:
         """Take out up to ``n`` messages, due or not, in offer order.
 
+        What cannot be read goes to quarantine, with a line in the log, and the next message takes its place. A call that fails
+        or is cancelled takes nothing: what it had taken goes back where it was, with its due time.
+
         Raises:
-            OutcomeUnknown: An answer was lost, and with it up to 100 messages.
+            BadInput: ``n`` is no number of messages.
+            OutcomeUnknown, ServerUnavailable: The server did not answer. Nothing is lost.
         """
-        payloads: list[bytes] = []
-        keys = (self._keys.timeout, self._keys.ordered, self._keys.quarantine)
-        while len(payloads) < n:
-            some = await self._server.run(POLL_PENDING, keys, (min(_BATCH, n - len(payloads)), self._listed))
-            if not some:
-                break
-            payloads += some
-        return [self._codec.decode(payload) for payload in payloads]
+        if n is None:
+            raise BadInput("n is an int of at least 0, not None")
+        check_count(n, "n")
+        values: list[T] = []
+        taken: list[HandOut] = []
+        started = asyncio.get_running_loop().time()
+        try:
+            while len(values) < n:
+                handed, left, payloads = await self._transfer.poll_pending(min(_BATCH, n - len(values)), listed=self._listed)
+                if not left:
+                    break
+                if payloads:
+                    taken.append(handed)
+                for payload in payloads:
+                    try:
+                        values.append(self._codec.decode(payload))
+                    except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
+                        await self._server.command("RPUSH", self._keys.quarantine, payload)
+                        _log.warning(
+                            "queue %r: a message went to quarantine: %s", self._keys.name, error, extra=about(self._keys.name)
+                        )
+        except BaseException:
+            self._transfer.lose(taken)
+            raise
+        await self._transfer.confirm_all(taken, started)
+        return values
 
     async def read_all(self) -> list[T]:
         """Every pending message, in offer order. They stay."""
@@ -148,13 +185,17 @@ class Pending(Generic[T]):
             BadName: As for a queue's name.
             OutcomeUnknown: It may have been moved.
         """
-        keys = (self._keys.timeout, self._keys.ordered, self._keys_of(name).ready)
-        payload = await self._server.run(POLL_LAST, keys, (self._listed,))
-        return None if payload is None else self._codec.decode(payload)
+        keys = (self._keys.timeout, self._keys.ordered, self._keys.quarantine, self._keys_of(name).ready)
+        while True:
+            left, *payloads = await self._server.run(POLL_LAST, keys, (self._listed, _BATCH))
+            if payloads:
+                return self._codec.decode(payloads[0])
+            if not left:
+                return None
 
     async def clear(self) -> bool:
         """Drop every pending message, and say whether there were any. What is ready stays."""
-        return bool(await self._server.command("UNLINK", self._keys.timeout, self._keys.ordered))
+        return bool(await self._server.run(PURGE, (self._keys.timeout, self._keys.ordered, self._keys.ready), ("delayed",)))
 
     async def expire(self, duration: Duration) -> bool:
         """Let everything that is pending disappear ``duration`` from now, and say whether there was anything."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from delayq._redis.scripts import PURGE
+
 if TYPE_CHECKING:
     from delayq._redis.keys import DelayedKeys
     from delayq._redis.server import Server
@@ -47,4 +49,4 @@ class Ready(Generic[T]):
 
     async def clear(self) -> bool:
         """Drop every ready message, and say whether there were any. What is pending stays."""
-        return bool(await self._server.command("UNLINK", self._keys.ready))
+        return bool(await self._server.run(PURGE, (self._keys.timeout, self._keys.ordered, self._keys.ready), ("ready",)))

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import anyio
 
 from delayq._durations import Duration, delay_us, seconds
-from delayq._offering import THERE, Offer, Offering, OnDuplicate, checked_id, merged, with_headers
+from delayq._ids import checked_id
+from delayq._offering import THERE, Offer, Offering, OnDuplicate, merged, with_headers
 from delayq._redis import durability as durabilities
-from delayq._redis.reliable_scripts import CANCEL, GET, LIST, PURGE, RESCHEDULE, RESUME
+from delayq._redis.reliable_scripts import CANCEL, GET, PURGE, RESCHEDULE, RESUME
+from delayq._redis.reliable_views import PAGE, page
 from delayq._scheduling.claims import Claim
 from delayq._scheduling.open_reliable import OpenReliableQueue
 from delayq._scheduling.recurrence import is_occurrence
@@ -44,9 +46,6 @@ if TYPE_CHECKING:
     from delayq.codecs import Codec
 
 T = TypeVar("T")
-
-# What is looked at or dropped per script.
-_AT_A_TIME = 200
 
 
 class ReliableQueue(Recurring[T], Generic[T]):
@@ -147,13 +146,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """As :meth:`offer`, which nobody watches."""
         plain = durability is None and self._promise is None
         commits = self._open.offers.commits if plain else await self._commits(durability)
-        if commits.is_full:
-            await commits.room()
+        since = await commits.room() if commits.is_full else None
         if id is not None or self._settings.max_size:
             await self._settled()
         message = self._offering.message(value, delay, at, id, headers, priority, ttl, on_duplicate)
         try:
-            outcome = await commits.submit(message, len(message.content))
+            outcome = await commits.submit(message, len(message.content), since)
         except DelayqError as error:
             self._offering.raise_for((message.id,), (error,))
             raise
@@ -295,8 +293,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             raise BadInput(f'state is "delayed", "ready" or "leased", not {state!r}')
         check_page(offset, limit)
         await self._settled()
-        found = await self._server.run(LIST, self._keys.messages, (state, offset, limit))
-        return [self._seen(id, facts) for id, facts in zip(found[::2], found[1::2], strict=True)]  # noqa: A001
+        return [self._seen(id, facts) for id, facts in await page(self._server, self._keys, state, offset, limit)]  # noqa: A001
 
     async def purge(
         self, state: Literal["delayed", "ready", "all"] = "all", progress: Callable[[int], None] | None = None
@@ -315,16 +312,18 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if state not in ("delayed", "ready", "all"):
             raise BadInput(f'state is "delayed", "ready" or "all", not {state!r}')
         await self._settled()
-        total = 0
+        total = passed_over = 0
+        dropped: int
         while True:
             try:
-                dropped = int(await self._server.run(PURGE, self._keys.messages, (state, _AT_A_TIME)))
+                dropped, passed, looked_at = await self._server.run(PURGE, self._keys.messages, (state, passed_over, PAGE))
             except ServerError as error:
                 raise half_way(error, total) from error.__cause__
             total += dropped
+            passed_over += passed
             if progress is not None:
                 progress(dropped)
-            if dropped < _AT_A_TIME:
+            if looked_at < PAGE:
                 return total
 
     async def pause(self) -> None:
@@ -346,7 +345,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         back. Takes less than a second. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.scheduler.close(self._open)
+            await self._session.close_queue(self._open)
 
     async def __aenter__(self) -> Self:
         return self
@@ -368,8 +367,11 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if self._open.closed:
             raise Closed("the queue is closed")
 
-    def _messages(self, offers: Iterable[Offer[T]]) -> MutableSequence[NewMessage]:
+    def _messages(self, offers: Sequence[Offer[T]]) -> MutableSequence[NewMessage]:
         """Check offers, and make of them what is stored."""
+        for offer in offers:
+            if not isinstance(offer, Offer):
+                raise BadInput(f"offer_many takes delayq.Offer objects, not {type(offer).__name__}: write Offer(value, ...)")
         return [
             self._offering.message(
                 offer.value, offer.delay, offer.at, offer.id, offer.headers, offer.priority, offer.ttl, offer.on_duplicate

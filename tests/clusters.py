@@ -167,18 +167,24 @@ class TestCluster(_Several):
         return next(port for (first, last), port in self.slots(node).items() if first <= slot <= last)
 
 
-class _Sentinel(PrivateServer):
-    def __init__(self, kind: Kind, master: PrivateServer, quorum: int) -> None:
+class SentinelServer(PrivateServer):
+    """A Sentinel that watches the master at a port of 127.0.0.1 under the name ``shop``."""
+
+    def __init__(self, kind: Kind, port: int | None, quorum: int = 1, password: str | None = None) -> None:
         super().__init__(kind, tcp=True)
+        secret = f"requirepass {password}\n" if password else ""
         self._settings = f"""\
 port {self.port}
 bind 127.0.0.1
 unixsocket s
-sentinel monitor shop 127.0.0.1 {master.port} {quorum}
+{secret}sentinel monitor shop 127.0.0.1 {port} {quorum}
 sentinel down-after-milliseconds shop 1000
 sentinel failover-timeout shop 5000
 sentinel parallel-syncs shop 2
 """
+
+    def _ping(self) -> bytes:
+        return super()._ping().replace(b"-NOAUTH Authentication required.", b"+PONG")
 
     def _command(self) -> list[str]:
         configuration = self.directory / "sentinel.conf"
@@ -195,7 +201,7 @@ class Watched(_Several):
 
     def __init__(self, kind: Kind) -> None:
         self.servers = [PrivateServer(kind, tcp=True, options=("--appendonly", "yes", *_FAST)) for _ in range(3)]
-        self.sentinels = [_Sentinel(kind, self.servers[0], 2) for _ in range(3)]
+        self.sentinels = [SentinelServer(kind, self.servers[0].port, 2) for _ in range(3)]
 
     @property
     def url(self) -> str:

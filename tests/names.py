@@ -24,6 +24,6 @@ def every_key(keys: DelayedKeys | ReliableKeys) -> list[str]:
     """All keys and channels of a queue, those of some calls among them."""
     if isinstance(keys, DelayedKeys):
         fixed = [keys.ready, keys.timeout, keys.ordered, keys.channel, keys.quarantine, keys.leases, keys.leased, keys.turns]
-        return [*fixed, keys.taken("0123456789ab-00000001"), keys.marker("0123456789abcdef")]
+        return [*fixed, keys.fence("0123456789ab-00000001")]
     fixed = [*keys.messages, keys.wake, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules]
     return [*fixed, keys.call("0123456789ab-0"), keys.call("0123456789ab-1")]

@@ -79,6 +79,18 @@ def make(client: Client, *, token: str | None, read_token: str | None, queues: I
     return SecurityHeaders(_Board(client, Guard(token, read_token), queues, title).app)
 
 
+class _LiveView(StreamingResponse):
+    """A response without end that tells when it has ended, also if it never began."""
+
+    ended: Callable[[], None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.ended()
+
+
 class _Board:
     def __init__(self, client: Client, guard: Guard, queues: Iterable[str] | None, title: str) -> None:
         self._client = client
@@ -177,30 +189,33 @@ class _Board:
         if self._streams >= _MOST_STREAMS:
             raise HTTPException(503, "Too many live views are open.")
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._live(self._watch(source)), media_type="text/event-stream", headers=headers)
+        view = _LiveView(self._live(self._watch(source)), media_type="text/event-stream", headers=headers)
+        # Here and not when the view begins: others may be let in meanwhile.
+        self._streams += 1
+        view.ended = self._stream_ended
+        return view
+
+    def _stream_ended(self) -> None:
+        self._streams -= 1
 
     async def _live(self, watched: _Watched) -> AsyncIterator[str]:
         """The figures of a queue once a second."""
-        self._streams += 1
-        try:
-            ends = time.monotonic() + _STREAM_LASTS
-            last = ""
-            yield f"retry: {_RETRY_MS}\n\n"
-            while time.monotonic() < ends:
-                try:
-                    said = await watched.figures.at_most(_FRESH)
-                except DelayqError as error:
-                    said = f"event: trouble\ndata: {json.dumps(str(error))}\n\n"
-                    if isinstance(error, Closed):
-                        yield said
-                        return
-                # An idle queue's figures are the same again, and new all the same.
-                if said is not last:
+        ends = time.monotonic() + _STREAM_LASTS
+        last = ""
+        yield f"retry: {_RETRY_MS}\n\n"
+        while time.monotonic() < ends:
+            try:
+                said = await watched.figures.at_most(_FRESH)
+            except DelayqError as error:
+                said = f"event: trouble\ndata: {json.dumps(str(error))}\n\n"
+                if isinstance(error, Closed):
                     yield said
-                    last = said
-                await asyncio.sleep(_EVERY)
-        finally:
-            self._streams -= 1
+                    return
+            # An idle queue's figures are the same again, and new all the same.
+            if said is not last:
+                yield said
+                last = said
+            await asyncio.sleep(_EVERY)
 
     def _watch(self, source: AnySource) -> _Watched:
         """What is known of a queue, for all who look at it."""
@@ -221,9 +236,10 @@ class _Board:
         if not same_origin(request):
             raise HTTPException(403, "This form was not sent from a page of this dashboard.")
         form = await _form(request)
-        if self._guard.is_locked():
+        address = request.client.host if request.client is not None else ""
+        if self._guard.is_locked(address):
             return await self._page(request, "login.html", 429, wrong="Too many wrong tokens. Try again in a minute.")
-        login = self._guard.login_with(form.get("token", [""])[0])
+        login = self._guard.login_with(form.get("token", [""])[0], address)
         if login is None:
             return await self._page(request, "login.html", 403, wrong="This is not the token.")
         response = _see("./", done="loggedin" if login.may_act else "reading")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import secrets
 import time
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ COOKIE = "delayq_session"
 SHORTEST_TOKEN = 16
 # A login lasts so long, seconds.
 _LASTS = 12 * 3600
-# Wrong tokens per minute before nobody is let in for the rest of it.
+# Wrong tokens per minute from one address, before it is let in no more for the rest of it.
 _TRIES = 10
+# Addresses whose wrong tokens are counted.
+_MOST_ADDRESSES = 10_000
 
 HEADERS = {
     # Everything comes from here, and nothing stands inline. Forms go here, nobody frames us.
@@ -70,7 +73,8 @@ class Guard:
         self._keys = {
             may_act: hmac.digest(each, b"delayq dashboard, cookies", hashlib.sha256) for may_act, each in self._tokens.items()
         }
-        self._wrong: list[float] = []
+        # By address, the one with the last wrong token last.
+        self._wrong: dict[str, list[float]] = {}
 
     @property
     def writable(self) -> bool:
@@ -82,14 +86,13 @@ class Guard:
         """Whether reading takes a token."""
         return False in self._tokens
 
-    def is_locked(self) -> bool:
-        """Whether there were too many wrong tokens lately."""
+    def is_locked(self, address: str) -> bool:
+        """Whether too many wrong tokens came from an address lately. Others are not affected."""
         now = time.monotonic()
-        self._wrong = [at for at in self._wrong if at > now - 60]
-        return len(self._wrong) >= _TRIES
+        return len([at for at in self._wrong.get(_network(address), ()) if at > now - 60]) >= _TRIES
 
-    def login_with(self, token: str) -> Login | None:
-        """The login that this token gives; None if it is none. Takes equally long for all wrong ones."""
+    def login_with(self, token: str, address: str) -> Login | None:
+        """Return the login that a token from an address gives; None if it is wrong. Takes equally long for all wrong ones."""
         given = hmac.digest(b"delayq", token.encode(errors="surrogateescape"), hashlib.sha256)
         right = [
             may_act
@@ -97,9 +100,15 @@ class Guard:
             if hmac.compare_digest(given, hmac.digest(b"delayq", each, hashlib.sha256))
         ]
         if not right:
-            self._wrong.append(time.monotonic())
+            self._count_wrong(_network(address))
             return None
         return Login(f"{int(time.time()) + _LASTS}.{secrets.token_urlsafe(16)}", right[0])
+
+    def _count_wrong(self, network: str) -> None:
+        now = time.monotonic()
+        self._wrong[network] = [*(at for at in self._wrong.pop(network, ()) if at > now - 60), now]
+        if len(self._wrong) > _MOST_ADDRESSES:
+            del self._wrong[next(iter(self._wrong))]
 
     def log_in(self, request: Request, response: Response, login: Login) -> None:
         """Hand out a cookie."""
@@ -140,6 +149,15 @@ class Guard:
 
     def _sign(self, may_act: bool, content: str) -> str:
         return hmac.new(self._keys[may_act], content.encode(), hashlib.sha256).hexdigest()
+
+
+def _network(address: str) -> str:
+    """Return what counts as one address: of IPv6, the network that one customer has."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else address
 
 
 def same_origin(request: Request) -> bool:

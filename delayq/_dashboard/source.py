@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from delayq._error_text import unpack_error
 from delayq._redis.bodies import parse, parse_letter
 from delayq._redis.keys import DelayedKeys, ReliableKeys
 from delayq._redis.records import payload_of
-from delayq._redis.reliable_scripts import CANCEL, GET, LIST, RESCHEDULE, RESUME, STATS
+from delayq._redis.reliable_scripts import CANCEL, GET, RESCHEDULE, RESUME
+from delayq._redis.reliable_views import count, page
 from delayq._redis.scripts import CANCEL as CANCEL_RECORD
 from delayq._redis.scripts import RESCHEDULE as RESCHEDULE_RECORD
 from delayq.codecs import StringCodec
@@ -82,6 +84,7 @@ class Row:
     priority: int = 0
     attempt: int = 0
     error: str = ""
+    error_line: str = ""
     reason: str = ""
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -236,7 +239,7 @@ class ReliableSource:
         return partition in self._parts
 
     async def counts(self) -> Counts:
-        parts = await self._each(lambda keys: self._server.run(STATS, (*keys.messages, keys.dead, keys.paused)))
+        parts = await self._each(lambda keys: count(self._server, keys))
         delayed, ready, leased, dead, late, paused = zip(*parts, strict=True)
         return Counts(sum(delayed), sum(ready), sum(leased), sum(dead), max(late), any(paused))
 
@@ -337,9 +340,8 @@ class ReliableSource:
         return next(number for number, each in self._parts.items() if each is keys)
 
     async def _page(self, keys: ReliableKeys, state: str, offset: int, limit: int) -> list[Row]:
-        found = await self._server.run(LIST, keys.messages, (state, offset, limit))
         number = self._number(keys)
-        return [_live(Place(id, number), facts) for id, facts in zip(found[::2], found[1::2], strict=True)]  # noqa: A001
+        return [_live(Place(id, number), facts) for id, facts in await page(self._server, keys, state, offset, limit)]  # noqa: A001
 
     async def _dead_page(self, keys: ReliableKeys, offset: int, limit: int) -> list[Row]:
         found = await self._server.command("ZRANGE", keys.dead, offset, offset + limit - 1, "WITHSCORES")
@@ -425,7 +427,7 @@ def _live(place: Place, facts: Sequence[Any], lease: bytes | None = None, expire
         expires_us=None if expires is None else _whole(float(expires)),
         priority=int(priority),
         attempt=int(attempt),
-        error="" if error is None else error.decode(errors="replace"),
+        error="" if error is None else unpack_error(error.decode(errors="replace"))[1],
         headers=headers,
     )
 
@@ -437,6 +439,7 @@ def _letter(place: Place, letter: bytes, died: bytes) -> Row:
         # One that nobody can read hides no other.
         return Row(place, "dead", letter, died_us=_whole(float(died)), reason="unreadable")
     enqueued, headers, payload = _body(body)
+    line, error = unpack_error(str(why.get("error") or ""))
     return Row(
         place,
         "dead",
@@ -445,7 +448,8 @@ def _letter(place: Place, letter: bytes, died: bytes) -> Row:
         enqueued_us=enqueued,
         priority=_number(why.get("priority")),
         attempt=_number(why.get("attempt")),
-        error=str(why.get("error") or ""),
+        error=error,
+        error_line=line,
         reason=str(why.get("reason") or ""),
         headers=headers,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from redis.asyncio import Connection, Redis, RedisCluster, SentinelConnectionPool, SSLConnection
 from redis.asyncio.connection import parse_url
@@ -47,12 +47,13 @@ _NOT_OURS = re.compile(
 )
 
 
-# What redis-py says of an option whose value it cannot read.
-_SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
+# What redis-py says of an option whose value it cannot read, and what we say ourselves.
+_SAYS_ENOUGH = re.compile(r"Invalid value for '\w+' in connection URL\.|the database is not a number")
 # What can be shown of an address: host, port, and a path where that names a socket or a service. Else it is a number.
 _HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]+)?"
-_PLACE = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[0-9]*)?")
-_PLACE_AND_PATH = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
+_SERVER = re.compile(rf"{_HOST}(?:/[0-9]*)?")
+_SOCKET = re.compile(r"(?:/[^?#@:]*)?")
+_SERVERS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +133,31 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
     options: dict[str, Any] = {}
     connection_class: type[AbstractConnection] = Connection
     try:
+        if not scheme.endswith("unix"):
+            reason = _what_is_ignored(rest)
         options |= parse_url(f"{_SAME_AS.get(scheme, scheme)}:{rest}")
         connection_class = options.pop("connection_class", Connection)
         # What no connection takes is found here, and not when one is needed.
         _address("", connection_class, options).connection()
     except ValueError as error:
         # Other texts quote what they cannot read.
-        reason = str(error) if _SAYS_WHICH_OPTION.fullmatch(str(error)) else "it is no URL"
+        reason = str(error) if _SAYS_ENOUGH.fullmatch(str(error)) else "it is no URL"
     except (TypeError, RedisError):
         reason = "one of its options is unknown, or cannot have this value"
     if reason:
         # Not within the except: an error shows its context, too.
-        raise ConfigurationError(f"the address {redacted(url)!r} cannot be read: {reason}")
+        raise ConfigurationError(f"the address {_scheme_of(url)!r} cannot be read: {reason}")
     if scheme.endswith("unix") and not options.get("path"):
-        raise ConfigurationError(f"{redacted(url)!r} names no socket: write unix:///path/to/socket")
+        raise ConfigurationError(f"the address {_scheme_of(url)!r} names no socket: write unix:///path/to/socket")
     return _address(redacted(url), connection_class, options)
+
+
+def _what_is_ignored(rest: str) -> str:
+    """What is wrong with the part behind the scheme that redis-py would pass over; empty if nothing is."""
+    parts = urlsplit(f"redis:{rest}")
+    if parts.netloc and parts.path.strip("/") and not parts.path.strip("/").isdecimal():
+        return "a database is a number, as in redis://host:6379/0"
+    return "a port is a number from 1 to 65535" if parts.port == 0 else ""
 
 
 def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddress:
@@ -169,11 +180,12 @@ def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddr
     label = redacted(url)
     if kind == "cluster":
         if path.strip("/") not in ("", "0"):
-            raise ConfigurationError(f"{label!r}: a cluster has one database, 0")
+            raise ConfigurationError(f"the address {_scheme_of(url)!r} cannot be read: a cluster has one database, 0")
         return ClusterAddress(label, tuple(servers))
     service, _, database = path.partition("/")
     if not service or not (database or "0").isdecimal():
-        raise ConfigurationError(f"{label!r} names no service: write redis+sentinel://host:26379,host:26379/service/0")
+        example = "redis+sentinel://host:26379,host:26379/service/0"
+        raise ConfigurationError(f"the address {_scheme_of(url)!r} names no service: write {example}")
     server = servers[0]
     way_in = replace(server, label=label, options=server.options | {"db": int(database or 0)})
     # Sentinels have users of their own, and no databases.
@@ -191,7 +203,7 @@ def _host_and_port(url: str, place: str, port: int) -> tuple[str, int]:
         host, given = place, str(port)
     if not host or not given.isdecimal() or not 0 < int(given) < 65536 or (":" in host) != host.startswith("["):
         # Without that part: it may be the half of a password that holds a "?".
-        raise ConfigurationError(f"the address {redacted(url)!r} cannot be read: one of its servers is not host:port")
+        raise ConfigurationError(f"the address {_scheme_of(url)!r} cannot be read: one of its servers is not host:port")
     return host, int(given)
 
 
@@ -233,14 +245,20 @@ def _address(label: str, connection_class: type[AbstractConnection], options: Ma
 
 
 def redacted(url: str) -> str:
-    """``url`` without user, password and options; of what is no address, nothing that may be one of these."""
+    """Return ``url`` without user, password and options. Of what is no address, nothing behind ``://`` is left."""
     scheme, found, rest = url.partition("://")
     if not found:
-        return url if _PLACE.fullmatch(url) else "***"
+        return url if _SERVER.fullmatch(url) else "***"
     before, _, options = rest.partition("?")
     user, at, place = before.rpartition("@")
-    shown = _PLACE_AND_PATH if scheme.endswith(("unix", "sentinel")) else _PLACE
+    shown = _SERVERS if scheme in _MANY else _SOCKET if scheme.endswith("unix") else _SERVER
     # Behind the question mark of a password, the host is taken for an option.
-    if "@" in options or not shown.fullmatch(place) or not scheme.replace("+", "").isalpha():
-        return f"{scheme}://***" if scheme in (*_SCHEMES, *_MANY) else "***"
+    if "@" in options or not shown.fullmatch(place) or scheme not in (*_SCHEMES, *_MANY):
+        return _scheme_of(url)
     return f"{scheme}://{'***@' if user or at else ''}{place}"
+
+
+def _scheme_of(url: str) -> str:
+    """Return what can be shown of an address that cannot be read: any part of it may belong to a password."""
+    scheme = url.partition("://")[0]
+    return f"{scheme}://***" if scheme in (*_SCHEMES, *_MANY) else "***"

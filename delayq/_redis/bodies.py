@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,10 +48,48 @@ def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes]:
     return _object(why), body
 
 
+class Why(NamedTuple):
+    """Why a message died: what a dead letter holds besides the body."""
+
+    reason: str
+    attempt: int
+    priority: int
+    error: str
+
+
+def read_letter(letter: bytes) -> tuple[Why, int | None, dict[str, str], bytes]:
+    """Why a message died, and its body as :func:`parse` returns it. What cannot be read has a default: the letter has to be
+    shown all the same. The moment is None where there is no body.
+    """
+    found: dict[str, Any] = {}
+    try:
+        found, body = parse_letter(letter)
+    except ValueError:
+        body = letter.partition(b"\n")[2]
+    why = Why(
+        _text(found.get("reason")) or "unreadable",
+        _count(found.get("attempt")),
+        _count(found.get("priority")),
+        _text(found.get("error")),
+    )
+    try:
+        return why, *parse(body)
+    except ValueError:
+        return why, None, {}, body
+
+
+def _text(found: object) -> str:
+    return found if isinstance(found, str) else ""
+
+
+def _count(found: object) -> int:
+    return int(found) if isinstance(found, int | float) and 0 <= found < 2**53 else 0
+
+
 def _object(text: bytes) -> dict[str, Any]:
     """A JSON object. Raises ``ValueError``, in words that quote nothing of it."""
     try:
-        value = json.loads(text)
+        value = json.loads(text.decode(errors="replace"))
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

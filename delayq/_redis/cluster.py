@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delayq._redis.connections import Connections
+from delayq._redis.first_of import first_of
 from delayq._redis.group_commit import own_copy
 from delayq._redis.keys import SLOTS, slot_of
+from delayq._redis.not_now import is_not_now
 from delayq._redis.wire import ReplyError
 from delayq.errors import Closed, DelayqError, ServerRefused, ServerUnavailable
 
@@ -17,33 +20,46 @@ if TYPE_CHECKING:
 
     from delayq._redis.address import ClusterAddress
 
-# A server that hangs keeps us from asking the next one for so long; and nobody is asked more often than that; seconds.
-_ASK_WITHIN = 1.0
+# The servers are asked no more often than that, seconds.
 _ASK_EVERY = 0.05
 
 Place = tuple[str, int]
 
+# What stands for a name that a server was not told, where names are preferred.
+_UNKNOWN = b"?"
+_NO_HOST = (b"", None, _UNKNOWN)
+
 
 def read_slots(answer: Any, asked: Place) -> dict[Place, list[range]]:
-    """Which slots each master has, by what ``CLUSTER SLOTS`` answers. One who does not know its own name is ``asked``."""
+    """Which slots each master has, by what ``CLUSTER SLOTS`` answers.
+
+    A master that is told without its name has the address in the same answer, or else that of the server which was ``asked``.
+    """
     found: dict[Place, list[range]] = {}
-    for first, last, master, *_ in answer:
-        place = (master[0].decode() if master[0] else asked[0]), int(master[1])
-        found.setdefault(place, []).append(range(int(first), int(last) + 1))
+    for first, last, (name, port, *more), *_ in answer:
+        host = name.decode() if name not in _NO_HOST else _address_in(more) or asked[0]
+        found.setdefault((host, int(port)), []).append(range(int(first), int(last) + 1))
     return found
 
 
-def read_place(place: str, asked: Place) -> Place:
-    """Host and port of a redirection; without a host it is the one that was ``asked``."""
+def _address_in(more: list[Any]) -> str:
+    """The address among what ``CLUSTER SLOTS`` tells besides name and port: id, then pairs of a word and what it means."""
+    facts = more[1] if len(more) > 1 and isinstance(more[1], list) else []
+    address: bytes = dict(zip(facts[::2], facts[1::2], strict=False)).get(b"ip") or b""
+    return address.decode()
+
+
+def read_place(place: str, asked: Place) -> Place | None:
+    """Host and port of a redirection; without a host it is the one that was ``asked``; None if the name is not known."""
     host, _, port = place.rpartition(":")
-    return host or asked[0], int(port)
+    return None if host.encode() == _UNKNOWN else (host or asked[0], int(port))
 
 
 class Cluster:
     """The masters of a cluster, each with connections of its own.
 
-    Whoever has failed is suspected: the next call for one of its keys asks anybody who has them now. Calls for the keys of others
-    go on meanwhile.
+    A server that has failed is suspected: the next call for one of its keys asks another server which one has them now. Calls for
+    the keys of others go on meanwhile.
     """
 
     spread = True
@@ -59,6 +75,8 @@ class Cluster:
         self._owners: list[Connections | None] = [None] * SLOTS
         self._masters: list[Connections] = []
         self._suspected: set[Connections] = set()
+        # Those that the last answer did not name: it may be older than what we knew.
+        self._doubted: set[Connections] = set()
         self._refreshing: asyncio.Task[None] | None = None
         self._refreshed_at = float("-inf")
         self._opened_before = 0
@@ -73,7 +91,7 @@ class Cluster:
         else:
             found = self._owners[slot_of(key)]
         if found is None or found in self._suspected:
-            raise ServerUnavailable(f"{self._address.label}: nobody is known to have {key or 'anything'!r} now")
+            raise ServerUnavailable(f"{self._address.label}: no server is known to have {key or 'anything'!r} now")
         return found
 
     async def find(self, key: str | None) -> Connections:
@@ -82,6 +100,13 @@ class Cluster:
         except ServerUnavailable:
             await self.refresh()
             return self.of(key)
+
+    async def any(self) -> Sequence[Connections]:
+        if self._closed:
+            raise Closed("the client is closed")
+        if self._suspected.issuperset(self._masters):
+            await self.refresh()
+        return self._in_order(self._masters)
 
     async def refresh(self) -> None:
         # One asks for all.
@@ -100,13 +125,18 @@ class Cluster:
         self._suspected.add(connections)
 
     def moved(self, slot: int, place: str, told_by: Connections) -> Connections:
-        now = self._owners[slot] = self.at(place, told_by)
         # It has lost one, so perhaps more.
         self._suspected.add(told_by)
+        now = self._owners[slot] = self.at(place, told_by)
         return now
 
     def at(self, place: str, told_by: Connections) -> Connections:
-        return self._pool(read_place(place, self._places.get(told_by, ("", 0))))
+        found = read_place(place, self._places.get(told_by, ("", 0)))
+        if found is None:
+            # The answer to CLUSTER SLOTS has more than the name.
+            self._suspected.add(told_by)
+            raise ServerUnavailable(f"{told_by.label} sends us to {place}, a server without a name")
+        return self._pool(found)
 
     def all(self) -> Sequence[Connections]:
         return [] if self._suspected.intersection(self._masters) else [*self._masters]
@@ -145,36 +175,23 @@ class Cluster:
     async def _refresh(self) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._refreshed_at + _ASK_EVERY - loop.time())
-        reasons: dict[str, DelayqError] = {}
+        attempts = [(pool.label, partial(self._ask, pool)) for pool in self._to_ask()]
         try:
-            for pool in self._to_ask():
-                try:
-                    async with asyncio.timeout(_ASK_WITHIN):
-                        answer = await self._ask(pool)
-                except TimeoutError:
-                    error: DelayqError = ServerUnavailable(f"{self._label(pool)} does not answer within {_ASK_WITHIN:g} s")
-                    reasons[str(error)] = error
-                except DelayqError as known:
-                    reasons[str(known)] = known
-                else:
-                    if answer:
-                        self._install(read_slots(answer, self._places[pool]))
-                        return
-                    reasons[f"{self._label(pool)} knows of no slots"] = ServerUnavailable("")
+            self._install(await first_of(f"{self._address.label}: no server tells where the keys are", attempts))
         finally:
             self._refreshed_at = loop.time()
-        # Where nobody is down, being refused is the reason to tell.
-        refused = next((error for error in reasons.values() if isinstance(error, ServerRefused)), None)
-        raise type(refused or ServerUnavailable(""))(f"{self._address.label}: nobody tells who has what: {'; '.join(reasons)}")
 
     def _to_ask(self) -> Iterable[Connections]:
-        """Everybody we know of, the most promising ones first."""
-        known = random.sample(list(self._pools.values()), len(self._pools))
-        known.sort(key=lambda pool: pool in self._suspected)
+        """Every server that we know of, the most promising ones first."""
         seeds = [self._pool((seed.options["host"], seed.options["port"])) for seed in self._address.seeds]
-        return dict.fromkeys([*known, *seeds])
+        return dict.fromkeys([*self._in_order(self._pools.values()), *seeds])
 
-    async def _ask(self, pool: Connections) -> Any:
+    def _in_order(self, pools: Iterable[Connections]) -> Sequence[Connections]:
+        """By chance, and those that have failed last."""
+        shuffled = random.sample(known := list(pools), len(known))
+        return sorted(shuffled, key=lambda pool: pool in self._suspected)
+
+    async def _ask(self, pool: Connections) -> dict[Place, list[range]]:
         wire = pool.acquire_nowait()
         own = wire is None
         if wire is None:
@@ -186,9 +203,9 @@ class Cluster:
             answered = True
         except ReplyError as error:
             answered = True
-            raise ServerRefused(f"{self._label(pool)}: {error}; without a cluster it is redis://host:port") from error
+            raise self._refused(pool, str(error)) from error
         except OSError as error:
-            raise ServerUnavailable(f"{self._label(pool)} does not answer: {error}") from error
+            raise ServerUnavailable(f"{pool.label} does not answer: {error}") from error
         finally:
             if own:
                 pool.close(wire)
@@ -196,7 +213,16 @@ class Cluster:
                 pool.release(wire)
             else:
                 pool.drop(wire)
-        return answer
+        if not answer:
+            raise ServerUnavailable(f"{pool.label} knows of no slots")
+        return read_slots(answer, self._places.get(pool, ("", 0)))
+
+    @staticmethod
+    def _refused(pool: Connections, text: str) -> DelayqError:
+        if is_not_now(text):
+            return ServerUnavailable(f"{pool.label} cannot serve now: {text}")
+        advice = "; without a cluster it is redis://host:port" if "cluster" in text else ""
+        return ServerRefused(f"{pool.label}: {text}{advice}")
 
     def _install(self, found: dict[Place, list[range]]) -> None:
         owners: list[Connections | None] = [None] * SLOTS
@@ -206,14 +232,14 @@ class Cluster:
                 owners[slots.start : slots.stop] = [pool] * len(slots)
         self._owners = owners
         self._masters = [self._pools[place] for place in found]
+        missing = {pool for place, pool in self._pools.items() if place not in found}
+        # One answer may be older than what we knew, and calls are on their way. Two, or a failure besides, tell.
+        gone = missing & (self._doubted | self._suspected)
+        gone |= {pool for pool in missing if not pool.open}
+        for pool in gone:
+            # What waits for its answer would wait in vain, or for one that counts no more.
+            pool.retire(ServerUnavailable(f"{pool.label} has no slots any more"))
+            self._opened_before += pool.opened
+            del self._pools[self._places.pop(pool)]
+        self._doubted = missing - gone
         self._suspected.clear()
-        for place, pool in list(self._pools.items()):
-            if place not in found:
-                # Who waits for its answer would wait in vain, or for one that counts no more.
-                pool.retire(ServerUnavailable(f"{self._label(pool)} has no slots any more"))
-                self._opened_before += pool.opened
-                del self._pools[place], self._places[pool]
-
-    def _label(self, pool: Connections) -> str:
-        host, port = self._places.get(pool, ("", 0))
-        return f"{host}:{port}"

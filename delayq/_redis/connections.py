@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import anyio
 
-from delayq._redis.opening import open_connection
-from delayq._redis.wire import Wire
+from delayq._redis.opening import Opener
+from delayq._redis.wire import DOUBT_AFTER, ReplyError, Wire
 from delayq.errors import Closed, DelayqError, ServerUnavailable
 
 if TYPE_CHECKING:
     from delayq._redis.address import Address, SentinelAddress
+    from delayq._redis.wire import Wire
 
 # Connecting may take so long, greetings included; seconds.
 OPEN_TIMEOUT = 5.0
+# When a fresh connection has answered, the older ones have at least so long to do so too, seconds.
+_MOMENT = 0.5
 
 
 class Connections:
@@ -25,26 +30,46 @@ class Connections:
 
     redis-py's own pools raise or wait when they are full, hide whether a command was sent before an error, and count
     nothing. Here acquiring and sending are two steps, so that an error in the first means: nothing was sent.
+
+    Where one connection has died without a word, the others may have too. So when one is doubted, the free ones are put aside
+    until they have answered a PING, and a fresh connection is asked too. Silence alone proves nothing, for the server may be
+    busy. But where a fresh connection is answered, and an older one is not although it has waited for longer, the older one is
+    dead.
     """
 
     def __init__(self, address: Address | SentinelAddress, limit: int) -> None:
-        self._address = address
+        self._opener = Opener(address)
         self._free: list[Wire] = []
         # By how many calls each is held.
         self._used: dict[Wire, int] = {}
+        # Those among them that block or listen, so that nothing else may be sent on them.
+        self._own: set[Wire] = set()
         # Those among them that lead to a server which is not the one any more.
         self._outdated: set[Wire] = set()
         # How many free connections, from the start of the list, were not needed since the last look.
         self._spare: int = 0
+        # Those that were free when one was doubted, and have not answered since.
+        self._aside: set[Wire] = set()
+        self._probing: asyncio.Task[None] | None = None
         self._slots = anyio.Semaphore(limit, fast_acquire=True)
         self._ended: DelayqError | None = None
         self.opened: int = 0
         _of_this_process.add(self)
 
     @property
+    def label(self) -> str:
+        """What to call the server, without a secret."""
+        return self._opener.label
+
+    @property
+    def lead_to_replica(self) -> bool:
+        """Whether the address is that of a replica, as far as we know: no connection has led to a master yet."""
+        return self._opener.found_no_master
+
+    @property
     def open(self) -> int:
         """How many connections are open now."""
-        return len(self._free) + len(self._used)
+        return len(self._free) + len(self._aside) + len(self._used)
 
     def acquire_nowait(self) -> Wire | None:
         """As :meth:`acquire`, if an open connection is free; otherwise None."""
@@ -58,6 +83,30 @@ class Connections:
         if wire is None:
             self._slots.release()
         return wire
+
+    def acquire_any(self, preferred: Wire | None = None) -> Wire | None:
+        """An open connection, even if it is in use; None if none is. To be handed to :meth:`release` or :meth:`drop`.
+
+        Args:
+            preferred: This one, if it is still open.
+        """
+        if preferred is not None and preferred.is_open:
+            if self.share(preferred):
+                return preferred
+            if preferred in self._free and not self._slots.statistics().tasks_waiting and self._slots.value:
+                self._slots.acquire_nowait()
+                self._free.remove(preferred)
+                self._spare = min(self._spare, len(self._free))
+                self._used[preferred] = 1
+                return preferred
+        if (wire := self.acquire_nowait()) is not None:
+            return wire
+        return next((wire for wire in self._used if wire not in self._own and self.share(wire)), None)
+
+    @property
+    def bytes_to_send(self) -> int:
+        """How many bytes wait here for the network to take them."""
+        return sum(wire.bytes_to_send for wire in self._used) + sum(wire.bytes_to_send for wire in self._free)
 
     async def acquire(self) -> Wire:
         """An open connection, to be handed to :meth:`release` or :meth:`drop`. Waits while all are in use.
@@ -101,9 +150,11 @@ class Connections:
     def disown(self) -> None:
         """Use none of them any more, and close none: we are a forked child, and they are our parent's."""
         self._ended = Closed("the client belongs to another process")
-        _inherited.extend((*self._free, *self._used))
+        _inherited.extend((*self._free, *self._aside, *self._used))
         self._free.clear()
+        self._aside.clear()
         self._used.clear()
+        self._own.clear()
 
     def prune(self) -> None:
         """Close the connections that were not used since the last call: a burst leaves more than everyday work needs."""
@@ -118,37 +169,49 @@ class Connections:
         for wire in self._free:
             wire.close()
         self._free.clear()
+        self._discard_aside()
         self._spare = 0
         self._outdated.update(self._used)
 
     def retire(self, reason: DelayqError) -> None:
         """Close every connection, also those in use, and open no more: whoever comes is told why."""
         self._ended = reason
+        if self._probing is not None:
+            self._probing.cancel()
         for wire in (*self._free, *self._used):
             self.close(wire)
         self._free.clear()
+        self._discard_aside()
 
-    async def open_own(self) -> Wire:
+    async def open_own(self, *, anew: bool = False) -> Wire:
         """A connection that counts against no limit: for calls that block. To be closed by :meth:`close`.
+
+        Args:
+            anew: Open one, even if another is free.
 
         Raises:
             ServerUnavailable, ServerRefused: As :meth:`acquire`.
         """
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
-                return await self._connected()
+                wire = await (self._opened_anew() if anew else self._connected())
         except TimeoutError as error:
-            raise ServerUnavailable(f"{self._address.label} does not answer within {OPEN_TIMEOUT:g} s") from error
+            raise ServerUnavailable(f"{self.label} does not answer within {OPEN_TIMEOUT:g} s") from error
+        self._own.add(wire)
+        return wire
 
     def close(self, wire: Wire) -> None:
         """Close a connection of :meth:`open_own`."""
         self._used.pop(wire, None)
         self._outdated.discard(wire)
+        self._own.discard(wire)
         wire.close()
 
     async def aclose(self) -> None:
         """Close every connection, also those in use."""
         self.retire(Closed("the client is closed"))
+        if self._probing is not None:
+            await asyncio.wait({self._probing})
         # The sockets are closed in the loop's next turn.
         await asyncio.sleep(0)
 
@@ -169,10 +232,20 @@ class Connections:
 
     async def _connected(self) -> Wire:
         self._demand_open()
-        if (free := self._take_free()) is not None:
-            return free
-        opened = await open_connection(self._address)
-        wire = Wire(opened)
+        return self._take_free() or await self._opened_anew()
+
+    async def _opened_anew(self) -> Wire:
+        """A fresh connection, in use."""
+        self._demand_open()
+        try:
+            wire = await self._opener.open()
+            wire.doubted = self._doubt
+        except DelayqError:
+            raise
+        except Exception as error:
+            # What else runs here is the user's: a provider of passwords, say. It may do better the next time. What it says may be
+            # secret.
+            raise ServerUnavailable(f"{self.label}: connecting failed with {type(error).__name__}") from error
         try:
             self._demand_open()
         except DelayqError:
@@ -181,6 +254,83 @@ class Connections:
         self._used[wire] = 1
         self.opened += 1
         return wire
+
+    # Whether silent connections are dead
+
+    def _doubt(self) -> None:
+        """One connection has been silent for a while although an answer is missing."""
+        if self._ended is not None:
+            return
+        free, self._free, self._spare = self._free, [], 0
+        for wire in free:
+            if wire.is_clean:
+                self._aside.add(wire)
+                wire.call(("PING",), partial(self._answered, wire))
+            else:
+                wire.close()
+        if self._probing is None:
+            # Never started eagerly: it must not end before it is noted here.
+            self._probing = asyncio.Task(self._probe(), name="delayq probe")
+            self._probing.add_done_callback(self._probed)
+
+    def _answered(self, wire: Wire, answer: Any) -> None:
+        """What was put aside has answered, or is lost."""
+        if wire in self._aside:
+            self._aside.discard(wire)
+            if not isinstance(answer, OSError) and wire.is_open:
+                self._free.append(wire)
+
+    def _discard_aside(self) -> None:
+        aside, self._aside = self._aside, set()
+        for wire in aside:
+            wire.close()
+
+    async def _probe(self) -> None:
+        """Give up the connections that are silent, if a fresh one is not.
+
+        A server that is blocked by a long script answers nobody, and afterwards everybody, in any order: so the fresh connection
+        is asked once more, a moment after its first answer. A slow network makes that moment longer.
+        """
+        now = asyncio.get_running_loop().time
+        began = now()
+        async with asyncio.timeout(OPEN_TIMEOUT):
+            fresh = await self._opened_anew()
+        proven = False
+        try:
+            # A refusal is an answer too.
+            with suppress(ReplyError):
+                await fresh.ask("PING")
+            await asyncio.sleep(max(_MOMENT, now() - began))
+            with suppress(ReplyError):
+                await fresh.ask("PING")
+            proven = True
+        finally:
+            # It holds no place, whoever takes it next does.
+            self._used.pop(fresh, None)
+            if proven and self._ended is None:
+                self._free.append(fresh)
+            else:
+                fresh.close()
+        dead = [wire for wire in (*self._used, *self._aside) if self._is_dead(wire, began, now())]
+        if not dead:
+            return
+        for wire in dead:
+            wire.give_up(f"no answer within {DOUBT_AFTER:g} s, while a new connection is answered at once")
+        for wire in list(self._own):
+            # These wait for whatever comes, so their silence means nothing. Another one costs little.
+            if wire.moved_at < began:
+                wire.give_up("other connections to this server were dead")
+
+    def _is_dead(self, wire: Wire, began: float, now: float) -> bool:
+        if (since := wire.silent_since()) is None or since > began:
+            return False
+        return wire in self._aside or now - since >= DOUBT_AFTER
+
+    def _probed(self, probing: asyncio.Task[None]) -> None:
+        self._probing = None
+        if not probing.cancelled():
+            # An error says that nothing is proven. Whoever is still in doubt says so again.
+            probing.exception()
 
 
 _of_this_process: WeakSet[Connections] = WeakSet()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from delayq._redis.server import BLOCKS_FOR
 from delayq.errors import BadInput, Closed, DelayqError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from delayq._redis.wire import Wire
 
 # A promise that is not kept within that is broken, ms. Redis syncs once a second where it is told ``everysec``.
-WITHIN_MS = 2000
+WITHIN_MS = int(BLOCKS_FOR * 1000)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -101,9 +102,11 @@ class WaitingServer:
             self._server.follow(wire, keys[0], self._promise.command, waited)
         return wire
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = ()) -> Any:
+    async def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = (), until: float | None = None
+    ) -> Any:
         """As :meth:`Server.run`."""
-        return await self._server.run(script, keys, args, self._promise.command)
+        return await self._server.run(script, keys, args, until, self._promise.command)
 
     async def demand(self, key: str) -> None:
         """Refuse what cannot be kept before anything is written.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from delayq.errors import Closed, OutcomeUnknown, ServerRefused
+from delayq._redis import server as patience
+from delayq.errors import Closed, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from delayq._redis.server import Server
     from delayq._redis.wire import Wire
 
+_log = logging.getLogger("delayq")
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Error = TypeVar("Error", bound=Exception)
@@ -25,16 +29,23 @@ Error = TypeVar("Error", bound=Exception)
 # So many commits are on their way at most, the second one if it has so many items.
 _LANES = 2
 _ENOUGH = 50
+# Items that are submitted so far apart, in seconds, do not share a commit where it has to leave within some time.
+_SPAN = 0.5
 # What waits beyond these bytes holds up whoever comes.
 _MOST_WAITING = 16 * 1024 * 1024
 
 
 class Request(NamedTuple):
-    """A script's call."""
+    """A script's call.
+
+    Attributes:
+        until: How long it is repeated, on the event loop's clock; None: as long as any other call.
+    """
 
     script: Script
     keys: Sequence[str]
     args: Sequence[str | bytes | int]
+    until: float | None = None
 
     def __repr__(self) -> str:
         return f"<Request {self.script.name}, {len(self.args)} arguments>"
@@ -43,10 +54,14 @@ class Request(NamedTuple):
 class _Commit(Generic[Item, Result]):
     """Items that leave together: being collected, on their way, or being repeated."""
 
-    __slots__ = ("futures", "items", "lane", "request", "size", "task")
+    __slots__ = ("follows", "futures", "items", "lane", "request", "since", "size", "task")
     request: Request
 
-    def __init__(self) -> None:
+    def __init__(self, since: float) -> None:
+        # When its first item was submitted.
+        self.since = since
+        # Whether it continues one that waits or is on its way, and must not overtake it.
+        self.follows = False
         self.items: list[Item] = []
         self.futures: list[asyncio.Future[Result] | None] = []
         self.size = 0
@@ -59,8 +74,12 @@ class GroupCommit(Generic[Item, Result]):
 
     A lone caller waits for nobody: the first item leaves before :meth:`submit` returns. What comes while a commit is on its
     way waits for its answer, or leaves in a second commit behind it when there is enough: then the server need not wait for
-    us. Both use one connection, so they are carried out in order. A caller who is cancelled before its item left takes the item
-    back, unless items are ``final``; later, the item is committed and the answer dropped.
+    us. Both use one connection, so they are carried out in order, unless the server is not ready for the first and is for the
+    second. So what :meth:`submit_many` was given at once never leaves side by side.
+
+    A caller who is cancelled before its item left takes the item back, unless items are ``final``; later, the item is committed
+    and the answer dropped. Where items expire, each that has not left within some seconds fails: their time counts from their
+    submission, and anew from whatever shows that the server carries out what came before.
 
     Where all goes well there is no task: the answer itself sends the next batch. What does not, a task repeats.
     """
@@ -76,6 +95,7 @@ class GroupCommit(Generic[Item, Result]):
         max_items: int,
         max_bytes: int,
         final: bool = False,
+        expires: bool = False,
         unattended: Callable[[Item, Result | BaseException], object] = lambda _item, _outcome: None,
     ) -> None:
         """Args:
@@ -88,10 +108,12 @@ class GroupCommit(Generic[Item, Result]):
         max_items: Items per commit at most: one script blocks the whole server while it runs.
         max_bytes: Bytes per commit, where more than one item is in it.
         final: Whether an item is committed though its caller is cancelled.
+        expires: Whether an item fails that could not be sent for as long as a call is tried.
         unattended: Called with what became of an item for which nobody waits.
         """
         # Not asked for each time: on Python 3.11 that asks the system for the process's id.
-        self._new_future: Callable[[], asyncio.Future[Result]] = partial(asyncio.Future, loop=asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
+        self._new_future: Callable[[], asyncio.Future[Result]] = partial(asyncio.Future, loop=self._loop)
         self._server = server
         self._background = background
         self._request = request
@@ -100,7 +122,11 @@ class GroupCommit(Generic[Item, Result]):
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._final = final
+        self._expires = expires
         self._unattended = unattended
+        self._went_well_at = float("-inf")
+        self._failed_with: Exception | None = None
+        self._expiring: asyncio.Handle | None = None
         # What waits, the last of it open for more.
         self._waiting: deque[_Commit[Item, Result]] = deque()
         self._waiting_bytes = 0
@@ -124,7 +150,7 @@ class GroupCommit(Generic[Item, Result]):
     async def flush(self) -> None:
         """Wait until all that was submitted before now has its answer, or has failed."""
         if self.unanswered and not self._closed:
-            done = asyncio.get_running_loop().create_future()
+            done = self._loop.create_future()
             self._flushing.append((self._accepted, done))
             await done
 
@@ -133,23 +159,41 @@ class GroupCommit(Generic[Item, Result]):
         """Whether so much waits that more would cost memory and gain nothing: see :meth:`room`."""
         return self._waiting_bytes > _MOST_WAITING
 
-    async def room(self) -> None:
-        """Wait while it is full. Whoever makes an item asks before making it; nobody is refused who does not."""
+    async def room(self) -> float:
+        """Wait while it is full. Whoever makes an item asks before making it; nobody is refused who does not.
+
+        Returns:
+            Since when: the time of the item that is made now counts from then.
+
+        Raises:
+            ServerUnavailable: Nothing of what waits could be sent.
+        """
+        since = self._loop.time()
         while self.is_full and not self._closed:
-            turn = asyncio.get_running_loop().create_future()
+            turn = self._loop.create_future()
             self._held_up.append(turn)
             try:
-                await turn
+                async with asyncio.timeout_at(self._expires_at(since)):
+                    await turn
+            except TimeoutError:
+                # Unless something was carried out meanwhile.
+                if self._expires_at(since) <= self._loop.time():
+                    self._let_in()
+                    raise self._unsent() from None
             except asyncio.CancelledError:
                 self._let_in()
                 raise
         if self._held_up:
             self._let_in()
+        return since
 
-    def submit(self, item: Item, size: int) -> asyncio.Future[Result]:
-        """Add ``item`` of ``size`` bytes to the next commit. Await or cancel what this returns."""
+    def submit(self, item: Item, size: int, since: float | None = None) -> asyncio.Future[Result]:
+        """Add ``item`` of ``size`` bytes to the next commit. Await or cancel what this returns.
+
+        ``since``: What :meth:`room` has returned, if it was asked.
+        """
         future = self._new_future()
-        collected = self._add(item, size, future)
+        collected = self._add(item, size, future, since)
         if not (calls := self._calls) or (collected >= _ENOUGH and len(calls) < _LANES):
             self._leave()
         return future
@@ -163,14 +207,18 @@ class GroupCommit(Generic[Item, Result]):
             self._leave()
         elif not self._leaves_soon:
             self._leaves_soon = True
-            asyncio.get_running_loop().call_soon(self._leave)
+            self._loop.call_soon(self._leave)
 
     def submit_many(self, items: Iterable[tuple[Item, int]]) -> list[asyncio.Future[Result]]:
-        """As :meth:`submit` for each, in as few commits as they need."""
+        """As :meth:`submit` for each, in as few commits as they need, one after the other."""
         futures = []
+        first: _Commit[Item, Result] | None = None
         for item, size in items:
             futures.append(future := self._new_future())
             self._add(item, size, future)
+            first = first or self._waiting[-1]
+            if self._waiting[-1] is not first:
+                self._waiting[-1].follows = True
         self._leave()
         return futures
 
@@ -179,7 +227,7 @@ class GroupCommit(Generic[Item, Result]):
         self._closed = True
         self._leave()
         if self._calls:
-            self._emptied = asyncio.get_running_loop().create_future()
+            self._emptied = self._loop.create_future()
             await asyncio.wait({self._emptied}, timeout=grace)
         calls, self._calls = self._calls, []
         for call in calls:
@@ -187,6 +235,8 @@ class GroupCommit(Generic[Item, Result]):
                 call.task.cancel()
         unsent, self._waiting = self._waiting, deque()
         self._waiting_bytes = 0
+        if self._expiring is not None:
+            self._expiring.cancel()
         while self._held_up:
             self._let_in()
         for call in calls:
@@ -194,13 +244,24 @@ class GroupCommit(Generic[Item, Result]):
         for waiting in unsent:
             self._fail(waiting, Closed("the queue closed before the message was sent"))
 
-    def _add(self, item: Item, size: int, future: asyncio.Future[Result] | None) -> int:
+    def _add(self, item: Item, size: int, future: asyncio.Future[Result] | None, since: float | None = None) -> int:
         """Let it wait. Returns how many it waits with."""
         if self._closed:
             raise Closed("the queue is closed")
         waiting = self._waiting
-        if not waiting or len((last := waiting[-1]).items) >= self._max_items or last.size + size > self._max_bytes:
-            waiting.append(last := _Commit())
+        if since is None:
+            since = self._loop.time()
+        elif self._expiring is not None:
+            # It may be the first one to expire.
+            self._expiring.cancel()
+            self._expiring = self._loop.call_soon(self._expire)
+        if (
+            not waiting
+            or len((last := waiting[-1]).items) >= self._max_items
+            or last.size + size > self._max_bytes
+            or (self._expires and abs(since - last.since) > _SPAN)
+        ):
+            waiting.append(last := _Commit(since))
         last.items.append(item)
         last.futures.append(future)
         last.size += size
@@ -214,8 +275,13 @@ class GroupCommit(Generic[Item, Result]):
         calls, waiting = self._calls, self._waiting
         while waiting:
             if calls and (
-                len(calls) >= _LANES or calls[0].task is not None or (len(waiting) == 1 and len(waiting[0].items) < _ENOUGH)
+                len(calls) >= _LANES
+                or calls[0].task is not None
+                or waiting[0].follows
+                or (len(waiting) == 1 and len(waiting[0].items) < _ENOUGH)
             ):
+                if self._expires and self._expiring is None:
+                    self._expiring = self._loop.call_later(patience.RETRY_FOR, self._expire)
                 return
             call = waiting.popleft()
             self._waiting_bytes -= call.size
@@ -224,10 +290,15 @@ class GroupCommit(Generic[Item, Result]):
             if not call.items:
                 continue
             call.lane = 1 - calls[0].lane if calls else 0
-            call.request = self._request(call.items, call.lane)
             beside = self._wire if calls else None
-            calls.append(call)
-            self._wire = self._server.run_soon(*call.request, partial(self._told, call), beside)
+            try:
+                script, keys, args, _ = call.request = self._request(call.items, call.lane)
+                calls.append(call)
+                self._wire = self._server.run_soon(script, keys, args, partial(self._told, call), beside)
+            except Exception as error:  # noqa: BLE001 - it concerns these, and not who happens to be here
+                self._ended(call)
+                self._fail(call, error)
+                continue
             if self._wire is None:
                 self._start_repeating(call, None)
         if self._held_up and not self.is_full:
@@ -241,6 +312,35 @@ class GroupCommit(Generic[Item, Result]):
             del call.items[place], call.futures[place]
         self._count(len(gone))
 
+    def _expires_at(self, since: float) -> float:
+        """When an item that was submitted then fails, unless the server shows until then that it carries out others."""
+        if not self._expires:
+            return float("inf")
+        shown = self._went_well_at
+        if self._wire is not None and self._calls and self._calls[0].task is None:
+            # What is large takes its time.
+            shown = max(shown, self._wire.moved_at)
+        return max(since, shown) + patience.RETRY_FOR
+
+    def _expire(self) -> None:
+        """Fail what has waited for too long. Nothing of it was sent."""
+        self._expiring = None
+        now = self._loop.time()
+        for waiting in [each for each in self._waiting if self._expires_at(each.since) <= now]:
+            self._waiting.remove(waiting)
+            self._waiting_bytes -= waiting.size
+            self._fail(waiting, self._unsent())
+        if self._waiting:
+            wait = min(self._expires_at(each.since) for each in self._waiting) - now
+            self._expiring = self._loop.call_later(max(wait, 0.01), self._expire)
+        if self._held_up and not self.is_full:
+            self._let_in()
+
+    def _unsent(self) -> ServerUnavailable:
+        error = ServerUnavailable(f"nothing could be sent for {patience.RETRY_FOR:g} s: {self._failed_with or 'no answer comes'}")
+        error.__cause__ = self._failed_with
+        return error
+
     def _told(self, call: _Commit[Item, Result], answer: Any) -> None:
         if call not in self._calls:
             return  # given up meanwhile
@@ -250,6 +350,7 @@ class GroupCommit(Generic[Item, Result]):
             self._fail(call, answer)
             self._leave()
         elif isinstance(answer, Exception):
+            self._failed_with = answer
             self._start_repeating(call, answer if isinstance(answer, OutcomeUnknown) else None)
         else:
             self._arrived(call, answer)
@@ -257,6 +358,8 @@ class GroupCommit(Generic[Item, Result]):
     def _start_repeating(self, call: _Commit[Item, Result], lost: OutcomeUnknown | None) -> None:
         # Where neither was carried out, as where the server did not know the script, each alone might overtake the other.
         first = [each.task for each in self._calls if each is not call and each.task is not None] if lost is None else []
+        if self._expires:
+            call.request = call.request._replace(until=self._expires_at(call.since))
         call.task = self._background.spawn(self._run(call, lost, first), "group commit")
 
     async def _run(self, call: _Commit[Item, Result], lost: OutcomeUnknown | None, first: Sequence[asyncio.Task[Any]]) -> None:
@@ -270,6 +373,7 @@ class GroupCommit(Generic[Item, Result]):
             self._fail(call, OutcomeUnknown("the queue closed before the answer came"))
             raise
         except Exception as error:  # noqa: BLE001 - it reaches every caller it concerns
+            self._failed_with = error
             self._ended(call)
             self._fail(call, error)
             self._leave()
@@ -277,6 +381,7 @@ class GroupCommit(Generic[Item, Result]):
             self._arrived(call, answer)
 
     def _arrived(self, call: _Commit[Item, Result], answer: Any) -> None:
+        self._went_well_at, self._failed_with = self._loop.time(), None
         self._ended(call)
         # First what keeps the server busy.
         self._leave()
@@ -291,7 +396,7 @@ class GroupCommit(Generic[Item, Result]):
         items, futures, call.items, call.futures = call.items, call.futures, [], []
         for item, future, result in zip(items, futures, results, strict=True):
             if future is None:
-                self._unattended(item, result)
+                self._tell_unattended(item, result)
             elif not future.done():
                 future.set_result(result)
         self._count(len(items))
@@ -304,9 +409,15 @@ class GroupCommit(Generic[Item, Result]):
 
     def _settle(self, item: Item, future: asyncio.Future[Result] | None, error: Exception) -> None:
         if future is None:
-            self._unattended(item, error)
+            self._tell_unattended(item, error)
         elif not future.done():
             future.set_exception(own_copy(error))
+
+    def _tell_unattended(self, item: Item, outcome: Result | BaseException) -> None:
+        try:
+            self._unattended(item, outcome)
+        except Exception:  # noqa: BLE001 - it would keep others from being told
+            _log.exception("what became of an item could not be told")
 
     def _count(self, done: int) -> None:
         self._done += done
@@ -329,6 +440,9 @@ class GroupCommit(Generic[Item, Result]):
 
 def own_copy(error: Error) -> Error:
     """An equal error for each caller: one object raised in many tasks would mix their tracebacks."""
-    copy = type(error)(*error.args)
+    try:
+        copy = type(error)(*error.args)
+    except Exception:  # noqa: BLE001 - it is made of something else
+        return error
     copy.__cause__ = error.__cause__
     return copy

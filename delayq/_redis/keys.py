@@ -21,12 +21,12 @@ LONGEST_NAME = 512
 
 _ORDERED, _TIMEOUT, _CHANNEL = "redisson_delay_queue", "redisson_delay_queue_timeout", "redisson_delay_queue_channel"
 _QUARANTINE, _LEASES, _LEASED, _TURNS = "delayq_quarantine", "delayq_leases", "delayq_leased", "delayq_turns"
-_GIVEN_BACK, _TAKEN = "delayq_given_back", "delayq_taken"
+_FENCE = "delayq_fence"
 _RELIABLE, _PARTITION = "delayq:{", "delayq:part:{"
 
 # A delayed queue's ready list has the queue's own name. No other key does, so it must not look like one.
 RESERVED = (
-    *(f"{prefix}:" for prefix in (_ORDERED, _TIMEOUT, _CHANNEL, _QUARANTINE, _LEASES, _LEASED, _TURNS, _GIVEN_BACK, _TAKEN)),
+    *(f"{prefix}:" for prefix in (_ORDERED, _TIMEOUT, _CHANNEL, _QUARANTINE, _LEASES, _LEASED, _TURNS, _FENCE)),
     _RELIABLE,
     _PARTITION,
 )
@@ -50,9 +50,9 @@ class DelayedKeys:
     quarantine: str
     """LIST of records and payloads that nobody can read."""
     leases: str
-    """ZSET of the tokens of what is out under a lease, scored by its end, ms."""
+    """ZSET of the tokens of what is out with a client, scored by the end of its lease, ms."""
     leased: str
-    """HASH of those payloads by token."""
+    """HASH of those payloads and records by token."""
     turns: str
     """Channel on which a client says that what was due is moved: so that the others need not look."""
 
@@ -86,13 +86,9 @@ class DelayedKeys:
             raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: use no braces, or one {{tag}}")
         return keys
 
-    def marker(self, token: str) -> str:
-        """STRING that makes giving back repeatable, for a moment."""
-        return _prefixed(f"{_GIVEN_BACK}:{token}", self.ready)
-
-    def taken(self, token: str) -> str:
-        """LIST of what one call handed out, until its answer has arrived."""
-        return _prefixed(f"{_TAKEN}:{token}", self.ready)
+    def fence(self, call: str) -> str:
+        """STRING that keeps a call that was given up, or that was carried out already, from doing anything."""
+        return _prefixed(f"{_FENCE}:{call}", self.ready)
 
 
 PRIORITIES = 10

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from delayq._redis.first_of import first_of
+from delayq._redis.not_now import is_not_now
 from delayq._redis.retry import retry_delay
 from delayq._redis.wire import ReplyError
-from delayq.errors import ServerError, ServerRefused, ServerUnavailable
+from delayq.errors import Closed, ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,6 +21,11 @@ if TYPE_CHECKING:
     from delayq._redis.connections import Connections
     from delayq._redis.nodes import Nodes
     from delayq._redis.wire import Wire
+
+_log = logging.getLogger("delayq")
+
+# Those who have lost the same server come back within so long, seconds.
+_SPREAD = 0.1
 
 
 class Link:
@@ -43,12 +52,12 @@ class Link:
             ServerUnavailable: Nobody answers.
             ServerRefused: The server does not let us in.
         """
-        connections = self._connections = await self._nodes.find(self._key)
-        try:
-            self._wire = await connections.open_own()
-        except ServerUnavailable:
-            self._nodes.suspect(connections)
-            raise
+        if self._key is None and self._nodes.spread:
+            attempts = [(server.label, partial(self._open, server)) for server in await self._nodes.any()]
+            opened = await first_of("no server takes the connection", attempts, _close)
+        else:
+            opened = await self._open(await self._nodes.find(self._key))
+        self._connections, self._wire = opened
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -60,6 +69,14 @@ class Link:
         try:
             self._wire.write(*command)
             await self._wire.drain()
+        except OSError as error:
+            raise ServerUnavailable(f"the connection broke: {error}") from error
+
+    def ping(self) -> None:
+        """Send a PING. Its answer comes to :meth:`read`; without one, the link breaks. Raises as :meth:`send`."""
+        assert self._wire is not None, "used outside of its block"
+        try:
+            self._wire.ping()
         except OSError as error:
             raise ServerUnavailable(f"the connection broke: {error}") from error
 
@@ -76,7 +93,7 @@ class Link:
         except ReplyError as error:
             # In a cluster that may mean: not here any more.
             self._suspect()
-            raise ServerRefused(str(error)) from error
+            raise (ServerUnavailable if is_not_now(str(error)) else ServerRefused)(str(error)) from error
         except OSError as error:
             self._suspect()
             raise ServerUnavailable(f"the connection broke: {error}") from error
@@ -88,19 +105,31 @@ class Link:
         if self._wire is not None and self._connections is not None:
             self._connections.close(self._wire)
 
+    async def _open(self, server: Connections) -> tuple[Connections, Wire]:
+        try:
+            return server, await server.open_own()
+        except ServerUnavailable:
+            self._nodes.suspect(server)
+            raise
+
     def _suspect(self) -> None:
         if self._connections is not None:
             self._nodes.suspect(self._connections)
+
+
+def _close(opened: tuple[Connections, Wire]) -> None:
+    connections, wire = opened
+    connections.close(wire)
 
 
 async def keep_linked(
     nodes: Nodes,
     key: str | None,
     use: Callable[[Link], Awaitable[None]],
-    interrupted: Callable[[ServerError], None],
+    interrupted: Callable[[Exception], None],
     retry_most: float,
 ) -> None:
-    """Run ``use`` with a link, and again with a new one whenever it breaks. Never returns.
+    """Run ``use`` with a link, and again with a new one whenever it breaks. Returns when the client is closed.
 
     Args:
         nodes: Where links come from.
@@ -109,14 +138,21 @@ async def keep_linked(
         interrupted: Called for the first of several failures in a row.
         retry_most: Seconds between two tries at most.
     """
+    now = asyncio.get_running_loop().time
     failures = 0
     while True:
-        link = Link(nodes, key)
+        link, began = Link(nodes, key), now()
         try:
             async with link:
                 await use(link)
-        except ServerError as error:
-            failures = 1 if link.answered else failures + 1
+        except Closed:
+            return
+        except Exception as error:  # noqa: BLE001 - nothing may end what wakes up queues
+            # One that breaks again and again, as soon as it has answered, is not tried ever faster.
+            failures = 1 if link.answered and now() - began >= retry_most else failures + 1
             if failures == 1:
                 interrupted(error)
-            await asyncio.sleep(retry_delay(failures, most=retry_most))
+            if not isinstance(error, ServerError):
+                _log.error("a connection was left with an error", exc_info=error)
+            # All clients of a server lose it together: they come back at moments of their own.
+            await asyncio.sleep(retry_delay(failures, base=_SPREAD, most=retry_most, least=0.0))

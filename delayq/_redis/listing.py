@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from delayq._redis.records import id_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from delayq._redis.keys import DelayedKeys
     from delayq._redis.server import Server
 
 _PAGE = 1000
-# Pages overlap by so much: as many messages may leave the middle of a list between two pages without one being missed.
+_PAGE_BYTES = 256 * 1024
+# The first page shows how long records are.
+_FIRST_PAGE = 50
+# Pages overlap by this many records at most.
 _OVERLAP = 100
+_STEP_BACK = 200
+
+Item = TypeVar("Item")
 
 
 class Listing(Protocol):
@@ -24,8 +30,8 @@ class Listing(Protocol):
         """How many there are."""
         ...
 
-    async def first(self) -> bytes | None:
-        """The one that a poll takes."""
+    async def at(self, place: int) -> bytes | None:
+        """The one at a place, from 0, in the order in which they are polled; None beyond the last."""
         ...
 
     def pages(self) -> AsyncIterator[list[bytes]]:
@@ -47,21 +53,20 @@ class OrderedList:
     async def size(self) -> int:
         return int(await self._server.command("LLEN", self._key))
 
-    async def first(self) -> bytes | None:
-        record: bytes | None = await self._server.command("LINDEX", self._key, 0)
+    async def at(self, place: int) -> bytes | None:
+        record: bytes | None = await self._server.command("LINDEX", self._key, place)
         return record
 
     async def pages(self) -> AsyncIterator[list[bytes]]:
         """From the newest to the oldest."""
-        start = 0
-        while True:
+
+        async def read(start: int, count: int) -> list[bytes]:
             # Counted from the tail: messages leave at the head as they come due, and that moves no page.
-            page = await self._server.command("LRANGE", self._key, -(start + _PAGE + _OVERLAP), -(start + 1))
-            page.reverse()
+            page: list[bytes] = await self._server.command("LRANGE", self._key, -(start + count), -(start + 1))
+            return page[::-1]
+
+        async for page in _paged(read, lambda record: record):
             yield page
-            if len(page) < _PAGE + _OVERLAP:
-                return
-            start += _PAGE
 
     def offer_order(self, records: Iterable[bytes]) -> list[bytes]:
         return list(records)[::-1]
@@ -77,8 +82,8 @@ class DueOrder:
     async def size(self) -> int:
         return int(await self._server.command("ZCARD", self._key))
 
-    async def first(self) -> bytes | None:
-        head: list[bytes] = await self._server.command("ZRANGE", self._key, 0, 0)
+    async def at(self, place: int) -> bytes | None:
+        head: list[bytes] = await self._server.command("ZRANGE", self._key, place, place)
         return head[0] if head else None
 
     async def pages(self) -> AsyncIterator[list[bytes]]:
@@ -88,15 +93,38 @@ class DueOrder:
 
     async def scored_pages(self) -> AsyncIterator[dict[bytes, float]]:
         """The same, with due times in ms."""
-        start = 0
-        while True:
+
+        async def read(start: int, count: int) -> list[tuple[bytes, float]]:
             # From the far end: what comes due meanwhile leaves at the other one, and moves no page.
-            page = await self._server.command("ZREVRANGE", self._key, start, start + _PAGE + _OVERLAP - 1, "WITHSCORES")
-            yield dict(zip(page[::2], map(float, page[1::2]), strict=True))
-            if len(page) // 2 < _PAGE + _OVERLAP:
-                return
-            start += _PAGE
+            flat = await self._server.command("ZREVRANGE", self._key, start, start + count - 1, "WITHSCORES")
+            return list(zip(flat[::2], map(float, flat[1::2]), strict=True))
+
+        async for page in _paged(read, lambda pair: pair[0]):
+            yield dict(page)
 
     def offer_order(self, records: Iterable[bytes]) -> list[bytes]:
         # Our ids sort by offer order. What Java offered has random ones, and comes in any order.
         return sorted(records, key=id_of)
+
+
+async def _paged(
+    read: Callable[[int, int], Awaitable[list[Item]]], record_of: Callable[[Item], bytes]
+) -> AsyncIterator[list[Item]]:
+    """Read everything in pages that fit both the server and the network: so many records, or so many bytes.
+
+    Each page begins with the last records of the one before. If none of them is there any more, more has left meanwhile than they
+    are, and the page is read again from further back: so no record is missed that is there all the while.
+    """
+    start, count, seen = 0, _FIRST_PAGE, frozenset[bytes]()
+    while True:
+        page = await read(start, count)
+        records = [record_of(item) for item in page]
+        if seen and seen.isdisjoint(records):
+            start, seen = max(0, start - _STEP_BACK), frozenset()
+            continue
+        yield page
+        if len(page) < count:
+            return
+        overlap = min(_OVERLAP, -(-count // 4))
+        start, seen = start + count - overlap, frozenset(records[-overlap:])
+        count = max(2, min(_PAGE + _OVERLAP, count * 4, count * _PAGE_BYTES // (sum(map(len, records)) or 1)))

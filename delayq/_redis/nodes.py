@@ -38,6 +38,14 @@ class Nodes(Protocol):
         """
         ...
 
+    async def any(self) -> Sequence[Connections]:
+        """The connections to every server that may answer a question about no key, the most promising ones first.
+
+        Raises:
+            ServerUnavailable, ServerRefused: As :meth:`find`.
+        """
+        ...
+
     async def refresh(self) -> None:
         """Ask who has what. Raises as :meth:`find`."""
         ...
@@ -92,6 +100,9 @@ class OneServer:
     async def find(self, key: str | None) -> Connections:
         del key
         return self._connections
+
+    async def any(self) -> Sequence[Connections]:
+        return [self._connections]
 
     async def refresh(self) -> None:
         """There is nothing to ask."""

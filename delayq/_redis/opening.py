@@ -3,128 +3,241 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import ssl
 from contextlib import suppress
-from ssl import SSLCertVerificationError
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    BusyLoadingError,
-    NoPermissionError,
-    RedisError,
-    ResponseError,
-)
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from delayq._redis.address import Address, SentinelAddress
+from delayq._redis.first_of import first_of
+from delayq._redis.not_now import is_not_now
+from delayq._redis.wire import ReplyError, Wire
 from delayq.errors import DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from redis.asyncio.connection import AbstractConnection
+    from collections.abc import Sequence
+
 
 E = TypeVar("E", bound=BaseException)
 
 # What a broken link looks like, on any system and in any version of redis-py.
-LINK_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError, EOFError)
-# A Sentinel that hangs keeps us from the next one for so long, seconds.
-_SENTINEL_WITHIN = 1.0
+_LINK_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError, EOFError)
+# How Python names what the other side of TLS has said.
+_ALERT = re.compile(r"\[SSL: \w*?(ALERT_\w+)\]")
+# How errors begin that speak of the user, their password or their rights.
+_OF_THE_USER = ("NOAUTH", "WRONGPASS", "NOPERM", "AUTH ", "invalid password", "Client sent AUTH")
 
 
-async def open_connection(address: Address | SentinelAddress) -> AbstractConnection:
-    """Connect, and introduce ourselves.
+class Opener:
+    """Opens connections to one address: to that server, or to the master that Sentinels name.
 
-    Raises:
-        ServerUnavailable: Nobody answers; or no Sentinel knows who should.
-        ServerRefused: We are not let in.
+    Attributes:
+        label: What to call the address.
+        found_no_master: Whether every connection so far led to a replica.
     """
-    if isinstance(address, Address):
-        return await _open(address)
-    connection = await _open(address.server.at(*await _master(address)))
-    try:
-        role, *_ = await _ask(connection, "ROLE")
-    except BaseException as error:
-        await _close(connection)
-        if (reason := _why_not(error, address.server)) is None:
-            raise
-        raise reason from error
-    # A Sentinel may not have heard yet that another server took over.
-    if role != b"master":
-        await _close(connection)
-        raise ServerUnavailable(f"{address.label}: the server that the Sentinels name is no master now")
-    return connection
+
+    def __init__(self, address: Address | SentinelAddress) -> None:
+        self._address = address
+        self._sentinels = list(address.sentinels) if isinstance(address, SentinelAddress) else []
+        self.label: str = address.label
+        self.found_no_master: bool = False
+        self._found_a_master = False
+
+    async def open(self) -> Wire:
+        """Connect, introduce ourselves, and choose the database.
+
+        Raises:
+            ServerUnavailable: Nobody answers, or not now; or no Sentinel knows who should.
+            ServerRefused: We are not let in.
+        """
+        if isinstance(self._address, SentinelAddress):
+            return await self._open_master(self._address)
+        wire, role, _ = await _open(self._address)
+        self._found_a_master |= role == b"master"
+        self.found_no_master = not self._found_a_master and role == b"replica"
+        return wire
+
+    async def _open_master(self, address: SentinelAddress) -> Wire:
+        """By the first Sentinel that names a server which says itself that it is the master."""
+        tried: set[tuple[str, int]] = set()
+
+        async def by(sentinel: Address) -> Wire:
+            place = await _master(sentinel, address.service)
+            if place in tried:
+                raise ServerUnavailable(f"{sentinel.label} names {place[0]}:{place[1]} too")
+            tried.add(place)
+            wire, role, _ = await _open(address.server.at(*place))
+            # A Sentinel may not have heard yet that another server took over.
+            if role not in (b"master", None):
+                wire.close()
+                raise ServerUnavailable(f"{sentinel.label} names {place[0]}:{place[1]}, which is no master now")
+            # The one that was right is asked first from now on.
+            self._sentinels.remove(sentinel)
+            self._sentinels.insert(0, sentinel)
+            return wire
+
+        attempts = [(sentinel.label, partial(by, sentinel)) for sentinel in self._sentinels]
+        return await first_of(f"{address.label}: no Sentinel leads to the master", attempts, Wire.close)
 
 
-async def _master(address: SentinelAddress) -> tuple[str, int]:
-    """Host and port of the server, by the first Sentinel that knows."""
-    reasons = []
-    for sentinel in address.sentinels:
-        try:
-            async with asyncio.timeout(_SENTINEL_WITHIN):
-                connection = await _open(sentinel)
-                try:
-                    answer = await _ask(connection, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service)
-                finally:
-                    await _close(connection)
-        except (DelayqError, ResponseError, *LINK_ERRORS) as error:
-            reasons.append(str(error) or f"{sentinel.label} does not answer within {_SENTINEL_WITHIN:g} s")
-        else:
-            if answer:
-                return answer[0].decode(), int(answer[1])
-            reasons.append(f"{sentinel.label} knows no service {address.service!r}")
-    raise ServerUnavailable(f"{address.label}: no Sentinel tells who is the master: {'; '.join(reasons)}")
+async def _master(sentinel: Address, service: str) -> tuple[str, int]:
+    """Return host and port of the server that a Sentinel names."""
+    question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+    wire, _, (answer,) = await _open(sentinel, question, credentials="sentinel_username and sentinel_password")
+    wire.close()
+    if isinstance(answer, ReplyError):
+        raise _refusal(answer, sentinel)
+    if not answer:
+        raise ServerUnavailable(f"{sentinel.label} knows no service {service!r}")
+    return answer[0].decode(), int(answer[1])
 
 
-async def _open(address: Address) -> AbstractConnection:
+async def _open(
+    address: Address, *questions: tuple[str, ...], credentials: str = "user and password"
+) -> tuple[Wire, bytes | None, Sequence[Any]]:
+    """Connect, and send the greeting and questions together: a round trip may be long.
+
+    Args:
+        address: The server.
+        questions: What else to ask.
+        credentials: What to check in the address if the server does not let us in.
+
+    Returns:
+        The connection, the server's role if it tells that, and the answers to the questions, which may be errors.
+    """
     opened = address.connection()
     try:
+        if address.is_tls:
+            _load_certificates(opened, address)
+        secrets = await _credentials(opened, address)
+        name, database = opened.client_name or "delayq", opened.db
+        if not _greets_itself(opened):
+            _silence(opened)
         await opened.connect()  # type: ignore[no-untyped-call,unused-ignore]
-        if opened.client_name is None:
-            await _introduce(opened)
     except BaseException as error:
-        await _close(opened)
+        with suppress(RedisError, OSError):
+            await opened.disconnect(nowait=True)
         if (reason := _why_not(error, address)) is None:
             raise
         raise reason from error
-    return opened
+    wire = _take_over(opened)
+    then = [*([("SELECT", database)] if database else []), *questions]
+    try:
+        auth = ("AUTH", *secrets) if secrets else ()
+        hello, *answers = await _ask(wire, ("HELLO", 2, *auth, "SETNAME", name), *then)
+        if isinstance(hello, ReplyError) and "unknown command" in str(hello):
+            # Some proxies know only what came before it.
+            hello, _, *answers = await _ask(wire, auth or ("PING",), ("CLIENT", "SETNAME", name), *then)
+        refused = [answer for answer in (hello, *answers[: len(then) - len(questions)]) if isinstance(answer, ReplyError)]
+        if refused:
+            raise _refusal(refused[0], address, credentials)  # noqa: TRY301 - the connection is closed in one place
+    except BaseException as error:
+        wire.close()
+        if (reason := _why_not(error, address)) is None:
+            raise
+        raise reason from error
+    told = dict(zip(hello[::2], hello[1::2], strict=False)) if isinstance(hello, list) else {}
+    return wire, told.get(b"role"), answers[len(then) - len(questions) :]
 
 
-async def _ask(connection: AbstractConnection, *command: str) -> list[bytes]:
-    await connection.send_command(*command)
-    answer: list[bytes] = await connection.read_response()
-    return answer
+async def _ask(wire: Wire, *commands: tuple[Any, ...]) -> list[Any]:
+    """Send commands together. Return the answers, which may be errors of the server's."""
+    answers = await asyncio.gather(*[wire.ask(*command) for command in commands], return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, OSError):
+            if not wire.is_clean:
+                with suppress(OSError):
+                    # Why it hung up: it has said that before it was asked.
+                    return [ReplyError(str(await wire.read()))]
+            raise answer
+    return answers
 
 
-async def _close(connection: AbstractConnection) -> None:
-    with suppress(RedisError, OSError):
-        await connection.disconnect(nowait=True)
+async def _credentials(opened: AbstractConnection, address: Address) -> tuple[str, ...]:
+    """Return user and password, or nothing where there is no password, or redis-py sends it."""
+    if _greets_itself(opened):
+        return ()
+    if opened.credential_provider is None:
+        return (opened.username or "default", opened.password or "") if opened.username or opened.password else ()
+    try:
+        *user, password = await opened.credential_provider.get_credentials_async()
+    except Exception as error:
+        # It may have to ask a server, too.
+        raise ServerUnavailable(f"{address.label}: the credential provider failed with {type(error).__name__}") from error
+    return (*(user or ["default"]), password)
 
 
-async def _introduce(connection: AbstractConnection) -> None:
-    """Give the connection a name in ``CLIENT LIST``. A user who may not do that works as well without."""
-    await connection.send_command("CLIENT", "SETNAME", "delayq")
-    with suppress(ResponseError):
-        await connection.read_response()
+def _greets_itself(opened: AbstractConnection) -> bool:
+    """Tell whether its user has written the greeting."""
+    own = ("on_connect", "on_connect_check_health")
+    replaced = any(getattr(type(opened), name, None) is not getattr(AbstractConnection, name, None) for name in own)
+    return replaced or opened.redis_connect_func is not None
+
+
+def _silence(opened: AbstractConnection) -> None:
+    """Have redis-py send nothing: its greeting takes several round trips."""
+    held: Any = opened
+    held.credential_provider = held.username = held.password = held.client_name = None
+    held.driver_info = held.lib_name = held.lib_version = None
+    held.db = 0
+
+
+def _take_over(opened: AbstractConnection) -> Wire:
+    held: Any = opened
+    # A server that is full, or protected, says so without being asked.
+    said = bytes(held._reader._buffer)  # noqa: SLF001 - nothing is lost that has come already
+    wire = Wire(opened)
+    if said:
+        wire.data_received(said)
+    return wire
+
+
+def _load_certificates(opened: AbstractConnection, address: Address) -> None:
+    # redis-py takes a missing file for a server that does not answer.
+    held: Any = opened
+    try:
+        held.ssl_context.get()
+    except (OSError, ValueError) as error:
+        options = "ssl_certfile, ssl_keyfile and ssl_ca_certs"
+        raise ServerRefused(f"{address.label}: the certificates cannot be loaded ({error}): check {options}") from error
+
+
+def _refusal(error: ReplyError, address: Address, credentials: str = "user and password") -> DelayqError:
+    text = str(error)
+    if is_not_now(text):
+        return ServerUnavailable(f"{address.label} cannot serve now: {text}")
+    if text.startswith(_OF_THE_USER):
+        return ServerRefused(f"{address.label} does not let us in: {text.rstrip('.')}; check {credentials}")
+    return ServerRefused(f"{address.label} refuses the connection: {text}")
 
 
 def _why_not(error: BaseException, address: Address) -> DelayqError | None:
-    # redis-py wraps what the handshake raises in a plain connection error.
-    reasons = [error, error.__cause__, *error.args]
-    untrusted = _behind(error, SSLCertVerificationError)
+    untrusted = _behind(error, ssl.SSLCertVerificationError)
     if untrusted is not None:
         # It will not be another one the next time.
         return ServerRefused(f"{address.label} has a certificate that is not trusted: {untrusted.verify_message}")
-    if any(isinstance(reason, AuthenticationError | AuthorizationError | NoPermissionError) for reason in reasons):
-        return ServerRefused(f"{address.label} does not let us in: {error}")
-    if isinstance(error, ResponseError) and not isinstance(error, BusyLoadingError):
-        return ServerRefused(f"{address.label} refuses the connection: {error}")
-    if isinstance(error, (*LINK_ERRORS, RedisError)):
+    if (alert := _ALERT.search(str(_behind(error, ssl.SSLError)))) is not None:
+        return ServerRefused(f"{address.label} ends TLS: {_what_to_do(alert[1], address)}")
+    if isinstance(error, (*_LINK_ERRORS, RedisError)):
         if address.label.endswith("://***"):
             # What was taken for the host may be half of a password, and the error names it.
             return ServerUnavailable(f"{address.label} does not answer: quote what is special in the password as %40, %3F, %23")
         return ServerUnavailable(f"{address.label} does not answer: {error}{_hint(error, address)}")
     return None
+
+
+def _what_to_do(alert: str, address: Address) -> str:
+    """What the server has told by a TLS alert, and what to do about it."""
+    words = alert.lower().replace("_", " ")
+    if not address.options.get("ssl_certfile") and alert.endswith(("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")):
+        return f"{words}; if it wants a client certificate, add ssl_certfile= and ssl_keyfile= to the address"
+    return f"{words}; check ssl_certfile, ssl_keyfile, ssl_min_version and ssl_ciphers"
 
 
 def _behind(error: BaseException | None, kind: type[E]) -> E | None:

@@ -27,21 +27,22 @@ OFFER = Script(
 CLAIM = Script(
     "reliable/claim",
     (*MESSAGES, "paused", "dead", "dead_messages", "wake"),
-    ("limit", "lease_us", "token", "max_attempts", "expired", "signature"),
+    ("limit", "lease_us", "token", "max_attempts", "expired", "signature", "suspects", "held_id", "held_token", "company"),
 )
 ACK = Script("reliable/ack", (*MESSAGES, "done"), ("remember_us", *_SETTLED))
 NACK = Script("reliable/nack", (*MESSAGES, "wake"), (*_SETTLED, "delay_us...", "error..."))
 RELEASE = Script("reliable/release", (*MESSAGES, "wake"), _SETTLED)
-EXTEND = Script("reliable/extend", MESSAGES, ("lease_us", *_SETTLED), repeatable=True)
+EXTEND = Script("reliable/extend", (*MESSAGES, "wake"), ("lease_us", *_SETTLED), repeatable=True)
 BURY = Script("reliable/bury", (*MESSAGES, "dead", "dead_messages"), (*_SETTLED, "why..."))
 CANCEL = Script("reliable/cancel", MESSAGES, ("id...",))
 RESCHEDULE = Script("reliable/reschedule", (*MESSAGES, "wake"), ("id", "delay_us"), repeatable=True)
 GET = Script("reliable/get", MESSAGES, ("id...",), repeatable=True)
 LIST = Script("reliable/list", MESSAGES, ("state", "offset", "limit"), repeatable=True)
+LEASED = Script("reliable/leased", MESSAGES, ("id...",), repeatable=True)
 STATS = Script("reliable/stats", (*MESSAGES, "dead", "paused"), (), repeatable=True)
-PURGE = Script("reliable/purge", MESSAGES, ("state", "limit"), repeatable=True)
-REDRIVE = Script("reliable/redrive", (*MESSAGES, "wake", "dead", "dead_messages"), ("id...",), repeatable=True)
-DROP_DEAD = Script("reliable/drop_dead", ("dead", "dead_messages"), ("id...",), repeatable=True)
+PURGE = Script("reliable/purge", MESSAGES, ("state", "offset", "limit"), repeatable=True)
+REDRIVE = Script("reliable/redrive", (*MESSAGES, "wake", "dead", "dead_messages"), ("name...",), repeatable=True)
+DROP_DEAD = Script("reliable/drop_dead", ("dead", "dead_messages"), ("name...",), repeatable=True)
 RESUME = Script("reliable/resume", ("paused", "wake"), (), repeatable=True)
 SCHEDULE = Script(
     "reliable/schedule",
@@ -66,6 +67,7 @@ ALL = (
     RESCHEDULE,
     GET,
     LIST,
+    LEASED,
     STATS,
     PURGE,
     REDRIVE,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 
-def retry_delay(attempt: int, *, base: float = 0.02, most: float = 5.0) -> float:
-    """Seconds before try number ``attempt + 1``: doubling from ``base`` up to ``most``, at random in the upper half.
+def retry_delay(attempt: int, *, base: float = 0.02, most: float = 5.0, least: float = 0.5) -> float:
+    """Seconds before try number ``attempt + 1``: doubling from ``base`` up to ``most``, at random from ``least`` of it on.
 
     The jitter keeps a thousand clients that lost the same server from coming back at the same moment.
     """
     ceiling = min(most, base * 2.0 ** min(attempt - 1, 30))
-    return ceiling * random.uniform(0.5, 1.0)
+    return ceiling * random.uniform(least, 1.0)

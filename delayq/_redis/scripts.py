@@ -48,28 +48,35 @@ class Script:
 OFFER = Script("delayed/offer", ("timeout", "ordered", "channel"), ("listed", "delay_us...", "payload..."))
 TRANSFER = Script(
     "delayed/transfer",
-    ("ready", "timeout", "ordered", "quarantine", "taken", "leases", "leased", "turns"),
-    ("limit", "take", "keep_ms", "lease_us", "call", "signature"),
+    ("ready", "timeout", "ordered", "quarantine", "fence", "leases", "leased", "turns"),
+    ("limit", "take", "most_bytes", "lease_us", "each", "call", "signature"),
 )
-RECOVER = Script("delayed/recover", ("taken",), ("fence_ms",), repeatable=True)
-GIVE_BACK = Script("delayed/give_back", ("ready", "marker"), ("payload...",), repeatable=True)
+GIVE_BACK = Script(
+    "delayed/give_back",
+    ("ready", "timeout", "ordered", "leases", "leased", "fence"),
+    ("fence_ms", "call", "places", "payload..."),
+    repeatable=True,
+)
 RESYNC = Script("resync", ("due...",), ("kind...",), repeatable=True)
 CANCEL = Script("delayed/cancel", ("timeout", "ordered"), ("stale", "record..."))
 RESCHEDULE = Script("delayed/reschedule", ("timeout", "channel"), ("record", "delay_us"))
-PURGE = Script("delayed/purge", ("timeout", "ordered", "ready"), ("state",))
-POLL_PENDING = Script("delayed/poll_pending", ("timeout", "ordered", "quarantine"), ("limit", "listed"))
-POLL_LAST = Script("delayed/poll_last", ("timeout", "ordered", "destination"), ("listed",))
+PURGE = Script("delayed/purge", ("timeout", "ordered", "ready"), ("state",), repeatable=True)
+POLL_PENDING = Script(
+    "delayed/poll_pending",
+    ("timeout", "ordered", "quarantine", "leases", "leased", "fence"),
+    ("limit", "most_bytes", "listed", "lease_us", "token"),
+)
+POLL_LAST = Script("delayed/poll_last", ("timeout", "ordered", "quarantine", "destination"), ("listed", "limit"))
 EXPIRE = Script("delayed/expire", ("timeout", "ordered"), ("ttl_ms",), repeatable=True)
 ACK = Script("delayed/ack", ("leases", "leased"), ("token...",))
 NACK = Script("delayed/nack", ("leases", "leased", "timeout", "ordered", "channel"), ("token", "delay_us", "listed"))
-EXTEND = Script("delayed/extend", ("leases",), ("token", "lease_us"), repeatable=True)
-RELEASE = Script("delayed/release", ("ready", "leases", "leased"), ("token...",), repeatable=True)
+EXTEND = Script("delayed/extend", ("leases",), ("lease_us", "token..."), repeatable=True)
+RELEASE = Script("delayed/release", ("ready", "timeout", "ordered", "leases", "leased"), ("token...",), repeatable=True)
 MIGRATE = Script("delayed/migrate", ("timeout", "ordered"), ("rewrite", "before", "limit", "record..."), repeatable=True)
 
 ALL = (
     OFFER,
     TRANSFER,
-    RECOVER,
     GIVE_BACK,
     RESYNC,
     CANCEL,

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from delayq._redis.first_of import first_of
+from delayq._redis.not_now import is_not_now
 from delayq._redis.retry import retry_delay
+from delayq._redis.rights import Rights, is_refusal
 from delayq._redis.wire import ANSWER_WITHIN, NotSent, ReplyError
-from delayq.errors import ConfigurationError, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
+from delayq.errors import ConfigurationError, DelayqError, OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from delayq._redis.connections import Connections
+    from delayq._redis.hand_back import HandBack
     from delayq._redis.nodes import Nodes
     from delayq._redis.scripts import Script
     from delayq._redis.wire import Wire
 
-# Answers that say "not now": nothing was carried out. Redis 6.2 hides the code inside a script's error text.
-_NOT_NOW = re.compile(r"(?:^|-)(LOADING|BUSY|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS)\b")
+_log = logging.getLogger("delayq")
+
 # Answers of a cluster's servers that say "somebody else", for good or for this once. Nothing was carried out.
 _ELSEWHERE = re.compile(r"(MOVED|ASK) (\d+) (\S+)")
 _SENT_ON = 5
 # How long a call that was not carried out is tried again, seconds.
 RETRY_FOR = 5.0
+# For how long a command that follows a script may hold its answer back, seconds.
+BLOCKS_FOR = 2.0
 # Keys that a step of a scan looks at: it takes the server a fraction of a millisecond.
 _SCANNED = 1000
+
+
+class Confirmation(NamedTuple):
+    """Commands that say that an answer has come. ``told`` is called with the answer to the first of them, or with an error."""
+
+    commands: Sequence[tuple[str, ...]]
+    told: Callable[[Any], object]
 
 
 class _Elsewhere(Exception):
@@ -40,6 +54,23 @@ class _Elsewhere(Exception):
         self.asking = asking
 
 
+class _Unseen:
+    """Servers that were asked for what they have, and did not answer."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, ServerError] = {}
+
+    def add(self, server: Connections, error: ServerError) -> None:
+        self._errors[server.label] = error
+
+    def tell(self, *, partly: bool) -> None:
+        """Log which they are, or raise why if no server answered."""
+        for label, error in self._errors.items():
+            if not partly:
+                raise error
+            _log.warning("what %s has is left out: %s", label, error)
+
+
 class Server:
     """Runs commands and scripts, each where its first key lives."""
 
@@ -47,6 +78,7 @@ class Server:
         self._nodes = nodes
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
+        self._rights = Rights(self._loop.time)
         self.round_trips: int = 0
         self.errors: int = 0
 
@@ -66,9 +98,10 @@ class Server:
         script: Script,
         keys: Sequence[str],
         args: Sequence[str | bytes | int] = (),
+        until: float | None = None,
         then: tuple[str | int, ...] | None = None,
     ) -> Any:
-        """Run a script, again where that is safe, for :data:`RETRY_FOR` seconds.
+        """Run a script, again where that is safe, for :data:`RETRY_FOR` seconds, or ``until`` a moment of the event loop's clock.
 
         With ``then``, a command that follows it on the same connection, returns both answers; the second one may be an error.
 
@@ -77,29 +110,77 @@ class Server:
             OutcomeUnknown: It was sent and its answer lost.
             ServerRefused: The server answered with an error.
         """
-        return await self._repeat(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable, then)
+        return await self._repeat(
+            keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable, then, until
+        )
 
     async def run_all(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
-        """Run a script that is safe to repeat several times in one round trip, on the server of the first call's keys.
+        """Run a script that is safe to repeat several times, in one round trip, on the server of the first call's keys.
 
-        Returns the answers. Raises as :meth:`run`.
+        Returns:
+            Each call's answer, or what :meth:`run` raises for it.
         """
-        if len(calls) > 1:
-            # What fails is asked again, one by one.
-            with suppress(DelayqError):
-                connections = await self._nodes.find(calls[0][0][0])
-                wire, arrived = await self._acquire(connections), False
-                self.round_trips += 1
-                try:
-                    asked = [wire.ask("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
-                    answers = await asyncio.gather(*asked, return_exceptions=True)
-                    arrived = True
-                    if not any(isinstance(answer, BaseException) for answer in answers):
-                        return answers
-                finally:
-                    # Who is cancelled leaves answers to come.
-                    (connections.release if arrived else connections.drop)(wire)
-        return [await self.run(script, keys, args) for keys, args in calls]
+        answers: list[Any] = [None] * len(calls)
+        left = [*range(len(calls))]
+        # The second time for a connection that was dead, and for a server that was started anew and knows no script.
+        for spelled_out in (False, True):
+            if len(left) > 1:
+                for place, answer in zip(left, await self._run_together(script, calls, left, spelled_out), strict=True):
+                    answers[place] = answer
+                left = [place for place in left if isinstance(answers[place], ServerUnavailable | OutcomeUnknown)]
+        # A few whose keys are elsewhere.
+        alone = [place for place in range(len(calls)) if isinstance(answers[place], _Elsewhere)] if len(calls) > 1 else left
+        again = await asyncio.gather(*(self.run(script, *calls[place]) for place in alone), return_exceptions=True)
+        for place, answer in zip(alone, again, strict=True):
+            answers[place] = answer
+        return answers
+
+    async def _run_together(
+        self,
+        script: Script,
+        calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]],
+        places: Sequence[int],
+        spelled_out: bool,
+    ) -> list[Any]:
+        """The answer to each call, or an error."""
+        try:
+            connections = await self._nodes.find(calls[places[0]][0][0])
+            wire = await self._acquire(connections)
+        except ServerError as error:
+            return [error] * len(places)
+        arrived = False
+        self.round_trips += 1
+        try:
+            # EVAL needs no right besides, and the server knows the script for the calls that follow.
+            command: tuple[str, str] = ("EVAL", script.text) if spelled_out else ("EVALSHA", script.sha)
+            asked = []
+            for keys, args in (calls[place] for place in places):
+                asked.append(wire.ask(*command, len(keys), *keys, *args))
+                command = ("EVALSHA", script.sha)
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            arrived = wire.is_open
+        except OSError as error:
+            return [_lost(error)] * len(places)
+        finally:
+            # A caller who is cancelled leaves answers to come.
+            (connections.release if arrived else connections.drop)(wire)
+        if not arrived:
+            self._nodes.suspect(connections)
+        return [self._meaning(answer, connections) for answer in answers]
+
+    def _meaning(self, answer: Any, connections: Connections) -> Any:
+        """An answer, or the error that it means, which is not raised."""
+        if isinstance(answer, OSError):
+            self.errors += 1
+            return _lost(answer)
+        if not isinstance(answer, ReplyError):
+            return answer
+        if _is_unknown_script(answer):
+            return ServerUnavailable(str(answer))
+        try:
+            return self._elsewhere(answer, connections) or self._refused(answer, connections)
+        except ServerError as error:
+            return error
 
     def run_soon(
         self,
@@ -127,6 +208,8 @@ class Server:
         if wire is None or (beside is not None and not connections.share(beside)):
             return None
 
+        form = self._rights.form(wire, script, keys[0])
+
         def landed(answer: Any) -> None:
             if isinstance(answer, OSError):
                 connections.drop(wire)
@@ -136,6 +219,7 @@ class Server:
                 return
             connections.release(wire)
             if not isinstance(answer, ReplyError):
+                self._rights.permitted(wire, script, keys[0], form)
                 told(answer)
             elif _is_unknown_script(answer) or _ELSEWHERE.match(str(answer)):
                 told(ServerUnavailable(str(answer)))
@@ -143,7 +227,7 @@ class Server:
                 told(self._refused(answer, connections))
 
         self.round_trips += 1
-        wire.call(("EVALSHA", script.sha, len(keys), *keys, *args), landed)
+        wire.call(("EVALSHA", form.sha, len(keys), *keys, *args), landed)
         return wire
 
     def follow(self, wire: Wire, key: str, command: tuple[str | int, ...], told: Callable[[Any], object]) -> None:
@@ -156,7 +240,122 @@ class Server:
             told(answer)
 
         self.round_trips += 1
-        wire.call(command, landed)
+        wire.call(command, landed, BLOCKS_FOR)
+
+    def pipeline_now(
+        self, calls: Sequence[HandBack], beside: Wire | None = None
+    ) -> tuple[Wire, list[asyncio.Future[None]]] | None:
+        """Send calls for the keys of one queue, in order, before this returns: also behind others on a connection in use.
+
+        Their texts are sent, so that the server knows them whatever it has forgotten.
+
+        Args:
+            calls: The calls, in the order in which they shall be carried out.
+            beside: The connection of an earlier call, behind which these are to be carried out. It may be gone meanwhile.
+
+        Returns:
+            The connection, and a future for each call, done when its outcome is noted; None if no connection is open: then
+            nothing was sent.
+        """
+        try:
+            connections = self._nodes.of(calls[0].request.keys[0])
+        except DelayqError:
+            return None
+        wire = connections.acquire_any(beside)
+        return None if wire is None else (wire, self._pipeline(wire, connections, calls))
+
+    async def pipeline(self, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
+        """As :meth:`pipeline_now`, but waits for a connection. Raises as :meth:`run`: nothing was sent then."""
+        connections = await self._nodes.find(calls[0].request.keys[0])
+        return self._pipeline(await self._acquire(connections), connections, calls)
+
+    async def pipeline_anew(self, calls: Sequence[HandBack]) -> None:
+        """Send calls, for the keys of any queues, over new connections, and wait until all are answered or have failed."""
+        servers: dict[Connections, list[HandBack]] = {}
+        for call in calls:
+            with suppress(DelayqError):
+                servers.setdefault(await self._nodes.find(call.request.keys[0]), []).append(call)
+
+        async def send(connections: Connections, some: Sequence[HandBack]) -> None:
+            with suppress(DelayqError):
+                wire = await connections.open_own(anew=True)
+                try:
+                    answers = [self._send_back(wire, connections, call) for call in some]
+                    await asyncio.wait(answers)
+                finally:
+                    connections.close(wire)
+
+        await asyncio.gather(*(send(*each) for each in servers.items()))
+
+    @property
+    def bytes_to_send(self) -> int:
+        """How many bytes wait here for the network to take them."""
+        return sum(connections.bytes_to_send for connections in self._nodes.all())
+
+    def _pipeline(self, wire: Wire, connections: Connections, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
+        answers = [self._send_back(wire, connections, call) for call in calls]
+        left = len(answers)
+
+        def answered(_: asyncio.Future[None]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                connections.release(wire)
+
+        for answer in answers:
+            answer.add_done_callback(answered)
+        return answers
+
+    def _send_back(self, wire: Wire, connections: Connections, call: HandBack) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = self._loop.create_future()
+        script, keys, args, _ = call.request
+
+        def told(answer: Any) -> None:
+            if isinstance(answer, NotSent):
+                call.note(ServerUnavailable(f"the connection broke: {answer}"))
+            elif isinstance(answer, OSError):
+                self.errors += 1
+                call.note(_lost(answer))
+            elif not isinstance(answer, ReplyError):
+                self._rights.permitted(wire, script, keys[0], form)
+                call.note(answer)
+                if (cleanup := call.cleanup) is not None:
+                    with suppress(OSError):
+                        wire.tell(*cleanup)
+            elif _ELSEWHERE.match(str(answer)):
+                call.note(ServerUnavailable(str(answer)))
+            else:
+                call.note(self._refused(answer, connections))
+            if not done.done():
+                done.set_result(None)
+
+        form = self._rights.form(wire, script, keys[0])
+        call.tries += 1
+        self.round_trips += 1
+        try:
+            wire.call(("EVAL", form.text, len(keys), *keys, *args), told)
+        except OSError as error:
+            told(error)
+        return done
+
+    async def open(self) -> None:
+        """Find out whether there is a server to ask. Raises as :meth:`run`."""
+        if not self._nodes.spread:
+            await self.command("PING")
+            return
+        give_up_at = self._loop.time() + RETRY_FOR
+        attempt = 0
+        while True:
+            try:
+                # One that knows where all keys are is enough: the others may be away.
+                await self._nodes.refresh()
+            except ServerUnavailable:
+                attempt += 1
+                if self._loop.time() + (pause := retry_delay(attempt, most=0.5)) >= give_up_at:
+                    raise
+                await asyncio.sleep(pause)
+            else:
+                return
 
     async def command(self, *command: str | bytes | int, key: str | None = None) -> Any:
         """Run a command that is safe to repeat, for :data:`RETRY_FOR` seconds. Raises as :meth:`run` does.
@@ -167,36 +366,66 @@ class Server:
         return await self._repeat(key, command, None, repeatable=True)
 
     async def everywhere(self, *command: str | bytes | int) -> list[Any]:
-        """Ask every server that has keys something that changes nothing, and return their answers. Raises as :meth:`run`."""
-        if not self._nodes.all():
-            await self._nodes.refresh()
-        return [await self._attempt_at(each, False, command, None, None, None) for each in self._nodes.all()]
+        """Ask every server that has keys something that changes nothing, and return the answers of those that are there.
 
-    async def scan(self, pattern: str) -> AsyncIterator[bytes]:
-        """All keys of every server that match and are there all the while; some may come twice. Raises as :meth:`run`."""
-        if not self._nodes.all():
-            await self._nodes.refresh()
-        for each in self._nodes.all():
+        Raises:
+            ServerUnavailable, OutcomeUnknown: No server answers.
+            ServerRefused: One refuses.
+        """
+        answers, unseen = [], _Unseen()
+        for each in await self._all():
+            try:
+                answers.append(await self._attempt_at(each, False, command, None, None, None))
+            except (ServerUnavailable, OutcomeUnknown) as error:
+                unseen.add(each, error)
+        unseen.tell(partly=bool(answers))
+        return answers
+
+    async def scan(self, pattern: str, key: str | None = None) -> AsyncIterator[bytes]:
+        """All keys of every server that match and are there all the while; some may come twice.
+
+        Keys of a server that is away are left out, and a warning in the log names it.
+
+        Args:
+            pattern: As SCAN takes it.
+            key: Look only at the server that has this one.
+
+        Raises:
+            ServerUnavailable, OutcomeUnknown: No server answers.
+            ServerRefused: One refuses.
+        """
+        seen, unseen = False, _Unseen()
+        for each in await self._all() if key is None else [await self._nodes.find(key)]:
             cursor = b"0"
             while True:
                 command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED)
-                cursor, keys = await self._attempt_at(each, False, command, None, None, None)
-                for key in keys:
-                    yield key
-                if cursor == b"0":
+                try:
+                    cursor, keys = await self._attempt_at(each, False, command, None, None, None)
+                except (ServerUnavailable, OutcomeUnknown) as error:
+                    unseen.add(each, error)
                     break
+                for found in keys:
+                    yield found
+                if cursor == b"0":
+                    seen = True
+                    break
+        unseen.tell(partly=seen)
+
+    async def _all(self) -> Sequence[Connections]:
+        if not self._nodes.all():
+            await self._nodes.refresh()
+        return self._nodes.all()
 
     async def run_once(
         self,
         script: Script,
         keys: Sequence[str],
         args: Sequence[str | bytes | int],
-        confirm: Callable[[Any], tuple[str, ...] | None],
+        confirm: Callable[[Any], Confirmation | None],
     ) -> Any:
         """Run a script, without repetition. Raises as :meth:`run` does.
 
-        ``confirm`` is given the answer, and says which command to send before anybody acts on it. Nobody waits for what
-        the server says to that, and nobody minds if it does not arrive.
+        ``confirm`` is given the answer, and says which commands to send before this returns. Their answers are not waited for.
         """
         return await self._attempt(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, confirm)
 
@@ -207,24 +436,28 @@ class Server:
         script: Script | None,
         repeatable: bool,
         then: tuple[str | int, ...] | None = None,
+        until: float | None = None,
     ) -> Any:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             raise self.wrong_loop()
-        give_up_at = loop.time() + RETRY_FOR
+        give_up_at = loop.time() + RETRY_FOR if until is None else until
         attempt = 0
         unknown: OutcomeUnknown | None = None
+        # What went wrong last, before the time was over.
+        known: ServerUnavailable | None = None
         while True:
             try:
-                return await self._attempt(key, command, script, then=then)
+                return await self._attempt(key, command, script, then=then, until=until)
             except OutcomeUnknown as error:
                 if not repeatable or loop.time() >= give_up_at:
                     raise
                 unknown = error
             except ServerUnavailable as error:
+                known = known if known and isinstance(error.__cause__, TimeoutError) else error
                 if loop.time() >= give_up_at:
                     # An earlier try may have been carried out.
-                    raise unknown or error from error.__cause__
+                    raise unknown or known from known.__cause__
             attempt += 1
             await asyncio.sleep(retry_delay(attempt, most=0.5))
 
@@ -233,17 +466,26 @@ class Server:
         key: str | None,
         command: tuple[Any, ...],
         script: Script | None,
-        confirm: Callable[[Any], tuple[str, ...] | None] | None = None,
+        confirm: Callable[[Any], Confirmation | None] | None = None,
         then: tuple[str | int, ...] | None = None,
+        until: float | None = None,
     ) -> Any:
         try:
-            connections, asking = await self._nodes.find(key), False
+            if key is None and self._nodes.spread:
+                # Any server will do, so none that hangs or refuses is waited for.
+                ask = partial(self._attempt_at, asking=False, command=command, script=script, confirm=confirm, then=then)
+                return await first_of("no server answers", [(each.label, partial(ask, each)) for each in await self._nodes.any()])
+            async with asyncio.timeout_at(until):
+                connections, asking = await self._nodes.find(key), False
+        except TimeoutError as error:
+            self.errors += 1
+            raise ServerUnavailable("nobody tells in time which server has the queue") from error
         except DelayqError:
             self.errors += 1
             raise
         for _ in range(_SENT_ON):
             try:
-                return await self._attempt_at(connections, asking, command, script, confirm, then)
+                return await self._attempt_at(connections, asking, command, script, confirm, then, until)
             except _Elsewhere as elsewhere:
                 connections, asking = elsewhere.connections, elsewhere.asking
         raise ServerUnavailable("the servers of the cluster send us from one to another")
@@ -254,20 +496,17 @@ class Server:
         asking: bool,
         command: tuple[Any, ...],
         script: Script | None,
-        confirm: Callable[[Any], tuple[str, ...] | None] | None,
+        confirm: Callable[[Any], Confirmation | None] | None,
         then: tuple[str | int, ...] | None,
+        until: float | None = None,
     ) -> Any:
-        wire = await self._acquire(connections)
+        wire = await self._acquire(connections, until)
         keep = False
         try:
             reply = await self._exchange(wire, asking, command, script, then)
             keep = True
-            if confirm is not None and (last := confirm(reply)):
-                self.round_trips += 1
-                with suppress(OSError):
-                    if asking:
-                        wire.tell("ASKING")
-                    wire.tell(*last)
+            if confirm is not None and (confirmation := confirm(reply)) is not None:
+                self._confirm(wire, asking, confirmation)
         except ReplyError as error:
             keep = True
             if (elsewhere := self._elsewhere(error, connections)) is not None:
@@ -288,11 +527,25 @@ class Server:
                 connections.drop(wire)
         return reply
 
-    async def _acquire(self, connections: Connections) -> Wire:
+    def _confirm(self, wire: Wire, asking: bool, confirmation: Confirmation) -> None:
+        told: Callable[[Any], object] | None = confirmation.told
+        for command in confirmation.commands:
+            self.round_trips += 1
+            try:
+                if asking:
+                    wire.tell("ASKING")
+                wire.call(command, told)
+            except OSError as error:
+                if told is not None:
+                    told(error)
+            told = None
+
+    async def _acquire(self, connections: Connections, until: float | None = None) -> Wire:
         try:
             if (wire := connections.acquire_nowait()) is not None:
                 return wire
-            async with asyncio.timeout(ANSWER_WITHIN):
+            give_up_at = self._loop.time() + ANSWER_WITHIN
+            async with asyncio.timeout_at(give_up_at if until is None else min(until, give_up_at)):
                 return await connections.acquire()
         except TimeoutError as error:
             self.errors += 1
@@ -312,13 +565,18 @@ class Server:
         script: Script | None,
         then: tuple[str | int, ...] | None,
     ) -> Any:
-        try:
+        if script is None:
             return await self._ask(wire, asking, command, then)
+        form = self._rights.form(wire, script, command[3])
+        try:
+            answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), then)
         except ReplyError as error:
             # Not carried out. EVAL needs no SCRIPT permission and cannot be overtaken by another SCRIPT FLUSH.
-            if script is None or not _is_unknown_script(error):
+            if not _is_unknown_script(error):
                 raise
-        return await self._ask(wire, asking, ("EVAL", script.text, *command[2:]), then)
+            answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), then)
+        self._rights.permitted(wire, script, command[3], form)
+        return answer
 
     async def _ask(self, wire: Wire, asking: bool, command: tuple[Any, ...], then: tuple[str | int, ...] | None) -> Any:
         self.round_trips += 1
@@ -329,7 +587,7 @@ class Server:
             return await answer
         second: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.round_trips += 1
-        wire.call(then, partial(_note, second))
+        wire.call(then, partial(_note, second), BLOCKS_FOR)
         return await answer, await second
 
     def _elsewhere(self, error: ReplyError, connections: Connections) -> _Elsewhere | None:
@@ -343,12 +601,17 @@ class Server:
     def _refused(self, error: ReplyError, connections: Connections) -> DelayqError:
         self.errors += 1
         text = str(error)
-        if _NOT_NOW.search(text):
+        if is_not_now(text):
             # It has lost its office, or its cluster has lost some slots: somebody else may have them.
             self._nodes.suspect(connections)
             if "READONLY" in text:
+                if connections.lead_to_replica:
+                    advice = "name its master, or its Sentinels as redis+sentinel://"
+                    return ServerRefused(f"{connections.label} is a replica, which stores nothing: {advice}")
                 connections.renew()
             return ServerUnavailable(f"the server cannot serve now: {text}")
+        if is_refusal(text):
+            self._rights.forget()
         if "WRONGTYPE" in text:
             return ServerRefused("one of the queue's keys holds a value of another type: it is used by something else")
         return ServerRefused(text)

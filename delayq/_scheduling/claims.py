@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import secrets
@@ -10,17 +11,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delayq._logging import about
+from delayq._redis.group_commit import Request
+from delayq._redis.hand_back import HandBack
 from delayq._redis.reliable_scripts import CLAIM, RELEASE
 from delayq._scheduling.push import NOT_ASKED, Pushes, due_us
 from delayq._scheduling.settling import fresh_until
 from delayq._scheduling.taker import Taker
-from delayq.errors import DelayqError, OutcomeUnknown, ServerError
+from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from delayq._redis.hand_back import LastCalls
     from delayq._redis.keys import ReliableKeys
     from delayq._scheduling.services import Services
+    from delayq._scheduling.suspects import Suspects
     from delayq._scheduling.turns import Notice
 
 _log = logging.getLogger("delayq")
@@ -63,6 +68,8 @@ class Claim:
         body: What is stored under its id.
         ends_us: When the lease ends, microseconds.
         fresh_until: Until when at least half of the lease is left, seconds on the local clock.
+        forgiven: How many of the attempts do not count towards its death: its worker died, perhaps of another message.
+        is_suspect: Whether it may have killed its last worker.
     """
 
     id: bytes
@@ -73,6 +80,8 @@ class Claim:
     body: bytes = field(repr=False)
     ends_us: int
     fresh_until: float
+    forgiven: int = 0
+    is_suspect: bool = False
 
     @property
     def name(self) -> tuple[bytes, str, int]:
@@ -86,15 +95,35 @@ class Claims:
     Attributes:
         pushes: When it does so.
         taker: Those who wait.
+        suspects: Which suspect the client has at work.
         expired: Messages found so far past their time to live.
         died: Messages found so far that had used all their attempts when their lease ended.
     """
 
-    def __init__(self, keys: ReliableKeys, policy: Policy, services: Services) -> None:
+    def __init__(
+        self,
+        keys: ReliableKeys,
+        policy: Policy,
+        services: Services,
+        settled: Callable[[], int],
+        recurring: Callable[[list[bytes]], None],
+    ) -> None:
+        """Args:
+        keys: The queue's.
+        policy: How this client treats it.
+        services: What it is made with.
+        settled: How many claims were settled or lost so far.
+        recurring: Called with the ids of occurrences that the server has dropped.
+        """
         self.keys: ReliableKeys = keys
         self._policy = policy
         self._server = services.server
         self._clock = services.clock
+        self._timer = services.timer
+        self.suspects: Suspects = services.suspects
+        self._settled = settled
+        self._recurring = recurring
+        self._claimed = 0
         self.pushes: Pushes = Pushes(keys.name, self.run_once, services, lambda: self.taker.wanted > 0)
         self.taker: Taker[Claim] = Taker(
             keys.name,
@@ -102,7 +131,7 @@ class Claims:
             push=self.pushes.push,
             wanted=self.pushes.wanted,
             idle=lambda: None,
-            put_back=self._put_back,
+            hand_back=self._releasing,
         )
         # The token of the last call, if its answer was lost.
         self._unsure: str | None = None
@@ -110,6 +139,11 @@ class Claims:
         self._calls = itertools.count()
         self.expired: int = 0
         self.died: int = 0
+
+    @property
+    def has_some_out(self) -> bool:
+        """Whether messages that were claimed here may be at hand still."""
+        return self._claimed > self._settled()
 
     def announced(self, due_us: int) -> None:
         """Somebody says that a message is due at ``due_us`` by the server's clock."""
@@ -137,10 +171,23 @@ class Claims:
             if not self.taker.wanted:
                 return NOT_ASKED
             take = min(self.taker.begin(), BATCH)
-            return await self._call(take)
+            while True:
+                claims, wait, now = await self._call(take)
+                if claims or wait:
+                    break
+                # All that was looked at is gone, and there is more.
+                await asyncio.sleep(0)
+            self.taker.end(claims, more=wait == 0)
+            return 0 if len(claims) == take and self.taker.waiting else due_us(now, wait)
         except DelayqError as error:
             self.taker.fail(error)
             raise
+        except Exception as error:
+            # A call that has failed in a way that nobody has foreseen has failed, and is tried again.
+            _log.exception("queue %r: a claim failed", self.keys.name, extra=about(self.keys.name))
+            failure = ServerUnavailable(f"a claim failed: {type(error).__name__}")
+            self.taker.fail(failure)
+            raise failure from error
         finally:
             self.taker.over()
 
@@ -151,56 +198,102 @@ class Claims:
 
     async def release(self, claims: Sequence[Claim]) -> None:
         """Give back what was not touched: it is as it was before it was claimed."""
-        names = [part for claim in claims for part in claim.name]
-        await self._server.run(RELEASE, (*self.keys.messages, self.keys.wake), names)
+        await self._server.run(*self._releasing(claims).request)
+
+    def close(self, last: LastCalls) -> None:
+        """Call no more, and write what gives back all that was claimed for nobody, before this returns."""
+        self.suspects.forget(self.pushes.push)
+        self.pushes.close()
+        self.taker.close(last)
 
     async def aclose(self, grace: float) -> None:
-        """Stop, within ``grace`` seconds, and bring back what was claimed for nobody."""
-        self.pushes.close()
-        self.taker.close()
+        """Wait, for ``grace`` seconds at most, until a call on its way has ended and what it brings is back."""
         await self.pushes.aclose(grace)
         with suppress(ServerError):
             await self._recover()
         await self.taker.aclose(grace / 2)
 
-    async def _call(self, take: int) -> int:
+    async def _call(self, take: int) -> tuple[list[Claim], int, int]:
+        """Claim up to ``take`` messages. Returns also when the next one is due, as ``claim.lua``, and the server's time."""
         keys, policy, token = self.keys, self._policy, f"{self._session}-{next(self._calls)}"
         asked_at = self._clock.local()
+        held = self.suspects.held
+        ours = held is not None and held.token.startswith(self._session)
+        # One at work in another queue cannot be looked up here.
+        asks = (held is None or ours) and self.suspects.ask()
+        suspect: Claim | None = None
         try:
-            now, wait, expired, died, listeners, found = await self._server.run_once(
+            # Until its answer is read.
+            self._unsure = token
+            now, wait, expired, died, listeners, found, is_suspect, more_suspects, dropped = await self._server.run_once(
                 CLAIM,
                 (*keys.messages, keys.paused, keys.dead, keys.dead_messages, keys.wake),
-                (take, policy.lease_us, token, policy.max_attempts, policy.expired, self.pushes.signature()),
+                (
+                    take,
+                    policy.lease_us,
+                    token,
+                    policy.max_attempts,
+                    policy.expired,
+                    self.pushes.signature(),
+                    int(asks),
+                    held.id if asks and held is not None else "",
+                    held.token if asks and held is not None else "",
+                    int(self.has_some_out),
+                ),
                 lambda _: None,
             )
-        except OutcomeUnknown:
-            self._unsure = token
+            self._clock.observe(now, asked_at)
+            ends_us = now + policy.lease_us
+            fresh = fresh_until(self._clock, ends_us, policy.lease_us)
+            parts = iter(found)
+            claims = [
+                Claim(
+                    message,
+                    token,
+                    priority,
+                    attempt if type(attempt) is int else int(attempt.partition(b"-")[0]),
+                    int(float(due)),
+                    body,
+                    ends_us,
+                    fresh,
+                    0 if type(attempt) is int else int(attempt.partition(b"-")[2]),
+                    is_suspect == 1,
+                )
+                for message, priority, attempt, due, body in zip(parts, parts, parts, parts, parts, strict=True)
+            ]
+            self._unsure = None
+            if is_suspect:
+                suspect = claims[0]
+        except DelayqError as error:
+            if not isinstance(error, OutcomeUnknown):
+                self._unsure = None
             raise
-        self._clock.observe(now, asked_at)
+        finally:
+            if asks:
+                self.suspects.answered(suspect, self._timer, policy.lease_us / 1_000_000)
+        self._claimed += len(claims)
         self.expired += expired
         self.died += died
         if died:
             _log.warning("queue %r: %d messages died: their last lease ended", keys.name, died, extra=about(keys.name))
-        if wait == 0 and not found:
-            # All that was looked at is gone, and there is more.
-            return await self._call(take)
-        ends_us = now + policy.lease_us
-        fresh = fresh_until(self._clock, ends_us, policy)
-        parts = iter(found)
-        claims = [
-            Claim(message, token, priority, attempt, int(float(due)), body, ends_us, fresh)
-            for message, priority, attempt, due, body in zip(parts, parts, parts, parts, parts, strict=True)
-        ]
+        if dropped:
+            self._recurring(dropped)
         if claims:
             self.pushes.found(listeners)
         if wait:
             # Nothing is left that was due by then.
             self.pushes.settled(now)
-        self.taker.end(claims, more=wait == 0)
-        return 0 if len(claims) == take and self.taker.waiting else due_us(now, wait)
+        if more_suspects:
+            self.suspects.when_free(self.pushes.push)
+        return claims, wait, now
 
-    async def _put_back(self, claims: Sequence[Claim], _call: str) -> None:
-        await self.release(claims)
+    def _releasing(self, claims: Sequence[Claim]) -> HandBack:
+        self._claimed -= len(claims)
+        for claim in claims:
+            if claim.is_suspect:
+                self.suspects.over(claim)
+        names = [part for claim in claims for part in claim.name]
+        return HandBack(Request(RELEASE, (*self.keys.messages, self.keys.wake), names))
 
     async def _recover(self) -> None:
         """Give back what the last call claimed, if its answer was lost. Without this it would wait for its lease to end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from delayq._logging import about
 from delayq.errors import ServerError
@@ -12,9 +12,7 @@ from delayq.errors import ServerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delayq._scheduling.claims import Claim
     from delayq._scheduling.services import Services
-    from delayq._scheduling.settling import Settling
     from delayq.wheel import Timeout
 
 _log = logging.getLogger("delayq")
@@ -25,17 +23,38 @@ _TIMES = 3
 _HASTE = 4
 
 
-class LeaseKeeper:
+class Leased(Protocol):
+    """What is ours until a moment of the server's clock, microseconds; half of that time is left until a local one, seconds."""
+
+    ends_us: int
+    fresh_until: float
+
+
+L = TypeVar("L", bound=Leased)
+
+
+L_contra = TypeVar("L_contra", bound=Leased, contravariant=True)
+
+
+class Extends(Protocol[L_contra]):
+    """What can let leases end later."""
+
+    async def extend(self, leases: Sequence[L_contra], lease_us: int, /) -> list[bool]:
+        """Let leases end this much from now, and return which of them are still ours. Raises :class:`ServerError`."""
+        ...
+
+
+class LeaseKeeper(Generic[L]):
     """Keeps what is held, by one timer and one call for all of a queue's messages, and tells whoever lost one."""
 
-    def __init__(self, name: str, lease_us: int, settling: Settling, services: Services) -> None:
+    def __init__(self, name: str, lease_us: int, settling: Extends[L], services: Services) -> None:
         self._name = name
         self._lease_us = lease_us
         self._settling = settling
         self._timer = services.timer
         self._clock = services.clock
         self._background = services.background
-        self._held: dict[Claim, Callable[[], None]] = {}
+        self._held: dict[L, Callable[[], None]] = {}
         self._timeout: Timeout | None = None
         self._task: asyncio.Task[Any] | None = None
         self.lost: int = 0
@@ -45,13 +64,13 @@ class LeaseKeeper:
         """How many are held."""
         return len(self._held)
 
-    def hold(self, claim: Claim, lost: Callable[[], None]) -> None:
+    def hold(self, claim: L, lost: Callable[[], None]) -> None:
         """Keep a lease until :meth:`let_go`. ``lost`` is called once if it ended all the same."""
         self._held[claim] = lost
         if self._timeout is None and self._task is None:
             self._arm(self._lease_us / _TIMES)
 
-    def let_go(self, claim: Claim) -> None:
+    def let_go(self, claim: L) -> None:
         """Keep it no longer."""
         # The timer stays: it is worth more than that it finds nothing held once.
         self._held.pop(claim, None)
@@ -61,11 +80,11 @@ class LeaseKeeper:
         self._held.clear()
         self._disarm()
 
-    def is_short(self, claim: Claim) -> bool:
+    def is_short(self, claim: L) -> bool:
         """Whether less than half of its lease is left: it has waited here for its handler."""
         return self._clock.local() > claim.fresh_until
 
-    async def freshen(self, claims: Sequence[Claim]) -> list[Claim]:
+    async def freshen(self, claims: Sequence[L]) -> list[L]:
         """Give claims that have waited here their whole lease again, and return those that are lost."""
         try:
             ours = await self._settling.extend(claims, self._lease_us)
@@ -96,7 +115,7 @@ class LeaseKeeper:
                 self._lose(claim)
         return True
 
-    def _lose(self, claim: Claim) -> None:
+    def _lose(self, claim: L) -> None:
         lost = self._held.pop(claim, None)
         if lost is not None:
             self.lost += 1

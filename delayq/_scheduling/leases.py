@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from delayq._redis.group_commit import GroupCommit, Request
 from delayq._redis.scripts import ACK, EXTEND, NACK, RELEASE
-from delayq._scheduling.settling import heed, settle, settled
+from delayq._scheduling.settling import fresh_until, heed, settle, settled
 from delayq.errors import LeaseLost, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -27,20 +27,14 @@ class Lease:
     Attributes:
         token: What the server knows it by.
         payload: The payload.
-        ends_ms: The end of the lease, ms.
+        ends_us: The end of the lease, microseconds.
+        fresh_until: Until when at least half of the lease is left, seconds on the local clock.
     """
 
     token: str
     payload: bytes = field(repr=False)
-    ends_ms: int
-
-
-def token(call: str, place: int) -> str:
-    """The token of the payload at ``place``, from 1, among those that one call handed out: as ``transfer.lua`` makes it.
-
-    Tokens sort by place, so that payloads whose leases end together come back in order.
-    """
-    return f"{call}:{place:03}"
+    ends_us: int
+    fresh_until: float
 
 
 class Leases:
@@ -55,6 +49,7 @@ class Leases:
         """
         self._keys = keys
         self._server = services.server
+        self._clock = services.clock
         self._announced = announced
         self._counts = counts
         self._listed = int(listed)
@@ -63,13 +58,17 @@ class Leases:
             services.background,
             request=lambda leases, _: Request(ACK, (keys.leases, keys.leased), [lease.token for lease in leases]),
             repeat=lambda request, leases, lost: settle(
-                services.server, services.clock, request, [lease.ends_ms * 1000 for lease in leases], lost
+                services.server, services.clock, request, [lease.ends_us for lease in leases], lost
             ),
             results=lambda _, answer: settled(answer, counts),
             max_items=_ACKS_AT_A_TIME,
             max_bytes=_ACKS_AT_A_TIME,
             unattended=lambda _, outcome: heed(keys.name, None, outcome),
         )
+
+    @property
+    def name(self) -> str:
+        return self._keys.name
 
     @property
     def is_behind(self) -> bool:
@@ -87,7 +86,7 @@ class Leases:
         if isinstance(done, OutcomeUnknown):
             raise done
         if not done:
-            raise LeaseLost(_LOST)
+            raise LeaseLost(LOST)
 
     def ack_unattended(self, lease: Lease) -> None:
         """The same, for who does not wait: what goes wrong is logged. Raises :class:`Closed` only."""
@@ -100,24 +99,46 @@ class Leases:
             NACK, (keys.leases, keys.leased, keys.timeout, keys.ordered, keys.channel), (lease.token, delay_us, self._listed)
         )
         if due_ms < 0:
-            raise LeaseLost(_LOST)
+            raise LeaseLost(LOST)
         self._counts.retried += 1
         self._announced(int(due_ms))
 
-    async def extend(self, lease: Lease, lease_us: int) -> None:
-        """Let it end so much from now. Raises :class:`LeaseLost` as :meth:`ack` does."""
-        ends_ms = await self._server.run(EXTEND, (self._keys.leases,), (lease.token, lease_us))
-        if ends_ms < 0:
-            raise LeaseLost(_LOST)
-        lease.ends_ms = int(ends_ms)
+    async def extend(self, leases: Sequence[Lease], lease_us: int) -> list[bool]:
+        """Let leases end this much from now, and return which of them are still ours.
 
-    async def release(self, tokens: Sequence[str]) -> None:
-        """Give back, in order, to the head of the ready list, what of these is still out with us."""
-        await self._server.run(RELEASE, (self._keys.ready, self._keys.leases, self._keys.leased), tokens)
+        Raises:
+            ServerError: Likely nothing was changed.
+        """
+        held: list[bool] = []
+        for at in range(0, len(leases), _ACKS_AT_A_TIME):
+            some = leases[at : at + _ACKS_AT_A_TIME]
+            tokens = [lease.token for lease in some]
+            ends_ms, *ours = await self._server.run(EXTEND, (self._keys.leases,), (lease_us, *tokens))
+            for lease, mine in zip(some, ours, strict=True):
+                if mine:
+                    lease.ends_us = ends_ms * 1000
+                    lease.fresh_until = fresh_until(self._clock, lease.ends_us, lease_us)
+                held.append(bool(mine))
+        return held
+
+    def made(self, call: str, payloads: Sequence[bytes], now_us: int, lease_us: int) -> list[Lease]:
+        """The leases of what one call handed out at ``now_us``, in order. Tokens are as ``transfer.lua`` makes them."""
+        ends_us = -(-(now_us + lease_us) // 1000) * 1000
+        fresh = fresh_until(self._clock, ends_us, lease_us)
+        return [Lease(f"{call}:{place:03}", payload, ends_us, fresh) for place, payload in enumerate(payloads, 1)]
+
+    def releasing(self, tokens: Sequence[str]) -> Request:
+        """The call that gives back, in order, to the head of the ready list, what of these is still out with us."""
+        keys = self._keys
+        return Request(RELEASE, (keys.ready, keys.timeout, keys.ordered, keys.leases, keys.leased), tokens)
+
+    async def release(self, lease: Lease) -> None:
+        """Give back what was not touched, to the head of the ready list."""
+        await self._server.run(*self.releasing([lease.token]))
 
     async def aclose(self, grace: float) -> None:
         """Take nothing more. What is on its way has ``grace`` seconds."""
         await self._acks.aclose(grace)
 
 
-_LOST = "the lease has ended: the message went back to the queue, and another worker may have it"
+LOST = "the lease has ended: the message went back to the queue, and another worker may have it"

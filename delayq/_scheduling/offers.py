@@ -75,6 +75,7 @@ class Offers:
             results=reading(self._results),
             max_items=MESSAGES_AT_A_TIME,
             max_bytes=_BYTES_AT_A_TIME,
+            expires=True,
         )
 
     def _request(self, offers: Sequence[Offer], _lane: int) -> Request:

@@ -12,6 +12,7 @@ from delayq._scheduling.transfer import TransferTask
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from delayq._redis.hand_back import LastCalls
     from delayq._redis.keys import DelayedKeys
     from delayq._scheduling.push import Pushes
     from delayq._scheduling.services import Services
@@ -89,6 +90,17 @@ class OpenDelayedQueue:
         )
         late = -self._clock.seconds_from_now(_score(first) * 1000) if first else 0.0
         return Depth(int(pending), int(ready), int(leased), 0, max(0.0, late), paused=False)
+
+    async def count_due(self) -> int:
+        """How many messages are due now and not taken, whether they stand among the pending ones still or not."""
+        now_ms = f"{-self._clock.seconds_from_now(0) * 1000:.0f}"
+        ready, due = await asyncio.gather(
+            self._server.command("LLEN", self.keys.ready), self._server.command("ZCOUNT", self.keys.timeout, "-inf", now_ms)
+        )
+        return int(ready) + int(due)
+
+    def close(self, last: LastCalls) -> None:
+        self.transfer.close(last)
 
     async def aclose(self, grace: float) -> None:
         await asyncio.gather(self.offers.aclose(grace), self.transfer.aclose(grace))

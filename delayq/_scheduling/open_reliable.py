@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from delayq._redis.reliable_scripts import STATS
+from delayq._redis.reliable_views import count
 from delayq._scheduling.claims import Claims
 from delayq._scheduling.counts import Counts, Depth
 from delayq._scheduling.lease_keeper import LeaseKeeper
@@ -14,8 +14,9 @@ from delayq._scheduling.reliable_offers import ReliableOffers
 from delayq._scheduling.settling import Settling
 
 if TYPE_CHECKING:
+    from delayq._redis.hand_back import LastCalls
     from delayq._redis.keys import ReliableKeys
-    from delayq._scheduling.claims import Policy
+    from delayq._scheduling.claims import Claim, Policy
     from delayq._scheduling.push import Pushes
     from delayq._scheduling.server_clock import ServerClock
     from delayq._scheduling.services import Services
@@ -44,11 +45,17 @@ class OpenReliableQueue:
     def __init__(self, keys: ReliableKeys, policy: Policy, services: Services) -> None:
         self.keys: ReliableKeys = keys
         self.policy: Policy = policy
-        self.claims: Claims = Claims(keys, policy, services)
         self.counts: Counts = Counts()
         self.settling: Settling = Settling(keys, policy, services, self.counts)
-        self.keeper: LeaseKeeper = LeaseKeeper(keys.name, policy.lease_us, self.settling, services)
+        self.keeper: LeaseKeeper[Claim] = LeaseKeeper(keys.name, policy.lease_us, self.settling, services)
         self.recurrence: Recurrence = Recurrence(self, services)
+        self.claims: Claims = Claims(
+            keys,
+            policy,
+            services,
+            settled=lambda: self.settling.done + self.keeper.lost,
+            recurring=self.recurrence.follow_up,
+        )
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.closed: bool = False
         self.offers: ReliableOffers = ReliableOffers(keys, policy, services, self.counts)
@@ -78,13 +85,15 @@ class OpenReliableQueue:
 
     def resync_keys(self) -> tuple[str, ...]:
         if self.claims.taker.waiting:
-            return self.keys.live
+            return (*self.keys.live, self.keys.schedules)
         # Nobody looks, so whoever comes next has to.
         self.claims.pushes.forget()
         return ()
 
-    def resynced(self, due_us: int, ready: int) -> None:
-        del ready
+    def resynced(self, due_us: int, extra: int) -> None:
+        if extra:
+            # Whoever consumes sees to it that what recurs goes on, whichever process has scheduled it.
+            self.recurrence.learn()
         self.claims.pushes.next_due(due_us)
 
     def heard(self, moment: int) -> None:
@@ -98,12 +107,13 @@ class OpenReliableQueue:
 
     async def depth(self) -> Depth:
         """How many messages are where."""
-        delayed, ready, leased, dead, oldest_us, paused = await self._server.run(
-            STATS, (*self.keys.messages, self.keys.dead, self.keys.paused)
-        )
+        delayed, ready, leased, dead, oldest_us, paused = await count(self._server, self.keys)
         return Depth(delayed, ready, leased, dead, oldest_us / 1_000_000, bool(paused))
 
-    async def aclose(self, grace: float) -> None:
+    def close(self, last: LastCalls) -> None:
         self.keeper.close()
         self.recurrence.close()
+        self.claims.close(last)
+
+    async def aclose(self, grace: float) -> None:
         await asyncio.gather(self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace))

@@ -13,7 +13,7 @@ from delayq._logging import about
 from delayq._redis.retry import retry_delay
 from delayq._scheduling.last_timeout import LastTimeout
 from delayq._scheduling.turns import Turns, signature
-from delayq.errors import ServerError
+from delayq.errors import DelayqError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
+# A notification may be overtaken by an answer, and then speaks of what is settled already, by so much; microseconds.
+_LATE_US = 250_000
+# Our idea of the server's clock lags by an answer's way. A notice cannot be later than that, seconds.
+_AHEAD = 5.0
 
 # What a call returns that was not made, for nobody wants anything.
 NOT_ASKED = -2
@@ -31,6 +35,16 @@ NOT_ASKED = -2
 def due_us(now_us: int, wait_us: int) -> int:
     """When what is due in ``wait_us`` from ``now_us`` is due; 0 and -1, now and never, stay."""
     return now_us + wait_us if wait_us > 0 else wait_us
+
+
+def tell_of_refusal(queue: str) -> None:
+    """Say in the log that a script could not publish on this queue's channel, and what that means."""
+    _log.warning(
+        "queue %r: no permission to PUBLISH on its channel, so other clients may learn of messages up to their resync_interval "
+        "late: give this user the rights that `delayq acl` prints",
+        queue,
+        extra=about(queue),
+    )
 
 
 class Pushes:
@@ -65,6 +79,7 @@ class Pushes:
         self._asked: float | None = None
         self._settled_through = 0
         self._found = False
+        self._told_of_refusal = False
         self._failures = 0
         self._closed = False
         self.turns: Turns = Turns(random.random)
@@ -88,6 +103,9 @@ class Pushes:
     def announced(self, due_us: int) -> None:
         """Somebody says that a message is due at ``due_us`` by the server's clock."""
         if due_us < self._settled_through:
+            if self._settled_through - due_us > _LATE_US:
+                # It does not come late: the server's clock was set back.
+                self.push()
             return
         wait = self._clock.seconds_until(due_us) + self.turns.stagger(wanted=self._wanted())
         if wait > 0:
@@ -112,19 +130,30 @@ class Pushes:
             self._last_timeout.disarm()
 
     def found(self, listeners: int) -> None:
-        """Our call has found something. So many clients heard its notice; 0: it gave none."""
+        """Our call has found something. So many clients heard its notice; 0: it gave none; -1: the user may not publish it."""
         self._found = True
         self.turns.won()
+        if listeners < 0 and not self._told_of_refusal:
+            self._told_of_refusal = True
+            tell_of_refusal(self._name)
         if listeners:
             self.turns.given(listeners, self._clock.local())
 
     def signature(self) -> str:
         """What the next call tells the script of us: to be published if it finds something; empty for no notice."""
-        return signature(self.client, wanted=self._wanted()) if self.turns.gives_notice(self._clock.local()) else ""
+        return (
+            signature(self.client, wanted=self._wanted(), listeners=self.turns.listeners)
+            if self.turns.gives_notice(self._clock.local())
+            else ""
+        )
 
     def noticed(self, notice: Notice) -> None:
         """Somebody was first."""
         if notice.client == self.client:
+            return
+        if self._clock.seconds_from_now(notice.through_us) > _AHEAD:
+            # Either the server's clock was set, or the notice is none: the server knows.
+            self.push()
             return
         held, after = self._last_timeout.held, 0.0
         self.settled(notice.through_us)
@@ -173,11 +202,17 @@ class Pushes:
     async def _try_once(self) -> int | None:
         try:
             return await self._once()
-        except ServerError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the queue goes on
             self._failures += 1
             self.errors += 1
             if self._failures == 1:
-                _log.warning("queue %r: a call for what is due failed: %s", self._name, error, extra=about(self._name))
+                _log.warning(
+                    "queue %r: a call for what is due failed: %s",
+                    self._name,
+                    error,
+                    extra=about(self._name),
+                    exc_info=None if isinstance(error, DelayqError) else error,
+                )
             return None
 
     def _act_on(self, due_us: int | None) -> None:

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
     from delayq._redis.keys import DelayedKeys
     from delayq._scheduling.services import Services
-    from delayq.errors import ServerError
     from delayq.wheel import Timeout
 
 _log = logging.getLogger("delayq")
 
 # How long a watch goes on after the last caller has left, seconds: the next one often comes at once.
 LINGER = 0.5
+# What the list is known to have is reported within so long, or the connection is dead; seconds.
+_REPORTS_WITHIN = 0.5
 
 
 class ReadyWatch:
@@ -43,7 +44,10 @@ class ReadyWatch:
         self._retry_most = services.retry_most
         self._task: asyncio.Task[Any] | None = None
         self._missing = asyncio.Event()
+        self._link: Link | None = None
         self._blocked = False
+        # How often it has said that there is something.
+        self._reports = 0
         self._linger: Timeout | None = None
 
     @property
@@ -57,6 +61,18 @@ class ReadyWatch:
         self._missing.set()
         if self._task is None:
             self._task = self._background.spawn(self._run(), f"ready watch {self._keys.name}")
+
+    def overlooked(self) -> None:
+        """The list has something, says the server. Where the watch does not say so too, its connection is dead: renew it."""
+        if not self._blocked:
+            return
+        link, reports = self._link, self._reports
+
+        def check(_: Timeout) -> None:
+            if link is not None and link is self._link and self._blocked and reports == self._reports:
+                link.cut()
+
+        self._timer.new_timeout(check, _REPORTS_WITHIN)
 
     def idle(self) -> None:
         """Nobody waits any more: stop in a while."""
@@ -76,12 +92,13 @@ class ReadyWatch:
             self._linger = None
 
     async def _run(self) -> None:
-        def interrupted(error: ServerError) -> None:
+        def interrupted(error: Exception) -> None:
             _log.warning("queue %r: watching its ready list: %s", self._keys.name, error, extra=about(self._keys.name))
 
         await keep_linked(self._nodes, self._keys.ready, self._watch, interrupted, self._retry_most)
 
     async def _watch(self, link: Link) -> None:
+        self._link = link
         while True:
             await self._missing.wait()
             await link.send("BLMOVE", self._keys.ready, self._keys.ready, "LEFT", "LEFT", 0)
@@ -90,6 +107,7 @@ class ReadyWatch:
                 found = await link.read()
             finally:
                 self._blocked = False
+            self._reports += 1
             if found is not None:
                 self._missing.clear()
                 self._found()

@@ -4,9 +4,11 @@ What recurs is kept on the server, in one hash per queue: a definition, when the
 expression the moments after it. An occurrence is a message like any other; its id is ``name@moment``. Whoever claims one
 puts the next in its place before the handler sees it, in one script that needs neither Python nor a time zone. So nothing
 has to be elected, and no death of a worker ends a recurrence: an occurrence that was claimed and not yet followed up comes
-back when its lease ends. Whatever else may happen to the one that waits (cancelled, purged, past its time to live) is found
-by a look that each process takes, once per ``resync_interval``, at the schedules it knows: those that it has scheduled, or
-of which it has had an occurrence. Such a look never brings a definition back: the server's counts, and the last call wins.
+back when its lease ends. A claim that drops an occurrence (past its time to live, or out of attempts) reports it, and the
+client puts the next one in place. Whatever else may happen to the one that waits (cancelled, purged) is found by a look that
+each process takes, once per ``resync_interval``, at the schedules it knows: those that it has scheduled, of which it has had
+an occurrence, or that the re-check has found on the server while it waits for messages. Such a look never brings a definition
+back: the server's counts, and the last call wins.
 
 Moments are the server's clock's. What was missed while nobody was there to claim it runs once, late, and then on schedule.
 An occurrence that comes due while the one before it is still at work or waiting for another attempt is passed over.
@@ -24,9 +26,10 @@ from delayq._durations import moment_us
 from delayq._logging import about
 from delayq._redis.reliable_scripts import OCCUR, RECUR, REFILL, SCHEDULE, UNSCHEDULE
 from delayq._timing import AHEAD, Timing
-from delayq.errors import BadInput, ConfigurationError, ServerError
+from delayq.errors import BadInput, ConfigurationError, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import datetime
 
     from delayq._scheduling.claims import Claim
@@ -46,6 +49,8 @@ DIGITS = 16
 """An id ends in "@" and the microseconds since the epoch: sixteen digits from 2001 to 2286."""
 _NO_SUCH = -2
 _MOMENT = re.compile("[0-9]{1,20}")
+# How the record of a schedule begins that has ended while an occurrence of it was at work.
+_ENDED = b'{"ended":'
 
 
 def is_occurrence(id: bytes) -> bool:  # noqa: A002
@@ -71,6 +76,7 @@ class Recurrence:
         self._keys = (*queue.keys.messages, queue.keys.wake, queue.keys.schedules)
         self._names: set[str] = set()
         self._refilling: set[str] = set()
+        self._learning = False
         self._timeout: Timeout | None = None
 
     async def schedule(self, name: str, timing: Timing, version: int, message: NewMessage) -> datetime:
@@ -95,7 +101,7 @@ class Recurrence:
         stored = await self._server.command("HGETALL", self._open.keys.schedules)
         records: dict[bytes, bytes] = dict(zip(stored[::2], stored[1::2], strict=True))
         shift_us = int(records.pop(b"", 0))
-        return records, shift_us
+        return {name: record for name, record in records.items() if not record.startswith(_ENDED)}, shift_us
 
     async def claim(self, count: int, wait: float) -> list[Taken[Claim]]:
         """Take what is due, as :meth:`Taker.get`, and follow up what recurs."""
@@ -115,7 +121,11 @@ class Recurrence:
         try:
             reply = await self._server.run(OCCUR, self._keys, [part for claim in claims for part in claim.name])
         except ServerError as error:
-            # Handed out all the same: the look finds what is missing.
+            if isinstance(error, OutcomeUnknown):
+                # Perhaps the server has dropped some: what it has not comes again.
+                self._open.claims.taker.give_back(one for one in taken if is_occurrence(one[1].id))
+                return [one for one in taken if not is_occurrence(one[1].id)]
+            # Nothing was done. Handed out all the same: the look finds what is missing.
             _log.warning(
                 "queue %r: what follows %d messages is not in place yet: %s",
                 self._open.name,
@@ -135,13 +145,40 @@ class Recurrence:
                 dropped.add(claim)
         return [one for one in taken if one[1] not in dropped]
 
-    async def look(self) -> None:
-        """See to it that the next occurrence of every known schedule is in place.
+    def follow_up(self, occurrences: Iterable[bytes]) -> None:
+        """Put the next occurrences in place: the server has dropped these."""
+        names = {schedule_of(each).decode(errors="replace") for each in occurrences}
+        if not self._open.closed:
+            self._background.spawn(self._look_again(names), f"schedules of {self._open.name}")
+
+    def learn(self) -> None:
+        """Find out which schedules the server has, and look at them."""
+        if not self._learning and not self._open.closed:
+            self._learning = True
+            self._background.spawn(self._learn(), f"schedules of {self._open.name}")
+
+    async def _learn(self) -> None:
+        try:
+            cursor: Any = b"0"
+            while True:
+                cursor, found = await self._server.command("HSCAN", self._open.keys.schedules, cursor, "COUNT", _AT_A_TIME)
+                names = {name.decode(errors="replace") for name in found[::2] if name}
+                # The others have their turn already.
+                await self.look(names - self._names)
+                if cursor in (b"0", "0", 0):
+                    return
+        except ServerError as error:
+            self._log_failed(error)
+        finally:
+            self._learning = False
+
+    async def look(self, which: Iterable[str] | None = None) -> None:
+        """See to it that the next occurrence of every known schedule is in place, or of these.
 
         Raises:
             ServerError: The server could not be asked.
         """
-        names = sorted(self._names)
+        names = sorted(self._names if which is None else which)
         for at in range(0, len(names), _AT_A_TIME):
             some = names[at : at + _AT_A_TIME]
             for name, left in zip(some, await self._server.run(RECUR, self._keys, some), strict=True):
@@ -192,16 +229,20 @@ class Recurrence:
         if not self._open.closed:
             self._background.spawn(self._look_again(), f"schedules of {self._open.name}")
 
-    async def _look_again(self) -> None:
+    async def _look_again(self, which: Iterable[str] | None = None) -> None:
         try:
-            await self.look()
+            await self.look(which)
         except ServerError as error:
-            _log.warning(
-                "queue %r: its schedules could not be looked at: %s", self._open.name, error, extra=about(self._open.name)
-            )
+            self._log_failed(error)
+            # What the server has dropped is looked at again.
+            for name in which or ():
+                self._know(name)
         finally:
             for name in list(self._names)[:1]:
                 self._know(name)
+
+    def _log_failed(self, error: ServerError) -> None:
+        _log.warning("queue %r: its schedules could not be looked at: %s", self._open.name, error, extra=about(self._open.name))
 
 
 class Unreadable(Exception):

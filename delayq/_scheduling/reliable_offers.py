@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from delayq._redis.durability import PromisedCommits
 from delayq._redis.group_commit import GroupCommit, Request
 from delayq._redis.reliable_scripts import OFFER
+from delayq._scheduling.push import tell_of_refusal
 from delayq.errors import ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class ReliableOffers:
         self._policy = policy
         self._services = services
         self._used: list[str] = []
+        self._told_of_refusal = False
         # A try of these that was given up may still arrive: their records keep it from storing, and expire by themselves.
         self._unsure: set[str] = set()
         self._promised: PromisedCommits[NewMessage, int] = PromisedCommits(services.server, keys.wake, self._new_commits)
@@ -99,8 +101,11 @@ class ReliableOffers:
             args = [number, self._policy.max_size, *parts]
             return Request(OFFER, (*keys.messages, keys.wake, keys.done, call_keys[lane]), args)
 
-        def results(_messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
-            outcomes: list[int] = answer
+        def results(messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
+            outcomes: list[int] = answer[: len(messages)]
+            if len(answer) > len(messages) and not self._told_of_refusal:
+                self._told_of_refusal = True
+                tell_of_refusal(self._keys.name)
             # Stored, or in the place of an earlier one.
             self._counts.offered += outcomes.count(1) + outcomes.count(2)
             return outcomes
@@ -113,6 +118,7 @@ class ReliableOffers:
             results=reading(results),
             max_items=_AT_A_TIME,
             max_bytes=_BYTES_AT_A_TIME,
+            expires=True,
         )
 
     async def _repeat(
@@ -125,6 +131,8 @@ class ReliableOffers:
         call, errors = request.keys[-1], self._services.server.errors
         if lost is not None:
             self._unsure.add(call)
+            if request.until is not None and asyncio.get_running_loop().time() >= request.until:
+                raise lost
         try:
             # Under its number: what was carried out is not carried out again.
             return await server.run(*request)

@@ -8,16 +8,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq._logging import about
+from delayq._redis.hand_back import LastCalls
 from delayq._redis.scripts import RESYNC
 from delayq._scheduling.push import due_us
 from delayq._scheduling.server_clock import ServerClock
 from delayq._scheduling.services import Services
 from delayq._scheduling.subscriber import Subscriber
-from delayq._scheduling.turns import parse
+from delayq._scheduling.turns import parse, parse_moment
 from delayq.errors import ServerError, ServerRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Sequence
 
     from delayq._background import Background
     from delayq._redis.connections import Connections
@@ -33,8 +34,10 @@ _log = logging.getLogger("delayq")
 _AT_A_TIME = 200
 # In a cluster the others wait for a server that hangs no longer than that, seconds.
 _PATIENCE = 1.0
-# What is on its way when a queue closes has so long, seconds.
-_GRACE = 0.4
+# What is on its way when a queue closes has this long, and two round trips; seconds.
+_GRACE = 0.8
+# Closing ends after this time in any case, seconds: bytes that still move on a slow network are waited for.
+_CLOSE_WITHIN = 8.0
 
 
 class OpenQueue(Protocol):
@@ -77,8 +80,12 @@ class OpenQueue(Protocol):
         """Look now."""
         ...
 
+    def close(self, last: LastCalls) -> None:
+        """Begin nothing more, and write what brings back all that was taken for nobody, before this returns."""
+        ...
+
     async def aclose(self, grace: float) -> None:
-        """End, within ``grace`` seconds."""
+        """End what is on its way, within ``grace`` seconds. Called after :meth:`close`."""
         ...
 
 
@@ -135,15 +142,32 @@ class Scheduler:
             self._resync = self.services.background.spawn(self._run(), "resync")
         return made
 
-    async def close(self, queue: OpenQueue) -> None:
-        """Close a queue: what is on its way has a moment yet. Closing twice does nothing."""
-        if not queue.closed:
+    def close(self, queues: Sequence[OpenQueue]) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Close queues: all that was taken for nobody is on its way back to the server before this returns.
+
+        Returns:
+            What waits until it has arrived, as long as closing may take. Queues that are closed already are left out.
+        """
+        last = LastCalls(self.services.server)
+        closing = [queue for queue in queues if not queue.closed]
+        grace = _GRACE
+        for queue in closing:
             queue.closed = True
             for channel in queue.channels:
                 del self._queues[channel]
                 self.subscriber.remove(channel)
-            del self._clocks[queue]
-            await queue.aclose(_GRACE)
+            grace = max(grace, _GRACE + 2 * self._clocks.pop(queue).round_trip)
+            queue.close(last)
+
+        async def end() -> None:
+            # Not gathered, nor in a scope: who is cancelled with them is told from a closing that takes too long.
+            ending = [self.services.background.spawn(queue.aclose(grace), f"close {queue.name}") for queue in closing]
+            if ending:
+                _, late = await asyncio.wait(ending, timeout=_CLOSE_WITHIN)
+                for task in late:
+                    task.cancel()
+
+        return end
 
     async def run_once(self) -> None:
         """The re-check: look at every queue, and wake those that need it.
@@ -166,12 +190,20 @@ class Scheduler:
         parts = [queues[at : at + at_a_time] for at in range(0, len(queues), at_a_time)]
         calls = [([key for _, keys in some for key in keys], [queue.kind for queue, _ in some]) for some in parts]
         asked_at = self.services.clock.local()
-        for some, (now, *facts) in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
+        errors = []
+        for some, answer in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
+            if isinstance(answer, BaseException):
+                # It keeps nobody from hearing of the other queues.
+                errors.append(answer)
+                continue
+            now, *facts = answer
             for (queue, _), wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
                 # Closed meanwhile?
                 if (clock := self._clocks.get(queue)) is not None:
                     clock.observe(now, asked_at)
                     queue.resynced(due_us(now, wait_us), ready)
+        if errors:
+            raise errors[0]
 
     def _server_of(self, key: str) -> Connections | None:
         try:
@@ -181,14 +213,18 @@ class Scheduler:
 
     async def _run(self) -> None:
         patience = _PATIENCE if self.services.nodes.spread else None
+        now = asyncio.get_running_loop().time
+        last = now()
         while True:
             try:
-                async with asyncio.timeout(self.services.resync_interval):
+                # However long a look takes.
+                async with asyncio.timeout_at(last + self.services.resync_interval):
                     await self._check_now.wait()
                 # Confirmations of many queues arrive together: one look serves them all.
                 self._check_now.clear()
             except TimeoutError:
                 pass
+            last = now()
             look = self.services.background.spawn(self._look(), "look at all queues")
             await asyncio.wait({look}, timeout=patience)
 
@@ -196,7 +232,7 @@ class Scheduler:
         try:
             await self.run_once()
             self.services.nodes.prune()
-        except ServerError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next look comes
             if isinstance(error, ServerRefused) and not self._refused:
                 # One of them may not be ours to move: its own call finds that out, and then it is left out here.
                 self._refused = True
@@ -204,7 +240,8 @@ class Scheduler:
                     queue.push()
             elif not self._failing:
                 self._failing = True
-                _log.warning("the re-check of %d queues failed: %s", len(self.queues), error)
+                unexpected = None if isinstance(error, ServerError) else error
+                _log.warning("the re-check of %d queues failed: %s", len(self.queues), error, exc_info=unexpected)
             # A call that could not be sent has been tried for a while itself; one that was refused comes back at once.
             await asyncio.sleep(min(1.0, self.services.retry_most))
             self._check_now.set()
@@ -218,9 +255,7 @@ class Scheduler:
         if (notice := parse(content)) is not None:
             queue.noticed(notice)
             return
-        try:
-            moment = int(content)
-        except ValueError:
+        if (moment := parse_moment(content)) is None:
             _log.warning("queue %r: a notification is no number", queue.name, extra=about(queue.name))
             queue.push()
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from delayq._scheduling.suspects import Suspects
 from delayq.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Services:
         resync_interval: How often everything is looked at, whatever happens, seconds.
         retry_most: The longest wait before a failed call is tried again, seconds.
         hooks: Who watches.
+        suspects: Which suspect the client has at work.
     """
 
     server: Server
@@ -38,3 +40,4 @@ class Services:
     resync_interval: float
     retry_most: float
     hooks: Hooks = field(default_factory=Hooks)
+    suspects: Suspects = field(default_factory=Suspects)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from delayq._logging import about
 from delayq._redis.group_commit import GroupCommit, Request
 from delayq._redis.reliable_scripts import ACK, BURY, EXTEND, NACK, RELEASE
-from delayq.errors import LeaseLost, OutcomeUnknown, ServerError
+from delayq.errors import Closed, LeaseLost, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,11 @@ Part = str | bytes | int
 
 
 class Settling:
-    """The claims of one queue that are settled here. Concurrent callers share calls."""
+    """The claims of one queue that are settled here. Concurrent callers share calls.
+
+    Attributes:
+        done: How many claims were settled, or found lost, so far.
+    """
 
     def __init__(self, keys: ReliableKeys, policy: Policy, services: Services, counts: Counts) -> None:
         self._keys = keys
@@ -43,12 +47,15 @@ class Settling:
         self._policy = policy
         self._server = services.server
         self._clock = services.clock
+        self._suspects = services.suspects
+        self._closed = False
+        self.done: int = 0
         self._acks: GroupCommit[Claim, bool | OutcomeUnknown] = GroupCommit(
             services.server,
             services.background,
             request=self._acks_of,
             repeat=self._settle,
-            results=lambda _, answer: settled(answer, counts),
+            results=self._acked,
             max_items=_AT_A_TIME,
             max_bytes=_AT_A_TIME,
             final=True,
@@ -76,30 +83,34 @@ class Settling:
             LeaseLost: The lease had ended, and somebody else may have the message. Nothing was changed.
             OutcomeUnknown: It may have been carried out.
         """
+        if claim.is_suspect:
+            self._suspects.over(claim)
         # A caller who is cancelled now has handled the message all the same: acks are final.
         if (done := await self._acks.submit(claim, 1)) is not True:
             _demand(done)
 
     def ack_unattended(self, claim: Claim) -> None:
         """The same, for who does not wait: what goes wrong is logged. Raises :class:`Closed` only."""
+        if claim.is_suspect:
+            self._suspects.over(claim)
         self._acks.submit_unattended(claim, 1)
 
     async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
         """The message is due again after a delay. Raises as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.wake)
-        _demand(*await self._settle(Request(NACK, keys, (*claim.name, delay_us, error)), [claim]))
+        await self._settle_one(Request(NACK, keys, (*claim.name, delay_us, error)), claim)
         self._counts.retried += 1
 
     async def bury(self, claim: Claim, why: str) -> None:
         """The message becomes a dead letter. ``why`` is JSON on one line. Raises as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.dead, self._keys.dead_messages)
-        _demand(*await self._settle(Request(BURY, keys, (*claim.name, why)), [claim]))
+        await self._settle_one(Request(BURY, keys, (*claim.name, why)), claim)
         self._counts.buried += 1
 
     async def release(self, claim: Claim) -> None:
         """The message is as it was before it was claimed. Raises as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.wake)
-        _demand(*await self._settle(Request(RELEASE, keys, claim.name), [claim]))
+        await self._settle_one(Request(RELEASE, keys, claim.name), claim)
         self._counts.released += 1
 
     async def extend(self, claims: Sequence[Claim], lease_us: int) -> list[bool]:
@@ -107,24 +118,37 @@ class Settling:
 
         Raises:
             ServerError: Nobody knows: likely nothing was changed.
+            Closed: The queue is closed.
         """
+        self._check_open()
         held: list[bool] = []
         for at in range(0, len(claims), _AT_A_TIME):
             some = claims[at : at + _AT_A_TIME]
             names = [part for claim in some for part in claim.name]
             asked_at = self._clock.local()
-            now, *ours = await self._server.run(EXTEND, self._keys.messages, (lease_us, *names))
+            now, *ours = await self._server.run(EXTEND, (*self._keys.messages, self._keys.wake), (lease_us, *names))
             self._clock.observe(now, asked_at)
             for claim, mine in zip(some, ours, strict=True):
                 if mine:
                     claim.ends_us = now + lease_us
-                    claim.fresh_until = fresh_until(self._clock, claim.ends_us, self._policy)
+                    claim.fresh_until = fresh_until(self._clock, claim.ends_us, self._policy.lease_us)
+                elif claim.is_suspect:
+                    self._suspects.over(claim)
                 held.append(bool(mine))
         return held
 
     async def aclose(self, grace: float) -> None:
         """Take nothing more. What is on its way has ``grace`` seconds."""
+        self._closed = True
         await self._acks.aclose(grace)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the queue is closed: the message comes again when its lease ends")
+
+    def _acked(self, claims: Sequence[Claim], answer: Sequence[int | OutcomeUnknown]) -> list[bool | OutcomeUnknown]:
+        self.done += len(claims)
+        return settled(answer, self._counts)
 
     def _acks_of(self, claims: Sequence[Claim], _lane: int) -> Request:
         args: list[Part] = [self._policy.remember_us]
@@ -134,6 +158,16 @@ class Settling:
 
     def _heed(self, claim: Claim, outcome: bool | OutcomeUnknown | BaseException) -> None:
         heed(self._keys.name, claim.id, outcome)
+
+    async def _settle_one(self, request: Request, claim: Claim) -> None:
+        self._check_open()
+        try:
+            (done,) = await self._settle(request, [claim])
+        finally:
+            if claim.is_suspect:
+                self._suspects.over(claim)
+        self.done += 1
+        _demand(done)
 
     async def _settle(
         self, request: Request, claims: Sequence[Claim], lost: OutcomeUnknown | None = None
@@ -153,9 +187,9 @@ def heed(queue: str, message: bytes | None, outcome: bool | OutcomeUnknown | Bas
         _log.warning("queue %r: %s is handled, but may come again: %s", queue, name, outcome, extra=about(queue, known))
 
 
-def fresh_until(clock: ServerClock, ends_us: int, policy: Policy) -> float:
+def fresh_until(clock: ServerClock, ends_us: int, lease_us: int) -> float:
     """Until when at least half of a lease is left that ends at ``ends_us``: seconds on the local clock."""
-    return clock.local() + clock.seconds_until(ends_us) - policy.lease_us / 2_000_000
+    return clock.local() + clock.seconds_until(ends_us) - lease_us / 2_000_000
 
 
 async def settle(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from delayq._redis.link import Link, keep_linked
-from delayq.errors import ServerError
+from delayq.errors import ServerError, ServerRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from delayq._background import Background
     from delayq._redis.nodes import Nodes
@@ -19,6 +20,20 @@ _log = logging.getLogger("delayq")
 
 # Channels named in one SUBSCRIBE.
 _AT_A_TIME = 500
+# What the user may not hear is tried again after so long, seconds.
+_REFUSED_FOR = 60.0
+# So many channels are named in a warning.
+_NAMED = 20
+
+
+class _Sent:
+    """A command whose answer is to come, and the channels of which it does not speak yet."""
+
+    __slots__ = ("channels", "command")
+
+    def __init__(self, command: str, channels: Collection[str] = ()) -> None:
+        self.command = command
+        self.channels = set(channels)
 
 
 class Subscriber:
@@ -27,6 +42,9 @@ class Subscriber:
     Notifications are only hints: what is published while the link is down is gone, and a half-open link looks like
     silence. So every confirmation of a subscription is reported, for somebody to look at the queues themselves, and the
     link is pinged and replaced when it does not answer. In a cluster any server will do: they tell one another.
+
+    If the user may not hear one channel of a command, the server refuses all of them. Then each half is asked for by itself,
+    until the forbidden ones are found. They are left out, and tried again each minute.
     """
 
     def __init__(
@@ -41,7 +59,7 @@ class Subscriber:
         """Args:
         heard: Called with each message: channel and content.
         subscribed: Called when a subscription was confirmed, also after every reconnection.
-        ping_interval: Seconds between pings; an answer may take as long.
+        ping_interval: Seconds between pings.
         retry_most: Seconds between two tries to connect at most.
         """
         self._nodes = nodes
@@ -52,9 +70,15 @@ class Subscriber:
         self._retry_most = retry_most
         self._wanted: set[str] = set()
         self._asked: set[str] = set()
+        # In the order in which their answers come.
+        self._sent: deque[_Sent] = deque()
+        # What is to be asked for again, in parts.
+        self._parts: list[list[str]] = []
+        self._refused: set[str] = set()
+        self._warned_of: set[str] = set()
+        self._ask_refused_at = 0.0
         self._changed = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
-        self._answered = True
         self.round_trips: int = 0
 
     def add(self, channel: str) -> None:
@@ -67,58 +91,129 @@ class Subscriber:
     def remove(self, channel: str) -> None:
         """Hear of ``channel`` no more, soon."""
         self._wanted.discard(channel)
+        self._refused.discard(channel)
+        self._warned_of.discard(channel)
         self._changed.set()
 
     async def _run(self) -> None:
-        def interrupted(error: ServerError) -> None:
+        def interrupted(error: Exception) -> None:
             _log.warning("notifications are interrupted: %s", error)
 
         await keep_linked(self._nodes, None, self._listen, interrupted, self._retry_most)
 
     async def _listen(self, link: Link) -> None:
         self._asked.clear()
-        self._answered = True
+        self._sent.clear()
+        self._parts.clear()
         self._changed.set()
         writer = self._background.spawn(self._write(link), "subscriber writer")
         try:
             while True:
-                self._handle(await link.read())
+                try:
+                    self._handle(await link.read())
+                except ServerRefused as error:
+                    self._refusal(error)
         finally:
             writer.cancel()
 
     def _handle(self, answer: Any) -> None:
-        self._answered = True
-        kind = answer[0] if isinstance(answer, list) and answer else answer
+        kind, *rest = answer if isinstance(answer, list) and answer else [answer]
         if kind == b"message":
-            self._heard(answer[1].decode(), answer[2])
-        elif kind == b"subscribe":
-            self._subscribed()
+            try:
+                self._heard(rest[0].decode(), rest[1])
+            except Exception:  # noqa: BLE001 - anybody may publish anything
+                _log.exception("a notification could not be handled")
+        elif kind in (b"subscribe", b"unsubscribe"):
+            self._confirmed(rest[0].decode())
+            if kind == b"subscribe":
+                self._subscribed()
+        elif self._sent and self._sent[0].command == "PING":
+            self._sent.popleft()
+
+    def _confirmed(self, channel: str) -> None:
+        if self._sent:
+            self._sent[0].channels.discard(channel)
+            if not self._sent[0].channels:
+                self._sent.popleft()
+                self._warn()
+
+    def _refusal(self, error: ServerRefused) -> None:
+        """The answer to what was sent first is an error."""
+        sent = self._sent.popleft() if self._sent else None
+        if sent is None or (sent.command != "PING" and not str(error).startswith("NOPERM")):
+            raise error
+        if sent.command != "SUBSCRIBE":
+            return
+        channels = sorted(sent.channels)
+        if len(channels) > 1 and "channel" in str(error):
+            middle = len(channels) // 2
+            self._parts += [channels[:middle], channels[middle:]]
+            self._changed.set()
+            return
+        if not self._refused:
+            self._ask_refused_at = asyncio.get_running_loop().time() + _REFUSED_FOR
+        self._refused.update(channels)
+        self._asked.difference_update(channels)
+        self._warn()
+        # There may be fewer to wait for: the writer shall know when to try again.
+        self._changed.set()
+
+    def _warn(self) -> None:
+        """Name the forbidden channels, each once, when all of them are known."""
+        new = sorted((self._refused & self._wanted) - self._warned_of)
+        if not new or self._parts or any(sent.command == "SUBSCRIBE" for sent in self._sent):
+            return
+        self._warned_of.update(new)
+        more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
+        _log.warning(
+            "this user may not hear the channels %s%s: what others offer to these queues may be noticed %g s late. "
+            "Allow it with: ACL SETUSER <user> +subscribe %s",
+            ", ".join(new[:_NAMED]),
+            more,
+            self._ping_interval,
+            " ".join(f"&{channel}" for channel in new[:_NAMED]),
+        )
 
     async def _write(self, link: Link) -> None:
+        now = asyncio.get_running_loop().time
+        # The safety re-check has the same interval and begins at the same time. A ping halfway between finds out in half the time
+        # that all connections are dead.
+        ping_at = now() + self._ping_interval / 2
         try:
             while True:
                 try:
-                    async with asyncio.timeout(self._ping_interval):
+                    async with asyncio.timeout_at(min(ping_at, self._ask_refused_at) if self._refused else ping_at):
                         await self._changed.wait()
                 except TimeoutError:
-                    if not self._answered:
-                        _log.warning("notifications are interrupted: the connection does not answer")
-                        link.cut()
-                        return
-                    self._answered = False
-                    self.round_trips += 1
-                    await link.send("PING")
-                    continue
+                    if now() >= ping_at:
+                        ping_at += self._ping_interval
+                        self._note("PING")
+                        link.ping()
                 self._changed.clear()
-                new, old = self._wanted - self._asked, self._asked - self._wanted
-                self._asked = set(self._wanted)
+                parts, self._parts = self._parts, []
+                for part in parts:
+                    await self._tell(link, "SUBSCRIBE", self._wanted.intersection(part))
+                if self._refused and now() >= self._ask_refused_at:
+                    again, self._refused = self._refused & self._wanted, set()
+                    self._asked |= again
+                    for channel in again:
+                        await self._tell(link, "SUBSCRIBE", [channel])
+                new, old = self._wanted - self._asked - self._refused, self._asked - self._wanted
+                self._asked = (self._asked | new) - old
                 await self._tell(link, "SUBSCRIBE", new)
                 await self._tell(link, "UNSUBSCRIBE", old)
         except ServerError:
-            link.cut()  # the reader reports it
+            pass  # the reader reports it
+        finally:
+            link.cut()
+
+    def _note(self, command: str, channels: Collection[str] = ()) -> None:
+        self.round_trips += 1
+        self._sent.append(_Sent(command, channels))
 
     async def _tell(self, link: Link, command: str, channels: Iterable[str]) -> None:
         names = sorted(channels)
         for at in range(0, len(names), _AT_A_TIME):
-            self.round_trips += 1
-            await link.send(command, *names[at : at + _AT_A_TIME])
+            some = names[at : at + _AT_A_TIME]
+            self._note(command, some)
+            await link.send(command, *some)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from delayq._logging import about
 from delayq._redis.group_commit import own_copy
+from delayq._redis.hand_back import send
 from delayq._redis.retry import retry_delay
 from delayq._scheduling.prefetch import fetches_more, next_batch
-from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
+from delayq.errors import Closed, DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
+    from delayq._redis.hand_back import HandBack, LastCalls
     from delayq._scheduling.services import Services
+    from delayq.wheel import Timeout
 
 _log = logging.getLogger("delayq")
 
@@ -27,10 +29,15 @@ Item = TypeVar("Item")
 Taken = tuple[int, Item]
 """An item with its place in the order of taking, so that what is given back keeps that order."""
 
-# The fetching task, and the one that makes the call, take so many turns of the event loop to start.
+# Turns of the event loop until the task that makes the call has started and has sent it.
 _TURNS_TO_LEAVE = 2
-# And so many pass until a loop that was handed something has noticed that the queue is closed.
+# And until a loop that was handed something has noticed that the queue is closed.
 _TURNS_TO_RESUME = 3
+# One call gives back this many items at most, and no more bytes unless it is one item: a script blocks the whole server.
+_CHUNK = 100
+_CHUNK_BYTES = 256 * 1024
+# Calls that give back are sent this many at a time, one behind the other.
+_AT_ONCE = 16
 # How long a caller who does not want to wait for messages waits for the server, seconds.
 ANSWER_WITHIN = 5.0
 
@@ -47,13 +54,39 @@ def shares(count: int, wants: Sequence[int]) -> list[int]:
 
 
 class _Waiter(Generic[Item]):
-    __slots__ = ("future", "joined", "once", "want")
+    __slots__ = ("future", "joined", "limit", "once", "want")
 
     def __init__(self, future: asyncio.Future[list[Taken[Item]]], want: int, *, once: bool, joined: int) -> None:
         self.future = future
         self.want = want
         self.once = once
         self.joined = joined
+        self.limit: Timeout | None = None
+
+    def take_result(self) -> list[Taken[Item]]:
+        """What it was handed, if anything."""
+        future = self.future
+        return future.result() if future.done() and not future.cancelled() and future.exception() is None else []
+
+
+class _Reader(Generic[Item]):
+    """A loop: what it has at hand, and what it fetches while it handles that."""
+
+    __slots__ = ("ahead", "fetching")
+
+    def __init__(self) -> None:
+        self.ahead: deque[Taken[Item]] = deque()
+        self.fetching: _Waiter[Item] | None = None
+
+
+class _Chunk(Generic[Item]):
+    """Items that go back in one call."""
+
+    __slots__ = ("call", "items")
+
+    def __init__(self, call: HandBack, items: list[Taken[Item]]) -> None:
+        self.call = call
+        self.items = items
 
 
 class Taker(Generic[Item]):
@@ -71,37 +104,50 @@ class Taker(Generic[Item]):
         push: Callable[[], None],
         wanted: Callable[[], None],
         idle: Callable[[], None],
-        put_back: Callable[[Sequence[Item], str], Awaitable[None]],
+        hand_back: Callable[[Sequence[Item]], HandBack],
+        size: Callable[[Item], int] = lambda _: 0,
     ) -> None:
         """Args:
         queue: Its name, for the log.
         push: Asks for an attempt to take; it begins with :meth:`begin` and ends with :meth:`end` or :meth:`fail`.
         wanted: The same for who can wait: not needed where it is known that there is nothing yet.
         idle: Called when the last one who waited for messages to come has left.
-        put_back: Brings items back to the server. A repetition has the same token as the first try.
+        hand_back: Makes the call that brings items back to the server, in this order, ahead of all that is there.
+        size: How many bytes an item has in that call.
         """
         self._queue = queue
+        self._server = services.server
         self._timer = services.timer
         self._background = services.background
         self._push = push
         self._wanted = wanted
         self._idle = idle
-        self._put_back = put_back
+        self._hand_back = hand_back
+        self._size = size
         self._patient = 0
         # In the order in which they came.
         self._waiters: dict[_Waiter[Item], None] = {}
-        self._buffers: dict[int, deque[Taken[Item]]] = {}
+        self._readers: dict[_Reader[Item], None] = {}
+        # What goes back: not in a call yet, and in calls, those first that go back first.
         self._returned: list[Taken[Item]] = []
+        self._chunks: list[_Chunk[Item]] = []
         self._returning: asyncio.Task[Any] | None = None
         self._attempts = 0
         self._attempt: asyncio.Future[None] | None = None
         self._taken = 0
-        self._closed = False
+        # Once it is closed.
+        self._last: LastCalls | None = None
+        self._sent_last = False
 
     @property
     def waiting(self) -> bool:
         """Whether somebody waits for messages that are still to come."""
         return self._patient > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody takes, and nothing is on its way back."""
+        return not (self._waiters or self._readers or self._returned or self._chunks or self._attempt)
 
     async def get(self, want: int, timeout: float | None) -> list[Taken[Item]]:
         """Take one to ``want`` items, waiting ``timeout`` seconds at most (None: as long as it takes); [] if none came.
@@ -111,8 +157,19 @@ class Taker(Generic[Item]):
             ServerUnavailable, OutcomeUnknown: Only with a timeout of 0: the server could not be asked.
             ServerRefused: The server does not let us take.
         """
-        if self._closed:
+        if self._last is not None:
             raise Closed("the queue is closed")
+        waiter = self._join(want, timeout)
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            self.give_back(waiter.take_result())
+            raise
+        finally:
+            self._leave(waiter)
+
+    def _join(self, want: int, timeout: float | None) -> _Waiter[Item]:
+        """Put a caller into the row, as :meth:`get` does. It is to be taken out by :meth:`_leave`."""
         once = timeout is not None and timeout <= 0
         # Not _Waiter[Item](...): calling an alias costs more than all the rest.
         waiter: _Waiter[Item] = _Waiter(asyncio.get_running_loop().create_future(), want, once=once, joined=self._attempts)
@@ -122,19 +179,9 @@ class Taker(Generic[Item]):
             self._push()
         else:
             self._wanted()
-        limit = None
         if timeout is not None:
-            limit = self._timer.new_timeout(lambda _: self._expired(waiter), ANSWER_WITHIN if once else timeout)
-        try:
-            return await waiter.future
-        except asyncio.CancelledError:
-            if waiter.future.done() and not waiter.future.cancelled() and not waiter.future.exception():
-                self.give_back(waiter.future.result())
-            raise
-        finally:
-            if limit is not None:
-                limit.cancel()
-            self._leave(waiter)
+            waiter.limit = self._timer.new_timeout(lambda _: self._expired(waiter), ANSWER_WITHIN if once else timeout)
+        return waiter
 
     @property
     def wanted(self) -> int:
@@ -181,10 +228,13 @@ class Taker(Generic[Item]):
     def give_back(self, taken: Iterable[Taken[Item]], *, more: bool = False) -> None:
         """Hand items to whoever waits, and what nobody wants back to the server, in order."""
         rest = self._hand_out(sorted(taken), more=more)
-        if rest:
-            self._returned.extend(rest)
-            if self._returning is None:
-                self._returning = self._background.spawn(self._return(), "give back")
+        if not rest:
+            return
+        self._returned.extend(rest)
+        if self._last is not None:
+            self._send_last()
+        elif self._returning is None:
+            self._returning = self._background.spawn(self._return(), "give back")
 
     async def batches(self) -> AsyncGenerator[deque[Taken[Item]], None]:
         """Take without end: batches of one to 100, as many as the reader handles in a moment. Ends when the queue closes.
@@ -194,75 +244,62 @@ class Taker(Generic[Item]):
         The reader empties each batch. What it leaves in it when it goes, or when the queue closes, goes back.
         """
         loop = asyncio.get_running_loop()
-        ahead: deque[Taken[Item]] = deque()
-        following: deque[Taken[Item]] = deque()
-        for buffer in (ahead, following):
-            self._buffers[id(buffer)] = buffer
-        fetching: asyncio.Task[None] | None = None
+        reader: _Reader[Item] = _Reader()
+        self._readers[reader] = None
+        ahead = reader.ahead
         batch = 1
         try:
-            while await self._fill(ahead, following, fetching, batch):
-                fetching = None
+            while await self._fill(reader, batch):
                 count, started = len(ahead), loop.time()
                 if fetches_more(batch, count):
                     # While these are handled: neither we nor the server need wait for the other.
-                    fetching = await self._start_fetching(following, batch)
+                    reader.fetching = self._join(batch, 0)
+                    # A reader who never waits would keep the call from leaving.
+                    for _ in range(_TURNS_TO_LEAVE):
+                        await asyncio.sleep(0)
                 yield ahead
                 batch = next_batch(batch, count, loop.time() - started)
         finally:
-            if fetching is not None:
-                fetching.cancel()
-            for buffer in (ahead, following):
-                self._buffers.pop(id(buffer), None)
-                if buffer:
-                    self.give_back(buffer)
-                    # Who still has a message of this batch shall not think that more are at hand.
-                    buffer.clear()
+            del self._readers[reader]
+            # At once, so that all of it goes back in order.
+            self.give_back(self._take_all(reader))
 
-    async def _fill(
-        self, ahead: deque[Taken[Item]], following: deque[Taken[Item]], fetching: asyncio.Task[None] | None, want: int
-    ) -> bool:
-        """Put what comes next into ``ahead``. False if the queue has closed, though something may have come in that very turn."""
-        if fetching is not None:
-            await fetching
-            ahead.extend(following)
-            following.clear()
-        if not ahead:
+    def _take_all(self, reader: _Reader[Item]) -> list[Taken[Item]]:
+        """Take away what a reader has at hand and has fetched, also so that no message thinks that more is at hand."""
+        taken = list(reader.ahead)
+        reader.ahead.clear()
+        if (waiter := reader.fetching) is not None:
+            reader.fetching = None
+            self._leave(waiter)
+            taken += waiter.take_result()
+            # Nobody looks at it any more.
+            waiter.future.cancel()
+        return taken
+
+    async def _fill(self, reader: _Reader[Item], want: int) -> bool:
+        """Put what comes next ahead of a reader. Returns False if the queue has closed."""
+        if (waiter := reader.fetching) is not None:
+            # What could not be had is asked for again.
+            with suppress(DelayqError):
+                await waiter.future
+            reader.ahead.extend(self._take_all(reader))
+        if not reader.ahead:
             with suppress(Closed):
-                ahead.extend(await self.get(want, None))
-        return not self._closed
+                reader.ahead.extend(await self.get(want, None))
+        return self._last is None
 
-    async def _start_fetching(self, into: deque[Taken[Item]], want: int) -> asyncio.Task[None]:
-        task = self._background.spawn(self._fetch(into, want), "fetch")
-        try:
-            # A reader who never waits would keep the call from leaving.
-            for _ in range(_TURNS_TO_LEAVE):
-                await asyncio.sleep(0)
-        except BaseException:
-            task.cancel()
-            raise
-        return task
-
-    async def _fetch(self, into: deque[Taken[Item]], want: int) -> None:
-        # What cannot be had now, the reader asks for again.
-        with suppress(DelayqError):
-            taken = await self.get(want, 0)
-            if self._closed:
-                self.give_back(taken)
-            else:
-                into.extend(taken)
-
-    def close(self) -> None:
-        """End every waiting call. What was taken and not handed to anybody goes back."""
-        self._closed = True
+    def close(self, last: LastCalls) -> None:
+        """End every waiting call. What was taken and not handed to anybody is written back before this returns."""
+        self._last = last
         for waiter in list(self._waiters):
             self._leave(waiter)
             if not waiter.future.done():
                 waiter.future.set_exception(Closed("the queue is closed"))
-        for ahead in list(self._buffers.values()):
-            self.give_back(ahead)
-            ahead.clear()
-        self._buffers.clear()
+        for reader in self._readers:
+            self._returned += self._take_all(reader)
+        if self._returning is not None:
+            self._returning.cancel()
+        self._send_last()
 
     async def returned(self, within: float) -> None:
         """Wait until what was given back is on the server, ``within`` seconds at most."""
@@ -271,30 +308,47 @@ class Taker(Generic[Item]):
 
     async def aclose(self, grace: float) -> None:
         """Wait until everything is back, for ``grace`` seconds at most."""
-        # Whoever was handed something in the turn in which we closed gives it back when it resumes.
+        assert self._last is not None, "closed before"
+        # A caller who was handed something in the turn in which we closed gives it back when it resumes.
         for _ in range(_TURNS_TO_RESUME):
             await asyncio.sleep(0)
-        await self.returned(grace)
-        if self._returned:
+        await self._last.settle(grace)
+        if lost := sum(len(chunk.items) for chunk in self._chunks if not chunk.call.is_done):
             _log.error(
                 "%d messages of queue %r were taken and could not be given back: the server does not answer",
-                len(self._returned),
+                lost,
                 self._queue,
                 extra=about(self._queue),
             )
 
+    def _send_last(self) -> None:
+        # First what was sent already: it is repeated as it was.
+        assert self._last is not None, "closed before"
+        fresh = self._cut()
+        if not self._sent_last:
+            fresh = [*self._chunks, *fresh]
+            self._sent_last = True
+        self._chunks += fresh
+        self._last.send(self._queue, (chunk.call for chunk in fresh))
+
     def _hand_out(self, taken: list[Taken[Item]], *, more: bool = False) -> list[Taken[Item]]:
-        waiters = [waiter for waiter in self._waiters if not waiter.future.done()]
-        wants = [waiter.want for waiter in waiters]
-        at = 0
-        # Where more is on its way, the first ones get all they want, and handle it while the others' comes.
-        for waiter, share in zip(waiters, wants if more else shares(len(taken), wants), strict=True):
-            if share and at < len(taken):
-                self._resolve(waiter, taken[at : at + share])
-                at += share
-        return taken[at:]
+        waiting = [waiter for waiter in self._waiters if not waiter.future.done()]
+        # Those for whom the attempt was made come first: what one of them gives back then goes, in order, to the others.
+        asked = [waiter for waiter in waiting if waiter.joined < self._attempts]
+        for waiters in (asked, [waiter for waiter in waiting if waiter.joined >= self._attempts]):
+            wants = [waiter.want for waiter in waiters]
+            at = 0
+            # Where more is on its way, the first ones get all they want, and handle it while the others' comes.
+            for waiter, share in zip(waiters, wants if more else shares(len(taken), wants), strict=True):
+                if share and at < len(taken):
+                    self._resolve(waiter, taken[at : at + share])
+                    at += share
+            taken = taken[at:]
+        return taken
 
     def _leave(self, waiter: _Waiter[Item]) -> None:
+        if waiter.limit is not None:
+            waiter.limit.cancel()
         if waiter in self._waiters:
             del self._waiters[waiter]
             self._patient -= not waiter.once
@@ -314,33 +368,43 @@ class Taker(Generic[Item]):
         else:
             waiter.future.set_result([])
 
+    def _cut(self) -> list[_Chunk[Item]]:
+        """Put what goes back into calls that are short enough for one script, the last ones of the order first."""
+        items, self._returned = sorted(self._returned), []
+        chunks = []
+        while items:
+            first, size = len(items), 0
+            while first and len(items) - first < _CHUNK:
+                size += self._size(items[first - 1][1])
+                if size > _CHUNK_BYTES and first < len(items):
+                    break
+                first -= 1
+            chunks.append(_Chunk(self._hand_back([item for _, item in items[first:]]), items[first:]))
+            del items[first:]
+        return chunks
+
     async def _return(self) -> None:
         failures = 0
-        batch: list[Taken[Item]] = []
-        token = ""
         try:
-            while self._returned:
-                if not batch:
-                    if self._attempt is not None:
-                        # What it brings comes behind these, so it has to go back with them.
-                        await asyncio.wait({self._attempt})
-                    batch, token = sorted(self._returned), secrets.token_hex(8)
-                try:
-                    await self._put_back([item for _, item in batch], token)
-                except DelayqError as error:
-                    failures += 1
-                    if failures == 1:
-                        _log.warning(
-                            "giving %d messages of queue %r back: %s", len(batch), self._queue, error, extra=about(self._queue)
-                        )
-                    if not isinstance(error, OutcomeUnknown):
-                        # Nothing is back, so whoever has come meanwhile may have it. Otherwise the very same call must be
-                        # repeated, which its token keeps from being carried out twice.
-                        self._returned = self._hand_out(sorted(self._returned))
-                        batch = []
-                    await asyncio.sleep(retry_delay(failures))
-                else:
-                    del self._returned[: len(batch)]
-                    batch, failures = [], 0
+            while self._returned or self._chunks:
+                if self._attempt is not None:
+                    # What it brings comes behind these, so it has to go back before them.
+                    await asyncio.wait({self._attempt})
+                self._chunks += self._cut()
+                chunks = self._chunks[:_AT_ONCE]
+                await send(self._server, [chunk.call for chunk in chunks])
+                left = [chunk for chunk in chunks if not chunk.call.is_done]
+                # What may be back is repeated as it is. What is not may go to who has come meanwhile.
+                self._chunks[: len(chunks)] = [chunk for chunk in left if chunk.call.is_unsure]
+                self._returned += [item for chunk in left if not chunk.call.is_unsure for item in chunk.items]
+                if not left:
+                    failures = 0
+                    continue
+                failures += 1
+                if failures == 1:
+                    count, error = sum(len(chunk.items) for chunk in left), left[0].call.outcome
+                    _log.warning("giving %d messages of queue %r back: %s", count, self._queue, error, extra=about(self._queue))
+                self._returned = self._hand_out(sorted(self._returned))
+                await asyncio.sleep(retry_delay(failures))
         finally:
             self._returning = None

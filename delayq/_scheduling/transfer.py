@@ -6,21 +6,28 @@ import asyncio
 import itertools
 import logging
 import secrets
-from contextlib import suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
-from delayq._redis.scripts import GIVE_BACK, RECOVER, TRANSFER
+from delayq._redis.group_commit import Request
+from delayq._redis.hand_back import HandBack, send
+from delayq._redis.retry import retry_delay
+from delayq._redis.scripts import ACK, GIVE_BACK, POLL_PENDING, TRANSFER
+from delayq._redis.server import Confirmation
 from delayq._scheduling.counts import Counts
-from delayq._scheduling.leases import Lease, Leases, token
+from delayq._scheduling.lease_keeper import LeaseKeeper
+from delayq._scheduling.leases import Lease, Leases
 from delayq._scheduling.push import NOT_ASKED, Pushes, due_us
 from delayq._scheduling.ready_watch import ReadyWatch
 from delayq._scheduling.taker import Taker
-from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
+from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from delayq._redis.hand_back import LastCalls
     from delayq._redis.keys import DelayedKeys
     from delayq._scheduling.services import Services
 
@@ -28,12 +35,49 @@ _log = logging.getLogger("delayq")
 
 # Messages moved or taken per script: a script blocks the whole server while it runs.
 BATCH = 100
-# What a call hands out is kept on the server until its answer has arrived, for so long at most; ms.
-KEEP_MS = 3_600_000
-# A hand-back may hold up the next transfer for so long; seconds.
+# And no more bytes than this, but for the first one: an answer has to cross a slow network in reasonable time.
+MOST_BYTES = 512 * 1024
+# What a call hands out goes back after this time unless the client confirms that the answer has come; microseconds.
+CONFIRM_US = 300_000_000
+# An answer that took longer than this, seconds, is confirmed before anybody gets what it brings: it may have gone back.
+_LATE = 240.0
+# A hand-back may hold up the next transfer for this long; seconds.
 RETURN_WITHIN = 0.1
-# A call that was given up may still reach the server, through a slow network, for so long; ms.
+# A call that was given up may still reach the server, through a slow network, this long after; ms.
 FENCE_MS = 60_000
+# A hand-back is repeated until it is answered, for this long at most: then its repetition is not recognised any more; ms.
+REPEAT_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class HandOut:
+    """A call that may have handed something out.
+
+    Attributes:
+        call: Its name.
+        places: How many leases it may have made, one for each payload; 0: one for all.
+    """
+
+    call: str
+    places: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lessee:
+    """Those who take under leases of one length.
+
+    Attributes:
+        taker: Hands out what they take.
+        keeper: Renews the leases of what is being handled.
+    """
+
+    taker: Taker[Lease]
+    keeper: LeaseKeeper[Lease]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody takes, and nothing is held or on its way back."""
+        return self.taker.is_idle and not self.keeper.held
 
 
 class TransferTask:
@@ -54,36 +98,46 @@ class TransferTask:
         self._services = services
         self._server = services.server
         self._clock = services.clock
+        self._background = services.background
         self.pushes: Pushes = Pushes(keys.name, self.run_once, services, lambda: self.waiting)
         self._watch = ReadyWatch(keys, services, self.pushes.push)
         self.leases: Leases = Leases(keys, services, self.announced, self.counts, listed=listed)
-        self.taker: Taker[bytes] = self._new_taker(self._put_back)
-        self._lessees: dict[int, Taker[Lease]] = {}
-        # The last call's name, how many it was to hand out, and for how long, if its answer was lost.
-        self._unsure: tuple[str, int, int] | None = None
-        # The name of the last call that gave back, if its answer was lost.
-        self._unsure_back = ""
+        self.taker: Taker[bytes] = self._new_taker(self._back_by_value, len)
+        self._lessees: dict[int, Lessee] = {}
+        # Calls that may have handed out something that has not arrived: still on their way, and those whose answer was lost.
+        self._under_way: dict[HandOut, None] = {}
+        self._lost: dict[HandOut, None] = {}
+        self._recovering: asyncio.Task[Any] | None = None
+        # Tokens of what has arrived, as the server has not answered to know yet.
+        self._unconfirmed: dict[str, None] = {}
         # Names this task's calls on the server.
         self._token = secrets.token_hex(6)
         self._calls = itertools.count()
+        self._turns = itertools.count()
         # The last call that had something for those who take for good (0), or under a lease of so long.
-        self._served: dict[int, int] = {}
+        self._served: dict[int, int] = {0: -1}
         # Whether the ready list was empty when we last looked.
         self._emptied = False
         # Whether the server has said that we may not move anything.
         self._barred = False
+        self._last: LastCalls | None = None
         self.quarantined: int = 0
         self.returned: int = 0
 
     @property
     def waiting(self) -> bool:
         """Whether somebody waits for messages that are still to come."""
-        return self.taker.waiting or any(taker.waiting for taker in self._lessees.values())
+        return any(taker.waiting for _, taker in self._takers())
 
-    def lessee(self, lease_us: int) -> Taker[Lease]:
-        """Those who take under a lease of so many microseconds."""
+    def lessee(self, lease_us: int) -> Lessee:
+        """Those who take under a lease of this many microseconds."""
         if lease_us not in self._lessees:
-            self._lessees[lease_us] = self._new_taker(self._release)
+            for unused in [each for each, lessee in self._lessees.items() if lessee.is_idle]:
+                self._lessees.pop(unused).keeper.close()
+                del self._served[unused]
+            taker = self._new_taker(self._release, lambda _: 0)
+            self._lessees[lease_us] = Lessee(taker, LeaseKeeper(self.keys.name, lease_us, self.leases, self._services))
+            self._served[lease_us] = -1
         return self._lessees[lease_us]
 
     def announced(self, due_ms: int) -> None:
@@ -92,6 +146,8 @@ class TransferTask:
 
     def resynced(self, due_us: int, ready: int) -> None:
         """The safety re-check found when the next one is due, as :meth:`Pushes.next_due` takes it, and ``ready`` payloads."""
+        if ready:
+            self._watch.overlooked()
         self.pushes.next_due(0 if ready and self.waiting else due_us)
 
     @property
@@ -128,7 +184,7 @@ class TransferTask:
         return due
 
     def _takers(self) -> list[tuple[int, Taker[Any]]]:
-        return [(0, self.taker), *self._lessees.items()]
+        return [(0, self.taker), *((lease_us, lessee.taker) for lease_us, lessee in self._lessees.items())]
 
     async def _run_once(self) -> int:
         takers = self._takers()
@@ -139,7 +195,7 @@ class TransferTask:
                 await taker.returned(RETURN_WITHIN)
             wanted = [taker for taker in takers if taker[1].wanted] or takers[:1]
             # Whoever has had nothing for longest comes first.
-            wanted.sort(key=lambda taker: self._served.get(taker[0], -1))
+            wanted.sort(key=lambda taker: self._served[taker[0]])
             dues = [await self._call(*taker) for taker in wanted]
         except DelayqError as error:
             for _, taker in takers:
@@ -153,28 +209,28 @@ class TransferTask:
             self._watch.start()
         return due
 
-    async def _call(self, lease_us: int, taker: Taker[Any]) -> int:
-        keys, number = self.keys, next(self._calls)
+    def new_call(self) -> str:
+        """A name for a call of this client to the queue, or for what gives back."""
         # Of one length, for ACL patterns; what a call leaves behind is long gone when its number comes again.
-        call = f"{self._token}-{number % 10**8:08}"
-        taken_key = keys.taken(call)
+        return f"{self._token}-{next(self._calls) % 10**8:08}"
 
-        def confirm(answer: Any) -> tuple[str, ...] | None:
-            return ("UNLINK", taken_key) if answer[-1] and not lease_us else None
-
+    async def _call(self, lease_us: int, taker: Taker[Any]) -> int:
+        keys, call = self.keys, self.new_call()
         take = min(taker.begin(), BATCH)
+        handed = HandOut(call, take if lease_us else 0)
         asked_at = self._clock.local()
-        try:
+        with self.handing_out(handed):
             now, wait, moved, poison, returned, left, listeners, payloads = await self._server.run_once(
                 TRANSFER,
-                (keys.ready, keys.timeout, keys.ordered, keys.quarantine, taken_key, keys.leases, keys.leased, keys.turns),
-                (BATCH, take, KEEP_MS, lease_us, call, self.pushes.signature()),
-                confirm,
+                (keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.fence(call), keys.leases, keys.leased, keys.turns),
+                (BATCH, take, MOST_BYTES, lease_us or CONFIRM_US, int(lease_us > 0), call, self.pushes.signature()),
+                lambda answer: self.confirmation(call, asked_at) if answer[-1] and not lease_us else None,
             )
-        except OutcomeUnknown:
-            if take:
-                self._unsure = call, take, lease_us
-            raise
+            if payloads and not lease_us and not self.is_ours(asked_at):
+                payloads = payloads if await self._confirm_late(call) else []
+            elif self._last is not None:
+                # Closing has given it back.
+                payloads = []
         self._clock.observe(now, asked_at)
         if moved < BATCH:
             # One that is due in this very millisecond may be offered yet.
@@ -190,10 +246,9 @@ class TransferTask:
                 "queue %r: the lease of %d messages ended, they are ready again", keys.name, returned, extra=about(keys.name)
             )
         if payloads:
-            self._served[lease_us] = number
+            self._served[lease_us] = next(self._turns)
         if lease_us:
-            ends_ms = -(-(now + lease_us) // 1000)
-            taker.end(Lease(token(call, place), payload, ends_ms) for place, payload in enumerate(payloads, 1))
+            taker.end(self.leases.made(call, payloads, now, lease_us))
         else:
             taker.end(payloads)
         self._emptied = not left
@@ -201,47 +256,187 @@ class TransferTask:
             self.pushes.found(listeners)
         return 0 if left and taker.waiting else due_us(now, wait)
 
-    async def _recover(self) -> None:
-        """Settle what the last call handed out, if its answer was lost, so that it reaches somebody after all."""
-        if self._unsure is None:
-            return
-        call, take, lease_us = self._unsure
-        if lease_us:
-            await self.leases.release([token(call, place) for place in range(1, take + 1)])
-            self._unsure = None
-            return
-        taken_key = self.keys.taken(call)
-        payloads = await self._server.run(RECOVER, (taken_key,), (FENCE_MS,))
-        self._unsure = None
-        if payloads:
-            self.taker.receive(payloads)
-            await self._server.command("UNLINK", taken_key)
+    async def poll_pending(self, limit: int, *, listed: int) -> tuple[HandOut, int, list[bytes]]:
+        """Take up to ``limit`` records out of what is pending. They go back unless :meth:`confirm_all` follows within minutes.
 
-    async def aclose(self, grace: float) -> None:
-        """Stop, within ``grace`` seconds, and bring back what was taken for nobody."""
+        Returns the call, how many records left, with those that cannot be read, and the payloads.
+
+        Raises:
+            ServerError: As :meth:`Server.run_once`. Nothing is taken, or it goes back.
+        """
+        keys, call = self.keys, self.new_call()
+        handed = HandOut(f"{call}:pending")
+        names = (keys.timeout, keys.ordered, keys.quarantine, keys.leases, keys.leased, keys.fence(call))
+        with self.handing_out(handed):
+            left, payloads = await self._server.run_once(
+                POLL_PENDING, names, (limit, MOST_BYTES, listed, CONFIRM_US, handed.call), lambda _: None
+            )
+        return handed, left, payloads
+
+    async def confirm_all(self, taken: Sequence[HandOut], asked_at: float) -> None:
+        """Tell the server that the answers have come to calls of which the first was made at ``asked_at``.
+
+        Raises:
+            Closed: The queue was closed meanwhile: all of it goes back.
+            ServerUnavailable: It took so long that a part of it went back, and the rest does.
+        """
+        if self._last is not None:
+            self.lose(taken)
+            raise Closed("the queue is closed")
+        if not self.is_ours(asked_at) and not all([await self._confirm_late(handed.call) for handed in taken]):
+            raise ServerUnavailable("the messages took so long to arrive that they went back: poll fewer at a time")
+        self._confirm([handed.call for handed in taken])
+
+    @contextmanager
+    def handing_out(self, handed: HandOut) -> Iterator[None]:
+        """Make a call that may hand something out. What becomes of it unless the call ends well goes back where it was."""
+        self._under_way[handed] = None
+        try:
+            yield
+        except (ServerUnavailable, ServerRefused):
+            # It was not carried out.
+            raise
+        except BaseException:
+            self._lost[handed] = None
+            raise
+        finally:
+            del self._under_way[handed]
+
+    def lose(self, handed: Iterable[HandOut]) -> None:
+        """Have the server take back what these calls handed out: those who wanted it have gone."""
+        self._lost.update(dict.fromkeys(handed))
+        if self._lost and self._last is not None:
+            self._last.send(self.keys.name, map(self.back_by_name, self._lost))
+        elif self._lost and self._recovering is None:
+            self._recovering = self._background.spawn(self._recover_soon(), "recover")
+
+    def is_ours(self, asked_at: float) -> bool:
+        """Whether what was handed out cannot have gone back yet, if the call was made at ``asked_at``."""
+        return self._clock.local() - asked_at < _LATE
+
+    def confirmation(self, token: str, asked_at: float) -> Confirmation | None:
+        """What tells the server that the answer has come to a call that handed out under this token; None where it goes back."""
+        keys = self.keys
+
+        def told(answer: Any) -> None:
+            if not isinstance(answer, Exception):
+                self._unconfirmed.pop(token, None)
+            elif self._last is None:
+                self._confirm([token])
+
+        if self._last is not None or not self.is_ours(asked_at):
+            return None
+        self._unconfirmed[token] = None
+        # In this order: what is left of the first one alone would never be found.
+        return Confirmation((("HDEL", keys.leased, token), ("ZREM", keys.leases, token)), told)
+
+    def _confirm(self, tokens: Sequence[str]) -> None:
+        """The same, before this returns if a connection is open, and until the server has answered."""
+        if tokens:
+            self._unconfirmed.update(dict.fromkeys(tokens))
+            calls = self._confirming(tokens)
+            sent = self._server.pipeline_now(calls)
+            self._background.spawn(self._confirmed(tokens, calls, sent[1] if sent else []), "confirm")
+
+    def _confirming(self, tokens: Sequence[str]) -> list[HandBack]:
+        keys = (self.keys.leases, self.keys.leased)
+        return [HandBack(Request(ACK, keys, tokens[at : at + BATCH])) for at in range(0, len(tokens), BATCH)]
+
+    async def _confirmed(self, tokens: Sequence[str], calls: list[HandBack], sent: Sequence[asyncio.Future[None]]) -> None:
+        # It must arrive before the messages go back: their callers have them.
+        give_up_at, failures = self._clock.local() + CONFIRM_US / 1_000_000, 0
+        if sent:
+            await asyncio.wait(sent)
+        while missing := [call for call in calls if not call.is_done]:
+            if self._clock.local() > give_up_at:
+                _log.warning(
+                    "queue %r: the server did not answer for %d s, and may deliver again what was taken just before",
+                    self.keys.name,
+                    CONFIRM_US // 1_000_000,
+                    extra=about(self.keys.name),
+                )
+                break
+            failures += 1
+            await asyncio.sleep(retry_delay(failures))
+            await send(self._server, missing)
+        for token in tokens:
+            self._unconfirmed.pop(token, None)
+
+    async def _confirm_late(self, token: str) -> bool:
+        """Tell the server that an answer has come, perhaps too late, and return whether the messages are still ours."""
+        try:
+            (ours,) = await self._server.run(ACK, (self.keys.leases, self.keys.leased), (token,))
+        except OutcomeUnknown:
+            self._confirm([token])
+            return True
+        return bool(ours)
+
+    async def _recover(self) -> None:
+        """Have the server take back what calls handed out whose answers were lost."""
+        for handed in list(self._lost):
+            await self._server.run(*self.back_by_name(handed).request)
+            self._lost.pop(handed, None)
+
+    async def _recover_soon(self) -> None:
+        failures = 0
+        try:
+            while self._lost:
+                try:
+                    await self._recover()
+                except ServerError:
+                    failures += 1
+                    await asyncio.sleep(retry_delay(failures))
+        finally:
+            self._recovering = None
+
+    def back_by_name(self, handed: HandOut) -> HandBack:
+        """What brings back all that a call has handed out, or keeps it from handing out anything."""
+        return self._give_back(handed.call, FENCE_MS, handed.places, ())
+
+    def _back_by_value(self, payloads: Sequence[bytes]) -> HandBack:
+        call = self.new_call()
+        back = self._give_back(call, REPEAT_MS, 0, payloads)
+        return HandBack(back.request, self.keys.fence(call))
+
+    def _give_back(self, call: str, fence_ms: int, places: int, payloads: Sequence[bytes]) -> HandBack:
+        keys = self.keys
+        names = (keys.ready, keys.timeout, keys.ordered, keys.leases, keys.leased, keys.fence(call.partition(":")[0]))
+        return HandBack(Request(GIVE_BACK, names, (fence_ms, call, places, *payloads)))
+
+    def _release(self, leases: Sequence[Lease]) -> HandBack:
+        return HandBack(self.leases.releasing([lease.token for lease in leases]))
+
+    def close(self, last: LastCalls) -> None:
+        """Call no more, and write what brings back all that was taken for nobody, before this returns."""
+        self._last = last
         self.pushes.close()
         self._watch.close()
-        takers: list[Taker[Any]] = [self.taker, *self._lessees.values()]
-        for taker in takers:
-            taker.close()
-        await self.pushes.aclose(grace)
-        with suppress(ServerError, TimeoutError):
-            async with asyncio.timeout(grace / 2):
-                await self._recover()
-        await asyncio.gather(self.leases.aclose(grace / 2), *(taker.aclose(grace / 2) for taker in takers))
+        # What calls on their way bring comes behind what is here, so it goes back first.
+        last.send(self.keys.name, map(self.back_by_name, [*self._lost, *self._under_way]))
+        last.send(self.keys.name, self._confirming([*self._unconfirmed]))
+        for lessee in self._lessees.values():
+            lessee.keeper.close()
+        for _, taker in self._takers():
+            taker.close(last)
+
+    async def aclose(self, grace: float) -> None:
+        """Wait until what :meth:`close` has written has arrived, for ``grace`` seconds at most."""
+        await asyncio.gather(self.leases.aclose(grace), *(taker.aclose(grace) for _, taker in self._takers()))
+        await self.pushes.aclose(0)
 
     def _idle(self) -> None:
         if not self.waiting:
             self._watch.idle()
 
-    def _new_taker(self, put_back: Callable[[Sequence[Any], str], Awaitable[None]]) -> Taker[Any]:
+    def _new_taker(self, hand_back: Callable[[Sequence[Any]], HandBack], size: Callable[[Any], int]) -> Taker[Any]:
         return Taker(
             self.keys.name,
             self._services,
             push=self.pushes.push,
             wanted=self._wanted,
             idle=self._idle,
-            put_back=put_back,
+            hand_back=hand_back,
+            size=size,
         )
 
     def _wanted(self) -> None:
@@ -250,22 +445,3 @@ class TransferTask:
             self._watch.start()
         else:
             self.pushes.push()
-
-    async def _put_back(self, payloads: Sequence[bytes], call: str) -> None:
-        marker = self.keys.marker(call)
-        keys = (self.keys.ready, marker)
-        if call != self._unsure_back:
-            try:
-                await self._server.run_once(GIVE_BACK, keys, payloads, lambda _: ("UNLINK", marker))
-            except OutcomeUnknown:
-                self._unsure_back = call
-            else:
-                return
-        # The first try may arrive yet, after this one: the marker that makes it do nothing stays until it expires.
-        try:
-            await self._server.run(GIVE_BACK, keys, payloads)
-        except ServerUnavailable as error:
-            raise OutcomeUnknown(str(error)) from error.__cause__
-
-    async def _release(self, leases: Sequence[Lease], _call: str) -> None:
-        await self.leases.release([lease.token for lease in leases])

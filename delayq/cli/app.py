@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import suppress
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -89,8 +89,17 @@ def run(arguments: list[str] | None = None) -> int:
         words = getattr(error, "format_message", None)
         if words is None:
             raise
-        return _fail(f"{words()} (more: delayq --help)")
+        return _fail(f"{words()} ({_hint(error)})")
     return status
+
+
+def _hint(error: Exception) -> str:
+    """Return what may help against wrong usage."""
+    context: Any = getattr(error, "ctx", None)
+    options = [] if context is None else [option for each in context.command.params for option in each.opts]
+    if "--queue" in options and "unexpected extra argument" in str(error):
+        return f"a queue is named by an option: {context.command_path} --queue NAME; more: {context.command_path} --help"
+    return "more: delayq --help"
 
 
 def _open_what_is_closed() -> None:

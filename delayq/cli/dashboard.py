@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from delayq.cli.demo.command import public_part
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson  # noqa: TC001 - typer reads it
 from delayq.cli.output import print_json, say
+from delayq.cli.running import server_of
 from delayq.client import URL_VARIABLE
 
 if TYPE_CHECKING:
@@ -52,9 +54,7 @@ def dashboard(
 
     Without a read token everybody who reaches it may read. On a loopback address it answers only to requests for localhost.
     """
-    address = url if url is not None else os.environ.get(URL_VARIABLE)
-    if not address:
-        raise CommandFailed(f"which server? Give --url, or set ${URL_VARIABLE}")
+    address = server_of(url)
     if find_spec("uvicorn") is None:
         raise CommandFailed("uvicorn is missing: pip install 'delayq[dashboard]'")
     options = {
@@ -69,33 +69,52 @@ def dashboard(
 async def _serve(address: str, host: str, port: int, options: dict[str, Any], *, as_json: bool) -> None:
     import uvicorn  # noqa: PLC0415 - an extra
 
-    async with delayq.connect(address) as client:
-        app: Any = delayq.dashboard(client, **options)
-        if _is_loopback(host):
-            app = _only_localhost(app, host)
-        # Live views never end by themselves.
-        config = uvicorn.Config(
-            app, host=host, port=port, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
-        )
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve())
-        while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.05)
-        if server.started:
-            listening = server.servers[0].sockets[0].getsockname()[1]
-            where = f"[{host}]" if ":" in host else host
-            shown = "embedded" if address.startswith("embedded:") else public_part(address)
-            read_only = options["token"] is None
-            if as_json:
-                print_json({"url": f"http://{where}:{listening}/", "server": shown, "read_only": read_only})
-            else:
-                say(f"http://{where}:{listening}/ shows the queues of {shown}, {'read-only' if read_only else 'with a token'}")
-        try:
+    with _listener(host, port) as listener:
+        async with delayq.connect(address) as client:
+            app: Any = delayq.dashboard(client, **options)
+            if _is_loopback(host):
+                app = _only_localhost(app, host)
+            # Live views never end by themselves.
+            config = uvicorn.Config(
+                app, host=host, port=port, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
+            )
+            server = uvicorn.Server(config)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
+                await asyncio.sleep(0.05)
+            if server.started:
+                listening = listener.getsockname()[1]
+                where = f"[{host}]" if ":" in host else host
+                shown = "embedded" if address.startswith("embedded:") else public_part(address)
+                read_only = options["token"] is None
+                if as_json:
+                    print_json({"url": f"http://{where}:{listening}/", "server": shown, "read_only": read_only})
+                else:
+                    say(
+                        f"http://{where}:{listening}/ shows the queues of {shown}, {'read-only' if read_only else 'with a token'}"
+                    )
             await serving
-        except SystemExit:
-            raise CommandFailed(f"nobody can listen on {host}:{port}") from None
-        if not server.started:
-            raise CommandFailed(f"nobody can listen on {host}:{port}")
+            if not server.started:
+                raise CommandFailed(f"the dashboard could not start on {host}:{port}")
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound. Left to uvicorn, a port that is used ends in a traceback.
+
+    Raises:
+        CommandFailed: The address cannot be used.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        # As uvicorn: one that was stopped a moment ago leaves the port free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise CommandFailed(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or --host"
+        ) from None
+    return listener
 
 
 def _is_loopback(host: str) -> bool:

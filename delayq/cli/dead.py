@@ -22,6 +22,7 @@ from delayq.cli.output import (
 from delayq.cli.queues import confirm
 from delayq.cli.running import clock, with_client
 from delayq.cli.shown import show_fields
+from delayq.errors import DecodeError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -142,6 +143,14 @@ def _each(name: str, words: str, ids: list[str] | None, target: Target, url: str
     raise typer.Exit(0 if done else 1)
 
 
+def _payload(letter: DeadLetter[bytes]) -> bytes:
+    """Return what was offered; of a damaged letter, what there is."""
+    try:
+        return letter.value
+    except DecodeError as error:
+        return error.payload
+
+
 def _facts(letter: DeadLetter[bytes], codec: Codec[Any]) -> dict[str, Any]:
     return {
         "id": letter.id,
@@ -154,7 +163,7 @@ def _facts(letter: DeadLetter[bytes], codec: Codec[Any]) -> dict[str, Any]:
         "headers": letter.headers,
         "priority": letter.priority,
         # An error of the codec's has a name of its own: the letter's stands above.
-        **{"undecodable" if field == "error" else field: value for field, value in payload_json(codec, letter.value).items()},
+        **{"undecodable" if field == "error" else field: value for field, value in payload_json(codec, _payload(letter)).items()},
     }
 
 
@@ -166,7 +175,7 @@ def _row(letter: DeadLetter[bytes], codec: Codec[Any], now: datetime) -> list[st
         moment_cell(letter.died_at, now),
         str(letter.attempt),
         why if len(why) <= _WHY else f"{why[: _WHY - 1]}…",
-        payload_text(codec, letter.value),
+        payload_text(codec, _payload(letter)),
     ]
 
 
@@ -180,7 +189,7 @@ def _show_long(letter: DeadLetter[bytes], codec: Codec[Any], now: datetime) -> N
             ("priority", str(letter.priority)),
             ("offered", moment_text(letter.enqueued_at, now)),
             *((f"header {name}", text) for name, text in letter.headers.items()),
-            ("value", payload_text(codec, letter.value)),
+            ("value", payload_text(codec, _payload(letter))),
         ]
     )
     for line in letter.traceback.splitlines():

@@ -27,7 +27,7 @@ from delayq.cli.options import (
     value_of,
 )
 from delayq.cli.output import clean, moment_json, moment_text, payload_json, payload_text, print_json, say, tell
-from delayq.cli.running import clock, with_client
+from delayq.cli.running import clock, server_of, with_client
 from delayq.cli.shown import Shown, show_list, show_one
 from delayq.errors import DuplicateMessage
 
@@ -97,7 +97,7 @@ def offer(
         return *await act(client), await clock(client)
 
     try:
-        name, due_at, now = with_client(url, both)
+        name, due_at, now = with_client(server_of(url), both)
     except DuplicateMessage:
         tell(f"the id {id!r} is taken, and nothing was stored: see --on-duplicate")
         raise typer.Exit(1) from None

@@ -53,6 +53,8 @@ CODECS = {
 CodecName = Annotated[str, typer.Option("--codec", metavar="NAME", help=f"How values are stored: {', '.join(CODECS)}.")]
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})([Zz]|[+-][0-9]{2}:?[0-9]{2})")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|min|m|h|d|w)")
 
 
@@ -116,10 +118,8 @@ def duration(text: str | None, option: str = "--delay") -> float | None:
     """Seconds, of ``90``, ``1.5s`` or ``1h30m``. Raises CommandFailed."""
     if text is None:
         return None
-    try:
+    if _NUMBER.fullmatch(text.strip()):
         return float(text)
-    except ValueError:
-        pass
     written = text.replace(" ", "")
     parts = _PART.findall(written)
     if not parts or "".join(map("".join, parts)) != written:
@@ -131,12 +131,15 @@ def instant(text: str | None) -> datetime | None:
     """A moment with a timezone. Raises CommandFailed."""
     if text is None:
         return None
+    if whole_day := _DAY.fullmatch(text.strip()):
+        # Python takes the zone of a day for its time, or refuses it.
+        text = f"{whole_day[1]}T00:00{whole_day[2]}"
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
         raise CommandFailed(f"--at is a moment such as 2030-01-31T12:00+01:00, not {text!r}") from None
     if at.utcoffset() is None:
-        raise CommandFailed(f"--at needs a timezone: {text}Z, or {text}+01:00")
+        raise CommandFailed(f"--at needs a time and a timezone: {at.isoformat()}Z, or {at.isoformat()}+01:00")
     return at
 
 

@@ -12,6 +12,7 @@ import anyio
 import typer
 
 import delayq
+from delayq.cli.errors import CommandFailed
 from delayq.cli.output import tell
 from delayq.client import URL_VARIABLE
 from delayq.errors import ServerRefused
@@ -30,6 +31,18 @@ async def clock(client: delayq.Client) -> datetime:
         return await client.server_time()
     except ServerRefused:
         return datetime.now(UTC)
+
+
+def server_of(url: str | None) -> str:
+    """Return the address that a command is given, for one that makes no sense on a private server.
+
+    Raises:
+        CommandFailed: There is none.
+    """
+    address = url if url is not None else os.environ.get(URL_VARIABLE)
+    if not address:
+        raise CommandFailed(f"which server? Give --url, or set ${URL_VARIABLE}; --url embedded: is a private one")
+    return address
 
 
 def with_client(
@@ -62,7 +75,7 @@ def with_client(
 
         for number in _SIGNALS:
             loop.add_signal_handler(number, interrupt, number)
-        async with delayq.connect(url or None) as client:
+        async with delayq.connect(url or os.environ.get(URL_VARIABLE) or "embedded:") as client:
             try:
                 return await act(client)
             except asyncio.CancelledError:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from delayq._error_text import unpack_error
 from delayq.cli.output import moment_cell, moment_json, moment_text, payload_json, payload_text, print_json, say, show_table
 from delayq.errors import DecodeError
 
@@ -26,11 +27,13 @@ class Shown:
         facts: For programs.
         moment: When it is due, or its lease ends.
         text: Its value in one line.
+        error: Its last error in one line.
     """
 
     facts: dict[str, Any]
     moment: datetime | None
     text: str
+    error: str = ""
 
     @classmethod
     def of_message(cls, message: Message[bytes], codec: Codec[Any]) -> Shown:
@@ -55,7 +58,8 @@ class Shown:
         else:
             facts |= payload_json(codec, payload)
             text = payload_text(codec, payload)
-        return cls(facts | {"last_error": message.last_error}, moment, text)
+        stored = message._error or ""  # noqa: SLF001 - one library
+        return cls(facts | {"last_error": message.last_error}, moment, text, unpack_error(stored)[0])
 
     @classmethod
     def of_record(cls, record: Record, state: str, codec: Codec[Any]) -> Shown:
@@ -125,7 +129,7 @@ def show_one(message: Shown, now: datetime, *, as_json: bool) -> None:
         lines.append(("offered", facts["enqueued_at"] or "-"))
         lines += [(f"header {name}", text) for name, text in facts["headers"].items()]
     if facts.get("last_error"):
-        lines.append(("last error", facts["last_error"].rsplit("\n", 1)[-1]))
+        lines.append(("last error", message.error))
     lines.append(("value", json.dumps(facts["value"], ensure_ascii=False) if "error" not in facts else message.text))
     if "error" in facts:
         lines.append(("unreadable", facts["error"]))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
 from delayq.codecs import _jackson_text as text
-from delayq.codecs._jackson_places import Malformed, Place, inside
+from delayq.codecs._jackson_places import Malformed, Place, Rules, inside
 from delayq.codecs._java_limits import fits, from_ms, is_char
 from delayq.codecs.java import (
     JavaBigInteger,
@@ -59,10 +59,12 @@ class Reader:
         types: Dataclasses and enums by the Java class that they stand for.
         list_class: The Java class that becomes a plain list.
         map_class: The Java class that becomes a plain dict.
+        rules: What the writer knows, too.
     """
 
-    def __init__(self, types: dict[str, type[Any]], list_class: str, map_class: str) -> None:
+    def __init__(self, types: dict[str, type[Any]], list_class: str, map_class: str, rules: Rules) -> None:
         self._types = types
+        self._rules = rules
         self._fields = {
             known: {field.name for field in dataclasses.fields(known) if field.init}
             for known in types.values()
@@ -98,19 +100,24 @@ class Reader:
             return self._values(pairs, Place.ELEMENT)
         if not isinstance(name, str):
             raise Malformed
-        if name in self._types:
-            return self._known(self._types[name], self._values(pairs, Place.FIELD))
-        if _MAP_NAME.fullmatch(name):
+        if name not in self._types and _MAP_NAME.fullmatch(name):
             return JavaMap(name, self._values(pairs, Place.ELEMENT))
-        return JavaObject(name, self._values(pairs, Place.FIELD))
+        fields = self._values(pairs, Place.FIELD)
+        # What JSON itself makes of a payload is no enum: this one had its class.
+        with_class = [field for field, item in fields.items() if isinstance(item, Enum)]
+        if name in self._types:
+            return self._known(self._types[name], fields, with_class)
+        return JavaObject(name, fields, with_class=with_class)
 
-    def _known(self, known: type[Any], fields: dict[str, Any]) -> Any:
+    def _known(self, known: type[Any], fields: dict[str, Any], with_class: list[str]) -> Any:
         try:
             wanted = self._fields[known]
-            return known(**{name: item for name, item in fields.items() if name in wanted})
+            made = known(**{name: item for name, item in fields.items() if name in wanted})
         except Exception as error:
             # Whatever the dataclass objects to, the payload is not one of its.
             raise Malformed from error
+        self._rules.seen.update((known, name) for name in with_class if name in wanted)
+        return made
 
     def _array(self, tree: list[Any], place: Place) -> Any:
         # Two elements, the first of which names a class, are a class and its value; anything else is an array of Java's.
@@ -118,7 +125,7 @@ class Reader:
             name, inner = tree
             if name in _SCALARS:
                 try:
-                    return _scalar(name, inner, place)
+                    return self._scalar(name, inner, place)
                 except (Malformed, ValueError, InvalidOperation):
                     # A String[] whose first text is a class.
                     return self._wrapped(name, inner, place)
@@ -133,25 +140,28 @@ class Reader:
             items = [self._value(item, inside(name)) for item in inner]
             return items if name == self._list_class else JavaList(name, items)
         known = self._types.get(name)
-        # Where Jackson writes an enum of its own class without it, this one is of another: in a field declared as Object.
-        if known is not None and issubclass(known, Enum) and isinstance(inner, str) and place in {Place.ELEMENT, Place.BARE}:
-            try:
-                return known[inner]
-            except KeyError as error:
-                raise Malformed from error
-        return JavaValue(name, inner)
+        # Alone, an enum is plain: Redisson did not write this one.
+        if known is None or not issubclass(known, Enum) or not isinstance(inner, str) or place is Place.ROOT:
+            return JavaValue(name, inner)
+        if inner in known.__members__:
+            return known[inner]
+        if place is Place.FIELD:
+            # Two texts may be a String[] as well.
+            return JavaValue(name, inner)
+        raise Malformed
 
-
-def _scalar(name: str, inner: Any, place: Place) -> Any:
-    try:
-        value = _SCALARS[name](inner)
-    except OverflowError:
-        # A Date that Python has no room for. What it was, it stays.
-        return JavaValue(name, inner)
-    # In a POJO these are plain where the field is declared with their class. This one is declared otherwise.
-    if place is Place.FIELD and (name == "[B" or (name == "java.lang.Double" and isinstance(inner, str))):
-        return JavaValue(name, inner)
-    return value
+    def _scalar(self, name: str, inner: Any, place: Place) -> Any:
+        try:
+            value = _SCALARS[name](inner)
+        except OverflowError:
+            # A Date that Python has no room for. What it was, it stays.
+            return JavaValue(name, inner)
+        # Plain where the class is known, as in a POJO's field that is declared with it. This one is declared otherwise.
+        if (name == "java.util.UUID" and not self._rules.uuid_has_class(place)) or (
+            place is Place.FIELD and (name == "[B" or (name == "java.lang.Double" and isinstance(inner, str)))
+        ):
+            return JavaValue(name, inner)
+        return value
 
 
 def _int(bits: int | None, make: Callable[[int], Any]) -> Callable[[Any], Any]:

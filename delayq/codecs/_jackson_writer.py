@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from delayq.codecs import _jackson_text as text
-from delayq.codecs._jackson_places import Place, Refused, inside
+from delayq.codecs._jackson_places import Place, Refused, Rules, inside
 from delayq.codecs._java_limits import fits, is_char, to_ms, utf16_order
 from delayq.codecs.java import (
     JavaByte,
@@ -30,12 +30,15 @@ from delayq.codecs.java import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    Method = Callable[[Any, Any, Place], str]
+
 
 class PlainWriter:
     """Writes JSON without type information."""
 
     list_class: str | None = None
     map_class: str | None = None
+    rules = Rules()
 
     def write(self, value: Any, place: Place) -> str:
         """The JSON of a value that stands in that place.
@@ -44,8 +47,22 @@ class PlainWriter:
             Refused: It cannot be written.
             RecursionError: It is nested too deeply.
         """
-        method = _METHODS.get(type(value)) or _method_of(value)
+        method = _METHODS.get(type(value)) or self.method_of(value)
         return method(self, value, place)
+
+    def method_of(self, value: Any) -> Method:
+        """What writes a value whose class ``_METHODS`` does not name.
+
+        Raises:
+            Refused: No Java type is known for it.
+        """
+        for known, method in _METHODS.items():
+            if isinstance(value, known):
+                return method
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return PlainWriter.dataclass
+        hint = " (its order is not settled: use JavaList)" if isinstance(value, set | frozenset) else ""
+        raise Refused(f"no Java type is known for {type(value).__name__}{hint}")
 
     def wrapped(self, class_name: str | None, body: str) -> str:
         """``body``, with its class where Jackson writes that."""
@@ -65,6 +82,11 @@ class PlainWriter:
         """The Java class that a Python class stands for."""
         del known
         return None
+
+    def place_in(self, owner: Any, field: str, item: Any) -> Place:
+        """The place of ``item`` in a field of ``owner``, which is a dataclass or :class:`JavaObject`."""
+        del owner, field, item
+        return Place.FIELD
 
     def null(self, _value: None, _place: Place) -> str:
         return "null"
@@ -126,8 +148,9 @@ class PlainWriter:
             raise Refused(f"a Decimal is not finite, or written out has more than {text.LONGEST_NUMBER} characters")
         return self.wrapped("java.math.BigDecimal", written)
 
-    def uuid(self, value: UUID, _place: Place) -> str:
-        return self.wrapped("java.util.UUID", f'"{value}"')
+    def uuid(self, value: UUID, place: Place) -> str:
+        body = f'"{value}"'
+        return self.wrapped("java.util.UUID", body) if self.rules.uuid_has_class(place) else body
 
     def array(self, value: list[Any] | tuple[Any, ...], _place: Place) -> str:
         return self.elements(self.list_class, value)
@@ -140,20 +163,29 @@ class PlainWriter:
         return self.wrapped(class_name, f"[{','.join([self.write(item, place) for item in items])}]")
 
     def mapping(self, value: dict[Any, Any], _place: Place) -> str:
-        return self.entries(self.map_class, value.items(), Place.ELEMENT)
+        return self.entries(self.map_class, value.items())
 
     def java_map(self, value: JavaMap, _place: Place) -> str:
-        return self.entries(value.class_name, value.items(), Place.ELEMENT)
+        # Without a class it may be an object of a final class, whose long is plain.
+        return self.entries(value.class_name, value.items(), Place.BARE if value.class_name is None else Place.ELEMENT)
 
     def java_object(self, value: JavaObject, _place: Place) -> str:
-        return self.entries(value.class_name, value.items(), Place.FIELD, nulls=True)
+        return self.entries(value.class_name, value.items(), owner=value, nulls=True)
 
     def dataclass(self, value: Any, _place: Place) -> str:
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         by_name = sorted(fields.items(), key=lambda item: utf16_order(item[0]))
-        return self.entries(self.name_of(type(value)), by_name, Place.FIELD)
+        return self.entries(self.name_of(type(value)), by_name, owner=value)
 
-    def entries(self, class_name: str | None, items: Iterable[tuple[Any, Any]], place: Place, *, nulls: bool = False) -> str:
+    def entries(
+        self,
+        class_name: str | None,
+        items: Iterable[tuple[Any, Any]],
+        place: Place = Place.ELEMENT,
+        *,
+        owner: Any = None,
+        nulls: bool = False,
+    ) -> str:
         parts = self.class_entry(class_name)
         for key, item in items:
             if not isinstance(key, str):
@@ -162,7 +194,9 @@ class PlainWriter:
                 raise Refused("a key has a lone surrogate, which Jackson writes, but does not read")
             # The mapper's Include.NON_NULL counts for a map's entries as for a POJO's fields.
             if item is not None or nulls:
-                method = _METHODS.get(type(item)) or _method_of(item)
+                if owner is not None:
+                    place = self.place_in(owner, key, item)
+                method = _METHODS.get(type(item)) or self.method_of(item)
                 parts.append(f"{text.quote(key)}:{method(self, item, place)}")
         return "{" + ",".join(parts) + "}"
 
@@ -181,12 +215,18 @@ class TypedWriter(PlainWriter):
         names: Java classes by the Python class that stands for them.
         list_class: The Java class of a plain list or tuple.
         map_class: The Java class of a plain dict.
+        rules: What the reader knows, too.
     """
 
-    def __init__(self, names: dict[type[Any], str], list_class: str, map_class: str) -> None:
+    def __init__(self, names: dict[type[Any], str], list_class: str, map_class: str, rules: Rules) -> None:
         self.names = names
         self.list_class = list_class
         self.map_class = map_class
+        self.rules = rules
+
+    def method_of(self, value: Any) -> Method:
+        # Java's enum, whatever else the Python one is: a StrEnum would go out as its text.
+        return PlainWriter.enum if isinstance(value, Enum) and type(value) in self.names else super().method_of(value)
 
     def wrapped(self, class_name: str | None, body: str) -> str:
         return body if class_name is None else f"[{text.quote(class_name)},{body}]"
@@ -200,9 +240,13 @@ class TypedWriter(PlainWriter):
         except KeyError:
             raise Refused(f"the codec's types name no Java class for {known.__name__}") from None
 
+    def place_in(self, owner: Any, field: str, item: Any) -> Place:
+        has_class = isinstance(item, Enum) and type(item) in self.names and self.rules.enum_has_class(owner, field, item)
+        return Place.ELEMENT if has_class else Place.FIELD
+
 
 # For a class that is not in it, the first that fits: a class stands before those that it is derived from.
-_METHODS: dict[type[Any], Callable[[Any, Any, Place], str]] = {
+_METHODS: dict[type[Any], Method] = {
     JavaInt: PlainWriter.java_number,
     JavaFloat: PlainWriter.java_float,
     JavaDouble: PlainWriter.java_double,
@@ -226,13 +270,3 @@ _METHODS: dict[type[Any], Callable[[Any, Any, Place], str]] = {
     UUID: PlainWriter.uuid,
     Enum: PlainWriter.enum,
 }
-
-
-def _method_of(value: Any) -> Callable[[Any, Any, Place], str]:
-    for known, method in _METHODS.items():
-        if isinstance(value, known):
-            return method
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return PlainWriter.dataclass
-    hint = " (its order is not settled: use JavaList)" if isinstance(value, set | frozenset) else ""
-    raise Refused(f"no Java type is known for {type(value).__name__}{hint}")

@@ -7,14 +7,14 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from delayq.codecs._jackson_places import Malformed, Place, Refused
+from delayq.codecs._jackson_places import Malformed, Place, Refused, Rules
 from delayq.codecs._jackson_reader import Reader, real, refuse_constant
 from delayq.codecs._jackson_writer import PlainWriter, TypedWriter
 from delayq.codecs._reasons import reason_of
 from delayq.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _PLAIN_WRITER = PlainWriter()
 _PLAIN_READER = json.JSONDecoder(parse_float=real, parse_constant=refuse_constant)
@@ -61,14 +61,22 @@ class JsonJacksonCodec:
     :class:`~delayq.codecs.JavaObject`, :class:`~delayq.codecs.JavaList`, :class:`~delayq.codecs.JavaMap` or
     :class:`~delayq.codecs.JavaValue`. No class is ever looked up by a name in a payload.
 
+    In a field, Java writes an enum as its name where the field is declared with the enum's class and its constants have no
+    bodies, else as ``[class, name]``, and it reads only what it would write. A field of a dataclass in which this codec has read
+    the second form is written in that form from then on. A producer that reads nothing says so in ``enums_with_class``, or puts a
+    :class:`~delayq.codecs.JavaValue` into the field.
+
     Args:
         types: Dataclasses and enums by the Java class that they stand for: ``{"shop.Order": Order}``. A field that the
             dataclass lacks is ignored, as Redisson ignores it.
         list_class: The Java class of a plain list or tuple.
         map_class: The Java class of a plain dict.
+        enums_with_class: Enums of ``types`` that Java writes with their class in every field: those whose constants have bodies.
+        uuid_with_class: Whether a UUID carries its class everywhere, as Redisson 4.2.0 and later write it and read it. False for
+            Redisson before that, where a UUID that stands alone or in a field declared as one is mere text.
 
     Raises:
-        TypeError: ``types`` holds something else.
+        TypeError: ``types`` or ``enums_with_class`` holds something else, or ``uuid_with_class`` is no bool.
     """
 
     def __init__(
@@ -77,13 +85,22 @@ class JsonJacksonCodec:
         *,
         list_class: str = "java.util.ArrayList",
         map_class: str = "java.util.LinkedHashMap",
+        enums_with_class: Iterable[type[Enum]] = (),
+        uuid_with_class: bool = True,
     ) -> None:
         by_name = dict(types or {})
         for known in by_name.values():
             if not (isinstance(known, type) and (dataclasses.is_dataclass(known) or issubclass(known, Enum))):
                 raise TypeError(f"types takes dataclasses and enums, not {known!r}")
-        self._writer = TypedWriter({known: name for name, known in by_name.items()}, list_class, map_class)
-        self._reader = Reader(by_name, list_class, map_class)
+        if not isinstance(uuid_with_class, bool):
+            raise TypeError(f"uuid_with_class is True or False, not {uuid_with_class!r}")
+        rules = Rules(frozenset(enums_with_class), uuid_with_class)
+        names = {known: name for name, known in by_name.items()}
+        for known in rules.enums_with_class:
+            if not (isinstance(known, type) and issubclass(known, Enum) and known in names):
+                raise TypeError(f"enums_with_class takes enums that types names, not {known!r}")
+        self._writer = TypedWriter(names, list_class, map_class, rules)
+        self._reader = Reader(by_name, list_class, map_class, rules)
 
     def encode(self, value: Any, /) -> bytes:
         """Turn ``value`` into JSON with Java's classes.

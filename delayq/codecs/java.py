@@ -106,8 +106,9 @@ class JavaMap(dict[Any, Any]):
     """A Java map of a class other than the codec's own.
 
     Attributes:
-        class_name: The Java class, such as ``java.util.TreeMap``. None: written without one, as Jackson does for
-            ``Map.of()``; Redisson cannot read that back.
+        class_name: The Java class, such as ``java.util.TreeMap``. None: written without one, as Jackson does for a record, or an
+            object of another final class, in a field that is declared with that class. An int in it is plain, however large.
+            Jackson does so for ``Map.of()`` that stands alone as well; Redisson cannot read that back.
     """
 
     class_name: str | None
@@ -129,12 +130,29 @@ class JavaObject(JavaMap):
 
     Attributes:
         class_name: The Java class, such as ``shop.Order`` or, for a nested one, ``shop.Shop$Order``.
+        with_class: The fields whose enum is written as ``[class, name]``, and not as the name alone. Decoding notes those that
+            it has read in that form.
     """
+
+    with_class: frozenset[str]
+
+    def __init__(
+        self,
+        class_name: str | None,
+        items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (),
+        *,
+        with_class: Iterable[str] = (),
+    ) -> None:
+        super().__init__(class_name, items)
+        self.with_class = frozenset(with_class)
 
 
 @dataclass(frozen=True, slots=True)
 class JavaValue:
-    """A value of a Java class that stands for itself: what Jackson writes as ``[class_name, value]``. Enums, say.
+    """A value of a Java class that stands for itself: what Jackson writes as ``[class_name, value]``.
+
+    Decoding makes one of whatever has no type in Python: an AtomicLong, a Timestamp, an enum that the codec's ``types`` do not
+    name. It encodes to the same bytes again. Make one yourself to write such a value: ``JavaValue("shop.Status", "SENT")``.
 
     Attributes:
         class_name: The Java class.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from delayq.errors import BadInput
 
 T = TypeVar("T")
 
@@ -17,3 +19,14 @@ class Codec(Protocol[T]):
     def decode(self, payload: bytes, /) -> T:
         """Turn bytes that :meth:`encode` wrote back into a value, or raise :class:`~delayq.errors.DecodeError`."""
         ...
+
+
+def check_codec(codec: Codec[Any] | None) -> None:
+    """Raise :class:`~delayq.BadInput` unless it is a codec, or None for the default one."""
+    if codec is None:
+        return
+    if isinstance(codec, type):
+        raise BadInput(f"codec is the class {codec.__name__}: pass an instance of it, as {codec.__name__}()")
+    for name in ("encode", "decode"):
+        if not callable(getattr(codec, name, None)):
+            raise BadInput(f"codec has no method {name}(): {type(codec).__name__} is no codec")

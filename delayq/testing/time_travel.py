@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,8 +15,10 @@ from weakref import WeakSet
 from anyio import to_thread
 
 from delayq._durations import Duration, microseconds, seconds
+from delayq._redis.catalog import known_queue
 from delayq._redis.keys import DelayedKeys, ReliableKeys
-from delayq._redis.reliable_scripts import MESSAGES, STATS
+from delayq._redis.reliable_scripts import MESSAGES
+from delayq._redis.reliable_views import count
 from delayq._redis.scripts import RESYNC, Script
 from delayq._scheduling.open_delayed import OpenDelayedQueue
 from delayq._scheduling.open_reliable import OpenReliableQueue
@@ -41,9 +42,6 @@ _MOST_US = 20 * 365 * 86_400_000_000
 _LOOK_AGAIN = 0.002
 _SCAN = 500
 # What is left of a queue when all its messages have gone, at least; in the names of its keys stands what it is called.
-_DELAYED = re.compile(r"(?:redisson_delay_queue_timeout|delayq_leases):(.+)", re.DOTALL)
-_RELIABLE = re.compile(r"delayq:\{(.+)\}:(?:bodies|done|dead|schedules)", re.DOTALL)
-_BRACED = re.compile(r"\{([^{}]+)\}")
 
 # Clients whose server is ours alone.
 _private: WeakSet[Client] = WeakSet()
@@ -197,14 +195,10 @@ async def _scan(server: Server) -> AsyncIterator[str]:
 
 
 def _named_by(keys: Iterable[str]) -> list[Keys]:
-    """The queues to which these keys belong."""
+    """List the queues to which these keys belong, partitions one by one."""
     found: list[Keys] = []
-    for key in keys:
-        if match := _RELIABLE.fullmatch(key):
-            found.append(ReliableKeys.of(match[1]))
-        elif match := _DELAYED.fullmatch(key):
-            braced = _BRACED.fullmatch(match[1])
-            found.append(DelayedKeys.of(braced[1] if braced else match[1]))
+    for kind, name, partition in dict.fromkeys(filter(None, map(known_queue, keys))):
+        found.append(DelayedKeys.of(name) if kind == "delayed" else ReliableKeys.of(name, partition=partition))
     return found
 
 
@@ -229,7 +223,7 @@ async def _wake(session: Session) -> None:
 async def _busy(server: Server, keys: Keys) -> str:
     """What is due of a queue, or out; empty if nothing is."""
     if isinstance(keys, ReliableKeys):
-        _, ready, leased, *_ = await server.run(STATS, (*keys.messages, keys.dead, keys.paused))
+        _, ready, leased, *_ = await count(server, keys)
         return f"{keys.name!r} has {ready} ready and {leased} leased" if ready or leased else ""
     _, wait_us, ready = await server.run(RESYNC, (keys.timeout, keys.leases, keys.ready), ("delayed",))
     leased = await server.command("ZCARD", keys.leases)

@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from delayq._error_text import describe
 from delayq._logging import about
 from delayq._scheduling.settling import HANDLED_TWICE
 from delayq.errors import DecodeError, DelayqError, LeaseLost
-from delayq.message import Message, Reject, RetryAfter
+from delayq.message import Message, instruction_of, is_instruction
 from delayq.worker._contexts import InOwnContext
 from delayq.worker._dependencies import Scope
+from delayq.worker._threads import NotBegun
 from delayq.worker._verdicts import Never, verdict
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 UNDECODABLE = "undecodable"
+# Where the system gives no thread, the next message is begun so much later, seconds.
+_NO_THREAD_PAUSE = 1.0
 _HERE = str(Path(__file__).parent)
 
 
@@ -44,6 +48,7 @@ class Handling:
         makers: Mapping[Any, Dependency],
         made: Mapping[Any, Any],
         threads: Threads,
+        is_cancelled: Callable[[], bool],
     ) -> None:
         """Args:
         listener: Whose.
@@ -51,6 +56,7 @@ class Handling:
         makers: How dependencies are made, by type.
         made: Those that are there for the whole run.
         threads: Where a handler runs that is no coroutine.
+        is_cancelled: Whether the worker has cancelled its handlers. Otherwise a cancellation is the handler's own doing.
         """
         self._queue = listener.queue
         self._listener = listener
@@ -58,7 +64,8 @@ class Handling:
         self._middleware = tuple(reversed(middleware))
         self._makers = makers
         self._made = made
-        self._threads = threads
+        self.threads: Threads = threads
+        self._is_cancelled = is_cancelled
         handler = listener.handler
         self._is_bare = inspect.iscoroutinefunction(handler) and not (middleware or listener.plan.injected)
         # How far handling may be ahead of the acknowledgements.
@@ -70,7 +77,9 @@ class Handling:
             async with message:
                 try:
                     value = message.value
-                except DecodeError as error:
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - whatever a codec raises
                     # No attempt will ever read it.
                     _log.error(
                         "queue %r: message %r is undecodable and dead: %s",
@@ -82,7 +91,11 @@ class Handling:
                     _tell(message, error)
                     await message.bury(UNDECODABLE, _reason(error))
                     return
-                failure = await self._run(message, value)
+                try:
+                    failure = await self._run(message, value)
+                except NotBegun as error:
+                    await self._put_off(message, error)
+                    return
                 if failure is not None:
                     _tell(message, failure)
                     await self._failed(message, failure)
@@ -103,35 +116,75 @@ class Handling:
                 error,
                 extra=about(self._queue, message.id, message.attempt),
             )
+        except Exception:  # noqa: BLE001 - nothing about one message ends the worker
+            _log.exception(
+                "queue %r: message %r could not be settled and comes again when its lease ends",
+                *self._of(message),
+                extra=about(self._queue, message.id, message.attempt),
+            )
 
     async def _run(self, message: Message[Any], value: Any) -> BaseException | None:
-        """Run what there is to run. Returns the error with which it ended, if it did."""
+        """Run what there is to run. Returns the error with which it ended, if it did.
+
+        Raises:
+            CancelledError: The worker stops, or the lease is lost.
+            NotBegun: There is no thread for the handler.
+        """
         task = message._task  # noqa: SLF001 - it runs in our "async with"
         assert task is not None
         cancelling = task.cancelling()
-        seconds = self._listener.timeout
+        failure: BaseException | None = None
         try:
-            if seconds is None:
-                await InOwnContext(self._start(message, value))
-                return None
-            try:
-                async with asyncio.timeout(seconds) as limit:
-                    await InOwnContext(self._start(message, value))
-            except TimeoutError as error:
-                if not limit.expired():
-                    raise
-                raise TimeoutError(f"timed out after {seconds:g} s") from error.__cause__
-        except KeyboardInterrupt:
+            await self._within_timeout(message, value)
+        except (KeyboardInterrupt, NotBegun):
             raise
-        except asyncio.CancelledError as error:
-            if task.cancelling() > cancelling:
-                # The lease is lost, or the worker stops.
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and self._must_end(message):
                 raise
-            # Nobody has cancelled us: something for which the handler waited was cancelled.
-            return error
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, only its message has failed
-            return error
-        return None
+            # Whatever a handler raises, only its message has failed; also where something for which it waited was
+            # cancelled, or where it has cancelled its own task.
+            failure = error
+        if task.cancelling() > cancelling and not self._must_end(message):
+            await self._forget_cancellation(task, cancelling, message)
+        return failure
+
+    async def _within_timeout(self, message: Message[Any], value: Any) -> None:
+        seconds = self._listener.timeout
+        if seconds is None:
+            await InOwnContext(self._start(message, value))
+            return
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                await InOwnContext(self._start(message, value))
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"timed out after {seconds:g} s") from error.__cause__
+
+    def _must_end(self, message: Message[Any]) -> bool:
+        return message._lost or self._is_cancelled()  # noqa: SLF001 - one library
+
+    async def _forget_cancellation(self, task: asyncio.Task[object], before: int, message: Message[Any]) -> None:
+        """Undo what a handler did that cancelled its own task: the task has other messages to handle."""
+        try:
+            # A cancellation that was not delivered yet comes here.
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self._must_end(message):
+                raise
+        while task.cancelling() > before and not self._must_end(message):
+            task.uncancel()
+
+    async def _put_off(self, message: Message[Any], error: NotBegun) -> None:
+        """Give back a message that was not begun, uncounted, and keep the hand from claiming another one at once."""
+        _log.error(
+            "queue %r: message %r goes back: no thread could be started for its handler: %s",
+            *self._of(message),
+            error,
+            extra=about(self._queue, message.id),
+        )
+        await message.release()
+        await asyncio.sleep(_NO_THREAD_PAUSE)
 
     def _start(self, message: Message[Any], value: Any) -> Coroutine[Any, Any, None]:
         if not self._is_bare:
@@ -152,13 +205,21 @@ class Handling:
         if not plan.injected:
             await (handler(first) if plan.is_async else self._in_thread(partial(handler, first)))
             return
+        failure: BaseException | None = None
         async with AsyncExitStack() as stack:
-            scope = Scope(self._makers, {Message: message, **self._made}, stack)
-            arguments = await scope.fill(plan.injected)
-            await (handler(first, **arguments) if plan.is_async else self._in_thread(partial(handler, first, **arguments)))
+            try:
+                scope = Scope(self._makers, {Message: message, **self._made}, stack)
+                arguments = await scope.fill(plan.injected)
+                await (handler(first, **arguments) if plan.is_async else self._in_thread(partial(handler, first, **arguments)))
+            except BaseException as error:
+                failure = error
+                raise
+        if failure is not None:
+            # A dependency has seen the error, cleaned up and not raised it again: the handler has failed all the same.
+            raise failure
 
     async def _in_thread(self, call: Callable[[], Any]) -> None:
-        result = await self._threads.run(call)
+        result = await self.threads.run(call)
         # A decorator may have made a plain function out of a coroutine function.
         if inspect.isawaitable(result):
             await result
@@ -166,14 +227,14 @@ class Handling:
     async def _failed(self, message: Message[Any], error: BaseException) -> None:
         error.__traceback__ = _below_the_worker(error.__traceback__)
         what = verdict(error, self._listener.on_error)
-        said = isinstance(error, RetryAfter | Reject)
-        if said:
+        said = instruction_of(error) if is_instruction(error) else None
+        if said is not None:
             _log.info(
                 "queue %r: message %r, attempt %d: %s: %s",
                 *self._of(message),
                 message.attempt,
-                _name(error),
-                error,
+                type(said).__name__,
+                said,
                 extra=about(self._queue, message.id, message.attempt),
             )
         else:
@@ -187,9 +248,9 @@ class Handling:
         if message._settled and not message._lost:  # noqa: SLF001 - as above
             return
         if isinstance(what, Never):
-            await message.bury(what.reason, "" if said else error)
+            await message.bury(what.reason, error if said is None else "")
         elif what.delay is not None:
-            await message.nack(what.delay.delay, what.delay.reason if said else error)
+            await message.nack(what.delay.delay, error if said is None else what.delay.reason)
         else:
             await message.nack(None if what.backoff is None else what.backoff.delay(message.attempt), error)
 
@@ -211,9 +272,8 @@ def _below_the_worker(trace: TracebackType | None) -> TracebackType | None:
     return below or trace
 
 
-def _reason(error: DecodeError) -> str:
-    return f"{error}: {error.__cause__}" if error.__cause__ else str(error)
-
-
-def _name(error: BaseException) -> str:
-    return type(error).__name__
+def _reason(error: BaseException) -> str:
+    """Why a payload cannot be decoded."""
+    if not isinstance(error, DecodeError):
+        return describe(error)
+    return f"{error}: {describe(error.__cause__)}" if error.__cause__ else str(error)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from delayq._durations import Duration, seconds
 from delayq._redis.keys import ReliableKeys, check_partitions
 from delayq.codecs import codec_for
-from delayq.errors import BadInput, ConfigurationError
+from delayq.codecs.protocol import check_codec
+from delayq.errors import BadInput, BadName, ConfigurationError
 from delayq.worker._signatures import HandlerPlan, name_of, plan_handler
 from delayq.worker._verdicts import OnError, checked
 
@@ -46,10 +47,40 @@ class Listener:
     partitions: int | None
 
 
-def make_listener(
-    queue: str,
-    handler: Callable[..., Any],
-    known: Collection[Any],
+@dataclass(frozen=True)
+class ListenerSettings:
+    """What ``worker.listener(...)`` was given, checked: all of a listener but its handler."""
+
+    queue: str
+    codec: Codec[Any] | None
+    settings: Settings
+    concurrency: int
+    timeout: float | None
+    on_error: OnError
+    partitions: int | None
+
+    def of(self, handler: Callable[..., Any], known: Collection[Any]) -> Listener:
+        """Return the listener with this handler.
+
+        Args:
+            handler: What is called.
+            known: The types of which there are dependencies.
+
+        Raises:
+            ConfigurationError: A parameter can be filled by nothing, an annotation cannot be read, or no codec knows the type.
+        """
+        plan = plan_handler(handler, known)
+        try:
+            codec = codec_for(plan.value) if self.codec is None else self.codec
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{name_of(handler)}: {error}") from error
+        return Listener(
+            self.queue, handler, plan, codec, self.settings, self.concurrency, self.timeout, self.on_error, self.partitions
+        )
+
+
+def check_settings(
+    queue: Any,
     *,
     codec: Codec[Any] | None,
     settings: Settings,
@@ -57,14 +88,19 @@ def make_listener(
     timeout: Duration | None,
     on_error: OnError | None,
     partitions: int | None,
-) -> Listener:
-    """Check everything that can be known before a message comes.
+) -> ListenerSettings:
+    """Check everything that can be known before the handler is.
 
     Raises:
         BadName, BadInput, ConfigurationError: It cannot work.
     """
+    if not isinstance(queue, str):
+        if callable(queue):
+            raise ConfigurationError(f'the name of the queue is missing: @worker.listener("NAME") above {name_of(queue)}')
+        raise BadName(f"the name of a queue is a str, not {queue!r}")
     # The server may know it by another name; whether it can be one at all is seen from this.
     ReliableKeys.of(queue)
+    check_codec(codec)
     settings.policy()
     check_count("concurrency", concurrency)
     if partitions is not None:
@@ -74,12 +110,7 @@ def make_listener(
     limit = None if timeout is None else seconds(timeout, "timeout")
     if limit == 0:
         raise BadInput("timeout must be more than 0")
-    plan = plan_handler(handler, known)
-    try:
-        chosen = codec_for(plan.value) if codec is None else codec
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{name_of(handler)}: {error}") from error
-    return Listener(queue, handler, plan, chosen, settings, concurrency, limit, checked(on_error), partitions)
+    return ListenerSettings(queue, codec, settings, concurrency, limit, checked(on_error), partitions)
 
 
 def check_count(name: str, count: int) -> None:

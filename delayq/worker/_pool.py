@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from delayq._logging import about
@@ -53,6 +54,8 @@ class Lane:
         self.source: Source = source
         self.handling: Handling = handling
         self.concurrency: int = concurrency
+        # How many of its handlers may run: all but those whose place a thread has that hangs.
+        self.places: int = concurrency
         self.buffer: deque[Taken[Claim]] = deque()
         self.running: int = 0
         self.begun: int = 0
@@ -100,6 +103,8 @@ class Pool:
         self._time = asyncio.get_running_loop().time
         self.running: int = 0
         self.finished: int = 0
+        for lane in self._lanes:
+            lane.handling.threads.changed = partial(self._threads_changed, lane)
 
     def start(self) -> None:
         """Begin to claim."""
@@ -157,16 +162,16 @@ class Pool:
 
     def room(self, lane: Lane) -> int:
         """How many messages the lane may claim now."""
-        free = min(lane.concurrency - lane.running, self._hands - self.running)
+        free = min(lane.places - lane.running, self._hands - self.running)
         if lane not in self._owed:
             free = min(free, self._hands - self.running - len(self._owed))
         return max(0, free) + self._ahead(lane) - len(lane.buffer)
 
     def _ahead(self, lane: Lane) -> int:
-        if lane.stuck:
+        if lane.stuck or not lane.places:
             return 0
-        least = 1 if len(self._lanes) > 1 and lane.running < lane.concurrency else 0
-        return max(least, _pace.ahead(min(lane.concurrency, self._hands), lane.took))
+        least = 1 if len(self._lanes) > 1 and lane.running < lane.places else 0
+        return max(least, _pace.ahead(min(lane.places, self._hands), lane.took))
 
     async def _feed(self, lane: Lane) -> None:
         failures = 0
@@ -181,11 +186,19 @@ class Pool:
                 failures += 1
                 if failures == 1:
                     _log.error("queue %r: nothing can be claimed: %s", lane.source.name, error, extra=about(lane.source.name))
-                self._owed.pop(lane, None)
-                self._kick()
-                await asyncio.sleep(retry_delay(failures))
+                await self._pause(lane, failures)
+            except Exception:  # noqa: BLE001 - whatever it is, other queues must not suffer from it
+                failures += 1
+                if failures == 1:
+                    _log.exception("queue %r: nothing can be claimed", lane.source.name, extra=about(lane.source.name))
+                await self._pause(lane, failures)
             else:
                 failures = 0
+
+    async def _pause(self, lane: Lane, failures: int) -> None:
+        self._owed.pop(lane, None)
+        self._kick()
+        await asyncio.sleep(retry_delay(failures))
 
     async def _fill(self, lane: Lane) -> None:
         owed = lane in self._owed
@@ -215,12 +228,16 @@ class Pool:
             lane.hungry = asyncio.get_running_loop().create_future()
             self._hungry[lane] = None
             begun = lane.begun
+            # A burst does not wait for threads that hang.
+            patience = _LOOK_AGAIN if self._burst and not lane.places else _PATIENCE if lane.buffer else None
             try:
-                async with asyncio.timeout(_PATIENCE if lane.buffer else None):
+                async with asyncio.timeout(patience):
                     await lane.hungry
             except TimeoutError:
-                if lane.begun == begun:
+                if lane.buffer and lane.begun == begun:
                     self._give_up(lane)
+                if self._burst:
+                    self._stop_if_done()
             finally:
                 lane.hungry = None
                 del self._hungry[lane]
@@ -230,7 +247,7 @@ class Pool:
         lane.stuck = True
         self._stuck.add(lane)
         lane.took = None
-        if len(self._lanes) > 1 and lane.running < lane.concurrency:
+        if len(self._lanes) > 1 and lane.running < lane.places:
             self._owed[lane] = None
 
     def _hand_back(self, lane: Lane) -> None:
@@ -249,14 +266,24 @@ class Pool:
 
     def _stop_if_done(self) -> None:
         # Whatever ended after a lane was found empty may have offered something to it.
-        if not self._at_work() and all(lane.empty_at == self.finished for lane in self._lanes):
+        if not self._at_work() and all(lane.empty_at == self.finished or not lane.places for lane in self._lanes):
             self._stop(None)
 
     # Handling
 
+    def _threads_changed(self, lane: Lane) -> None:
+        """More of the lane's threads hang, or fewer."""
+        lane.places = max(0, lane.concurrency - lane.handling.threads.hanging)
+        if not lane.places:
+            # Its hand would be kept in vain.
+            self._owed.pop(lane, None)
+        self._offer(lane)
+        self._feed_if_hungry(lane)
+        self._kick()
+
     def _offer(self, lane: Lane) -> None:
         """The lane may have something to do."""
-        if not lane.queued and lane.buffer and lane.running < lane.concurrency:
+        if not lane.queued and lane.buffer and lane.running < lane.places:
             lane.queued = True
             self._ready.append(lane)
 
@@ -289,7 +316,7 @@ class Pool:
         free = self._hands - self.running
         for _ in range(len(self._ready)):
             lane = self._ready.popleft()
-            if not lane.buffer:
+            if not lane.buffer or lane.running >= lane.places:
                 lane.queued = False
             elif lane in self._owed or free > len(self._owed):
                 lane.queued = False

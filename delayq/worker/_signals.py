@@ -15,19 +15,29 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def heeding(call: Callable[[], None]) -> Iterator[None]:
-    """Have ``call`` called in the event loop for each signal. Outside the main thread there are none to be had."""
+def signals_handled(call: Callable[[], None]) -> Iterator[None]:
+    """Have ``call`` called in the event loop for the first signal and the second; a third has its default action.
+
+    Outside the main thread Python delivers no signals, and this does nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
+    caught = 0
 
-    def caught(_number: int, _frame: Any) -> None:
+    def handle(_number: int, _frame: Any) -> None:
+        nonlocal caught
+        caught += 1
+        if caught > 1:
+            # Here, and not in the loop: a handler may block the loop, or Python itself.
+            for number in NUMBERS:
+                signal.signal(number, signal.SIG_DFL)
         # Also wakes the loop.
         loop.call_soon_threadsafe(call)
 
     # Not loop.add_signal_handler: it cannot put back what was there before, such as what asyncio.run() does on Ctrl-C.
-    before = {number: signal.signal(number, caught) for number in NUMBERS}
+    before = {number: signal.signal(number, handle) for number in NUMBERS}
     try:
         yield
     finally:

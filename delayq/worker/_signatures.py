@@ -55,6 +55,11 @@ def name_of(function: Any) -> str:
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
+def is_async(function: Any) -> bool:
+    """Whether a function, or the one behind a partial, a method or a decorator, is a coroutine function."""
+    return callable(function) and any(_is(inspect.iscoroutinefunction, one) for one in (function, _plain(function)))
+
+
 def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> HandlerPlan:
     """Decide how a handler is called.
 

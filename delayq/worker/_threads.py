@@ -1,57 +1,170 @@
-"""Runs handlers that are no coroutines."""
+"""Runs handlers that are no coroutines: in threads."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from threading import Lock
+import logging
+import threading
+from contextvars import copy_context
+from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from anyio import CapacityLimiter, to_thread
+from delayq._logging import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_WAITING, _BEGUN, _ABANDONED = range(3)
+_log = logging.getLogger("delayq")
+
+_Outcome = tuple[Any, BaseException | None]
+
+
+class NotBegun(BaseException):
+    """The system gives no thread, so the function was not called.
+
+    No ``Exception``, so that a middleware that catches these does not take it for one of the handler.
+    """
 
 
 class Threads:
-    """Threads for so many handlers at a time.
+    """The threads of one listener.
 
-    A thread cannot be stopped. Who waits for one may go on without it; its place stays taken until it has ended, or
-    handlers that hang would make more and more threads.
+    A thread cannot be stopped. A handler that times out, or whose message is lost, is abandoned: its thread *hangs* until
+    the function returns. The pool counts such a thread as a place taken, so a message is begun only when a thread is
+    free for it, and the handlers of one listener take no threads from another.
+
+    All threads are daemons, so that a process ends although some hang.
+
+    Attributes:
+        hanging: How many hang now.
+        changed: Called in the event loop when that number has changed.
     """
 
-    def __init__(self, most: int) -> None:
-        self._places = asyncio.Semaphore(most)
-        self._no_limit = CapacityLimiter(math.inf)
+    def __init__(self, queue: str, most: int) -> None:
+        """Args:
+        queue: The listener's queue, for the log.
+        most: How many handlers the listener runs at a time, for the log.
+        """
+        self._queue = queue
+        self._most = most
+        self._idle: list[_Thread] = []
+        self._abandoned: set[_Thread] = set()
+        self._closed = False
+        self.changed: Callable[[], None] = lambda: None
+
+    @property
+    def hanging(self) -> int:
+        return len(self._abandoned)
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Run it in a thread, in a copy of the current context. If the caller is cancelled, it goes on for nobody."""
-        await self._places.acquire()
+        """Call the function in a thread, in a copy of the current context. If the caller is cancelled, the thread goes on.
+
+        Raises:
+            NotBegun: There is no thread for it.
+        """
+        thread = self._idle.pop() if self._idle else self._start()
         loop = asyncio.get_running_loop()
-        begins = Lock()
-        state = _WAITING
-
-        def call() -> Any:
-            nonlocal state
-            with begins:
-                if state == _ABANDONED:
-                    return None
-                state = _BEGUN
-            try:
-                return function()
-            finally:
-                # The loop may have ended before it.
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(self._places.release)
-
+        returned: asyncio.Future[_Outcome] = loop.create_future()
+        thread.call(partial(copy_context().run, function), loop, partial(self._returned, thread, returned))
         try:
-            return await to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._no_limit)
-        except BaseException:
-            with begins:
-                if state == _WAITING:
-                    # It never will begin.
-                    state = _ABANDONED
-                    self._places.release()
+            result, error = await returned
+        except asyncio.CancelledError:
+            if thread.is_busy:
+                self._abandon(thread)
             raise
+        if error is None:
+            return result
+        try:
+            # A KeyboardInterrupt is no Ctrl-C, which arrives in the main thread, and must not end the event loop.
+            raise RuntimeError("the handler raised KeyboardInterrupt") if isinstance(error, KeyboardInterrupt) else error
+        finally:
+            # The error's traceback refers to this frame.
+            del error
+
+    def close(self) -> None:
+        """Let the threads end: idle ones now, others when their function has returned."""
+        self._closed = True
+        for thread in self._idle:
+            thread.end()
+        self._idle.clear()
+        if self._abandoned:
+            _log.warning(
+                "queue %r: %d threads still hang, and are left behind", self._queue, self.hanging, extra=about(self._queue)
+            )
+
+    def _start(self) -> _Thread:
+        thread = _Thread(f"delayq {self._queue}")
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise NotBegun(str(error)) from error
+        return thread
+
+    def _returned(self, thread: _Thread, returned: asyncio.Future[_Outcome], outcome: _Outcome) -> None:
+        thread.is_busy = False
+        if not returned.cancelled():
+            returned.set_result(outcome)
+        if self._closed:
+            thread.end()
+        else:
+            self._idle.append(thread)
+        if thread in self._abandoned:
+            self._abandoned.discard(thread)
+            _log.info("queue %r: a thread that hung has returned; %d hang", self._queue, self.hanging, extra=about(self._queue))
+            self.changed()
+
+    def _abandon(self, thread: _Thread) -> None:
+        self._abandoned.add(thread)
+        all_hang = self.hanging >= self._most
+        _log.log(
+            logging.ERROR if all_hang else logging.WARNING,
+            "queue %r: an abandoned handler goes on in its thread: %d of the listener's %d threads hang%s",
+            self._queue,
+            self.hanging,
+            self._most,
+            "; its messages wait until one of them returns" if all_hang else "",
+            extra=about(self._queue),
+        )
+        self.changed()
+
+
+class _Thread(threading.Thread):
+    """A thread that calls one function after the other."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._calls: SimpleQueue[Callable[[], bool] | None] = SimpleQueue()
+        self.is_busy = False
+
+    def call(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop, returned: Callable[[_Outcome], None]) -> None:
+        """Call the function, then let ``returned`` be called in the loop."""
+        self.is_busy = True
+        self._calls.put(partial(_call, function, loop, returned))
+
+    def end(self) -> None:
+        self._calls.put(None)
+
+    def run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            goes_on = call()
+            # Idle, it keeps nothing of the message alive.
+            del call
+            if not goes_on:
+                return
+
+
+def _call(function: Callable[[], Any], loop: asyncio.AbstractEventLoop, returned: Callable[[_Outcome], None]) -> bool:
+    outcome: _Outcome
+    try:
+        outcome = function(), None
+    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its caller's
+        outcome = None, error
+    try:
+        loop.call_soon_threadsafe(returned, outcome)
+    except RuntimeError:
+        # The loop was closed meanwhile. Nothing will ever be called here again.
+        return False
+    finally:
+        del outcome
+    return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from delayq.backoff import Backoff
 from delayq.errors import BadInput
-from delayq.message import Reject, RetryAfter
+from delayq.message import Reject, RetryAfter, errors_in, instruction_of
 
 Answer = Backoff | RetryAfter | Reject | type[Reject]
 """What to do about an error: try again as the backoff says, after that delay, or never."""
@@ -31,9 +31,25 @@ class Never:
 
 
 def verdict(error: BaseException, on_error: OnError) -> Again | Never:
-    """What becomes of the message. What the handler says itself, by raising it, goes first."""
-    said = error if isinstance(error, RetryAfter | Reject) else None
-    match said or next((on_error[kind] for kind in type(error).__mro__ if kind in on_error), None):
+    """Decide what becomes of the message.
+
+    An instruction that the handler raises goes first. Of an exception group, each error in it is looked up: one that is
+    never to be tried again decides; else the first that ``on_error`` knows; else the group itself is looked up.
+    """
+    said = instruction_of(error)
+    if said is not None:
+        return _decide(said, error, said=True)
+    found = [_decide(answer, one) for one in errors_in(error) if (answer := _answer(one, on_error)) is not None]
+    never = next((one for one in found if isinstance(one, Never)), None)
+    return never or next(iter(found), None) or _decide(_answer(error, on_error), error)
+
+
+def _answer(error: BaseException, on_error: OnError) -> Answer | None:
+    return next((on_error[kind] for kind in type(error).__mro__ if kind in on_error), None)
+
+
+def _decide(answer: Answer | None, error: BaseException, *, said: bool = False) -> Again | Never:
+    match answer:
         case None:
             return Again()
         case Backoff() as backoff:
@@ -52,6 +68,8 @@ def checked(on_error: OnError | None) -> OnError:
     Raises:
         BadInput: It is no such mapping.
     """
+    if on_error is not None and not isinstance(on_error, Mapping):
+        raise BadInput(f"on_error is a dict of exception classes, not {on_error!r}")
     result = dict(on_error or {})
     for kind, answer in result.items():
         if not isinstance(kind, type) or not issubclass(kind, BaseException):

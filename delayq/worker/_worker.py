@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, TypeVar, overload
-
-import anyio
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from delayq._durations import Duration, seconds
 from delayq._settings import RETRIES, Settings
@@ -16,15 +15,15 @@ from delayq.errors import Closed, ConfigurationError
 from delayq.message import Message
 from delayq.worker._dependencies import Scope
 from delayq.worker._handling import Handling
-from delayq.worker._listener import check_count, make_listener
+from delayq.worker._listener import check_count, check_settings
 from delayq.worker._pool import Lane, Pool
-from delayq.worker._signals import heeding
-from delayq.worker._signatures import name_of, plan_dependency, show
+from delayq.worker._signals import signals_handled
+from delayq.worker._signatures import is_async, name_of, plan_dependency, show
 from delayq.worker._source import Source
 from delayq.worker._threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
     from typing import Self
@@ -78,8 +77,13 @@ class Worker:
 
         Raises:
             BadInput: A setting cannot work.
+            ConfigurationError: The address or the lifespan cannot work.
         """
         check_count("concurrency", concurrency)
+        _check_lifespan(lifespan)
+        if client is not None and not isinstance(client, Client):
+            # Only to see whether it can be one: a client is opened once, a worker runs any number of times.
+            connect(client)
         self._given = client
         self._concurrency = concurrency
         self._shutdown_timeout = seconds(shutdown_timeout, "shutdown_timeout")
@@ -106,6 +110,11 @@ class Worker:
     def shutdown_timeout(self) -> float:
         """How long a stop waits for the handlers that run, seconds."""
         return self._shutdown_timeout
+
+    @property
+    def needs_address(self) -> bool:
+        """Whether the worker was given neither a client nor an address, and takes ``$DELAYQ_URL``."""
+        return self._given is None
 
     # What it does
 
@@ -156,23 +165,22 @@ class Worker:
             ConfigurationError: The queue has a listener already, a parameter can be filled by nothing, an annotation
                 cannot be read, or no codec knows the type.
         """
+        checked = check_settings(
+            queue,
+            codec=codec,
+            settings=Settings(lease, max_attempts, backoff, dedup_window, expired, max_size, when_full, max_payload),
+            concurrency=self._concurrency if concurrency is None else concurrency,
+            timeout=timeout,
+            on_error=on_error,
+            partitions=partitions,
+        )
 
         def register(handler: F) -> F:
             self._check_idle()
             if queue in self._listeners:
                 other = name_of(self._listeners[queue].handler)
                 raise ConfigurationError(f"queue {queue!r} has a listener already: {other}; {name_of(handler)} is one too many")
-            self._listeners[queue] = make_listener(
-                queue,
-                handler,
-                self._known(),
-                codec=codec,
-                settings=Settings(lease, max_attempts, backoff, dedup_window, expired, max_size, when_full, max_payload),
-                concurrency=self._concurrency if concurrency is None else concurrency,
-                timeout=timeout,
-                on_error=on_error,
-                partitions=partitions,
-            )
+            self._listeners[queue] = checked.of(handler, self._known())
             return handler
 
         return register
@@ -213,8 +221,13 @@ class Worker:
 
         It awaits ``call_next()``, which runs the rest; the first that was registered is outermost. What it raises counts as
         the handler's error; what it does not let pass counts as success. A message that cannot be decoded does not get here.
+
+        Raises:
+            ConfigurationError: It is no coroutine function.
         """
         self._check_idle()
+        if not is_async(around):
+            raise ConfigurationError(f"{name_of(around)} is no middleware: async def {name_of(around)}(message, call_next)")
         self._middleware.append(around)
         return around
 
@@ -230,8 +243,11 @@ class Worker:
         """Handle messages until :meth:`stop`, SIGTERM or SIGINT.
 
         Then it claims no more, waits for the handlers that run for ``shutdown_timeout``, cancels what is left, gives back
-        every message that was not handled without counting an attempt, and returns. A second signal cancels at once. Signals
-        are heeded in the main thread only. If the caller is cancelled, handlers are cancelled at once.
+        every message that was not handled without counting an attempt, and returns. If the caller is cancelled, handlers are
+        cancelled at once.
+
+        A signal while the worker still starts cancels the start. A second signal cancels at once: the handlers, or a lifespan
+        that is being left. A third one has its default action, which ends the process. Signals work in the main thread only.
 
         Args:
             burst: Return when nothing is due in any of the queues and no handler runs. What is delayed, as a message that
@@ -244,8 +260,9 @@ class Worker:
             ServerUnavailable, ServerRefused: The client could not be opened. Once it is, the worker waits for the server.
             Closed: The client was closed meanwhile.
         """
+        _check_lifespan(lifespan)
         stop = self._begin()
-        with heeding(stop.signalled):
+        with signals_handled(stop.signalled):
             await self._run(stop, lifespan, burst=burst, started=started)
 
     def stop(self) -> None:
@@ -305,7 +322,7 @@ class Worker:
         self._check_idle()
         if not self._listeners:
             raise ConfigurationError("the worker has no listener")
-        self._stop = _Stop()
+        self._stop = _Stop(self._shutdown_timeout)
         return self._stop
 
     async def _run(
@@ -317,7 +334,7 @@ class Worker:
         started: Callable[[], object] | None,
     ) -> None:
         try:
-            async with AsyncExitStack() as stack:
+            async with stop.cancellable(), AsyncExitStack() as stack:
                 self._client = await self._opened(stack)
                 # First in, last out: a lifespan may use the client, a dependency what the lifespan has set up.
                 for lifespan in (around, self._lifespan):
@@ -327,21 +344,34 @@ class Worker:
                 scope = Scope(self._makers, made, stack)
                 for kind in [kind for kind, maker in self._makers.items() if maker.once]:
                     await scope.get(kind)
-                pool = Pool(self._lanes(made), self._concurrency, burst=burst, stop=stop.ask)
-                pool.start()
-                if started is not None:
-                    started()
-                await self._until_stopped(pool, stop)
+                with stop.working():
+                    await self._work(stop, made, burst=burst, started=started)
         finally:
             self._client = self._stop = None
+
+    async def _work(self, stop: _Stop, made: dict[Any, Any], *, burst: bool, started: Callable[[], object] | None) -> None:
+        lanes = self._lanes(made, stop)
+        try:
+            pool = Pool(lanes, self._concurrency, burst=burst, stop=stop.ask)
+            pool.start()
+            if started is not None:
+                started()
+            _log.info(
+                "the worker handles %s, up to %d messages at a time",
+                ", ".join(f"queue {name!r}" for name in self._listeners),
+                self._concurrency,
+            )
+            await self._until_stopped(pool, stop)
+        finally:
+            for lane in lanes:
+                lane.handling.threads.close()
 
     async def _opened(self, stack: AsyncExitStack) -> Client:
         client = self._given if isinstance(self._given, Client) else connect(self._given)
         return await stack.enter_async_context(client) if client.is_new else client
 
-    def _lanes(self, made: dict[Any, Any]) -> list[Lane]:
+    def _lanes(self, made: dict[Any, Any], stop: _Stop) -> list[Lane]:
         assert self._client is not None
-        threads = Threads(self._concurrency)
         lanes = []
         for listener in self._listeners.values():
             settings = {name: getattr(listener.settings, name) for name in Settings.__dataclass_fields__}
@@ -352,10 +382,12 @@ class Worker:
                 else self._client.reliable_queue(name, codec=codec, partitions=count, **settings).partitions
             )
             for place, queue in enumerate(queues):
-                handling = Handling(listener, self._middleware, self._makers, made, threads)
                 # What cannot be shared evenly, the first ones have.
                 share = listener.concurrency // len(queues) + (place < listener.concurrency % len(queues))
-                lanes.append(Lane(Source(queue), handling, share))
+                # More than the worker's own concurrency never run.
+                threads = Threads(queue.name, min(share, self._concurrency))
+                handling = Handling(listener, self._middleware, self._makers, made, threads, stop.cancels_handlers)
+                lanes.append(Lane(Source(queue), handling, min(share, self._concurrency)))
         return lanes
 
     async def _until_stopped(self, pool: Pool, stop: _Stop) -> None:
@@ -364,30 +396,114 @@ class Worker:
             await pool.close()
             await pool.drain(self._shutdown_timeout, stop.at_once)
         finally:
-            # Shielded: who is cancelled hands everything back all the same.
-            with anyio.CancelScope(shield=True):
-                await pool.end()
+            stop.handlers_cancelled = True
+            await _to_its_end(pool.end())
         if stop.error is not None:
             raise stop.error
 
 
-class _Stop:
-    """Whether the worker is to stop, and how."""
+def _check_lifespan(lifespan: object) -> None:
+    if lifespan is None:
+        return
+    if not callable(lifespan):
+        raise ConfigurationError(f"lifespan is a function that takes the worker, not a {type(lifespan).__name__}")
+    if inspect.isasyncgenfunction(lifespan) or inspect.isgeneratorfunction(lifespan):
+        raise ConfigurationError(f"{name_of(lifespan)} yields: decorate it with @contextlib.asynccontextmanager")
 
-    def __init__(self) -> None:
+
+async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Await a coroutine that takes a few seconds at most, however often the caller is cancelled meanwhile."""
+    task = asyncio.create_task(coroutine)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+class _Stop:
+    """Whether a run of the worker is to stop, and how.
+
+    Attributes:
+        asked: Set when it is to claim no more.
+        at_once: Set when it is to cancel its handlers.
+        error: With what the run ends.
+        handlers_cancelled: Whether it has cancelled them.
+    """
+
+    def __init__(self, shutdown_timeout: float) -> None:
         self.asked: asyncio.Event = asyncio.Event()
         self.at_once: asyncio.Event = asyncio.Event()
         self.error: BaseException | None = None
+        self.handlers_cancelled: bool = False
+        self._shutdown_timeout = shutdown_timeout
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        # Cancels the run where it starts or ends, at a moment that is set when it is asked to stop.
+        self._limit: asyncio.Timeout = asyncio.timeout(None)
+        self._phase: Literal["starting", "working", "ending"] = "starting"
+
+    @asynccontextmanager
+    async def cancellable(self) -> AsyncIterator[None]:
+        """Let :meth:`ask` and :meth:`signalled` cancel the block where it starts or ends; it then just ends."""
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        try:
+            async with self._limit:
+                if self.asked.is_set():
+                    self._end_start()
+                yield
+        except TimeoutError:
+            if not self._limit.expired():
+                raise
+            _log.warning("the worker was cancelled while it %s", "started" if self._phase == "starting" else "ended")
+        finally:
+            self._task = None
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Handle messages in the block: what stops it now ends it in order, and cancels nothing else."""
+        self._phase = "working"
+        if not self._limit.expired():
+            self._limit.reschedule(None)
+        try:
+            yield
+        finally:
+            self._phase = "ending"
+
+    def cancels_handlers(self) -> bool:
+        """Whether handlers that are cancelled now are so because the run ends."""
+        return self.handlers_cancelled or (self._task is not None and self._task.cancelling() > self._cancelling)
 
     def ask(self, error: BaseException | None) -> None:
-        """Stop, with that error if there is one."""
+        """Stop, with that error if there is one. A start has ``shutdown_timeout`` to finish, and is then cancelled."""
         self.error = self.error or error
-        self.asked.set()
+        if not self.asked.is_set():
+            self.asked.set()
+            if self._phase == "starting" and self._task is not None:
+                self._end_start()
 
     def signalled(self) -> None:
-        """A signal came. The second one is meant seriously."""
-        if self.asked.is_set():
-            self.at_once.set()
-        else:
+        """A signal came."""
+        first = not self.asked.is_set()
+        if first:
             _log.info("the worker stops")
             self.ask(None)
+        else:
+            self.at_once.set()
+        # Nothing was claimed yet where it starts, so nothing is left undone.
+        if self._phase == "starting" or (self._phase == "ending" and not first):
+            self._cancel(0.0)
+
+    def _end_start(self) -> None:
+        self._cancel(self._shutdown_timeout)
+
+    def _cancel(self, after: float) -> None:
+        # Once: what the cancelled part does to clean up is not cancelled again.
+        if self._task is not None and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time() + after)

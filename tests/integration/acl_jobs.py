@@ -170,8 +170,8 @@ async def delayed_consumer(place: Place) -> None:
                 raise asyncio.CancelledError
     # The lease that has ended, too.
     await place.until(lambda: drained(queue, 3))
-    await place.no_key("delayq_taken*")
-    await place.no_key("delayq_given_back*")
+    await place.no_key("delayq_leased*")
+    await place.no_key("delayq_fence*")
     place.helper.delayed_queue(NAME)
     await listens(place, keys.channel, queue)
 
@@ -263,6 +263,19 @@ async def delayed_admin(place: Place) -> None:
     assert await queue.pending.remove(1)
     assert await inspection.purge(place.client, NAME) > 0
     await listens(place, keys.channel, queue)
+
+
+async def wakes_a_worker(place: Place, hasten: Callable[[], Awaitable[Any]]) -> None:
+    """What the user does to the message "hurried" reaches one who waits, at once."""
+    theirs = place.helper.reliable_queue(NAME, lease=60)
+    for message in await theirs.claim(100):
+        await message.ack()
+    await theirs.offer("soon", 60, id="hurried")
+    claiming = asyncio.create_task(theirs.claim(wait=place.within))
+    await asyncio.sleep(0.02)
+    await hasten()
+    (message,) = await claiming
+    await message.ack()
 
 
 async def reliable_producer(place: Place) -> None:
@@ -418,6 +431,7 @@ async def reliable_admin(place: Place) -> None:
     assert not await queue.cancel(leased)
     assert await queue.reschedule(ready, 60)
     assert await queue.cancel(ready)
+    await wakes_a_worker(place, lambda: queue.reschedule("hurried", 0))
     assert await queue.dead.redrive() == 1
     for ids in (None, ["dead"]):
         await theirs.offer(1, id="dead", priority=9)

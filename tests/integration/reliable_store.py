@@ -6,7 +6,7 @@ the server is an hour less.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from delayq._redis.keys import ReliableKeys
@@ -16,7 +16,11 @@ _HOUR_US = HOUR * 1_000_000
 
 _PASS = """
 for at = 1, 10 do
-  for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do redis.call('ZINCRBY', KEYS[at], -ARGV[1], id) end
+  for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
+    -- A suspect's score is its due time with a minus.
+    local sign = tonumber(redis.call('ZSCORE', KEYS[at], id)) < 0 and 1 or -1
+    redis.call('ZINCRBY', KEYS[at], sign * ARGV[1], id)
+  end
 end
 for at = 17, 18 do
   for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do redis.call('ZINCRBY', KEYS[at], -ARGV[1], id) end
@@ -48,6 +52,8 @@ class Stored:
 
     live: dict[str, tuple[int, float]]
     """By id: priority and moment."""
+    suspects: set[str]
+    """Ids of those whose last lease ended, as a claim has found."""
     order: list[str]
     """Ids by priority, then moment."""
     bodies: dict[str, bytes]
@@ -62,6 +68,16 @@ class Stored:
     paused: bool
     schedules: dict[str, bytes]
 
+    def renamed(self, names: dict[str, str]) -> Stored:
+        """The same, where ids of live messages are others."""
+
+        def with_names(known: dict[str, Any]) -> dict[str, Any]:
+            return {names.get(key, key): value for key, value in known.items()}
+
+        known = ("live", "bodies", "leases", "attempts", "expiries", "errors", "priorities")
+        changed: dict[str, Any] = {each: with_names(getattr(self, each)) for each in known}
+        return replace(self, suspects={names[key] for key in self.suspects}, order=[names[key] for key in self.order], **changed)
+
     def demand_no_orphans(self) -> None:
         """Everything that is known belongs to a message, and every message is in one place."""
         live = set(self.live)
@@ -71,8 +87,12 @@ class Stored:
             assert set(known) <= live
         assert not set(self.attempts) & set(self.leases), "the attempts of a leased message stand in its lease"
         assert {key: priority for key, (priority, _) in self.live.items() if priority} == self.priorities
-        assert set(self.dead) == set(self.dead_messages)
-        assert len(self.dead) == len(self.dead_messages)
+        letters = {name for name in self.dead_messages if not name.endswith("\0")}
+        assert set(self.dead) == letters
+        # Further letters of one id are listed under that id.
+        more = {name: stamps.decode().split() for name, stamps in self.dead_messages.items() if name.endswith("\0")}
+        listed = {f"{name}{stamp}" for name, stamps in more.items() for stamp in stamps}
+        assert listed == {name for name in letters if "\0" in name}
 
 
 class Store:
@@ -101,11 +121,12 @@ class Store:
         bodies, leases, attempts, expiries, errors, priorities = hashes
         done, dead = (_pairs(part) for part in parts[16:18])
         return Stored(
-            live={key: (at, float(moment) - now) for at in range(10) for key, moment in sets[at].items()},
-            order=[key for at in range(9, -1, -1) for key in sets[at]],
+            live={key: (at, abs(float(moment)) - now) for at in range(10) for key, moment in sets[at].items()},
+            suspects={key for at in range(10) for key, moment in sets[at].items() if float(moment) < 0},
+            order=[key for at in range(9, -1, -1) for key in sorted(sets[at], key=lambda key: _order(sets[at][key]))],
             bodies=bodies,
             leases=leases,
-            attempts={key: int(used) for key, used in attempts.items()},
+            attempts={key: int(used.partition(b"-")[0]) for key, used in attempts.items()},
             expiries={key: float(end) - now for key, end in expiries.items()},
             errors={key: error.decode() for key, error in errors.items()},
             priorities={key: int(priority) for key, priority in priorities.items()},
@@ -124,6 +145,11 @@ class Store:
         """The payloads of all live messages, in the order in which they stand."""
         stored = await self.look()
         return [stored.bodies[key].partition(b"\n")[2] for key in stored.order]
+
+
+def _order(score: bytes) -> tuple[bool, float]:
+    """Suspects come first; the score of one is its due time with a minus."""
+    return float(score) >= 0, abs(float(score))
 
 
 def hours(microseconds: float) -> int:

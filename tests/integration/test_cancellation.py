@@ -176,7 +176,7 @@ async def test_closing_that_takes_too_long_is_not_somebody_elses_cancellation(
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
 
-    monkeypatch.setattr("delayq._session._CLOSE_WITHIN", 0.01)
+    monkeypatch.setattr("delayq._scheduling.scheduler._CLOSE_WITHIN", 0.01)
     monkeypatch.setattr("delayq._scheduling.open_reliable.OpenReliableQueue.aclose", takes_long)
     async with delayq.connect(server.url) as client:
         client.reliable_queue("jobs")

@@ -8,10 +8,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from redis import Redis
 from redis.asyncio import RedisCluster
 
 import delayq
-from delayq import Offer
+from delayq import Offer, inspection
 from delayq._redis.cluster import Cluster, read_place, read_slots
 from tests.clusters import TestCluster, admin, wait_for
 from tests.conftest import FOUND
@@ -39,6 +40,13 @@ class TestReading:
     @pytest.mark.parametrize("unknown", [b"", None])
     def test_who_does_not_know_its_own_name_is_whom_we_asked(self, unknown: bytes | None) -> None:
         assert read_slots([[0, 9, [unknown, 7, b"id"]]], ("asked", 5)) == {("asked", 7): [range(10)]}
+
+    def test_a_name_that_nobody_was_told_is_replaced_by_the_address_in_the_same_answer(self) -> None:
+        with_address = [0, 9, [b"?", 7, b"id", [b"ip", b"10.0.0.1"]]]
+        assert read_slots([with_address], ("asked", 5)) == {("10.0.0.1", 7): [range(10)]}
+        for more in ([], [b"id"], [b"id", []], [b"id", [b"hostname", b"x"]]):
+            assert read_slots([[0, 9, [b"?", 7, *more]]], ("asked", 5)) == {("asked", 7): [range(10)]}
+        assert read_place("?:7000", ("asked", 5)) is None
 
     def test_a_redirection_names_host_and_port_or_only_the_port(self) -> None:
         assert read_place("10.0.0.1:7000", ("asked", 5)) == ("10.0.0.1", 7000)
@@ -335,6 +343,141 @@ async def test_who_asks_all_masters_asks_those_that_are_there_now(client: delayq
     session.nodes.suspect(session.nodes.all()[0])
     assert session.nodes.all() == []
     assert len(await session.server.everywhere("DBSIZE")) == cluster.masters
+
+
+@pytest.fixture
+async def without_one(cluster: TestCluster, request: pytest.FixtureRequest) -> AsyncIterator[PrivateServer]:
+    """The last master, which hangs or lets nobody in."""
+    node = cluster.nodes[2]
+    if request.param == "hangs":
+        with node.paused():
+            yield node
+    else:
+        node.call("CONFIG", "SET", "requirepass", "other")
+        yield node
+        with Redis(unix_socket_path=str(node.socket_path), password="other") as redis:
+            redis.config_set("requirepass", "")
+
+
+@pytest.mark.parametrize("without_one", ["hangs", "refuses"], indirect=True)
+@pytest.mark.usefixtures("without_one")
+async def test_clients_open_and_hear_although_one_master_hangs_or_refuses(cluster: TestCluster) -> None:
+    def served(key: str) -> bool:
+        return cluster.owner(key) is not cluster.nodes[2]
+
+    name = next(name for name in (f"jobs{number}" for number in range(100)) if served(f"{{{name}}}"))
+    for number in range(8):
+        # They look by themselves only at the start.
+        async with delayq.connect(cluster.url, resync_interval=3600) as consumer, delayq.connect(cluster.url) as producer:
+            assert (await asyncio.gather(*(consumer.server_time() for _ in range(5))))[0]
+            queue = consumer.reliable_queue(name, lease=LEASE)
+            claiming = asyncio.create_task(queue.claim(1, wait=20))
+            await until(lambda: any(_subscribers(node, f"delayq:{{{name}}}:wake") for node in cluster.nodes[:2]))
+            await producer.reliable_queue(name, lease=LEASE).offer(number, delay=0.05)
+            (message,) = await claiming
+            assert message.value == number
+            await message.ack()
+
+
+async def test_loops_go_on_when_every_master_was_busy(cluster: TestCluster) -> None:
+    name = names(cluster, "jobs")[0]
+    async with delayq.connect(cluster.url, resync_interval=0.5) as client:
+        queue = client.reliable_queue(name, lease=LEASE)
+        claiming = asyncio.create_task(queue.claim(1, wait=60))
+        await queue.offer(1, delay=0.5)
+        for node in cluster.nodes:
+            node.call("CONFIG", "SET", "lua-time-limit", "50")
+        scripts = [
+            asyncio.create_task(asyncio.to_thread(node.call, "EVAL", "while true do end", "0", timeout=30.0))
+            for node in cluster.nodes
+        ]
+        try:
+            await until(lambda: all(node.call("PING").startswith(b"-BUSY") for node in cluster.nodes))
+            with pytest.raises(delayq.ServerUnavailable):
+                await client._open_session().nodes.refresh()
+            asked = client.statistics().errors
+            await until(lambda: client.statistics().errors > asked + 2)
+            assert not claiming.done()
+        finally:
+            for node in cluster.nodes:
+                node.call("SCRIPT", "KILL")
+        await asyncio.gather(*scripts)
+        (message,) = await claiming
+        await message.ack()
+
+
+async def test_names_that_servers_were_not_told_are_no_obstacle(cluster: TestCluster) -> None:
+    for node in cluster.nodes:
+        node.call("CONFIG", "SET", "cluster-preferred-endpoint-type", "hostname")
+    try:
+        async with delayq.connect(f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}") as client:
+            for name in names(cluster, "jobs"):
+                await client.reliable_queue(name).offer(1)
+                # It is sent on to a server without a name.
+                nodes = client._open_session().nodes
+                assert isinstance(nodes, Cluster)
+                nodes._owners = [nodes.all()[0]] * len(nodes._owners)
+                await client.reliable_queue(name).offer(2)
+    finally:
+        for node in cluster.nodes:
+            node.call("CONFIG", "SET", "cluster-preferred-endpoint-type", "ip")
+
+
+async def test_a_look_at_all_queues_takes_few_round_trips_also_where_servers_know_no_script(
+    cluster: TestCluster,
+) -> None:
+    async with delayq.connect(cluster.url, resync_interval=3600) as client:
+        for number in range(100):
+            client.delayed_queue(f"orders{number}")
+        scheduler = client._open_session().scheduler
+        await scheduler.run_once()
+        before = client.statistics().round_trips
+        await scheduler.run_once()
+        usual = client.statistics().round_trips - before
+        for node in cluster.nodes:
+            node.call("SCRIPT", "FLUSH")
+        before = client.statistics().round_trips
+        await scheduler.run_once()
+        assert client.statistics().round_trips - before <= usual + 2 * cluster.masters
+
+
+async def test_what_can_be_seen_is_listed_and_what_cannot_is_named(
+    cluster: TestCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.server.ANSWER_WITHIN", 0.5)
+    async with delayq.connect(cluster.url) as client:
+        for name in names(cluster, "jobs"):
+            await client.reliable_queue(name).offer(1, 3600)
+        *seen, hidden = names(cluster, "jobs")
+        with cluster.nodes[2].paused():
+            # Its connections are of no use, and new ones come to nothing.
+            for wire in list(client._open_session().nodes.all()[2]._free):
+                wire.close()
+            found = {queue.name for queue in await inspection.queues(client)}
+        assert set(seen) <= found
+        assert hidden not in found
+        assert f"127.0.0.1:{cluster.nodes[2].port} has is left out" in caplog.text
+
+
+async def test_one_answer_that_leaves_out_a_master_ends_none_of_its_calls(client: delayq.Client, cluster: TestCluster) -> None:
+    nodes = client._open_session().nodes
+    assert isinstance(nodes, Cluster)
+    name = names(cluster, "jobs")[0]
+    await client.reliable_queue(name, lease=LEASE).offer(1)
+    pool = nodes.of(f"{{{name}}}")
+    place = nodes._places[pool]
+    older = {("127.0.0.1", node.port or 0): [range(5)] for node in cluster.nodes if ("127.0.0.1", node.port) != place}
+    wire = await pool.acquire()
+    nodes._install(older)
+    assert await wire.ask("PING") == b"PONG"
+    # What the owners of today say counts again.
+    await nodes.refresh()
+    assert nodes.of(f"{{{name}}}") is pool
+    nodes._install(older)
+    nodes._install(older)
+    assert not wire.is_open
+    pool.drop(wire)
+    await client.reliable_queue(name, lease=LEASE).offer(2)
 
 
 async def test_a_given_client_names_the_cluster(cluster: TestCluster) -> None:

@@ -97,7 +97,7 @@ async def test_a_closed_pool_opens_nothing(connections: Connections) -> None:
         await connections.acquire()
 
 
-async def test_connections_have_a_name_unless_the_user_may_not_give_one(server: PrivateServer) -> None:
+async def test_connections_have_a_name_also_where_the_user_may_not_give_one(server: PrivateServer) -> None:
     async with Redis.from_url(server.url) as admin:
         await admin.acl_setuser("plain", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", "-client"])
         address = server.unix_url.replace("unix://", "unix://plain:any@")
@@ -107,7 +107,7 @@ async def test_connections_have_a_name_unless_the_user_may_not_give_one(server: 
             assert await queue.take() == 1
             names: list[Any] = [(entry["user"], entry["name"]) for entry in await admin.client_list()]
         assert ("default", "delayq") in names
-        assert ("plain", "") in names
+        assert ("plain", "delayq") in names
         await admin.acl_deluser("plain")
 
 

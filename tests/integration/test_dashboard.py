@@ -8,6 +8,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from redis.asyncio import Redis
 from starlette.applications import Starlette
@@ -28,8 +29,6 @@ from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-
-    import httpx
 
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -355,6 +354,79 @@ async def test_a_wrong_token_lets_nobody_in_and_too_many_lock(client: delayq.Cli
             answer = await browser.post("login", data={"token": "wrong-wrong-wrong"})
             assert (answer.status_code, answer.headers.get("set-cookie")) == (403, None)
         assert (await browser.post("login", data={"token": TOKEN})).status_code == 429
+
+
+async def login_from(app: Any, address: str, token: str) -> int:
+    transport = httpx.ASGITransport(app=app, client=(address, 1))
+    async with httpx.AsyncClient(transport=transport, base_url=HOST) as browser:
+        return (await browser.post("/login", data={"token": token}, headers={"origin": HOST})).status_code
+
+
+async def test_wrong_tokens_from_one_address_lock_out_no_other(client: delayq.Client) -> None:
+    app = delayq.dashboard(client, token=TOKEN)
+    assert [await login_from(app, "192.0.2.1", "wrong-wrong-wrong") for _ in range(12)] == [403] * 10 + [429] * 2
+    assert await login_from(app, "192.0.2.2", TOKEN) == 303
+    assert await login_from(app, "192.0.2.1", TOKEN) == 429
+
+
+async def test_the_addresses_of_one_ipv6_network_count_as_one(client: delayq.Client) -> None:
+    app = delayq.dashboard(client, token=TOKEN)
+    statuses = [await login_from(app, f"2001:db8::{place:x}", "wrong-wrong-wrong") for place in range(11)]
+    assert statuses == [403] * 10 + [429]
+    assert await login_from(app, "2001:db8:0:1::1", TOKEN) == 303
+
+
+async def test_the_addresses_that_are_remembered_are_bounded(client: delayq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._dashboard.security._MOST_ADDRESSES", 3)
+    guard = security.Guard(TOKEN)
+    for place in range(50):
+        guard.login_with("wrong", f"192.0.2.{place}")
+    assert len(guard._wrong) == 3
+
+
+async def test_live_views_that_are_asked_for_at_once_are_bounded_too(
+    client: delayq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.app._MOST_STREAMS", 5)
+    await client.reliable_queue("jobs").offer("x", delay=50)
+    app = delayq.dashboard(client)
+    scope = {
+        "type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "root_path": "",
+        "path": "/events", "raw_path": b"/events", "query_string": b"kind=reliable&name=jobs",
+        "headers": [(b"host", b"board")], "server": ("board", 80), "client": ("192.0.2.1", 1),
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+    }  # fmt: skip
+
+    async def views(count: int) -> list[int]:
+        gone, statuses = asyncio.Event(), list[int]()
+
+        async def view() -> None:
+            asked = False
+
+            async def receive() -> dict[str, Any]:
+                nonlocal asked
+                if asked:
+                    await gone.wait()
+                    return {"type": "http.disconnect"}
+                asked = True
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            async def send(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+
+            await app(dict(scope), receive, send)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(view())
+            await until(lambda: len(statuses) == count)
+            gone.set()
+        return sorted(statuses)
+
+    assert await views(12) == [200] * 5 + [503] * 7
+    # Those have ended, and others may come.
+    assert await views(5) == [200] * 5
 
 
 async def test_a_cookie_is_for_this_site_and_no_script(client: delayq.Client) -> None:

@@ -11,8 +11,10 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis.scripts import GIVE_BACK, OFFER, RECOVER, TRANSFER, Script
+from delayq._redis.hand_back import HandBack
+from delayq._redis.scripts import GIVE_BACK, OFFER, TRANSFER, Script
 from delayq._redis.server import Server
+from delayq._scheduling.transfer import HandOut
 from delayq.errors import OutcomeUnknown, ServerUnavailable
 from tests.waiting import until
 
@@ -31,7 +33,22 @@ class Faults:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.plan: Callable[[str, int], str | None] = lambda _name, _n: None
-        attempt, run_soon = Server._attempt, Server.run_soon
+        attempt, run_soon, send_back = Server._attempt, Server.run_soon, Server._send_back
+
+        def faulty_back(server: Server, wire: Wire, connections: Connections, call: HandBack) -> asyncio.Future[None]:
+            name = call.request.script.name
+            self.calls.append(name)
+            fault = self.plan(name, self.calls.count(name))
+            if fault is None:
+                return send_back(server, wire, connections, call)
+            if fault == "lost":
+                # Carried out, and its answer never seen.
+                send_back(server, wire, connections, HandBack(call.request))
+            call.tries += 1
+            call.note(OutcomeUnknown("planned") if fault == "lost" else ServerUnavailable("planned"))
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
 
         def faulty_soon(
             server: Server, script: Script, keys: Any, args: Any, told: Callable[[Any], object], beside: Wire | None = None
@@ -41,7 +58,10 @@ class Faults:
             if fault == "unsent":
                 asyncio.get_running_loop().call_soon(told, ServerUnavailable("planned"))
                 return beside or next(iter((*(pool := _pool(server))._free, *pool._used)))
-            lost: Callable[[Any], object] = lambda _: told(OutcomeUnknown("planned"))
+            # What was not carried out is not lost: the server did not know the script.
+            lost: Callable[[Any], object] = lambda answer: told(
+                answer if isinstance(answer, ServerUnavailable) else OutcomeUnknown("planned")
+            )
             wire = run_soon(server, script, keys, args, lost if fault == "lost" else told, beside)
             if wire is None:
                 # Made by another way, which counts it again.
@@ -49,7 +69,13 @@ class Faults:
             return wire
 
         async def faulty(
-            server: Server, key: str | None, command: Any, script: Script | None, confirm: Any = None, then: Any = None
+            server: Server,
+            key: str | None,
+            command: Any,
+            script: Script | None,
+            confirm: Any = None,
+            then: Any = None,
+            until: float | None = None,
         ) -> Any:
             name = script.name if script else command[0]
             self.calls.append(name)
@@ -57,13 +83,14 @@ class Faults:
             if fault == "unsent":
                 raise ServerUnavailable("planned")
             # An answer that is lost is never confirmed.
-            reply = await attempt(server, key, command, script, None if fault == "lost" else confirm, then)
+            reply = await attempt(server, key, command, script, None if fault == "lost" else confirm, then, until)
             if fault == "lost":
                 raise OutcomeUnknown("planned")
             return reply
 
         monkeypatch.setattr(Server, "_attempt", faulty)
         monkeypatch.setattr(Server, "run_soon", faulty_soon)
+        monkeypatch.setattr(Server, "_send_back", faulty_back)
 
 
 def _pool(server: Server) -> Connections:
@@ -96,31 +123,32 @@ async def test_a_transfer_that_fails_loses_and_doubles_nothing(
     assert await queue.poll() is None
 
 
-async def test_a_lost_answer_is_fetched_even_if_fetching_fails_first(queue: DelayedQueue[int], faults: Faults) -> None:
+async def test_what_a_lost_answer_had_handed_out_goes_back_even_if_that_fails_first(
+    queue: DelayedQueue[int], faults: Faults
+) -> None:
     await queue.offer(1, 60)
     await queue.pending.poll_last_and_offer_first_to("orders")
     done = faults.calls.count(TRANSFER.name)
     faults.plan = lambda name, n: (
-        "lost" if (name == TRANSFER.name and n == done + 1) or (name == RECOVER.name and n <= 2) else None
+        "lost" if (name == TRANSFER.name and n == done + 1) or (name == GIVE_BACK.name and n <= 2) else None
     )
     assert await asyncio.wait_for(queue.take(), 10) == 1
-    assert faults.calls.count(RECOVER.name) == 3
+    assert faults.calls.count(GIVE_BACK.name) == 3
 
 
 async def test_a_call_that_was_given_up_hands_nothing_out_when_it_arrives_late(
     client: Client, queue: DelayedQueue[int], server: PrivateServer
 ) -> None:
-    keys = queue._keys
-    internal = queue._server
-    taken = keys.taken("late")
-    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, taken, keys.leases, keys.leased, keys.turns)
-    arguments = (names, (100, 5, 60_000, 0, "late", ""))
+    transfer = queue._open.transfer
+    keys, internal = transfer.keys, queue._server
+    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.fence("late"), keys.leases, keys.leased, keys.turns)
+    give_up = transfer.back_by_name(HandOut("late")).request
     async with Redis.from_url(server.url) as raw:
         await raw.rpush("orders", 1, 2)
-        assert await internal.run(RECOVER, (taken,), (60_000,)) == []
-        assert (await internal.run(TRANSFER, *arguments))[-1] == []
+        assert await internal.run(*give_up) == 0
+        assert (await internal.run(TRANSFER, names, (100, 5, 1000, 60_000_000, 0, "late", "")))[-1] == []
         assert await queue.drain() == [1, 2]
-        assert await internal.run(RECOVER, (taken,), (60_000,)) == []
+        assert await internal.run(*give_up) == 0
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
@@ -195,7 +223,11 @@ async def test_an_offer_whose_answer_is_lost_is_unknown_and_stored_once(queue: D
 
 
 async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(queue: DelayedQueue[int], faults: Faults) -> None:
-    faults.plan = lambda name, n: "lost" if name == OFFER.name and n == 2 else None
+    # From now on the server knows the script.
+    for _ in range(2):
+        await (await queue.offer(0, 60)).cancel()
+    done = faults.calls.count(OFFER.name)
+    faults.plan = lambda name, n: "lost" if name == OFFER.name and n == done + 2 else None
     with pytest.raises(delayq.OutcomeUnknown, match="400 of 600 messages are stored") as caught:
         await queue.offer_many([(i, 60) for i in range(600)])
     assert len(caught.value.stored) == 400
@@ -281,22 +313,6 @@ async def test_a_foreign_key_in_one_queue_does_not_hide_the_others(server: Priva
         await asyncio.sleep(0.05)
         await raw.zadd("redisson_delay_queue_timeout:{orders}", {b"\x08ABCDEFGH" + (1).to_bytes(8, "little") + b"1": 1})
         assert await asyncio.wait_for(taker, 5) == 1
-
-
-async def test_a_link_that_is_half_open_is_noticed_and_replaced(
-    server: PrivateServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is received and nothing is said: only a ping without an answer tells."""
-    async with delayq.connect(server.url, resync_interval=0.1) as client:
-        subscriber = client._open_session().scheduler.subscriber
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        await queue.offer(1)
-        assert await queue.take() == 1
-        with monkeypatch.context() as silence:
-            silence.setattr(subscriber, "_handle", lambda _answer: None)
-            await until(lambda: "the connection does not answer" in caplog.text)
-        await queue.offer(2, 0.05)
-        assert await asyncio.wait_for(queue.take(), 5) == 2
 
 
 async def test_a_notification_that_is_no_number_does_no_harm(server: PrivateServer, caplog: pytest.LogCaptureFixture) -> None:

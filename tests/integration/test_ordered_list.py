@@ -81,8 +81,8 @@ def test_what_is_due_leaves_in_due_order_and_the_list_stays_in_step(server: Priv
     with Redis.from_url(server.url) as raw:
         raw.zadd(KEYS.timeout, {record: due(place) for place, record in enumerate(records)})
         raw.rpush(KEYS.ordered, *records)
-        keys = (KEYS.ready, KEYS.timeout, KEYS.ordered, KEYS.quarantine, "taken", KEYS.leases, KEYS.leased, KEYS.turns)
-        arguments = (*keys, 100, 0, 1000, 0, "call", "")
+        keys = (KEYS.ready, KEYS.timeout, KEYS.ordered, KEYS.quarantine, "fence", KEYS.leases, KEYS.leased, KEYS.turns)
+        arguments = (*keys, 100, 0, 0, 1000, 0, "call", "")
         for step in range(1, 6):
             assert run(raw, TRANSFER, *arguments)[2:4] == [100, 0]
             assert raw.llen(KEYS.ordered) == raw.zcard(KEYS.timeout) == size - step * 100

@@ -727,7 +727,9 @@ async def test_a_sync_handler_that_takes_too_long_goes_on_for_nobody(worker: Wor
     assert await left(jobs) == (1, 0, 0, 0)
 
 
-async def test_threads_that_hang_keep_their_places(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_threads_that_hang_keep_their_places_and_other_messages_are_not_begun(
+    client: Client, jobs: ReliableQueue[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     release, begun = threading.Event(), list[int]()
     worker = Worker(client, concurrency=2)
 
@@ -739,8 +741,10 @@ async def test_threads_that_hang_keep_their_places(client: Client, jobs: Reliabl
     await jobs.offer_many([delayq.Offer(value=value) for value in range(6)])
     try:
         await worker.run(burst=True)
-        # All timed out, but only two ever had a thread.
-        assert (len(begun), await left(jobs)) == (2, (6, 0, 0, 0))
+        # Two have failed and are tried again later. The others wait, and have used no attempt.
+        assert (len(begun), await left(jobs)) == (2, (2, 4, 0, 0))
+        assert [message.attempt for message in await jobs.list("ready")] == [0] * 4
+        assert "2 of the listener's 2 threads hang" in caplog.text
     finally:
         release.set()
 

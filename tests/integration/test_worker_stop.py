@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator  # noqa: TC003 - the worker reads it
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -253,6 +255,174 @@ async def test_a_worker_in_the_background_leaves_signals_alone(client: Client) -
         assert signal.getsignal(signal.SIGTERM) is before
 
 
+# Signals: in a process of its own
+
+PROGRAM = """
+import asyncio, contextlib, sys, time, delayq
+
+@contextlib.asynccontextmanager
+async def lifespan(worker):
+    await {start}
+    yield
+    await {end}
+
+worker = delayq.Worker(sys.argv[1], shutdown_timeout=3600, lifespan=lifespan)
+
+@worker.listener("jobs")
+async def handle(value: int) -> None:
+    print("begun", flush=True)
+    {handle}
+
+asyncio.run(worker.run(started=lambda: print("started", flush=True)))
+print("over", flush=True)
+"""
+HANGS = 'asyncio.sleep(print("begun", flush=True) or 3600)'
+
+
+class Program:
+    """A program that runs a worker; each part may hang."""
+
+    def __init__(
+        self, server: PrivateServer, start: str = "asyncio.sleep(0)", end: str = "asyncio.sleep(0)", handle: str = "pass"
+    ):
+        text = PROGRAM.format(start=start, end=end, handle=handle)
+        self._process = subprocess.Popen([sys.executable, "-c", text, server.url], stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def wait_for(self, line: str) -> None:
+        assert self._process.stdout is not None
+        assert line in (found.strip() for found in self._process.stdout)
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def lives_on(self) -> bool:
+        """Whether it still runs after a moment."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
+        return self._process.poll() is None
+
+    def status(self) -> int:
+        return self._process.wait(30)
+
+
+NUMBERS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+
+
+@NUMBERS
+def test_a_signal_ends_a_start_that_hangs(own_server: PrivateServer, number: signal.Signals) -> None:
+    with Program(own_server, start=HANGS) as program:
+        program.wait_for("begun")
+        program.send(number)
+        assert program.status() == 0
+
+
+@NUMBERS
+def test_a_second_signal_ends_a_lifespan_whose_end_hangs(own_server: PrivateServer, number: signal.Signals) -> None:
+    with Program(own_server, end=HANGS) as program:
+        program.wait_for("started")
+        program.send(number)
+        program.wait_for("begun")
+        assert program.lives_on()
+        program.send(number)
+        assert program.status() == 0
+
+
+@NUMBERS
+def test_a_third_signal_ends_the_process_whatever_hangs(own_server: PrivateServer, number: signal.Signals) -> None:
+    # Each part that is cancelled hangs again as it cleans up.
+    start = 'asyncio.sleep(0)\n    try: await asyncio.sleep(print("begun", flush=True) or 3600)\n    finally: await ' + HANGS
+    with Program(own_server, start=start) as program:
+        program.wait_for("begun")
+        program.send(number)
+        program.wait_for("begun")
+        program.send(number)
+        assert program.lives_on()
+        program.send(number)
+        assert program.status() == -number
+
+
+@NUMBERS
+@pytest.mark.parametrize("how", ["time.sleep(3600)", "while True: time.sleep(0.01)", "while True: pass"])
+async def test_a_third_signal_ends_a_process_whose_handler_blocks_the_loop(
+    own_server: PrivateServer, number: signal.Signals, how: str
+) -> None:
+    async with delayq.connect(own_server.url) as client:
+        await client.reliable_queue("jobs").offer(1)
+    with Program(own_server, handle=how) as program:
+        program.wait_for("begun")
+        for _ in range(2):
+            program.send(number)
+            assert program.lives_on()
+        program.send(number)
+        assert program.status() == -number
+
+
+def test_a_process_ends_though_a_sync_handler_hangs_in_its_thread(own_server: PrivateServer) -> None:
+    text = PROGRAM.format(
+        start='worker.client.reliable_queue("jobs").offer(1)', end="asyncio.sleep(0)", handle="time.sleep(3600)"
+    )
+    text = text.replace("async def handle", "def handle").replace("shutdown_timeout=3600", "shutdown_timeout=0.1")
+    with subprocess.Popen([sys.executable, "-c", text, own_server.url], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "begun" in (line.strip() for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read().strip() == "over"
+        try:
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+async def test_a_stop_during_a_start_that_hangs_ends_it_within_the_shutdown_timeout(client: Client) -> None:
+    begun, events = asyncio.Event(), list[str]()
+
+    @asynccontextmanager
+    async def lifespan(worker: Worker) -> AsyncIterator[None]:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            events.append("cleaned up")
+        yield
+
+    worker = Worker(client, shutdown_timeout=0.05, lifespan=lifespan)
+    on_jobs(worker)(Gate())
+    task = asyncio.create_task(worker.run())
+    await begun.wait()
+    worker.stop()
+    await task
+    assert events == ["cleaned up"]
+    # Nothing of that is left behind.
+    task = asyncio.current_task()  # type: ignore[assignment]
+    assert task.cancelling() == 0
+
+
+async def test_a_stop_during_a_start_lets_it_finish(client: Client) -> None:
+    events: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(worker: Worker) -> AsyncIterator[None]:
+        worker.stop()
+        await asyncio.sleep(0.05)
+        events.append("up")
+        yield
+        await asyncio.sleep(0.05)
+        events.append("down")
+
+    worker = Worker(client, shutdown_timeout=3600, lifespan=lifespan)
+    on_jobs(worker)(Gate())
+    await worker.run()
+    assert events == ["up", "down"]
+
+
 # In the background, and around it
 
 
@@ -490,7 +660,7 @@ async def test_keyboard_interrupt_goes_through(client: Client, jobs: ReliableQue
 
     worker = Worker(client)
     on_jobs(worker)(handle)
-    handling = Handling(worker._listeners["jobs"], (), {}, {}, Threads(1))
+    handling = Handling(worker._listeners["jobs"], (), {}, {}, Threads("jobs", 1), lambda: False)
     await jobs.offer(1, id="a")
     (message,) = await jobs.claim()
     with pytest.raises(KeyboardInterrupt):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import uuid
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 import delayq
+from tests.clusters import TestCluster
 from tests.conftest import _USED, FOUND
 from tests.interop import redis32, report
-from tests.interop.redisson import Redisson, build, missing_tools
+from tests.interop.redisson import Redisson, Release, build, missing_tools
 from tests.interop.settings import CURRENT, OLDER, Setting
 from tests.servers import Kind, PrivateServer
 
@@ -47,21 +48,41 @@ def _kind(bits: int) -> Kind:
     return FOUND[name]
 
 
+def _start(release: Release, server: PrivateServer, **options: Any) -> Redisson:
+    """A Redisson, built if it has to be; the test is skipped, or fails if it is required, where that cannot be."""
+    if reason := missing_tools():
+        _unavailable(reason)
+    try:
+        build(release)
+        return Redisson(release, server, **options)
+    except RuntimeError as error:
+        _unavailable(str(error))
+
+
 @pytest.fixture(scope="session", params=[*CURRENT, *OLDER], ids=str)
 def redisson(request: pytest.FixtureRequest) -> Iterator[Redisson]:
     """A Redisson with its server. There is one at a time: pytest runs together what uses the same."""
     setting: Setting = request.param
-    if reason := missing_tools():
-        _unavailable(reason)
     with PrivateServer(_kind(setting.bits), tcp=True) as server:
-        try:
-            build(setting.release)
-            redisson = Redisson(setting.release, server)
-        except RuntimeError as error:
-            _unavailable(str(error))
+        redisson = _start(setting.release, server)
         report.RAN[str(redisson)] = None
         yield redisson
         redisson.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[TestCluster]:
+    """Three masters, which share the slots."""
+    with TestCluster(_kind(64)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def redisson_of_cluster(cluster: TestCluster) -> Iterator[Redisson]:
+    """A Redisson in its cluster mode."""
+    redisson = _start(CURRENT[0].release, cluster.nodes[0], nodes=cluster.nodes)
+    yield redisson
+    redisson.close()
 
 
 @pytest.fixture

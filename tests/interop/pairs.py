@@ -122,7 +122,7 @@ def _order(n: int) -> Order:
 
 
 def _with_classes(n: int) -> Any:
-    """What JsonJacksonCodec writes. Not a UUID alone: until some time after 3.52.0, Redisson wrote that without its class."""
+    """What JsonJacksonCodec writes. Not a UUID alone: before 4.2.0, Redisson wrote that without its class."""
     values = _java_values(n)
     shapes = [_text(n), _integer(n), _double_in_json(n), _whole_tree(n), _order(n), [n, *values], {"id": n, **_named(values)}]
     return (shapes + values)[n % (len(shapes) + len(values))]

@@ -22,6 +22,8 @@ from tests.interop.lock import locked
 from tests.interop.values import from_java
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.servers import PrivateServer
 
 
@@ -43,7 +45,16 @@ class Release:
     @property
     def writes_old_records(self) -> bool:
         """It neither writes nor reads the current records: these came with 3.21.1."""
-        return tuple(map(int, self.version.split("."))) < (3, 21, 1)
+        return self._numbers < (3, 21, 1)
+
+    @property
+    def writes_uuids_with_class(self) -> bool:
+        """Its JsonJacksonCodec writes a UUID's class in every place: since 4.2.0."""
+        return self._numbers >= (4, 2, 0)
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        return tuple(map(int, self.version.split(".")))
 
 
 NEWEST_4 = Release("4.7.0", "2.21.3")
@@ -109,12 +120,21 @@ class Redisson:
     Args:
         release: Which, built.
         server: What it connects to, by TCP: it knows no Unix sockets.
+        nodes: All of the cluster that ``server`` is of, if it is of one.
+        user: A user of the server, and its password.
 
     Raises:
         RuntimeError: It did not start.
     """
 
-    def __init__(self, release: Release, server: PrivateServer) -> None:
+    def __init__(
+        self,
+        release: Release,
+        server: PrivateServer,
+        *,
+        nodes: Sequence[PrivateServer] = (),
+        user: tuple[str, str] | None = None,
+    ) -> None:
         self.release = release
         self.server = server
         self._ids = itertools.count(1)
@@ -133,7 +153,8 @@ class Redisson:
                     "-cp",
                     os.pathsep.join(map(str, build(release))),
                     "delayq.interop.Peer",
-                    server.url.removesuffix("/0"),
+                    *(user or ()),
+                    *(node.url.removesuffix("/0") for node in nodes or (server,)),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -267,10 +288,15 @@ class JavaQueue:
         await self.ask("take", taken=taken, count=count)
         return taken
 
-    async def consume(self, taken: list[tuple[Any, int]] | None = None) -> list[tuple[Any, int]]:
-        """Take values until :meth:`stop`; return them as :meth:`take` does. ``taken`` grows with each."""
+    async def consume(self, taken: list[tuple[Any, int]] | None = None, *, pause: int = 0) -> list[tuple[Any, int]]:
+        """Take values until :meth:`stop`; return them as :meth:`take` does.
+
+        Args:
+            taken: Grows with each.
+            pause: How long Java has to do with each, ms.
+        """
         taken = [] if taken is None else taken
-        await self.ask("consume", taken=taken)
+        await self.ask("consume", taken=taken, pause=pause)
         return taken
 
     async def stop(self) -> None:

@@ -36,6 +36,7 @@ MOVERS = [(CURRENT[0], pair) for pair in PAIRS] + [(setting, KRYO) for setting i
 
 with_current = pytest.mark.parametrize("redisson", CURRENT, indirect=True, ids=str)
 with_old = pytest.mark.parametrize("redisson", OLDER, indirect=True, ids=str)
+with_each_release = pytest.mark.parametrize("redisson", [*CURRENT[:2], OLDER[0]], indirect=True, ids=str)
 # What only takes from the ready list sees no record, whatever the server's size.
 with_all_readers = pytest.mark.parametrize("redisson", [*CURRENT, OLDER[0]], indirect=True, ids=str)
 with_movers = pytest.mark.parametrize(

@@ -29,7 +29,6 @@ WORK: dict[tuple[str, Role], tuple[tuple[Script, ...], str, str]] = {
     ("delayed", "consumer"): (
         (
             delayed.TRANSFER,
-            delayed.RECOVER,
             delayed.GIVE_BACK,
             delayed.RESYNC,
             delayed.ACK,
@@ -38,8 +37,7 @@ WORK: dict[tuple[str, Role], tuple[tuple[Script, ...], str, str]] = {
             delayed.RELEASE,
         ),
         "BLMOVE UNLINK RPUSH",
-        # A nack stores one message at a time.
-        "ZMSCORE",
+        "",
     ),
     ("delayed", "admin"): (
         (
@@ -50,6 +48,9 @@ WORK: dict[tuple[str, Role], tuple[tuple[Script, ...], str, str]] = {
             delayed.POLL_LAST,
             delayed.EXPIRE,
             delayed.MIGRATE,
+            # What it polled is confirmed, or goes back.
+            delayed.ACK,
+            delayed.GIVE_BACK,
         ),
         "TIME LLEN LINDEX LRANGE HMGET ZCARD ZCOUNT ZRANGE ZREVRANGE ZSCAN UNLINK",
         "",

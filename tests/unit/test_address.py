@@ -49,6 +49,16 @@ def test_no_secret_is_shown() -> None:
         "redis://u:se/secret@h/0",
         "redis://u:se?secret@h/0",
         "redis://u:se#secret@h/0",
+        "redis://u:0,secret",
+        "redis://u:0,secret:1/0",
+        "redis://h/secret",
+        "redis:secret@h",
+        "redis://h/0/secret",
+        "redis+cluster://u:0,secret",
+        "redis+cluster://u:1,secret/5",
+        "redis+sentinel://u:1,secret",
+        "redis+sentinel://u:1,secret/service/x",
+        "u:0,secret",
         "redis://h/0?db=secret",
         "redis://h/0?wrong=secret",
         "redis://h/0?ssl_ca_certs=secret",
@@ -74,15 +84,26 @@ def test_what_cannot_be_read_is_refused_without_a_word_of_a_secret(url: str) -> 
         error = error.__cause__ or error.__context__
 
 
-@pytest.mark.parametrize(
-    "url", ["redis://h?password=secret", "redis://h?password=a@secret", "redis://u:p@secret@h", "redis:secret@h"]
-)
+@pytest.mark.parametrize("url", ["redis://h?password=secret", "redis://h?password=a@secret", "redis://u:p@secret@h"])
 def test_no_secret_is_in_the_label_of_an_address(url: str) -> None:
     assert "secret" not in repr(from_url(url))
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost", "localhost:6379", "http://h", "unix://", "redis://[::1", "redis://h/0?protocol=x"]
+    "url",
+    [
+        "",
+        "localhost",
+        "localhost:6379",
+        "http://h",
+        "unix://",
+        "redis://[::1",
+        "redis://h/0?protocol=x",
+        "redis://h/orders",
+        "redis://h/-1",
+        "redis://h/0x1",
+        "rediss://h/1/2",
+    ],
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(delayq.ConfigurationError):

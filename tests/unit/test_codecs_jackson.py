@@ -8,7 +8,7 @@ import pickle
 import struct
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
@@ -260,6 +260,124 @@ def test_enums_are_written_by_name_and_what_is_text_or_a_number_as_that() -> Non
     assert codec.decode(b'["java.util.ArrayList",[["shop.Plain","A"]]]') == [Plain.A]
     with pytest.raises(DecodeError):
         codec.decode(b'["java.util.ArrayList",[["shop.Plain","B"]]]')
+
+
+class Status(Enum):
+    NEW = 1
+    SENT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    id: int
+    status: Status | str
+    other: Any = None
+
+
+PARCEL: dict[str, type[Any]] = {"shop.Parcel": Parcel, "shop.Status": Status}
+WITH_CLASS = b'{"@class":"shop.Parcel","id":7,"status":["shop.Status","SENT"]}'
+
+
+def test_an_enum_that_tells_its_class_in_a_field_comes_as_the_enum_and_goes_back_in_that_form() -> None:
+    codec = JsonJacksonCodec(PARCEL)
+    parcel = codec.decode(WITH_CLASS)
+    assert parcel == Parcel(7, Status.SENT)
+    assert codec.encode(parcel) == WITH_CLASS
+    # Java reads only the form that it writes, so what was read once holds for every parcel.
+    assert codec.encode(replace(parcel, status=Status.NEW)) == WITH_CLASS.replace(b"SENT", b"NEW")
+    # For this field, and no other.
+    assert codec.encode(Parcel(7, "SENT", other=Status.NEW)) == b'{"@class":"shop.Parcel","id":7,"other":"NEW","status":"SENT"}'
+
+
+def test_an_enum_is_its_name_in_a_field_unless_something_else_is_known() -> None:
+    codec = JsonJacksonCodec(PARCEL)
+    plain = b'{"@class":"shop.Parcel","id":7,"status":"SENT"}'
+    assert codec.encode(Parcel(7, Status.SENT)) == plain
+    assert codec.encode(codec.decode(plain)) == plain
+
+
+def test_a_producer_says_that_an_enum_tells_its_class() -> None:
+    codec = JsonJacksonCodec(PARCEL, enums_with_class=[Status])
+    assert codec.encode(Parcel(7, Status.SENT)) == WITH_CLASS
+    assert codec.encode(JavaObject("shop.Parcel", {"id": 7, "status": Status.SENT})) == WITH_CLASS
+    assert JsonJacksonCodec(PARCEL).encode(Parcel(7, JavaValue("shop.Status", "SENT"))) == WITH_CLASS  # type: ignore[arg-type]
+    for wrong in (Plain, int, "shop.Status"):
+        with pytest.raises(TypeError, match="enums_with_class takes enums that types names"):
+            JsonJacksonCodec(PARCEL, enums_with_class=[wrong])  # type: ignore[list-item]
+
+
+def test_an_object_without_a_dataclass_keeps_the_form_of_each_enum() -> None:
+    codec = JsonJacksonCodec({"shop.Status": Status})
+    payload = b'{"@class":"shop.Parcel","a":["shop.Status","SENT"],"b":"NEW","c":["shop.Status","NEW"]}'
+    parcel = codec.decode(payload)
+    assert parcel == {"a": Status.SENT, "b": "NEW", "c": Status.NEW}
+    for same in (parcel, copy.deepcopy(parcel), pickle.loads(pickle.dumps(parcel))):
+        assert codec.encode(same) == payload
+    parcel["a"], parcel["b"] = Status.NEW, Status.SENT
+    assert codec.encode(parcel) == (b'{"@class":"shop.Parcel","a":["shop.Status","NEW"],"b":"SENT","c":["shop.Status","NEW"]}')
+    assert codec.encode(JavaObject("shop.Parcel", {"a": Status.SENT}, with_class=["a"])) == (
+        b'{"@class":"shop.Parcel","a":["shop.Status","SENT"]}'
+    )
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        # A class that types does not name, a constant that the enum lacks, and an enum that stands alone: Java has none there.
+        b'{"@class":"shop.Parcel","id":7,"status":["shop.Other","SENT"]}',
+        b'{"@class":"shop.Parcel","id":7,"status":["shop.Status","LOST"]}',
+        b'{"@class":"shop.Unknown","id":7,"status":["shop.Status","LOST"]}',
+        b'["shop.Status","SENT"]',
+    ],
+)
+def test_what_is_no_known_enum_is_written_back_as_it_was(payload: bytes) -> None:
+    for codec in (JsonJacksonCodec(PARCEL), TYPED):
+        assert codec.encode(codec.decode(payload)) == payload
+
+
+def test_an_object_of_a_final_class_in_a_field_is_written_back_as_it_was() -> None:
+    """Java leaves out the class that the field says, a record's for instance. Its longs are plain, in a map they are not."""
+    payload = b'{"@class":"shop.Order","record":{"large":5000000000,"small":["java.lang.Long",5]}}'
+    order = TYPED.decode(payload)
+    assert order == {"record": {"large": 5_000_000_000, "small": 5}}
+    assert TYPED.encode(order) == payload
+
+
+def test_an_enum_with_a_java_class_is_an_enum_whatever_else_it_is() -> None:
+    codec = JsonJacksonCodec({"shop.Text": Text, "shop.Number": Number})
+    payload = b'["java.util.ArrayList",[["shop.Text","A"],["shop.Number","A"]]]'
+    assert codec.decode(payload) == [Text.A, Number.A]
+    assert codec.encode([Text.A, Number.A]) == payload
+    assert codec.encode(JavaObject("shop.Parcel", {"text": Text.A})) == b'{"@class":"shop.Parcel","text":"A"}'
+
+
+ONE_TWO = "00000000-0000-0001-0000-000000000002"
+
+
+def test_a_uuid_has_its_class_everywhere_or_as_before_redisson_4_2() -> None:
+    new, old = JsonJacksonCodec({"shop.Order": Order}), JsonJacksonCodec({"shop.Order": Order}, uuid_with_class=False)
+    uuid = UUID(ONE_TWO)
+    wrapped = f'["java.util.UUID","{ONE_TWO}"]'
+    order = '{"@class":"shop.Order","id":1,"made":7,"note":%s,"parts":["java.util.ArrayList",[%s]],"zip":""}'
+    for codec, form in ((new, wrapped), (old, f'"{ONE_TWO}"')):
+        assert codec.encode(uuid).decode() == form
+        assert codec.encode(JavaList(None, [uuid])).decode() == f"[{form}]"
+        # In a list Java knows no class: it is declared as one of any objects.
+        assert codec.encode(Order("", 1, uuid, [uuid])).decode() == order % (form, wrapped)  # type: ignore[arg-type]
+
+
+def test_whether_uuids_have_their_class_is_true_or_false() -> None:
+    with pytest.raises(TypeError, match="uuid_with_class is True or False"):
+        JsonJacksonCodec(uuid_with_class="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("with_class", [True, False])
+@pytest.mark.parametrize("form", [f'"{ONE_TWO}"', f'["java.util.UUID","{ONE_TWO}"]'])
+def test_a_uuid_in_either_form_is_written_back_as_it_was(form: str, with_class: bool) -> None:
+    """Before 4.2.0 both occur: the class is told where the field is declared as Object."""
+    codec = JsonJacksonCodec({"shop.Order": Order}, uuid_with_class=with_class)
+    payload = f'{{"@class":"shop.Order","id":1,"made":7,"note":{form},"parts":["java.util.ArrayList",[]],"zip":""}}'.encode()
+    assert codec.encode(codec.decode(payload)) == payload
 
 
 @dataclass

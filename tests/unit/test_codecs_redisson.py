@@ -216,8 +216,8 @@ def payload_of(codec: str, told: str) -> bytes:
 
 
 def test_types_bring_back_dataclasses_and_enums() -> None:
-    # A field declared as byte[] or as the enum is mere text: the payload does not say what it is.
-    pojo = Pojo(blob="AQI=", colour="GREEN")
+    # A field declared as byte[] or as the enum is mere text: the payload does not say what it is. One declared as Object does.
+    pojo = Pojo(blob="AQI=", colour="GREEN", anyColour=Colour.RED)
     assert WITH_TYPES.decode(payload_of("JsonJackson", "Pojo")) == pojo
     assert WITH_TYPES.decode(payload_of("JsonJackson", "list of Pojo")) == [pojo]
     decoded = WITH_TYPES.decode(payload_of("JsonJackson", "ArrayList of everything"))

@@ -204,6 +204,7 @@ def test_a_schedules_record_is_read_or_named_unreadable(record: bytes) -> None:
 )
 @example("redis", "/", "", False)
 @example("redis", "1/", "", False)
+@example("redis", "0,", "", False)
 def test_a_password_is_never_shown(scheme: str, before: str, after: str, quoted: bool) -> None:
     password = f"{before}hunter2{after}"
     written = quote(password, safe="") if quoted else password
@@ -211,7 +212,8 @@ def test_a_password_is_never_shown(scheme: str, before: str, after: str, quoted:
         f"{scheme}://u:{written}@h/0",
         f"{scheme}://:{written}@h:1",
         f"{scheme}://h/0?password={written}",
-        f"{scheme}://u:{written}",
+        # After a plus, what has a comma may name servers.
+        *([] if "+" in scheme else [f"{scheme}://u:{written}"]),
     ):
         assert "hunter2" not in redacted(url)
         try:

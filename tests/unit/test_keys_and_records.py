@@ -56,7 +56,7 @@ def test_all_keys_of_an_accepted_name_share_a_slot(name: str) -> None:
     except BadName:
         return
     fixed = (keys.ready, keys.ordered, keys.timeout, keys.channel, keys.quarantine, keys.leases, keys.leased)
-    assert len({hash_tag(key) for key in (*fixed, keys.taken("x"), keys.marker("x"))}) == 1
+    assert len({hash_tag(key) for key in (*fixed, keys.fence("x"))}) == 1
 
 
 @given(st.text())

@@ -311,9 +311,22 @@ class TestPushes:
         assert desk.pushes.turns.stagger(wanted=True) == 0
 
     async def test_an_announcement_of_what_is_settled_comes_too_late(self, desk: Desk) -> None:
-        desk.notice(10, None)
-        desk.pushes.announced(desk.us(9.9))
+        desk.notice(1, None)
+        desk.pushes.announced(desk.us(0.9))
         assert await desk.at(1000) == 0
+
+    async def test_an_announcement_of_what_was_settled_long_ago_shows_that_the_servers_clock_was_set_back(
+        self, desk: Desk
+    ) -> None:
+        desk.pushes.settled(desk.us(60))
+        desk.pushes.announced(desk.us(1))
+        assert await desk.at(0) == 1
+
+    async def test_a_notice_from_the_future_is_not_believed_and_the_server_is_asked(self, desk: Desk) -> None:
+        desk.pushes.announced(desk.us(10))
+        desk.notice(10**6, None)
+        assert await desk.at(0) == 1
+        assert await desk.at(10.1) == 2, "what was known before stays known"
 
     async def test_what_was_asked_for_and_is_settled_meanwhile_is_not_asked(self, desk: Desk) -> None:
         desk.pushes.push(desk.us(9))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import delayq
 from delayq.cli.errors import CommandFailed
+from delayq.client import URL_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -56,6 +57,11 @@ def find(where: str) -> delayq.Worker:
             raise CommandFailed(f"module {module_name!r} has no attribute {attribute!r}") from None
     if not isinstance(found, delayq.Worker):
         raise CommandFailed(f"{where} is a {type(found).__name__}, not a delayq.Worker")
+    if found.needs_address and not os.environ.get(URL_VARIABLE):
+        raise CommandFailed(
+            f'which server? Set ${URL_VARIABLE}, or give the worker an address: delayq.Worker("redis://..."); '
+            'delayq.Worker("embedded:") uses a private one'
+        )
     return found
 
 

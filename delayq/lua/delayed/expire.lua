@@ -6,4 +6,6 @@
 --
 -- Returns 1 when there was something to expire.
 
+-- A right that consumers do not have: they take messages, and do not drop them.
+redis.call('ZCARD', KEYS[1])
 return math.max(redis.call('PEXPIRE', KEYS[1], ARGV[1]), redis.call('PEXPIRE', KEYS[2], ARGV[1]))

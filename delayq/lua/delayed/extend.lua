@@ -1,13 +1,16 @@
--- extend: let a lease end later, or sooner.
+-- extend: let leases end later, or sooner.
 --
 -- KEYS[1]  leases  ZSET  tokens of what is out, scored by the end of their lease, ms
--- ARGV[1]  token     text  names the payload that was handed out
--- ARGV[2]  lease_us  int   how long from now, microseconds
+-- ARGV[1]  lease_us  int   how long from now, microseconds
+-- ARGV[...]  token  each names one payload that was handed out
 --
--- Returns the new end in ms, or -1 when it is not out under that token any more.
+-- Returns {ends_ms, held, held, ...}: the new end, and for each token 1, or 0 when nothing is out under it any more.
 -- include: clock
 
-local ends = due_ms(now_us(), tonumber(ARGV[2]))
-if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
-redis.call('ZADD', KEYS[1], 'XX', string.format('%.0f', ends), ARGV[1])
-return ends
+local ends = due_ms(now_us(), tonumber(ARGV[1]))
+local reply = {ends}
+for i = 2, #ARGV do
+  reply[i] = redis.call('ZSCORE', KEYS[1], ARGV[i]) and 1 or 0
+  if reply[i] == 1 then redis.call('ZADD', KEYS[1], 'XX', string.format('%.0f', ends), ARGV[i]) end
+end
+return reply

@@ -19,9 +19,11 @@ local delay = tonumber(ARGV[2])
 local due = delay and delay >= 0 and due_ms(now, delay)
 if not due or due > MAX_MS then return redis.error_reply('DELAYQ_DELAY delay out of range') end
 local payload = redis.call('HGET', KEYS[2], ARGV[1])
-redis.call('ZCARD', KEYS[3])
 redis.call('LLEN', KEYS[4])
-if redis.call('ZREM', KEYS[1], ARGV[1]) == 0 or not payload then return -1 end
+if not payload or not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
+announce(KEYS[3], KEYS[5], {due})
+-- First what frees memory: then a server that is full takes the rest.
+redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[2], ARGV[1])
-store(KEYS[3], KEYS[4], KEYS[5], ARGV[3] == '1', now, {due}, {payload})
+store(KEYS[3], KEYS[4], ARGV[3] == '1', now, {due}, {payload})
 return due

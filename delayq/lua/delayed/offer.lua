@@ -20,8 +20,9 @@ for i = 2, #ARGV, 2 do
   dues[#dues + 1], payloads[#dues + 1] = due, ARGV[i + 1]
 end
 
+announce(KEYS[1], KEYS[3], dues)
 local reply = {length_bytes()}
-for i, id in ipairs(store(KEYS[1], KEYS[2], KEYS[3], ARGV[1] == '1', now, dues, payloads)) do
+for i, id in ipairs(store(KEYS[1], KEYS[2], ARGV[1] == '1', now, dues, payloads)) do
   reply[#reply + 1] = id
   reply[#reply + 1] = dues[i]
 end

@@ -7,15 +7,17 @@
 --
 -- Returns how many there were.
 
--- Both are counted first: a key of a foreign type must fail before anything is removed.
+-- Both are counted first: a key of a foreign type must fail before anything is removed. And ZCARD is a right that consumers do not
+-- have: they take messages, and do not drop them.
 local pending, ready = redis.call('ZCARD', KEYS[1]), redis.call('LLEN', KEYS[3])
-local dropped = 0
-if ARGV[1] ~= 'ready' then
-  dropped = dropped + pending
-  redis.call('UNLINK', KEYS[1], KEYS[2])
-end
-if ARGV[1] ~= 'delayed' then
-  dropped = dropped + ready
+-- One command each way: it is refused as a whole, or not at all.
+if ARGV[1] == 'ready' then
   redis.call('UNLINK', KEYS[3])
+  return ready
 end
-return dropped
+if ARGV[1] == 'delayed' then
+  redis.call('UNLINK', KEYS[1], KEYS[2])
+  return pending
+end
+redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
+return pending + ready

@@ -1,14 +1,15 @@
 -- bury: these messages become dead letters.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
--- KEYS[17]  dead           ZSET  ids of dead letters, scored by when they died, microseconds
--- KEYS[18]  dead_messages  HASH  id to why, as JSON, newline, body
+-- KEYS[17]  dead           ZSET  names of dead letters, scored by when they died, microseconds
+-- KEYS[18]  dead_messages  HASH  name to why, as JSON, newline, body: see include/letters.lua
 -- ARGV[...]  id, token, priority, why  for each message; why is JSON on one line; where it ends in an
 -- empty error, the last one that is known takes its place
 --
 -- Returns 1 or 0 for each: 0 when the lease is not ours any more, and nothing was changed.
 -- include: clock
 -- include: queue
+-- include: letters
 
 local now = now_us()
 local reply = {}
@@ -20,10 +21,8 @@ for i = 1, #ARGV, 4 do
     local body, last = redis.call('HGET', KEYS[11], id), redis.call('HGET', KEYS[15], id)
     if last and string.sub(why, -11) == '"error":""}' then why = string.sub(why, 1, -4) .. cjson.encode(last) .. '}' end
     -- First what frees memory: then a server that is full takes the rest.
-    redis.call('ZREM', KEYS[priority + 1], id)
-    forget({id})
-    redis.call('HSET', KEYS[18], id, why .. '\n' .. body)
-    redis.call('ZADD', KEYS[17], number(now), id)
+    remove(id, tonumber(priority))
+    post(KEYS[17], KEYS[18], id, why, body or '', now)
   end
 end
 return reply

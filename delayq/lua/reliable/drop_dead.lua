@@ -1,10 +1,13 @@
 -- drop_dead: drop dead letters for good.
 --
--- KEYS[1]  dead           ZSET  ids of dead letters, scored by when they died, microseconds
--- KEYS[2]  dead_messages  HASH  id to why, as JSON, newline, body
--- ARGV[...]  id  of each dead letter
+-- KEYS[1]  dead           ZSET  names of dead letters, scored by when they died, microseconds
+-- KEYS[2]  dead_messages  HASH  name to why, as JSON, newline, body: see include/letters.lua
+-- ARGV[...]  name  of each dead letter
 --
--- Returns how many were dropped.
+-- Returns 1.
+-- include: letters
 
-redis.call('HDEL', KEYS[2], unpack(ARGV))
-return redis.call('ZREM', KEYS[1], unpack(ARGV))
+-- A right that consumers do not have: they make dead letters, and do not clean up.
+redis.call('ZCARD', KEYS[1])
+discard(KEYS[1], KEYS[2], ARGV)
+return 1

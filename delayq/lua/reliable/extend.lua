@@ -1,6 +1,7 @@
 -- extend: let leases end later, or sooner.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
+-- KEYS[17]  wake  CHANNEL  where a lease that ends sooner is announced: its end, microseconds
 -- ARGV[1]  lease_us  int  how long from now, microseconds
 -- ARGV[...]  id, token, priority  for each message
 --
@@ -12,7 +13,8 @@ local now = now_us()
 local ids, reply, mine, by_set = {}, {now}, {}, {}
 for i = 2, #ARGV, 3 do ids[#ids + 1] = ARGV[i] end
 local leases = redis.call('HMGET', KEYS[12], unpack(ids))
-local ends = number(now + tonumber(ARGV[1]))
+local moment = now + tonumber(ARGV[1])
+local ends, sooner_than_known = number(moment), false
 for i, id in ipairs(ids) do
   local held = holds(leases[i], ARGV[i * 3])
   reply[i + 1] = held and 1 or 0
@@ -22,9 +24,15 @@ for i, id in ipairs(ids) do
     local set = by_set[at] or {}
     set[#set + 1], set[#set + 2] = ends, id
     by_set[at] = set
+    -- Many are renewed at once, and end later: one that ends sooner comes alone.
+    if #ids == 1 then sooner_than_known = moment < tonumber(redis.call('ZSCORE', KEYS[at], id) or 0) end
   end
 end
 -- Nothing stands there. But a server that is full lets a script write what frees memory, and then all the rest.
 if #mine > 0 then redis.call('HDEL', KEYS[13], unpack(mine)) end
-for at, set in pairs(by_set) do redis.call('ZADD', KEYS[at], 'XX', unpack(set)) end
+for at, set in pairs(by_set) do
+  redis.call('ZADD', KEYS[at], 'XX', unpack(set))
+  -- The others would wake too late.
+  if sooner_than_known and head_of(KEYS[at]) == mine[1] then announce(moment, KEYS[17]) end
+end
 return reply

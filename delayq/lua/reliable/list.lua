@@ -1,50 +1,42 @@
--- list: look at the messages in one state, in the order in which they come.
+-- list: look at messages that wait, in the order in which they come.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
--- ARGV[1]  state   text  "delayed", "ready" or "leased"
+-- ARGV[1]  state   text  "delayed" or "ready"
 -- ARGV[2]  offset  int   pass over so many
 -- ARGV[3]  limit   int   look at so many at most
 --
--- Returns {id, {state, priority, moment, attempt, body, error}, ...}. Of delayed messages, a page may hold fewer: leased
--- ones stand among them, and are left out.
+-- Returns {looked_at, id, {state, priority, moment, attempt, body, error}, ...}: fewer than were looked at, where leased ones
+-- stand among the delayed, or some have expired. No more were there where fewer than `limit` were looked at.
 -- include: clock
 -- include: queue
 
-local now = number(now_us())
+local now = now_us()
 local state, offset, limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local reply = {}
-local function add(id)
-  local found = describe(id, tonumber(now))
-  if found and found[1] == state then
-    reply[#reply + 1] = id
-    reply[#reply + 1] = found
-  end
-end
+local reply = {0}
 
-if state == 'leased' then
-  -- A look at each lease: no more of those than workers hold. A few commands for a thousand of them.
-  local leased, ids = {}, redis.call('HKEYS', KEYS[12])
-  for first = 1, #ids, 1000 do
-    local last = math.min(first + 999, #ids)
-    for _, at in ipairs(live_sets()) do
-      for i, moment in ipairs(redis.call('ZMSCORE', KEYS[at], unpack(ids, first, last))) do
-        if moment then leased[#leased + 1] = {tonumber(moment), ids[first + i - 1]} end
+-- Those of a set between two ranks. Suspects come first, the one with the least score last.
+local function in_order(at, first, last)
+  local suspects = redis.call('ZCOUNT', KEYS[at], '-inf', '(0')
+  if first >= suspects then return redis.call('ZRANGE', KEYS[at], first, last) end
+  local ids = {}
+  local some = redis.call('ZRANGE', KEYS[at], math.max(0, suspects - 1 - last), suspects - 1 - first)
+  for i = #some, 1, -1 do ids[#ids + 1] = some[i] end
+  for _, id in ipairs(last >= suspects and redis.call('ZRANGE', KEYS[at], suspects, last) or {}) do ids[#ids + 1] = id end
+  return ids
+end
+for _, at in ipairs(live_sets()) do
+  local first, count = 0, redis.call('ZCOUNT', KEYS[at], '-inf', number(now))
+  if state == 'delayed' then first, count = count, redis.call('ZCARD', KEYS[at]) - count end
+  if offset < count and limit > 0 then
+    local ids = in_order(at, first + offset, first + math.min(offset + limit, count) - 1)
+    for _, id in ipairs(ids) do
+      local found = describe(id, now)
+      if found and found[1] == state then
+        reply[#reply + 1] = id
+        reply[#reply + 1] = found
       end
     end
-  end
-  table.sort(leased, function(a, b) return a[1] < b[1] end)
-  for i = offset + 1, math.min(#leased, offset + limit) do add(leased[i][2]) end
-  return reply
-end
-
-local from, to = '-inf', now
-if state == 'delayed' then from, to = '(' .. now, '+inf' end
-for _, at in ipairs(live_sets()) do
-  local count = redis.call('ZCOUNT', KEYS[at], from, to)
-  if offset < count and limit > 0 then
-    local ids = redis.call('ZRANGEBYSCORE', KEYS[at], from, to, 'LIMIT', offset, limit)
-    for _, id in ipairs(ids) do add(id) end
-    offset, limit = 0, limit - #ids
+    offset, limit, reply[1] = 0, limit - #ids, reply[1] + #ids
   else
     offset = math.max(0, offset - count)
   end

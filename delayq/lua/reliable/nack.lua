@@ -12,12 +12,13 @@ local now = now_us()
 local reply = {}
 for i = 1, #ARGV, 5 do
   local id, token, priority, delay, error = unpack(ARGV, i, i + 4)
-  local lease = redis.call('HGET', KEYS[12], id)
-  local mine = holds(lease, token)
+  local value = redis.call('HGET', KEYS[12], id)
+  local mine = holds(value, token)
   reply[#reply + 1] = mine and 1 or 0
   if mine then
+    local lease = lease_of(value) or {attempt = 1, forgiven = 0}
     redis.call('HDEL', KEYS[12], id)
-    redis.call('HSET', KEYS[13], id, (lease_of(lease)))
+    redis.call('HSET', KEYS[13], id, tries(lease.attempt, lease.forgiven))
     if error ~= '' then redis.call('HSET', KEYS[15], id, error) end
     place(id, tonumber(priority), now + tonumber(delay), KEYS[17])
   end

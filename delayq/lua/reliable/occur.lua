@@ -22,10 +22,9 @@ for i = 1, #ARGV, 3 do
   if name and name ~= '' then facts, content = load(KEYS[18], name) end
   local mine, left = holds(redis.call('HGET', KEYS[12], id), token), facts and -1 or -2
   if mine and facts and facts.next == moment then
-    if lives(name, facts.last) then
+    if occurrence(name, facts.last, now) then
       mine = false
-      redis.call('ZREM', KEYS[priority + 1], id)
-      forget({id})
+      remove(id, tonumber(priority))
     else
       facts.last = moment
     end

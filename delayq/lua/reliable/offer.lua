@@ -8,27 +8,29 @@
 -- ARGV[2]  max_size  int  refuse messages beyond so many live ones; 0: none
 -- ARGV[...]  id, priority, delay_us, ttl_us, on_duplicate, content  for each message; ttl_us 0: no end
 --
--- Returns for each message: 1 stored, 2 put in the place of an earlier one, 0 ignored, -1 there is one already, -2 full.
+-- Returns for each message: 1 stored, 2 put in the place of an earlier one, 0 ignored, -1 there is one already, -2 full. And
+-- behind these -3, if the user may not announce a new head.
 -- include: clock
 -- include: queue
 
 local last = redis.call('GET', KEYS[19])
 if last then
   local known, reply = string.match(last, '^(%d+) (.*)$')
-  if known == ARGV[1] then
+  local readable, outcomes = pcall(cjson.decode, reply or '')
+  if readable and known == ARGV[1] then
     -- A write, so that whoever waits for what was written waits for the first try's too.
     redis.call('SET', KEYS[19], last, 'PX', 120000)
-    return cjson.decode(reply)
+    return outcomes
   end
   -- A first try that was overtaken by its repetition: nobody waits for the answer any more.
-  if tonumber(known) > tonumber(ARGV[1]) then return redis.error_reply('DELAYQ_LATE the call was repeated, and answered') end
+  if finite(known, 0) > tonumber(ARGV[1]) then return redis.error_reply('DELAYQ_LATE the call was repeated, and answered') end
 end
 
 -- Which of these ids are in use, by id.
 local function in_use(ids)
   local taken = {}
   if #ids == 1 then
-    taken[ids[1]] = redis.call('HEXISTS', KEYS[11], ids[1]) == 1
+    if redis.call('HEXISTS', KEYS[11], ids[1]) == 1 then taken[ids[1]] = true end
     return taken
   end
   for _, at in ipairs(live_sets()) do
@@ -43,9 +45,9 @@ end
 local bodies, places, earliest, priorities, expiries = {}, {}, {}, {}, {}
 local function write()
   for priority, due in pairs(earliest) do
-    -- Tell the others only if they would wake too late; and first of all: who may not do that has then written nothing.
-    local head = redis.call('ZRANGE', KEYS[priority + 1], 0, 0, 'WITHSCORES')
-    if not head[2] or due < tonumber(head[2]) then announce(due, KEYS[17]) end
+    -- Tell the others only if they would wake too late.
+    local _, first = head_of(KEYS[priority + 1])
+    if not first or due < first then announce(due, KEYS[17]) end
   end
   -- Then what may be of a foreign type: that of the bodies is known.
   for priority, set in pairs(places) do redis.call('ZADD', KEYS[priority + 1], unpack(set)) end
@@ -68,7 +70,17 @@ for i = 3, #ARGV, 6 do
 end
 local remembers = redis.call('EXISTS', KEYS[18]) == 1
 local live = max_size > 0 and redis.call('HLEN', KEYS[11]) or 0
+if max_size > 0 and live + count > max_size then
+  local due, waiting = expired_of_all(now)
+  live = live - due - waiting
+end
 local taken = in_use(ids)
+for id in pairs(taken) do
+  local found = find(id, now)
+  -- An expired one is not there any more, although no claim has dropped it yet; nor is one of which a part is missing.
+  if found and found.expired then set_aside(id, found, now) end
+  if not found or found.expired then taken[id] = nil end
+end
 local enqueued = string.format('%.0f ', now)
 local reply = {}
 for i = 3, #ARGV, 6 do
@@ -79,13 +91,14 @@ for i = 3, #ARGV, 6 do
     status = on_duplicate == 'ignore' and 0 or -1
     if on_duplicate == 'replace' then
       write()
-      if not is_leased(id, priority_of(id), now) then
-        remove({id})
+      local found = find(id, now)
+      if not found.leased then
+        remove(id, found.priority)
         live = live - 1
         status = 2
       end
     end
-  elseif remembers and on_duplicate ~= 'replace' and tonumber(redis.call('ZSCORE', KEYS[18], id) or 0) > now then
+  elseif remembers and on_duplicate ~= 'replace' and finite(redis.call('ZSCORE', KEYS[18], id), 0) > now then
     status = on_duplicate == 'ignore' and 0 or -1
   end
   if status == 1 and max_size > 0 and live >= max_size then status = -2 end
@@ -119,5 +132,6 @@ end
 write()
 -- Last, because a full server refuses a script only before its first write.
 if remembers then trim(KEYS[18], now) end
+if not may_announce then reply[#reply + 1] = -3 end
 redis.call('SET', KEYS[19], ARGV[1] .. ' ' .. cjson.encode(reply), 'PX', 120000)
 return reply

@@ -1,30 +1,43 @@
 -- purge: drop messages in one state, a bounded number at a time.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
--- ARGV[1]  state  text  "delayed", "ready" or "all"; with all, those that workers have go too
--- ARGV[2]  limit  int   drop so many at most
+-- ARGV[1]  state   text  "delayed", "ready" or "all"; with all, those that workers have go too
+-- ARGV[2]  offset  int   of the delayed ones, pass over so many: those that workers have stand among them
+-- ARGV[3]  limit   int   look at so many at most
 --
--- Returns how many were dropped; 0 when none are left.
+-- Returns {dropped, passed_over, looked_at}: no more were there where fewer than `limit` were looked at. What has expired is
+-- dropped, and not counted.
 -- include: clock
 -- include: queue
 
+-- A right that neither producers nor consumers have: they may remove single messages, and do not drop them all.
+redis.call('ZCARD', KEYS[1])
 local now = now_us()
-local limit = tonumber(ARGV[2])
+local state, offset, limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local from, to = '-inf', '+inf'
-if ARGV[1] == 'ready' then to = number(now) end
-if ARGV[1] == 'delayed' then from = '(' .. number(now) end
--- Leased ones stand among those that are delayed: look past them.
-local look_at = limit
-if ARGV[1] == 'delayed' then look_at = limit + redis.call('HLEN', KEYS[12]) end
-local dropped = {}
+if state == 'ready' then to = number(now) end
+if state == 'delayed' then from = '(' .. number(now) end
+local dropped, passed_over, looked_at = {}, 0, 0
+local expired = 0
 for _, at in ipairs(live_sets()) do
+  local ids = {}
+  if looked_at < limit then ids = redis.call('ZRANGEBYSCORE', KEYS[at], from, to, 'LIMIT', offset, limit - looked_at) end
+  if #ids == 0 and offset > 0 then
+    offset = math.max(0, offset - redis.call('ZCOUNT', KEYS[at], from, to))
+  elseif #ids > 0 then
+    offset, looked_at = 0, looked_at + #ids
+  end
   local here = {}
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[at], from, to, 'LIMIT', 0, look_at)) do
-    if #dropped < limit and (ARGV[1] ~= 'delayed' or not is_leased(id, at - 1, now)) then
+  for _, id in ipairs(ids) do
+    local found = find(id, now)
+    if state == 'delayed' and found and found.leased then
+      passed_over = passed_over + 1
+    else
       here[#here + 1], dropped[#dropped + 1] = id, id
+      if not found or found.expired then expired = expired + 1 end
     end
   end
   if #here > 0 then redis.call('ZREM', KEYS[at], unpack(here)) end
 end
 forget(dropped)
-return #dropped
+return {#dropped - expired, passed_over, looked_at}

@@ -18,13 +18,15 @@ for i, name in ipairs(ARGV) do
   local facts, content = load(KEYS[18], name)
   reply[i] = -2
   if facts then
-    if not lives(name, facts.next) then
+    if not occurrence(name, facts.next, now) then
       -- Cancelled, purged, expired, or dead: that one is over.
       go_on(facts, math.max(now + shift, tonumber(facts.next) or 0))
       put(name, facts, content, now, shift, KEYS[17])
       save(KEYS[18], name, facts, content)
     end
     reply[i] = tonumber(facts.every) > 0 and -1 or #facts.upcoming
+  elseif string.find(redis.call('HGET', KEYS[18], name) or '', '^{"ended":') and not last_of_ended(KEYS[18], name, now) then
+    redis.call('HDEL', KEYS[18], name)
   end
 end
 return reply

@@ -2,25 +2,36 @@
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  wake           CHANNEL  where a new head is announced: its due time, microseconds
--- KEYS[18]  dead           ZSET     ids of dead letters, scored by when they died, microseconds
--- KEYS[19]  dead_messages  HASH     id to why, as JSON, newline, body
--- ARGV[...]  id  of each dead letter
+-- KEYS[18]  dead           ZSET     names of dead letters, scored by when they died, microseconds
+-- KEYS[19]  dead_messages  HASH     name to why, as JSON, newline, body: see include/letters.lua
+-- ARGV[...]  name  of each dead letter
 --
--- Returns for each: 1 it lives again, 0 there is none of that id, -1 a live message has the id.
+-- Returns for each: 1 it lives again, 0 there is none of that name, -1 a live message has the id, -2 nobody can read it, and it
+-- stays.
 -- include: clock
 -- include: queue
+-- include: letters
 
+-- A right that consumers do not have: they make dead letters, and do not clean up.
+redis.call('ZCARD', KEYS[18])
 local now = now_us()
 local reply = {}
-for i, id in ipairs(ARGV) do
-  local letter = redis.call('HGET', KEYS[19], id)
-  local taken = letter and redis.call('HEXISTS', KEYS[11], id) == 1
-  reply[i] = taken and -1 or letter and 1 or 0
+for i, name in ipairs(ARGV) do
+  local letter = redis.call('HGET', KEYS[19], name)
+  local why, body = string.match(letter or '', '^([^\n]*)\n(%d+ [^\n]*\n.*)$')
+  local id = id_of(name)
+  local found = body and find(id, now)
+  if found and found.expired then
+    set_aside(id, found, now)
+    found = nil
+  end
+  reply[i] = not letter and 0 or not body and -2 or found and -1 or 1
+  -- A place without a letter is in the way of nothing but counts.
+  if reply[i] == 0 then discard(KEYS[18], KEYS[19], {name}) end
   if reply[i] == 1 then
-    local why, body = string.match(letter, '^([^\n]*)\n(.*)$')
-    local priority = cjson.decode(why).priority
-    redis.call('ZREM', KEYS[18], id)
-    redis.call('HDEL', KEYS[19], id)
+    local readable, facts = pcall(cjson.decode, why)
+    local priority = as_priority(readable and type(facts) == 'table' and facts.priority or nil)
+    discard(KEYS[18], KEYS[19], {name})
     redis.call('HSET', KEYS[11], id, body)
     if priority > 0 then redis.call('HSET', KEYS[16], id, priority) end
     place(id, priority, now - (#ARGV - i) / 4, KEYS[17])

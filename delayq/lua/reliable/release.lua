@@ -8,17 +8,24 @@
 -- include: clock
 -- include: queue
 
+local now = now_us()
 local reply = {}
 for i = 1, #ARGV, 3 do
   local id, token, priority = unpack(ARGV, i, i + 2)
-  local lease = redis.call('HGET', KEYS[12], id)
-  local mine = holds(lease, token)
+  local value = redis.call('HGET', KEYS[12], id)
+  local mine = holds(value, token)
   reply[#reply + 1] = mine and 1 or 0
   if mine then
-    local attempt, due = lease_of(lease)
+    local lease = lease_of(value) or {attempt = 1, forgiven = 0, due = now}
     redis.call('HDEL', KEYS[12], id)
-    if attempt > 1 then redis.call('HSET', KEYS[13], id, attempt - 1) end
-    place(id, tonumber(priority), due, KEYS[17])
+    if lease.mark == 's' then
+      local was = {lease.attempt - 1, number(lease.due), 'l' .. lease.forgiven, ''}
+      redis.call('HSET', KEYS[12], id, table.concat(was, ':'))
+      place_suspect(id, tonumber(priority), lease.due, KEYS[17])
+    else
+      if lease.attempt > 1 then redis.call('HSET', KEYS[13], id, tries(lease.attempt - 1, lease.forgiven)) end
+      place(id, tonumber(priority), lease.due, KEYS[17])
+    end
   end
 end
 return reply

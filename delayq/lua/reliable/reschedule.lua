@@ -5,18 +5,17 @@
 -- ARGV[1]  id        text  of the message
 -- ARGV[2]  delay_us  int   how long from now, microseconds
 --
--- Returns 1 or 0: 0 when there is none of that id, or a worker has it.
+-- Returns 1 or 0: 0 when there is none of that id, it has expired, or a worker has it.
 -- include: clock
 -- include: queue
 
 local now = now_us()
-local priority = priority_of(ARGV[1])
-if redis.call('HEXISTS', KEYS[11], ARGV[1]) == 0 or is_leased(ARGV[1], priority, now) then return 0 end
+local found = find(ARGV[1], now)
+if not found or found.leased or found.expired then return 0 end
 -- Of a lease that has ended, the attempt stays counted.
-local lease = redis.call('HGET', KEYS[12], ARGV[1])
-if lease then
-  redis.call('HSET', KEYS[13], ARGV[1], (lease_of(lease)))
+if found.lease then
   redis.call('HDEL', KEYS[12], ARGV[1])
+  redis.call('HSET', KEYS[13], ARGV[1], tries(found.lease.attempt, forgiven_of(found.lease)))
 end
-place(ARGV[1], priority, now + tonumber(ARGV[2]), KEYS[17])
+place(ARGV[1], found.priority, now + tonumber(ARGV[2]), KEYS[17])
 return 1

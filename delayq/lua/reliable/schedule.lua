@@ -30,16 +30,17 @@ for i = 8, #ARGV do moments[#moments + 1] = ARGV[i] end
 -- The moment that is over: its occurrence was cancelled, purged or the like, or is with a worker already.
 local over
 if not facts then
-  facts = {next = '', last = ''}
+  facts = {next = '', last = last_of_ended(KEYS[18], name, now) or ''}
 else
   local id = name .. '@' .. facts.next
   local changed = facts.timing ~= timing or stored ~= content or facts.priority ~= priority or facts.ttl ~= ARGV[6]
-  if not lives(name, facts.next) then
+  local found = occurrence(name, facts.next, now)
+  if not found then
     over = tonumber(facts.next) or 0
-  elseif changed and is_leased(id, facts.priority, now) then
+  elseif changed and found.leased then
     over, facts.last = tonumber(facts.next), facts.next
   elseif changed then
-    remove({id})
+    remove(id, found.priority)
   end
 end
 local same = facts.timing == timing

@@ -9,9 +9,18 @@
 -- include: queue
 -- include: schedule
 
-local facts = load(KEYS[17], ARGV[1])
-if not facts then return redis.call('HDEL', KEYS[17], ARGV[1]) end
-local id = ARGV[1] .. '@' .. facts.next
-redis.call('HDEL', KEYS[17], ARGV[1])
-if lives(ARGV[1], facts.next) and not is_leased(id, facts.priority, now_us()) then remove({id}) end
+local now, name = now_us(), ARGV[1]
+local facts = load(KEYS[17], name)
+if not facts then
+  if last_of_ended(KEYS[17], name, now) then return 0 end
+  return redis.call('HDEL', KEYS[17], name)
+end
+redis.call('HDEL', KEYS[17], name)
+local waiting, last = occurrence(name, facts.next, now), occurrence(name, facts.last, now)
+if waiting and not waiting.leased then remove(name .. '@' .. facts.next, waiting.priority) end
+if waiting and waiting.leased then
+  save_end(KEYS[17], name, facts.next)
+elseif last then
+  save_end(KEYS[17], name, facts.last)
+end
 return 1

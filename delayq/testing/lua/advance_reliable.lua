@@ -15,8 +15,12 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local head
 
--- Not before the epoch: the scripts read no negative moments.
-local function back(moment) return math.max(0, tonumber(moment) - by) end
+-- Not before the epoch. A score below 0 is a suspect's: its due time with a minus.
+local function back(moment)
+  local whole = tonumber(moment) or 0
+  if whole < 0 then return math.min(-1, math.max(-9007199254740992, whole) + by) end
+  return math.max(0, whole - by)
+end
 
 local function move_scores(key)
   local all = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
@@ -41,18 +45,18 @@ end
 move_values(KEYS[11], moved_body)
 move_values(KEYS[12], function(lease)
   local attempt, due, token = string.match(lease, '^(%d+):([%d.]+):(.*)$')
-  return attempt .. ':' .. string.format('%.2f', back(due)) .. ':' .. token
+  return not attempt and lease or attempt .. ':' .. string.format('%.2f', back(due)) .. ':' .. token
 end)
 move_values(KEYS[14], function(expiry) return string.format('%.2f', back(expiry)) end)
 move_scores(KEYS[18])
 move_scores(KEYS[19])
 move_values(KEYS[20], function(letter)
   local why, body = string.match(letter, '^([^\n]*\n)(.*)$')
-  return why .. moved_body(body)
+  return why and why .. moved_body(body) or letter
 end)
 local left = redis.call('PTTL', KEYS[18])
 if left > 0 then redis.call('PEXPIRE', KEYS[18], math.max(0, math.ceil(left - by / 1000))) end
 redis.call('HINCRBY', KEYS[21], '', ARGV[1])
--- Not a moment that has passed: who hears of one that he has dealt with takes it for a late message.
-if head then redis.call('PUBLISH', KEYS[17], string.format('%.0f', math.ceil(math.max(head, now)))) end
+-- A hint. Not a moment that has passed: who hears of one that he has dealt with takes it for a late message.
+if head then redis.pcall('PUBLISH', KEYS[17], string.format('%.0f', math.ceil(math.max(head, now)))) end
 return 1

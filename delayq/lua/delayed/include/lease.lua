@@ -1,15 +1,55 @@
--- lease: payloads that are out with somebody, and come back to the head of the ready list. See docs/redis-data-model.md.
-local function take_back(ready, leases, leased, tokens)
-  if #tokens == 0 then return 0 end
-  redis.call('ZREM', leases, unpack(tokens))
-  local payloads = redis.call('HMGET', leased, unpack(tokens))
-  redis.call('HDEL', leased, unpack(tokens))
+-- lease: what is out with a client, under a token, until the client is done with it or its lease ends. See docs/redis-data-model.md.
+--
+-- A token with a number stands for one payload. The bare name of a call stands for all payloads that the call handed out, and
+-- one that ends in ":pending" for the records that a call took out while they were pending: whether the ordered list had them,
+-- then each behind its due time in ms.
+local PENDING = ':pending'
+
+local function token_of(call, place) return string.format('%s:%03d', call, place) end
+
+-- Several strings in one, each behind its length. Plain string functions only: the same text runs on every server.
+local function pack(parts)
+  local packed = {}
+  for i, part in ipairs(parts) do packed[i] = #part .. ':' .. part end
+  return table.concat(packed)
+end
+
+local function unpacked(content)
+  local parts, at = {}, 1
+  while at <= #content do
+    local _, colon, length = string.find(content, '^(%d+):', at)
+    if not colon then break end
+    at = colon + length + 1
+    parts[#parts + 1] = string.sub(content, colon + 1, at - 1)
+  end
+  return parts
+end
+
+local function hold(leases, leased, token, ends_ms, content)
+  redis.call('HSET', leased, token, content)
+  redis.call('ZADD', leases, string.format('%.0f', ends_ms), token)
+end
+
+-- Put what these tokens stand for back where it was: the first of it becomes the head. Returns how many messages there were.
+local function take_back(ready, timeout, ordered, leases, leased, tokens)
   local count = 0
-  -- The first of them becomes the head.
   for i = #tokens, 1, -1 do
-    if payloads[i] then
-      redis.call('LPUSH', ready, payloads[i])
-      count = count + 1
+    local token = tokens[i]
+    local content = redis.call('HGET', leased, token)
+    redis.call('ZREM', leases, token)
+    redis.call('HDEL', leased, token)
+    if content and string.sub(token, -#PENDING) == PENDING then
+      local parts = unpacked(content)
+      for at = #parts, 3, -2 do
+        local due, record = parts[at - 1], parts[at]
+        if due ~= '' then redis.call('ZADD', timeout, due, record) end
+        if parts[1] == '1' then redis.call('LPUSH', ordered, record) end
+        count = count + 1
+      end
+    elseif content then
+      local payloads = string.find(token, ':', 1, true) and {content} or unpacked(content)
+      for at = #payloads, 1, -1 do redis.call('LPUSH', ready, payloads[at]) end
+      count = count + #payloads
     end
   end
   return count

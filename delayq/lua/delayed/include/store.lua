@@ -1,11 +1,21 @@
 -- store: give messages their ids, and put them where they wait. Needs record.
 --
--- `dues` (ms) and `payloads` stand in offer order. Without `listed` the ordered list is left out. Announces a new head on
--- `channel`. Returns the ids.
+-- `dues` (ms) and `payloads` stand in offer order. Without `listed` the ordered list is left out. Returns the ids.
 local MAX_MS = 9007199254740992 -- beyond 2^53 a score is no longer exact
 local A_DAY_OF_IDS = 82397      -- in units of an id's upper half (2^20 microseconds)
 
-local function store(timeout, ordered, channel, listed, now, dues, payloads)
+-- Announce the first of `dues` on `channel` if it is a new head: the others would wake too late. Redisson's clients have no
+-- other way to learn of it, so a user who may not publish is refused: call this before anything is written.
+local function announce(timeout, channel, dues)
+  local first = dues[1]
+  for _, due in ipairs(dues) do
+    if due < first then first = due end
+  end
+  local head = redis.call('ZRANGE', timeout, 0, 0, 'WITHSCORES')
+  if not head[2] or first < tonumber(head[2]) then redis.call('PUBLISH', channel, string.format('%.0f', first)) end
+end
+
+local function store(timeout, ordered, listed, now, dues, payloads)
   -- An id is the time in microseconds times 4096, big-endian: ids sort by offer order, within one script by position.
   -- A clock that stepped back must not break that order, so go on after the newest id if it looks like one of ours.
   local high = math.floor(now / 1048576)
@@ -27,14 +37,6 @@ local function store(timeout, ordered, channel, listed, now, dues, payloads)
     return lengths[size]
   end
 
-  local first = dues[1]
-  for _, due in ipairs(dues) do
-    if due < first then first = due end
-  end
-  -- Tell the others only if they would wake too late; and before anything is written: who may not do that has written nothing.
-  local head = redis.call('ZRANGE', timeout, 0, 0, 'WITHSCORES')
-  if not head[2] or first < tonumber(head[2]) then redis.call('PUBLISH', channel, string.format('%.0f', first)) end
-
   local ids, records, scored = {}, {}, {}
   local taken
   repeat
@@ -51,19 +53,16 @@ local function store(timeout, ordered, channel, listed, now, dues, payloads)
       records[i] = '\8' .. id .. (lengths[#payload] or length_field(#payload)) .. payload
       low = low + 1
     end
-    -- An id lives only once, also where the clock has stepped back. Of a lone one, adding it tells.
+    -- An id lives only once, also where the clock has stepped back.
     taken = false
-    if #records == 1 then
-      taken = redis.call('ZADD', timeout, 'NX', dues[1], records[1]) == 0
-    else
-      for _, score in ipairs(redis.call('ZMSCORE', timeout, unpack(records))) do taken = taken or score end
-    end
+    for _, score in ipairs(redis.call('ZMSCORE', timeout, unpack(records))) do taken = taken or score end
   until not taken
 
   for i, due in ipairs(dues) do
     scored[i * 2 - 1], scored[i * 2] = due, records[i]
   end
-  if #records > 1 then redis.call('ZADD', timeout, unpack(scored)) end
+  -- First the one for which a user's right cannot be tried beforehand: refused, it has left nothing.
   if listed then redis.call('RPUSH', ordered, unpack(records)) end
+  redis.call('ZADD', timeout, unpack(scored))
   return ids
 end

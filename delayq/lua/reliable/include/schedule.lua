@@ -21,7 +21,7 @@ local function is_whole(facts)
   return type(facts.next) == 'string' and type(facts.last) == 'string' and KEYS[facts.priority + 1] ~= nil
 end
 
--- What nobody can read counts as not there: others go on, and the next definition under that name mends it.
+-- What cannot be read counts as not there: others go on, and the next definition under that name replaces it.
 local function load(schedules, name)
   local stored = redis.call('HGET', schedules, name)
   local text_of_facts, content = string.match(stored or '', '^([^\n]*)\n(.*)$')
@@ -35,8 +35,23 @@ local function save(schedules, name, facts, content)
   redis.call('HSET', schedules, name, cjson.encode(facts) .. '\n' .. content)
 end
 
--- Whether the occurrence of that moment is alive.
-local function lives(name, moment) return moment ~= '' and redis.call('HEXISTS', KEYS[11], name .. '@' .. moment) == 1 end
+-- The occurrence of that moment, as `find` tells of it; nil where it is not alive.
+local function occurrence(name, moment, now)
+  if not moment or moment == '' then return nil end
+  local found = find(name .. '@' .. moment, now)
+  return found and not found.expired and found or nil
+end
+
+-- Where a schedule has ended whose last occurrence is still alive, its moment stays: a schedule of that name that begins
+-- meanwhile waits for it. Nil where there is none.
+local function last_of_ended(schedules, name, now)
+  local moment = string.match(redis.call('HGET', schedules, name) or '', '^{"ended":"(%d+)"}\n$')
+  return moment and occurrence(name, moment, now) and moment or nil
+end
+
+local function save_end(schedules, name, moment)
+  redis.call('HSET', schedules, name, '{"ended":"' .. moment .. '"}\n')
+end
 
 -- Let the schedule's next occurrence be the first one after `moment`; none where nobody has said when that is.
 local function go_on(facts, moment)
@@ -52,7 +67,7 @@ end
 
 -- Put the next occurrence in place, unless it is there.
 local function put(name, facts, content, now, shift, wake)
-  if facts.next == '' or lives(name, facts.next) then return end
+  if facts.next == '' or occurrence(name, facts.next, now) then return end
   local id, due = name .. '@' .. facts.next, tonumber(facts.next) - shift
   redis.call('HSET', KEYS[11], id, text(now) .. ' ' .. content)
   if facts.priority > 0 then redis.call('HSET', KEYS[16], id, facts.priority) end

@@ -8,6 +8,7 @@ import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -19,6 +20,7 @@ import org.redisson.Redisson;
 import org.redisson.api.RBlockingQueue;
 import org.redisson.api.RDelayedQueue;
 import org.redisson.api.RedissonClient;
+import org.redisson.client.RedisException;
 import org.redisson.client.codec.ByteArrayCodec;
 import org.redisson.client.codec.Codec;
 import org.redisson.client.codec.IntegerCodec;
@@ -27,6 +29,7 @@ import org.redisson.client.codec.StringCodec;
 import org.redisson.codec.JsonJacksonCodec;
 import org.redisson.codec.Kryo5Codec;
 import org.redisson.codec.TypedJsonJacksonCodec;
+import org.redisson.config.BaseConfig;
 import org.redisson.config.Config;
 
 /**
@@ -50,9 +53,7 @@ public final class Peer {
     }
 
     public static void main(String[] args) throws IOException {
-        var config = new Config();
-        config.useSingleServer().setAddress(args[0]);
-        var peer = new Peer(Redisson.create(config));
+        var peer = new Peer(Redisson.create(config(args)));
         var threads = Executors.newCachedThreadPool();
         tell(Map.of("id", 0, "result", "ready"));
         var requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
@@ -62,6 +63,23 @@ public final class Peer {
         }
         // Whoever started us is gone. Waiting takes would hold up an orderly end.
         Runtime.getRuntime().halt(0);
+    }
+
+    /** One address is a server, several are nodes of a cluster. A user and its password may come first. */
+    private static Config config(String[] args) {
+        var config = new Config();
+        var addresses = Arrays.stream(args).filter(arg -> arg.startsWith("redis://")).toArray(String[]::new);
+        BaseConfig<?> servers;
+        if (addresses.length == 1) {
+            servers = config.useSingleServer().setAddress(addresses[0]);
+        } else {
+            servers = config.useClusterServers().addNodeAddress(addresses).setScanInterval(500);
+        }
+        if (!args[0].startsWith("redis://")) {
+            servers.setUsername(args[0]);
+            servers.setPassword(args[1]);
+        }
+        return config;
     }
 
     private void serve(JsonNode request) {
@@ -98,7 +116,7 @@ public final class Peer {
         return switch (what) {
             case "offer" -> queue.offer(request.get("messages"));
             case "take" -> queue.take(request.get("id").asInt(), request.get("count").asInt());
-            case "consume" -> queue.consume(request.get("id").asInt());
+            case "consume" -> queue.consume(request.get("id").asInt(), request.get("pause").asLong());
             case "stop" -> queue.stopped = true;
             case "size" -> queue.delayed.size();
             case "readAll" -> queue.delayed.readAll();
@@ -112,6 +130,7 @@ public final class Peer {
             case "ready.size" -> queue.ready.size();
             case "ready.readAll" -> queue.ready.readAll();
             case "ready.peek" -> queue.ready.peek();
+            case "ready.pass" -> queue.pass(queues.get(request.get("other").asText()), request.get("count").asInt());
             case "ready.drainTo" -> queue.drainTo(request.get("most").asInt());
             case "ready.pollFromAny" ->
                     queue.ready.pollFromAny(1, TimeUnit.SECONDS, request.get("other").asText());
@@ -157,12 +176,18 @@ public final class Peer {
             return null;
         }
 
-        /** Take until told to stop. An interrupted take would lose what it is just taking. */
-        Object consume(int id) throws InterruptedException {
+        /** Take until told to stop, with so many ms for each, and whatever fails. An interrupted take would lose what it just takes. */
+        Object consume(int id, long pause) throws InterruptedException {
             while (!stopped) {
-                var value = ready.poll(1, TimeUnit.SECONDS);
-                if (value != null) {
-                    took(id, value);
+                try {
+                    var value = ready.poll(1, TimeUnit.SECONDS);
+                    if (value != null) {
+                        took(id, value);
+                        Thread.sleep(pause);
+                    }
+                } catch (RedisException connection) {
+                    // As a consumer does that goes on for years.
+                    Thread.sleep(10);
                 }
             }
             return null;
@@ -176,6 +201,20 @@ public final class Peer {
             line.put("took", Values.toJson(value));
             line.put("at", at);
             tell(line);
+        }
+
+        /** Take so many, of whatever class, and push each to another queue. Tell what became of each: null, or the error. */
+        List<Object> pass(Queue other, int count) throws InterruptedException {
+            var errors = new ArrayList<Object>();
+            for (var left = count; left > 0; left--) {
+                try {
+                    other.ready.add(ready.take());
+                    errors.add(null);
+                } catch (RuntimeException error) {
+                    errors.add(error.toString());
+                }
+            }
+            return errors;
         }
 
         List<Object> drainTo(int most) {

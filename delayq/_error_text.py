@@ -1,0 +1,61 @@
+"""What is kept of an error beside a message: one line that names it, and its traceback. Pure."""
+
+from __future__ import annotations
+
+import traceback
+
+# What is kept of each, characters. Of a traceback the end says most.
+_LINE_MOST = 500
+_TEXT_MOST = 8000
+# Errors of a group that its line names.
+_NAMED = 5
+
+
+def describe(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message; of a group, also the errors in it."""
+    return _describe(error)[:_LINE_MOST]
+
+
+def pack_error(error: BaseException | str | None) -> str:
+    """Return what is stored of an error: its line, a newline, and its traceback or the whole text; of one line, that."""
+    if error is None:
+        return ""
+    if isinstance(error, str):
+        if "\n" not in error:
+            return kept_text(error)
+        line, text = _first_line(error)[:_LINE_MOST], error
+    else:
+        line, text = describe(error), "".join(traceback.format_exception(error)).rstrip("\n")
+    return f"{_clean(line)}\n{kept_text(text)}"
+
+
+def kept_text(text: str) -> str:
+    """Return what is stored of a text: its end."""
+    return _clean(text[-_TEXT_MOST:])
+
+
+def unpack_error(stored: str) -> tuple[str, str]:
+    """Return the line and the traceback, of what :func:`pack_error` made."""
+    line, newline, text = stored.partition("\n")
+    return line, text if newline else stored
+
+
+def _describe(error: BaseException) -> str:
+    kind = type(error).__qualname__
+    lines = "".join(traceback.format_exception_only(error)).splitlines()
+    # A SyntaxError begins with the place.
+    line = next((line for line in lines if line.partition(":")[0].endswith(kind)), None) or _first_line("\n".join(lines)) or kind
+    if isinstance(error, BaseExceptionGroup):
+        inner = [_describe(one) for one in error.exceptions[:_NAMED]]
+        more = ", ..." if len(error.exceptions) > _NAMED else ""
+        line = f"{line}: {', '.join(inner)}{more}"
+    return line
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _clean(text: str) -> str:
+    # What UTF-8 cannot hold would fail the call that settles the message.
+    return text.encode(errors="replace").decode()

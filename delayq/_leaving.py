@@ -1,0 +1,41 @@
+"""Leaves an ``async with`` block whose body has raised."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delayq._logging import about
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+_log = logging.getLogger("delayq")
+
+
+async def settle_quietly(settling: Awaitable[object], queue: str, message: str | None = None) -> None:
+    """Settle a message while its block's own error is on its way out, so that this error goes on unchanged.
+
+    What settling raises is logged: the message comes again when its lease ends. Cancellation is never held back.
+
+    Args:
+        settling: The call that settles the message.
+        queue: The queue's name, for the log.
+        message: The message's id, if it has one.
+    """
+    name = "a message" if message is None else f"message {message!r}"
+    try:
+        # Shielded: a handler that is cancelled still hands its message back.
+        with anyio.CancelScope(shield=True):
+            await settling
+    except Exception as error:  # noqa: BLE001 - whatever it is, the block's own error says more
+        _log.warning(
+            "queue %r: %s failed, and could not be given back: %s: %s. It comes again when its lease ends",
+            queue,
+            name,
+            type(error).__name__,
+            error,
+            extra=about(queue, message),
+        )

@@ -1,0 +1,133 @@
+"""Calls that bring back what left the server and reached nobody: written at once, repeated until they are answered.
+
+Each call may be sent any number of times, over any connection, for the server carries it out once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from delayq.errors import DelayqError, OutcomeUnknown, ServerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from delayq._redis.group_commit import Request
+    from delayq._redis.server import Server
+    from delayq._redis.wire import Wire
+
+# The first try at closing has this long before a second one is made over a new connection, seconds.
+_FIRST_DOUBT = 0.35
+# What is still on its way to the network when the time is up has this long as long as it moves, seconds.
+_MOST = 5.0
+_LOOK_EVERY = 0.1
+
+
+class HandBack:
+    """One call that brings messages back.
+
+    Attributes:
+        request: The call.
+        fence: The key that makes a repetition harmless, if there is one; not needed any more once the only try was answered.
+        tries: How often it was sent.
+        outcome: What the server answered, or the error of the last try; None before.
+        is_unsure: Whether a try may have been carried out without our knowing.
+    """
+
+    __slots__ = ("fence", "is_unsure", "outcome", "request", "tries")
+
+    def __init__(self, request: Request, fence: str | None = None) -> None:
+        self.request: Request = request
+        self.fence: str | None = fence
+        self.tries: int = 0
+        self.outcome: Any = None
+        self.is_unsure: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the server has carried it out."""
+        return self.outcome is not None and not isinstance(self.outcome, DelayqError)
+
+    def note(self, outcome: Any) -> None:
+        """Note what became of a try. A late failure changes nothing once another try was answered."""
+        if self.is_done:
+            return
+        self.outcome = outcome
+        self.is_unsure = self.is_unsure or isinstance(outcome, OutcomeUnknown)
+
+    @property
+    def cleanup(self) -> tuple[str, str] | None:
+        """The command that deletes the fence, where it is not needed any more."""
+        return ("UNLINK", self.fence) if self.fence is not None and self.tries == 1 and self.is_done else None
+
+
+async def send(server: Server, calls: Sequence[HandBack]) -> None:
+    """Send calls for the keys of one queue in order, and wait for what becomes of them. Raises nothing but cancellation."""
+    try:
+        sent = server.pipeline_now(calls)
+        answers = await server.pipeline(calls) if sent is None else sent[1]
+    except DelayqError as error:
+        for call in calls:
+            call.note(error)
+    else:
+        await asyncio.wait(answers)
+
+
+class LastCalls:
+    """What queues send while they close: written before anything is waited for.
+
+    So the round trip decides when it arrives, never whether. What is not answered soon is sent again over a new connection, for
+    the first one may be dead.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._calls: list[HandBack] = []
+        self._answers: list[asyncio.Future[None]] = []
+        self._wires: dict[str, Wire] = {}
+        self._settling: asyncio.Task[None] | None = None
+
+    def send(self, queue: str, calls: Iterable[HandBack]) -> None:
+        """Write calls for the keys of one queue now, in order, behind what was written for that queue before."""
+        calls = list(calls)
+        if not calls:
+            return
+        self._calls += calls
+        sent = self._server.pipeline_now(calls, self._wires.get(queue))
+        if sent is not None:
+            self._wires[queue], answers = sent
+            self._answers += answers
+            return
+        for call in calls:
+            call.note(ServerUnavailable("no connection is open"))
+
+    async def settle(self, within: float) -> None:
+        """Wait until all that was sent is answered, ``within`` seconds at most, or while it is still leaving this machine."""
+        if self._settling is None or self._settling.done():
+            self._settling = asyncio.create_task(self._settle(within))
+        await asyncio.shield(self._settling)
+
+    async def _settle(self, within: float) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within
+        await self._wait(min(_FIRST_DOUBT, within))
+        retries: list[asyncio.Task[None]] = []
+        if missing := [call for call in self._calls if not call.is_done]:
+            retries = [asyncio.create_task(self._server.pipeline_anew(missing))]
+        try:
+            if retries:
+                await asyncio.wait(retries, timeout=until - loop.time())
+            left = self._server.bytes_to_send
+            while left and loop.time() < until + _MOST and any(not call.is_done for call in self._calls):
+                await self._wait(_LOOK_EVERY)
+                if loop.time() >= until and self._server.bytes_to_send >= left:
+                    break
+                left = self._server.bytes_to_send
+        finally:
+            for retry in retries:
+                retry.cancel()
+
+    async def _wait(self, within: float) -> None:
+        if waiting := [answer for answer in self._answers if not answer.done()]:
+            await asyncio.wait(waiting, timeout=within)

@@ -1,0 +1,84 @@
+"""Views of a reliable queue, read in pages: no script looks at more than a page of messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from delayq._redis.reliable_scripts import GET, LEASED, LIST, STATS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from delayq._redis.keys import ReliableKeys
+    from delayq._redis.server import Server
+
+PAGE = 200
+"""Messages looked at, or dropped, per script: a script blocks the whole server while it runs."""
+
+
+class Counts(NamedTuple):
+    """How many messages are where: what ``stats.lua`` returns."""
+
+    delayed: int
+    ready: int
+    leased: int
+    dead: int
+    oldest_us: int
+    paused: int
+
+
+async def count(server: Server, keys: ReliableKeys) -> Counts:
+    """Count the messages of a queue by state."""
+    *counts, exact = await server.run(STATS, (*keys.messages, keys.dead, keys.paused))
+    known = Counts(*counts)
+    if exact:
+        return known
+    # Too many leases for one script, and perhaps too many that have ended.
+    lasting = 0
+    async for ends in _lease_ends(server, keys):
+        lasting += len(ends)
+    leased = min(lasting, known.delayed + known.leased)
+    return known._replace(leased=leased, delayed=known.delayed + known.leased - leased)
+
+
+async def page(server: Server, keys: ReliableKeys, state: str, offset: int, limit: int) -> list[tuple[bytes, Sequence[Any]]]:
+    """List messages in one state: for each its id, and what ``get.lua`` tells of it."""
+    if state == "leased":
+        return await _leased(server, keys, offset, limit)
+    found: list[tuple[bytes, Sequence[Any]]] = []
+    for at in range(0, limit, PAGE):
+        asked = min(PAGE, limit - at)
+        looked_at, *some = await server.run(LIST, keys.messages, (state, offset + at, asked))
+        found += zip(some[::2], some[1::2], strict=True)
+        if looked_at < asked:
+            break
+    return found
+
+
+async def _leased(server: Server, keys: ReliableKeys, offset: int, limit: int) -> list[tuple[bytes, Sequence[Any]]]:
+    """List what workers have, by the end of the lease."""
+    ends: dict[bytes, float] = {}
+    async for some in _lease_ends(server, keys):
+        ends |= some
+    ids = sorted(ends, key=lambda each: (ends[each], each))[offset : offset + limit]
+    found: list[tuple[bytes, Sequence[Any]]] = []
+    for at in range(0, len(ids), PAGE):
+        some_ids = ids[at : at + PAGE]
+        facts = await server.run(GET, keys.messages, some_ids)
+        # Settled meanwhile?
+        found += [(id, each) for id, each in zip(some_ids, facts, strict=True) if each and each[0] == b"leased"]  # noqa: A001
+    return found
+
+
+async def _lease_ends(server: Server, keys: ReliableKeys) -> AsyncIterator[dict[bytes, float]]:
+    """Read the ends of all leases that last, some at a time."""
+    cursor: Any = b"0"
+    while True:
+        cursor, found = await server.command("HSCAN", keys.leases, cursor, "COUNT", PAGE)
+        ids = list(dict.fromkeys(found[::2]))
+        for at in range(0, len(ids), PAGE):
+            some = ids[at : at + PAGE]
+            ends = await server.run(LEASED, keys.messages, some)
+            yield {id: float(end) for id, end in zip(some, ends, strict=True) if end is not None}  # noqa: A001
+        if cursor in (b"0", "0", 0):
+            return

@@ -1,0 +1,83 @@
+"""One suspect at a time: a message whose last worker may have died of it is handled beside no other such message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delayq._scheduling.claims import Claim
+    from delayq.timer import HashedWheelTimer
+    from delayq.wheel import Timeout
+
+
+class Suspects:
+    """The one suspect that a client may have at work, of all its queues.
+
+    When a worker's process dies, all its messages lose their leases, and each of them may be the cause. If they came back
+    together, the cause would take the others along again. A suspect that has been at work for a whole lease counts as proven.
+    """
+
+    def __init__(self) -> None:
+        self._held: Claim | None = None
+        self._asking = False
+        self._timeout: Timeout | None = None
+        # Ordered, so that queues take turns.
+        self._waiting: dict[Callable[[], None], None] = {}
+
+    @property
+    def held(self) -> Claim | None:
+        """The suspect at work."""
+        return self._held
+
+    @property
+    def is_free(self) -> bool:
+        """Whether another suspect may be handed out."""
+        return self._held is None and not self._asking
+
+    def ask(self) -> bool:
+        """Begin a call that may bring a suspect; False if another one is on its way. Followed by :meth:`answered`."""
+        if self._asking:
+            return False
+        self._asking = True
+        return True
+
+    def answered(self, suspect: Claim | None, timer: HashedWheelTimer, proven_in: float) -> None:
+        """End such a call, which has brought this one. It counts as proven after so many seconds."""
+        self._asking = False
+        if suspect is None:
+            if self._held is None:
+                self._wake()
+            return
+        if self._timeout is not None:
+            # The one before has lost its lease.
+            self._timeout.cancel()
+        self._held = suspect
+        self._timeout = timer.new_timeout(lambda _: self.over(suspect), proven_in)
+
+    def over(self, claim: Claim) -> None:
+        """Hand out the next one: this one is settled, lost or proven. Does nothing if it is not at work."""
+        if self._held is not claim:
+            return
+        self._held = None
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+        self._wake()
+
+    def when_free(self, push: Callable[[], None]) -> None:
+        """Call ``push`` as soon as another suspect may be handed out."""
+        if self.is_free:
+            push()
+        else:
+            self._waiting[push] = None
+
+    def forget(self, push: Callable[[], None]) -> None:
+        """Do not call ``push`` any more."""
+        self._waiting.pop(push, None)
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for push in waiting:
+            push()

@@ -1,0 +1,343 @@
+"""For each script: what is on the server before, and with what it is called. A script without a case fails a test."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from delayq import Offer
+from delayq._redis import reliable_scripts as reliable
+from delayq._redis import scripts as delayed
+from delayq._redis.keys import DelayedKeys, ReliableKeys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delayq import Client, Receipt
+    from delayq._redis.scripts import Script
+
+NAME = "orders"
+DELAYED, RELIABLE = DelayedKeys.of(NAME), ReliableKeys.of(NAME)
+TOKEN = "0123456789ab-00000001"
+HOUR_US = 3_600_000_000
+SECOND_US = 1_000_000
+
+
+@dataclass
+class Prepared:
+    """Who may prepare everything.
+
+    Attributes:
+        client: May do everything.
+        raw: The server itself, likewise.
+    """
+
+    client: Client
+    raw: Any
+
+
+def keys_of(script: Script) -> list[str]:
+    """The keys of a call, by the names that the script gives them."""
+    named = {
+        "ready": DELAYED.ready,
+        "timeout": DELAYED.timeout,
+        "ordered": DELAYED.ordered,
+        "channel": DELAYED.channel,
+        "quarantine": DELAYED.quarantine,
+        "leases": DELAYED.leases,
+        "leased": DELAYED.leased,
+        "turns": DELAYED.turns,
+        "taken": DELAYED.taken(TOKEN),
+        "marker": DELAYED.marker("0123456789abcdef"),
+        "destination": DELAYED.ready,
+        "due...": DELAYED.timeout,
+    }
+    if script.name.startswith("reliable/"):
+        named = {
+            **dict(zip(reliable.MESSAGES, RELIABLE.messages, strict=True)),
+            "wake": RELIABLE.wake,
+            "done": RELIABLE.done,
+            "call": RELIABLE.call("0123456789ab-0"),
+            "paused": RELIABLE.paused,
+            "dead": RELIABLE.dead,
+            "dead_messages": RELIABLE.dead_messages,
+            "schedules": RELIABLE.schedules,
+        }
+    if script is delayed.RESYNC:
+        return [DELAYED.timeout, DELAYED.leases, DELAYED.ready]
+    return [named[key] for key in script.keys]
+
+
+async def receipts(at: Prepared, *delays: float) -> list[Receipt[Any]]:
+    found = await at.client.delayed_queue(NAME).offer_many([(n, delay) for n, delay in enumerate(delays)])
+    # It shall move nothing.
+    await at.client.delayed_queue(NAME).aclose()
+    return found
+
+
+async def nothing_there(at: Prepared) -> Any:
+    return []
+
+
+async def offer_a_head(at: Prepared) -> Any:
+    await receipts(at, 60)
+    return [1, SECOND_US, b"new"]
+
+
+async def offer_behind_the_head(at: Prepared) -> Any:
+    await receipts(at, 60)
+    return [1, HOUR_US, b"new"]
+
+
+async def offer_several(at: Prepared) -> Any:
+    await receipts(at, 60)
+    return [1, HOUR_US, b"a", SECOND_US, b"b", 2 * SECOND_US, b"c"]
+
+
+async def offer_unlisted(at: Prepared) -> Any:
+    return [0, SECOND_US, b"new"]
+
+
+async def what_is_due(at: Prepared) -> None:
+    """Of each kind: in the list at the head, in the middle, at the tail, not at all; unreadable; ready; with an ended lease."""
+    found = await receipts(at, *[60.0] * 12)
+    for place in (0, 5, 11):
+        await at.raw.zadd(DELAYED.timeout, {found[place]._record(): 1000 + place})
+    await at.raw.zadd(DELAYED.timeout, {b"junk": 2})
+    await at.raw.rpush(DELAYED.ready, b"ready 1", b"ready 2")
+    await at.raw.zadd(DELAYED.leases, {b"old:001": 1})
+    await at.raw.hset(DELAYED.leased, b"old:001", b"leased")
+
+
+def transfer(take: int, lease_us: int) -> Any:
+    async def prepare(at: Prepared) -> Any:
+        await what_is_due(at)
+        return [100, take, 3_600_000, lease_us, TOKEN, "client 1"]
+
+    return prepare
+
+
+async def transfer_the_only_one(at: Prepared) -> Any:
+    await receipts(at, 0)
+    return [100, 1, 3_600_000, 0, TOKEN, "client 1"]
+
+
+async def cancel_three(at: Prepared) -> Any:
+    found = await receipts(at, *[60.0] * 12)
+    return [1, *(found[place]._record() for place in (0, 5, 11))]
+
+
+def reschedule(delay_us: int) -> Any:
+    async def prepare(at: Prepared) -> Any:
+        found = await receipts(at, 60, 120)
+        return [found[1]._record(), delay_us]
+
+    return prepare
+
+
+def pending(*args: Any) -> Any:
+    async def prepare(at: Prepared) -> Any:
+        await receipts(at, 60, 61, 62, 63)
+        await at.raw.zadd(DELAYED.timeout, {b"junk": 1e15})
+        await at.raw.lpush(DELAYED.ordered, b"junk")
+        await at.raw.rpush(DELAYED.ready, b"ready")
+        return [*args]
+
+    return prepare
+
+
+def last(listed: int) -> Any:
+    async def prepare(at: Prepared) -> Any:
+        await receipts(at, 60, 61, 62, 63)
+        return [listed]
+
+    return prepare
+
+
+def leased(*args: Any) -> Any:
+    async def prepare(at: Prepared) -> Any:
+        await receipts(at, 60)
+        await at.raw.zadd(DELAYED.leases, {b"a:001": 1e14, b"a:002": 1e14})
+        await at.raw.hset(DELAYED.leased, mapping={b"a:001": b"1", b"a:002": b"2"})
+        await at.raw.rpush(DELAYED.ready, b"ready")
+        return [*args]
+
+    return prepare
+
+
+async def outdated(at: Prepared) -> Any:
+    old = [b"%08d" % n + (1).to_bytes(8, "little") + b"1" for n in range(3)]
+    await at.raw.zadd(DELAYED.timeout, dict.fromkeys(old, 1e14))
+    await at.raw.rpush(DELAYED.ordered, *old[:2])
+    return [1, 100, 100, old[2]]
+
+
+async def messages(at: Prepared) -> dict[str, tuple[str, str, int]]:
+    """Two in each state, of two priorities, with all that there may be about one. Returns id, token, priority of those leased."""
+    queue = at.client.reliable_queue(NAME, lease=3600, dedup_window=3600)
+    for n, priority in enumerate((0, 3)):
+        first = [f"{what}{n}" for what in ("again", "taken", "dead", "handled")]
+        await queue.offer_many([Offer(1, id=name, priority=priority, ttl=3600) for name in first])
+        for message in await queue.claim(4):
+            if message.id.startswith("again"):
+                await message.nack(0, "an error")
+            elif message.id.startswith("dead"):
+                await message.bury("why")
+            elif message.id.startswith("handled"):
+                await message.ack()
+        await queue.offer(1, 60, id=f"later{n}", priority=priority, ttl=3600)
+        await queue.offer(1, id=f"expired{n}", ttl=1)
+        await at.raw.hset(RELIABLE.messages[13], f"expired{n}", "1.00")
+        await at.raw.hset(RELIABLE.messages[14], f"taken{n}", "an error")
+        await at.raw.hset(RELIABLE.messages[12], f"taken{n}", "1")
+        (again,) = await queue.claim(1)
+        assert again.id == f"again{n}", again.id
+        await again.nack(0, "an error")
+    leases = await at.raw.hgetall(RELIABLE.messages[11])
+    held = {name.decode(): lease.split(b":")[2].decode() for name, lease in leases.items()}
+    return {name: (name, token, 3 * int(name[-1])) for name, token in held.items()}
+
+
+def some(*args: Any, of: Sequence[str] = (), behind: Sequence[Any] = ()) -> Any:
+    """Arguments, and then id, token and priority of what is leased, and what is told of each of these."""
+
+    async def prepare(at: Prepared) -> Any:
+        held = await messages(at)
+        return [*args, *(part for id in of for part in (*held[id], *behind))]  # noqa: A001
+
+    return prepare
+
+
+TAKEN = ("taken0", "taken1")
+
+
+async def full_offer(at: Prepared) -> Any:
+    await messages(at)
+    await at.raw.zadd(RELIABLE.done, {b"long ago": 1})
+    made: list[Any] = [7, 1000]
+    for id, on_duplicate in (("new", "raise"), ("later1", "replace"), ("handled0", "ignore"), ("later0", "ignore")):  # noqa: A001
+        made += [id, 4, SECOND_US, HOUR_US, on_duplicate, b"\nvalue"]
+    return made
+
+
+async def offer_one(at: Prepared) -> Any:
+    return [7, 0, "new", 0, 0, 0, "raise", b"\nvalue"]
+
+
+async def scheduled(at: Prepared, every: float = 0.001) -> None:
+    queue = at.client.reliable_queue(NAME, lease=3600)
+    await queue.schedule("often", every=every, value=1, priority=2, ttl=3600)
+
+
+def definition(value: bytes = b"\n2") -> list[Any]:
+    return ["often", "every 3600000000", 9, HOUR_US, 1, HOUR_US, value]
+
+
+async def schedule_anew(at: Prepared) -> Any:
+    return definition()
+
+
+async def schedule_otherwise(at: Prepared) -> Any:
+    await scheduled(at, 3600)
+    return definition()
+
+
+async def unschedule(at: Prepared) -> Any:
+    await scheduled(at, 3600)
+    return ["often"]
+
+
+async def occurrence(at: Prepared) -> tuple[str, str, int]:
+    await scheduled(at, 3600)
+    (id,) = await at.raw.zrange(RELIABLE.messages[2], 0, -1)  # noqa: A001
+    await at.raw.zadd(RELIABLE.messages[2], {id: 1e15 * 3})
+    await at.raw.hset(RELIABLE.messages[11], id, "1:1000.00:t")
+    return id.decode(), "t", 2
+
+
+async def occur(at: Prepared) -> Any:
+    return [*await occurrence(at)]
+
+
+async def recur(at: Prepared) -> Any:
+    await scheduled(at, 3600)
+    await at.client.reliable_queue(NAME, lease=3600).purge()
+    return ["often"]
+
+
+async def refill(at: Prepared) -> Any:
+    now, _ = await at.raw.time()
+    queue = at.client.reliable_queue(NAME, lease=3600)
+    await queue.schedule("cron", cron="0 0 * * *", value=1)
+    await queue.purge()
+    # Its moments have run out.
+    stored, content = (await at.raw.hget(RELIABLE.schedules, "cron")).split(b"\n", 1)
+    # An empty table of Lua's is an object in JSON.
+    facts = {**json.loads(stored), "next": "", "upcoming": {}}
+    await at.raw.hset(RELIABLE.schedules, "cron", json.dumps(facts).encode() + b"\n" + content)
+    return ["cron", facts["timing"], str((now + 86400) * 1_000_000), str((now + 2 * 86400) * 1_000_000)]
+
+
+async def paused(at: Prepared) -> Any:
+    await at.raw.set(RELIABLE.paused, 1)
+    return []
+
+
+CASES: list[tuple[Script, str, Any]] = [
+    (delayed.OFFER, "head", offer_a_head),
+    (delayed.OFFER, "behind", offer_behind_the_head),
+    (delayed.OFFER, "several", offer_several),
+    (delayed.OFFER, "unlisted", offer_unlisted),
+    (delayed.TRANSFER, "take", transfer(2, 0)),
+    (delayed.TRANSFER, "take all", transfer(100, 0)),
+    (delayed.TRANSFER, "move", transfer(0, 0)),
+    (delayed.TRANSFER, "lease", transfer(2, HOUR_US)),
+    (delayed.TRANSFER, "only one", transfer_the_only_one),
+    (delayed.CANCEL, "three", cancel_three),
+    (delayed.RESCHEDULE, "to the head", reschedule(SECOND_US)),
+    (delayed.RESCHEDULE, "behind", reschedule(HOUR_US)),
+    (delayed.PURGE, "all", pending("all")),
+    (delayed.PURGE, "delayed", pending("delayed")),
+    (delayed.PURGE, "ready", pending("ready")),
+    (delayed.POLL_PENDING, "listed", pending(3, 1)),
+    (delayed.POLL_PENDING, "unlisted", pending(9, 0)),
+    (delayed.POLL_LAST, "listed", last(1)),
+    (delayed.POLL_LAST, "unlisted", last(0)),
+    (delayed.EXPIRE, "", pending(3_600_000)),
+    (delayed.ACK, "", leased("a:001", "a:002")),
+    (delayed.NACK, "head", leased("a:001", SECOND_US, 1)),
+    (delayed.NACK, "behind", leased("a:001", HOUR_US, 1)),
+    (delayed.EXTEND, "", leased("a:001", HOUR_US)),
+    (delayed.RELEASE, "", leased("a:001", "a:002")),
+    (delayed.GIVE_BACK, "", leased(b"x", b"y")),
+    (delayed.RECOVER, "", leased(3_600_000)),
+    (delayed.RESYNC, "", leased("delayed")),
+    (delayed.MIGRATE, "", outdated),
+    (reliable.OFFER, "full", full_offer),
+    (reliable.OFFER, "one", offer_one),
+    (reliable.CLAIM, "hand out", some(100, HOUR_US, "t", 0, "drop", "client 1")),
+    (reliable.CLAIM, "die", some(100, HOUR_US, "t", 1, "dead", "client 1")),
+    (reliable.ACK, "forget", some(0, of=TAKEN)),
+    (reliable.ACK, "remember", some(HOUR_US, of=TAKEN)),
+    (reliable.NACK, "", some(of=TAKEN, behind=(SECOND_US, "an error"))),
+    (reliable.RELEASE, "", some(of=TAKEN)),
+    (reliable.EXTEND, "", some(HOUR_US, of=TAKEN)),
+    (reliable.BURY, "", some(of=TAKEN, behind=('{"reason":"why","error":""}',))),
+    (reliable.CANCEL, "", some("later0", "later1", "again0")),
+    (reliable.RESCHEDULE, "head", some("later0", 0)),
+    (reliable.RESCHEDULE, "behind", some("later1", HOUR_US)),
+    (reliable.GET, "", some("later0", "taken1")),
+    *((reliable.LIST, state, some(state, 0, 100)) for state in ("delayed", "ready", "leased")),
+    (reliable.STATS, "", some()),
+    *((reliable.PURGE, state, some(state, 100)) for state in ("delayed", "ready", "all")),
+    (reliable.REDRIVE, "", some("dead0", "dead1")),
+    (reliable.DROP_DEAD, "", some("dead0", "dead1")),
+    (reliable.RESUME, "", paused),
+    (reliable.SCHEDULE, "anew", schedule_anew),
+    (reliable.SCHEDULE, "otherwise", schedule_otherwise),
+    (reliable.UNSCHEDULE, "", unschedule),
+    (reliable.OCCUR, "", occur),
+    (reliable.RECUR, "", recur),
+    (reliable.REFILL, "", refill),
+]

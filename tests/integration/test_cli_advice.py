@@ -1,0 +1,123 @@
+"""What the command line says to a new user: wrong usage is told in one line, with what to do instead."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import delayq
+from delayq.cli.app import run
+from delayq.cli.options import duration, instant
+from tests.terminal import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.servers import PrivateServer
+
+
+@pytest.fixture(autouse=True)
+def _no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DELAYQ_URL", raising=False)
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr."""
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+# Which server
+
+
+def test_an_offer_needs_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["offer", "1", "-q", "jobs"]) == 2
+    assert "--url, or set $DELAYQ_URL" in told(capsys)
+
+
+@pytest.mark.parametrize("made", ["delayq.Worker()", "delayq.Worker(None, concurrency=3)"])
+def test_a_worker_needs_a_server(tmp_path: Path, made: str) -> None:
+    (tmp_path / "app.py").write_text(f"import delayq\nworker = {made}\n@worker.listener('jobs')\nasync def job(v: int): pass\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "delayq", "worker", "app:worker"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("delayq: which server? Set $DELAYQ_URL")
+
+
+async def test_connect_without_an_address_warns_of_the_private_server(caplog: pytest.LogCaptureFixture) -> None:
+    delayq.connect("embedded:")
+    assert not caplog.records
+    delayq.connect()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "Set $DELAYQ_URL" in record.getMessage()
+
+
+def test_with_an_address_nothing_is_warned_of(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYQ_URL", "redis://127.0.0.1:1")
+    delayq.connect()
+    assert not caplog.records
+
+
+# Durations and moments
+
+
+@pytest.mark.parametrize("text", ["1_000", "nan", "inf", "-5", "1e3", "0x10", "", "\u0661"])
+def test_what_is_no_plain_number_is_no_duration(text: str) -> None:
+    with pytest.raises(Exception, match="--delay is a duration"):
+        duration(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("1.5", 1.5), (".5", 0.5), ("1000", 1000.0), ("1h30m", 5400.0)])
+def test_durations(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["2030-01-31", "2030-01-31T12:00", "2030-01-31 12:00:30.5", "20300131"])
+def test_the_advice_about_a_moment_without_a_zone_works(text: str) -> None:
+    with pytest.raises(Exception, match="--at needs a time and a timezone: ") as caught:
+        instant(text)
+    advice = str(caught.value).partition(": ")[2].split(", or ")
+    assert len(advice) == 2
+    for each in advice:
+        found = instant(each)
+        assert found is not None
+        assert (found.year, found.month, found.day) == (2030, 1, 31)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"), [("2030-01-31Z", "2030-01-31T00:00+00:00"), ("2030-01-31+01:00", "2030-01-31T00:00+01:00")]
+)
+def test_a_day_with_a_zone_is_its_midnight(text: str, moment: str) -> None:
+    assert instant(text) == instant(moment)
+
+
+# Usage
+
+
+@pytest.mark.parametrize("command", ["stats", "peek", "list", "pause"])
+def test_a_queue_named_without_its_option_gets_the_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "mails"]) == 2
+    assert f"delayq {command} --queue NAME" in told(capsys)
+
+
+def test_a_port_that_is_used_is_told_in_one_line(own_server: PrivateServer, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert run(["dashboard", "--url", own_server.url, "--port", str(port)]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in told(capsys)

@@ -1,0 +1,129 @@
+"""``async with message`` and ``async with delivery``: the block's own error goes on, whatever becomes of settling."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from tests.integration.reliable_fixtures import LEASE
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from delayq import Client, Delivery, Message
+    from tests.servers import PrivateServer
+
+Held = Any
+"""A message or a delivery: both settle themselves in the same way."""
+
+
+@pytest.fixture
+async def client(own_server: PrivateServer) -> AsyncIterator[Client]:
+    async with delayq.connect(own_server.url) as client:
+        yield client
+
+
+async def of_a_reliable_queue(client: Client) -> Message[Any]:
+    queue = client.reliable_queue("jobs", lease=LEASE)
+    await queue.offer(1)
+    (message,) = await queue.claim()
+    return message
+
+
+async def of_a_delayed_queue(client: Client) -> Delivery[Any]:
+    queue = client.delayed_queue("orders")
+    await queue.offer(1, delay=0)
+    async for delivery in queue.deliveries(lease=LEASE):
+        return delivery
+    raise AssertionError
+
+
+HOLD = pytest.mark.parametrize("hold", [of_a_reliable_queue, of_a_delayed_queue])
+
+
+@HOLD
+async def test_an_error_goes_on_though_the_lease_was_lost(
+    client: Client, own_server: PrivateServer, hold: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    held: Held = await hold(client)
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        async with held:
+            own_server.call("FLUSHALL")
+            raise ZeroDivisionError
+    assert "could not be given back: LeaseLost" in caplog.text
+
+
+@HOLD
+async def test_an_error_goes_on_though_the_server_is_away(
+    client: Client, own_server: PrivateServer, hold: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.1)
+    held: Held = await hold(client)
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        async with held:
+            own_server.kill()
+            raise ZeroDivisionError
+    assert "could not be given back" in caplog.text
+
+
+@HOLD
+async def test_a_cancellation_goes_on_though_the_server_is_away(
+    client: Client, own_server: PrivateServer, hold: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.1)
+    held: Held = await hold(client)
+    inside = asyncio.Event()
+
+    async def handle() -> None:
+        async with held:
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(handle())
+    await inside.wait()
+    own_server.kill()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@HOLD
+async def test_a_cancellation_while_an_error_is_settled_goes_on(client: Client, own_server: PrivateServer, hold: Any) -> None:
+    held: Held = await hold(client)
+    inside = asyncio.Event()
+
+    async def handle() -> None:
+        async with held:
+            inside.set()
+            raise ZeroDivisionError
+
+    with own_server.paused():
+        task = asyncio.create_task(handle())
+        await inside.wait()
+        await until(lambda: client.statistics().connections > 0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_an_instruction_that_cannot_be_carried_out_says_so(client: Client, own_server: PrivateServer) -> None:
+    # It hides no error of the block's: without this the block would end as if all were well.
+    message = await of_a_reliable_queue(client)
+    with pytest.raises(delayq.LeaseLost):  # noqa: PT012
+        async with message:
+            own_server.call("FLUSHALL")
+            raise delayq.RetryAfter(5)
+
+
+@HOLD
+async def test_where_the_block_ends_normally_the_loss_of_the_lease_is_raised(
+    client: Client, own_server: PrivateServer, hold: Any
+) -> None:
+    held: Held = await hold(client)
+    with pytest.raises(delayq.LeaseLost):
+        async with held:
+            own_server.call("FLUSHALL")

@@ -1,0 +1,130 @@
+"""A user without channels, as ``ACL SETUSER name on >password ~* +@all`` makes one on Redis 7 and Valkey, loses nothing.
+
+What only delayq hears is a hint: the call does its work. What Redisson's clients depend on is refused, and nothing has changed.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq._redis.keys import DelayedKeys
+from tests.integration.test_acl import contents, granted
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.servers import PrivateServer
+
+WITHOUT_CHANNELS = ("~*", "resetchannels", "+@all")
+NAME = "orders"
+KEYS = DelayedKeys.of(NAME)
+
+
+@pytest.fixture
+async def silent(server: PrivateServer) -> AsyncIterator[delayq.Client]:
+    """A client of that user."""
+    async with granted(server, WITHOUT_CHANNELS) as url, delayq.connect(url, resync_interval=0.1) as client:
+        yield client
+
+
+@pytest.fixture
+async def raw(server: PrivateServer) -> AsyncIterator[Any]:
+    async with Redis.from_url(server.url) as connection:
+        yield connection
+
+
+async def test_what_is_due_is_taken(silent: delayq.Client, client: delayq.Client, raw: Any) -> None:
+    await client.delayed_queue(NAME).offer_many([(n, 0.05) for n in range(30)])
+    await client.delayed_queue(NAME).aclose()
+    queue = silent.delayed_queue(NAME)
+    assert [await queue.take() for _ in range(30)] == [*range(30)]
+    await until(lambda: nothing_left(raw))
+
+
+async def nothing_left(raw: Any) -> bool:
+    return not await raw.keys("*")
+
+
+async def test_a_new_head_for_redisson_is_refused_and_nothing_changed(
+    silent: delayq.Client, client: delayq.Client, raw: Any
+) -> None:
+    theirs = client.delayed_queue(NAME)
+    receipt = await theirs.offer("pending", 60)
+    await theirs.aclose()
+    queue: delayq.DelayedQueue[Any] = silent.delayed_queue(NAME)
+    mine = delayq.Receipt(queue, receipt._payload, (receipt._id, receipt._due_ms, receipt._length_bytes))
+    before = await contents(raw)
+    for change in (lambda: queue.offer("sooner", 30), lambda: mine.reschedule(30)):
+        with pytest.raises(delayq.ServerRefused):
+            await change()
+    assert await contents(raw) == before
+    # What comes after the head needs no announcement.
+    await queue.offer("later", 90)
+    assert await queue.pending.size() == 2
+
+
+async def test_the_reschedule_of_a_head_is_announced_while_it_stays_the_head(client: delayq.Client, raw: Any) -> None:
+    queue = client.delayed_queue(NAME)
+    first, second = await queue.offer_many([("a", 60), ("b", 70)])
+    async with raw.pubsub(ignore_subscribe_messages=True) as listener:
+        await listener.subscribe(KEYS.channel)
+        while (message := await listener.get_message(timeout=1)) is not None:
+            assert message["type"] == "subscribe"
+        await first.reschedule(65)
+        await first.reschedule(80)  # no head any more: the others look at 65 s, and learn of the next one
+        await first.reschedule(90)
+        await second.reschedule(10)
+        heard = [int((await listener.get_message(timeout=5))["data"]) for _ in range(2)]
+        assert heard[1] == round(second.due_at.timestamp() * 1000)
+        assert heard[1] < heard[0] < round(first.due_at.timestamp() * 1000)
+        assert await listener.get_message(timeout=0.2) is None
+
+
+async def test_a_nack_for_redisson_is_refused_and_the_message_stays_under_its_lease(
+    silent: delayq.Client, client: delayq.Client, raw: Any
+) -> None:
+    await raw.rpush(KEYS.ready, b'"work"')
+    queue = silent.delayed_queue(NAME)
+    async with aclosing(queue.deliveries(lease=60)) as deliveries:  # type: ignore[type-var]
+        delivery = await anext(deliveries)
+        with pytest.raises(delayq.ServerRefused):
+            await delivery.nack(30)
+        assert await raw.hvals(KEYS.leased) == [b'"work"']
+        assert await raw.zcard(KEYS.leases) == 1
+        await delivery.ack()
+    assert await nothing_left(raw)
+
+
+async def test_a_reliable_queue_does_all_its_work(silent: delayq.Client, raw: Any, caplog: pytest.LogCaptureFixture) -> None:
+    queue = silent.reliable_queue(NAME, lease=60, max_attempts=3)
+    await queue.offer_many([delayq.Offer(n, id=str(n), priority=n % 2) for n in range(4)])
+    await queue.offer("instead", id="3", on_duplicate="replace")
+    assert await queue.reschedule("0", 30)
+    assert await queue.reschedule("0", 0)
+    messages = {message.id: message for message in await queue.claim(10)}
+    assert sorted(messages) == ["0", "1", "2", "3"]
+    await messages["0"].nack(0)
+    await messages["1"].release()
+    await messages["2"].bury("why")
+    await messages["3"].ack()
+    assert await queue.dead.redrive() == 1
+    await queue.pause()
+    assert await queue.resume()
+    again = await queue.claim(10, wait=5)
+    assert sorted((message.id, message.attempt) for message in again) == [("0", 2), ("1", 1), ("2", 1)]
+    for message in again:
+        await message.ack()
+    await queue.schedule("often", every=0.02, value=1)
+    (occurrence,) = await queue.claim(wait=5)
+    await occurrence.ack()
+    assert await queue.unschedule("often")
+    told = [record.getMessage() for record in caplog.records if "no permission to PUBLISH" in record.getMessage()]
+    # Once by what offers, once by what claims.
+    assert len(told) <= 2
+    assert any(repr(NAME) in line for line in told)

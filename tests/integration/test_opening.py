@@ -1,0 +1,304 @@
+"""How a client finds its server: over long round trips, past servers that do not answer, and with a clear word if it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.credentials import CredentialProvider
+
+import delayq
+from delayq._redis.connections import Connections
+from tests.clusters import SentinelServer, admin, wait_for
+from tests.conftest import FOUND, MISSING
+from tests.links import Links
+from tests.servers import PrivateServer, free_port, one_server
+from tests.tls import OPENSSL, Authority
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+KIND = next(iter(FOUND.values()))
+needs_tls = pytest.mark.skipif("redis-7" not in FOUND, reason=f"TLS NOT TESTED: {MISSING.get('redis-7')}")
+needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="TLS NOT TESTED: no openssl program on the PATH")
+
+
+@pytest.fixture(params=[*FOUND])
+def some_kind(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
+    """A server of its own, on a port."""
+    with PrivateServer(FOUND[request.param], tcp=True, options=("--repl-diskless-sync-delay", "0")) as server:
+        yield server
+
+
+@pytest.fixture
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as opened:
+        yield opened
+
+
+async def test_the_whole_greeting_leaves_before_anything_is_answered(tmp_path: Path) -> None:
+    heard = bytearray()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            heard.extend(data)
+        writer.close()
+
+    mute = await asyncio.start_unix_server(listen, tmp_path / "s")
+    connections = Connections(one_server(f"unix://me:secret@{tmp_path / 's'}?db=3"), 1)
+    opening = asyncio.create_task(connections.open_own())
+    await until(lambda: b"SELECT" in heard)
+    assert b"HELLO" in heard
+    assert b"secret" in heard
+    opening.cancel()
+    await asyncio.wait({opening})
+    await connections.aclose()
+    mute.close()
+    await mute.wait_closed()
+
+
+@pytest.mark.parametrize("round_trip", [20, 250])
+@pytest.mark.parametrize("password", ["", "secret"])
+async def test_a_cluster_opens_over_a_long_round_trip(opened: AsyncExitStack, round_trip: int, password: str) -> None:
+    port = free_port()
+    options: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
+    options += ("--cluster-port", str(free_port()), "--cluster-announce-port", str(port))
+    kind = FOUND.get("redis-7", KIND)
+    server = opened.enter_context(PrivateServer(kind, tcp=True, options=options))
+    await opened.enter_async_context(Links(server, tcp=port, round_trip=round_trip))
+    with admin(server) as redis:
+        redis.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        wait_for(lambda: "ok" in str(redis.execute_command("CLUSTER", "INFO")), "the cluster's state")
+        if password:
+            redis.config_set("requirepass", password)
+    async with delayq.connect(f"redis+cluster://{':secret@' if password else ''}127.0.0.1:{port}") as client:
+        await client.reliable_queue("jobs").offer(1)
+
+
+@pytest.mark.parametrize("round_trip", [20, 250])
+async def test_a_server_behind_a_sentinel_opens_over_a_long_round_trip(opened: AsyncExitStack, round_trip: int) -> None:
+    ports = free_port(), free_port()
+    master = opened.enter_context(PrivateServer(KIND, tcp=True))
+    master.call("CONFIG", "SET", "requirepass", "secret")
+    sentinel = opened.enter_context(SentinelServer(KIND, ports[0], password="hidden"))
+    await opened.enter_async_context(Links(master, tcp=ports[0], round_trip=round_trip))
+    await opened.enter_async_context(Links(sentinel, tcp=ports[1], round_trip=round_trip))
+    url = f"redis+sentinel://:secret@127.0.0.1:{ports[1]}/shop/2?sentinel_password=hidden"
+    async with delayq.connect(url) as client:
+        await client.reliable_queue("jobs").offer(1)
+
+
+@pytest.mark.parametrize("stale", ["dead", "silent", "replica"])
+async def test_a_sentinel_that_names_a_wrong_server_is_passed_over_and_the_right_one_remembered(
+    opened: AsyncExitStack, stale: str
+) -> None:
+    master = opened.enter_context(PrivateServer(KIND, tcp=True))
+    other = opened.enter_context(PrivateServer(KIND, tcp=True))
+    port = other.port
+    if stale == "silent":
+        mute = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
+        opened.callback(mute.close)
+        port = mute.sockets[0].getsockname()[1]
+    elif stale == "replica":
+        with admin(other) as redis:
+            redis.execute_command("REPLICAOF", "127.0.0.1", 1)
+    else:
+        port = free_port()
+    wrong = opened.enter_context(SentinelServer(KIND, port, 2))
+    right = opened.enter_context(SentinelServer(KIND, master.port, 2))
+    links = await opened.enter_async_context(Links(wrong, tcp=True))
+    place = links.url.removeprefix("redis://").removesuffix("/0")
+    async with delayq.connect(f"redis+sentinel://{place},127.0.0.1:{right.port}/shop") as client:
+        await client.server_time()
+        assert links.accepted == 1
+        with admin(master) as redis:
+            redis.execute_command("CLIENT", "KILL", "TYPE", "normal")
+        await client.server_time()
+        assert client.statistics().connections_opened == 2
+        assert links.accepted == 1
+
+
+async def test_a_wrong_password_for_the_sentinel_is_told_at_once(some_kind: PrivateServer) -> None:
+    with SentinelServer(some_kind.kind, some_kind.port, password="right") as sentinel:
+        for given in ("", "?sentinel_password=wrong"):
+            with pytest.raises(delayq.ServerRefused, match="sentinel_password") as caught:
+                await delayq.connect(f"redis+sentinel://127.0.0.1:{sentinel.port}/shop{given}").__aenter__()
+            assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
+
+
+async def test_the_address_of_a_replica_is_told_at_the_first_write_and_serves_reads(some_kind: PrivateServer) -> None:
+    with PrivateServer(some_kind.kind, tcp=True) as replica:
+        replica.call("REPLICAOF", "127.0.0.1", str(some_kind.port))
+        async with delayq.connect(some_kind.url) as client:
+            await client.reliable_queue("jobs").offer(1)
+        await until(lambda: replica.call("DBSIZE") != b":0")
+        async with delayq.connect(replica.url) as client:
+            assert (await client.reliable_queue("jobs").stats()).ready == 1
+            with pytest.raises(delayq.ServerRefused, match=r"is a replica.*redis\+sentinel://"):
+                await client.reliable_queue("jobs").offer(2)
+
+
+@pytest.mark.usefixtures("_no_patience")
+async def test_a_server_that_is_full_may_have_room_later(some_kind: PrivateServer) -> None:
+    with admin(some_kind) as redis:
+        redis.config_set("maxclients", 1)
+        redis.ping()
+        with pytest.raises(delayq.ServerUnavailable, match="max number of clients"):
+            await delayq.connect(some_kind.url).__aenter__()
+        redis.config_set("maxclients", 100)
+    async with delayq.connect(some_kind.url) as client:
+        await client.reliable_queue("jobs").offer(1)
+
+
+async def test_a_server_without_hello_is_greeted_as_of_old() -> None:
+    options = ("--rename-command", "HELLO", "")
+    with PrivateServer(FOUND.get("redis-7") or KIND, tcp=True, options=options) as server:
+        server.call("CONFIG", "SET", "requirepass", "secret")
+        async with delayq.connect(server.url.replace("//", "//:secret@").replace("/0", "/2")) as client:
+            await client.reliable_queue("jobs").offer(1)
+        with pytest.raises(delayq.ServerRefused, match="check user and password"):
+            await delayq.connect(server.url.replace("//", "//:wrong@")).__aenter__()
+
+
+async def test_a_client_with_a_greeting_of_its_own_keeps_it(some_kind: PrivateServer) -> None:
+    some_kind.call("CONFIG", "SET", "requirepass", "secret")
+
+    async def greet(connection: Any) -> None:
+        connection._parser.on_connect(connection)
+        await connection.send_command("AUTH", "secret")
+        assert await connection.read_response() == b"OK"
+
+    theirs = Redis(host="127.0.0.1", port=some_kind.port or 0, redis_connect_func=greet)
+    async with theirs, delayq.connect(theirs) as client:
+        await client.reliable_queue("jobs").offer(1)
+
+
+async def test_a_credential_provider_that_fails_is_asked_again(some_kind: PrivateServer) -> None:
+    some_kind.call("CONFIG", "SET", "requirepass", "secret")
+
+    class Provider(CredentialProvider):
+        asked = 0
+
+        def get_credentials(self) -> tuple[str]:
+            self.asked += 1
+            if self.asked == 1:
+                raise RuntimeError("the vault is sealed")
+            return ("secret",)
+
+    theirs = Redis(host="127.0.0.1", port=some_kind.port or 0, credential_provider=Provider())
+    async with theirs, delayq.connect(theirs) as client:
+        await client.reliable_queue("jobs").offer(1)
+
+
+@needs_tls
+@needs_openssl
+async def test_a_client_certificate_that_is_wanted_or_cannot_be_loaded_is_told_at_once(tmp_path: Path) -> None:
+    authority = Authority.new(tmp_path / "ours")
+    port = free_port()
+    options = [*authority.server_options("IP:127.0.0.1", port), "--tls-ca-cert-file", str(authority.certificate)]
+    options[options.index("--tls-auth-clients") + 1] = "yes"
+    for protocols in ("TLSv1.2", "TLSv1.3"):
+        with PrivateServer(FOUND["redis-7"], options=(*options, "--tls-protocols", protocols)):
+            url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
+            with pytest.raises(delayq.ServerRefused, match="client certificate, add ssl_certfile="):
+                await delayq.connect(url).__aenter__()
+            with pytest.raises(delayq.ServerRefused, match="certificates cannot be loaded"):
+                await delayq.connect(f"{url}&ssl_certfile={tmp_path}/none.crt&ssl_keyfile={tmp_path}/none.key").__aenter__()
+            own = f"&ssl_certfile={authority.folder}/server.crt&ssl_keyfile={authority.folder}/server.key"
+            async with delayq.connect(url + own) as client:
+                await client.reliable_queue("jobs").offer(1)
+
+
+class Loops:
+    """Everything that waits for messages of two queues."""
+
+    def __init__(self, client: delayq.Client) -> None:
+        self.orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+        self.others: delayq.DelayedQueue[int] = client.delayed_queue("others")
+        self.jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
+        self.more: delayq.ReliableQueue[int] = client.reliable_queue("more")
+        self.tasks = [asyncio.create_task(each) for each in (self._loop(), self._take(), self._messages(), self._claim())]
+
+    async def _loop(self) -> int:
+        async for value in self.orders:
+            return value
+        raise AssertionError("the loop just ended")
+
+    async def _take(self) -> int:
+        return await self.others.take()
+
+    async def _messages(self) -> int:
+        async for message in self.jobs:
+            async with message:
+                return message.value
+        raise AssertionError("the loop just ended")
+
+    async def _claim(self) -> int:
+        (message,) = await self.more.claim(1, wait=60)
+        await message.ack()
+        return message.value
+
+    async def offer(self, delay: float) -> None:
+        for queue in (self.orders, self.others, self.jobs, self.more):
+            await queue.offer(1, delay)
+
+    async def end(self) -> None:
+        assert await asyncio.wait_for(asyncio.gather(*self.tasks), 30) == [1, 1, 1, 1]
+
+
+async def test_loops_wait_for_a_server_whose_disk_is_full(some_kind: PrivateServer) -> None:
+    (some_kind.directory / "dump.rdb" / "in the way").mkdir(parents=True)
+    async with delayq.connect(some_kind.url, resync_interval=0.5) as client:
+        loops = Loops(client)
+        await loops.offer(0.5)
+        with admin(some_kind) as redis:
+            redis.config_set("save", "3600 1000000")
+            redis.execute_command("BGSAVE")
+            wait_for(lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "err", "the snapshot fails")
+            asked = client.statistics().errors
+            await until(lambda: client.statistics().errors > asked + 5)
+            assert not any(task.done() for task in loops.tasks)
+            (some_kind.directory / "dump.rdb" / "in the way").rmdir()
+            (some_kind.directory / "dump.rdb").rmdir()
+            redis.execute_command("BGSAVE")
+            wait_for(lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "ok", "the snapshot succeeds")
+        await loops.end()
+
+
+@pytest.mark.parametrize("way", ["database 1", "sentinel"])
+async def test_loops_wait_for_a_server_that_is_busy_while_they_connect_again(
+    some_kind: PrivateServer, opened: AsyncExitStack, way: str
+) -> None:
+    some_kind.call("CONFIG", "SET", "lua-time-limit", "50")
+    port = free_port()
+    links = await opened.enter_async_context(Links(some_kind, tcp=port))
+    url = f"redis://127.0.0.1:{port}/1"
+    if way == "sentinel":
+        sentinel = opened.enter_context(SentinelServer(some_kind.kind, port))
+        url = f"redis+sentinel://127.0.0.1:{sentinel.port}/shop/1"
+    async with delayq.connect(url, resync_interval=0.5) as client:
+        loops = Loops(client)
+        await loops.offer(0.5)
+        script = asyncio.create_task(asyncio.to_thread(some_kind.call, "EVAL", "while true do end", "0", timeout=30.0))
+        await until(lambda: _says(some_kind, b"-BUSY"))
+        links.cut()
+        asked = client.statistics().errors
+        await until(lambda: client.statistics().errors > asked + 5)
+        assert not any(task.done() for task in loops.tasks)
+        some_kind.call("SCRIPT", "KILL")
+        await script
+        await loops.end()
+
+
+def _says(server: PrivateServer, word: bytes) -> bool:
+    return server.call("PING").startswith(word)

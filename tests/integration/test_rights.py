@@ -1,0 +1,150 @@
+"""A user who lacks one right: each call is refused before it has changed anything, or does all of its work."""
+
+from __future__ import annotations
+
+import re
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq._redis import reliable_scripts as reliable
+from delayq._redis import scripts as delayed
+from tests import lua
+from tests.conftest import FOUND
+from tests.integration.rights_cases import CASES, Prepared, keys_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from delayq._redis.scripts import Script
+    from delayq._redis.server import Server
+    from tests.servers import PrivateServer
+
+NEWEST = next(iter(FOUND), None)
+USER, PASSWORD = "limited", "its-password"
+# What a script's caller sends besides.
+BESIDES = {"UNLINK", "EVAL", "EVALSHA"}
+# A consumer has what a transfer needs, for else it would have nothing to give back.
+TAKEN = {"delayed/nack", "delayed/release", "delayed/give_back"}
+
+
+def test_every_script_has_a_case() -> None:
+    assert {script.name for script, _, _ in CASES} == {script.name for script in (*delayed.ALL, *reliable.ALL)}
+
+
+class Bench:
+    """One script, called again and again on the same data by a user whose rights differ."""
+
+    def __init__(self, raw: Any, server: Server, script: Script) -> None:
+        self.raw = raw
+        self._server = server
+        self._script = script
+        self._keys = keys_of(script)
+        self._args: Sequence[str | bytes | int] = ()
+        self._dumps: list[tuple[bytes, int, bytes]] = []
+        self.before: dict[bytes, Any] = {}
+
+    async def prepare(self, prepare: Any, url: str) -> None:
+        async with delayq.connect(url) as client:
+            self._args = await prepare(Prepared(client, self.raw))
+        for key in await self.raw.keys("*"):
+            self._dumps.append((key, max(0, await self.raw.pttl(key)), await self.raw.dump(key)))
+        await self.restore()
+        self.before = await self.contents()
+
+    async def restore(self) -> None:
+        async with self.raw.pipeline(transaction=False) as commands:
+            commands.flushall()
+            for key, ttl, dump in self._dumps:
+                commands.restore(key, ttl, dump)
+            await commands.execute()
+
+    async def contents(self) -> dict[bytes, Any]:
+        """What is stored, whether it ends by itself, and nothing of how it is stored."""
+        found = {}
+        for key in await self.raw.keys("*"):
+            kind = await self.raw.type(key)
+            value = {
+                b"string": lambda key=key: self.raw.get(key),
+                b"list": lambda key=key: self.raw.lrange(key, 0, -1),
+                b"zset": lambda key=key: self.raw.zrange(key, 0, -1, withscores=True),
+                b"hash": lambda key=key: self.raw.hgetall(key),
+            }[kind]()
+            found[key] = (kind, await value, await self.raw.pttl(key) > 0)
+        return found
+
+    async def call(self, rules: Sequence[str]) -> Any:
+        """Call the script as a user with these rules, as if for the first time; return its answer, or the refusal."""
+        await self.raw.execute_command("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "resetchannels", *rules)
+        self._server._rights.forget()
+        try:
+            return await self._server.run(self._script, self._keys, self._args)
+        except delayq.ServerRefused as refusal:
+            return refusal
+
+
+def shape(contents: dict[bytes, Any]) -> dict[bytes, Any]:
+    """What is the same of what is done at another moment."""
+    return {key: (kind, len(value) if kind != b"string" else None, ends) for key, (kind, value, ends) in contents.items()}
+
+
+@asynccontextmanager
+async def bench(server: PrivateServer, script: Script, prepare: Any) -> AsyncIterator[Bench]:
+    async with Redis.from_url(server.url) as raw:
+        any_raw: Any = raw
+        await any_raw.execute_command("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "~*", "&*", "+@all")
+        async with delayq.connect(server.url.replace("unix://", f"unix://{USER}:{PASSWORD}@")) as client:
+            made = Bench(any_raw, client._open_session().server, script)
+            await made.prepare(prepare, server.url)
+            yield made
+        await any_raw.execute_command("ACL", "DELUSER", USER)
+
+
+def rights_of(script: Script) -> tuple[list[str], list[str], list[str]]:
+    """The rules for the commands, keys and channels of a script; the server takes channels in KEYS for keys as well."""
+    keys = list(dict.fromkeys(keys_of(script)))
+    channels = [key for key, name in zip(keys_of(script), script.keys, strict=False) if name in ("channel", "turns", "wake")]
+    commands = sorted(lua.commands(script) | BESIDES | ({"LREM"} if script.name in TAKEN else set()))
+    return [f"+{command}" for command in commands], [f"~{key}" for key in keys], [f"&{channel}" for channel in channels]
+
+
+def less_by_one(script: Script, *, pairs: bool) -> Iterator[tuple[str, list[str]]]:
+    """What is taken away, and the rules without it: each command, key and channel, and each command on each key."""
+    commands, keys, channels = rights_of(script)
+    everything = [*commands, *keys, *channels]
+    for rule in everything:
+        yield rule, [other for other in everything if other != rule]
+    # Of the sets of other priorities, one stands for all.
+    for command in commands if pairs else ():
+        for key in [key for key in keys if not re.search(":live:[1245-9]$", key)]:
+            others = " ".join(other for other in keys if other != key)
+            yield f"{command} {key}", [*(rule for rule in everything if rule != command), f"({command} {others})"]
+
+
+@pytest.mark.parametrize(("script", "case", "prepare"), CASES, ids=[f"{script.name}-{case}" for script, case, _ in CASES])
+async def test_who_lacks_one_right_is_refused_before_anything_has_changed(
+    server: PrivateServer, script: Script, case: str, prepare: Any
+) -> None:
+    async with bench(server, script, prepare) as made:
+        # With all rights: that is the whole effect.
+        whole = await made.call([rule for rules in rights_of(script) for rule in rules])
+        assert not isinstance(whole, Exception), whole
+        done = shape(await made.contents())
+        wrong = []
+        refused = 0
+        # Only newer servers know rights to a command on some keys.
+        for missing, rules in less_by_one(script, pairs=server.kind.name == NEWEST):
+            await made.restore()
+            answer = await made.call(rules)
+            after = await made.contents()
+            if isinstance(answer, Exception):
+                refused += 1
+                if after != made.before:
+                    wrong.append(f"without {missing}: refused half way: {answer}")
+            elif shape(after) != done:
+                wrong.append(f"without {missing}: half done, and not refused")
+        assert not wrong, "\n".join(wrong)
+        assert refused

@@ -1,0 +1,4 @@
+package shop;
+
+/** A record: its class is final. */
+public record Point(long x, long y) {}

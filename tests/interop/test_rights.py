@@ -1,0 +1,86 @@
+"""Python as a user of limited rights, beside a Redisson that may do everything: no message is lost between them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+import delayq
+from delayq.acl import acl_rules
+from tests.interop import report
+from tests.interop.pairs import TEXT
+from tests.interop.settings import with_newest
+from tests.interop.test_redisson import DEADLINE, Log, for_java, for_python, nothing_is_left, random_messages
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.interop.redisson import Redisson
+    from tests.servers import PrivateServer
+
+USER, PASSWORD = "limited", "its-password"
+MESSAGES = 400
+
+
+def grant(server: PrivateServer, rules: Sequence[str]) -> str:
+    """Make a user of these rules. Return the address with its name and password."""
+    reply = server.call("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", *rules)
+    assert reply == b"+OK", reply
+    return server.url.replace("redis://", f"redis://{USER}:{PASSWORD}@")
+
+
+async def take_what_it_may(log: Log, url: str, name: str) -> int:
+    """Take until cancelled, however often it is refused. Return how often that was."""
+    refused = 0
+    async with delayq.connect(url) as client:
+        queue = client.delayed_queue(name, codec=TEXT.codec)
+        try:
+            while True:
+                try:
+                    log.came(await queue.take(), float("inf"))
+                except delayq.ServerRefused:
+                    refused += 1
+                    await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            return refused
+
+
+@with_newest
+@pytest.mark.parametrize("rights", ["as delayq acl says", "no channels", "no channel of notices"])
+async def test_no_message_is_stranded_beside_java_whatever_python_may(
+    server: PrivateServer, redisson: Redisson, name: str, rights: str
+) -> None:
+    channel = f"&redisson_delay_queue_channel:{{{name}}}"
+    rules = {
+        "as delayq acl says": acl_rules("consumer", delayed=[name]),
+        # What a user of Redis 7 and Valkey has that is only given keys and commands.
+        "no channels": ["~*", "+@all"],
+        "no channel of notices": ["~*", channel, "+@all"],
+    }[rights]
+    url = grant(server, rules)
+    log, half = Log(TEXT), MESSAGES // 2
+    from_java, from_python = random_messages(TEXT, half), random_messages(TEXT, half, half)
+    java = await redisson.open(name, TEXT.java)
+    taking = asyncio.create_task(take_what_it_may(log, url, name))
+    taken = asyncio.create_task(java.consume())
+    # Who offers is gone then, and moves none of them.
+    async with delayq.connect(server.url) as client:
+        receipts = await client.delayed_queue(name, codec=TEXT.codec).offer_many(for_python(from_python))
+    log.all_offered_by_python(from_python, receipts)
+    log.all_offered_by_java(from_java, await java.offer(for_java(TEXT, from_java)))
+    await nothing_is_left(server)
+    await java.stop()
+    log.came_to_java(await asyncio.wait_for(taken, DEADLINE))
+    await until(lambda: not log.missing(), DEADLINE)
+    to_python = MESSAGES - len(taken.result())
+    taking.cancel()
+    refused = await taking
+    server.call("ACL", "DELUSER", USER)
+    await java.detach()
+    log.check()
+    if rights == "as delayq acl says":
+        assert (refused, to_python > 0) == (0, True)
+    report.NOTES.append(f"{redisson}, Python with rights: {rights}: {to_python} of {MESSAGES} came to Python, all others to Java")

@@ -1,0 +1,87 @@
+"""What is kept of an error: one line that says what happened, and the traceback."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from delayq._error_text import describe, pack_error, unpack_error
+
+
+class UniqueViolation(Exception):
+    pass
+
+
+def _noted() -> Exception:
+    error = ValueError("bad order")
+    error.add_note("while closing order 42")
+    return error
+
+
+def _syntax() -> BaseException:
+    try:
+        compile("a b", "order.py", "exec")
+    except SyntaxError as error:
+        return error
+    raise AssertionError
+
+
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+HINT = "duplicate key\n[SQL: INSERT ...]\n(Background on this error at: https://example.org/e/gkpj)"
+DEEP = ExceptionGroup("outer", [ExceptionGroup("inner", [ValueError("a")]), KeyError("b")])
+CASES = [
+    (ValueError("bad"), "ValueError: bad"),
+    (ValueError(), "ValueError"),
+    (KeyError("order"), "KeyError: 'order'"),
+    (_noted(), "ValueError: bad order"),
+    (UniqueViolation(HINT), f"{__name__}.UniqueViolation: duplicate key"),
+    (subprocess.TimeoutExpired("ls", 5), "subprocess.TimeoutExpired: Command 'ls' timed out after 5 seconds"),
+    (ExceptionGroup("many", [ValueError("a")]), "ExceptionGroup: many (1 sub-exception): ValueError: a"),
+    (
+        DEEP,
+        "ExceptionGroup: outer (2 sub-exceptions): ExceptionGroup: inner (1 sub-exception): ValueError: a, KeyError: 'b'",
+    ),
+    (_syntax(), "SyntaxError: invalid syntax"),
+    (_Unprintable(), f"{__name__}._Unprintable: <exception str() failed>"),
+]
+
+
+@pytest.mark.parametrize(("error", "line"), CASES, ids=[line[:30] for _, line in CASES])
+def test_the_line_names_the_type_and_what_it_says_first(error: BaseException, line: str) -> None:
+    assert describe(error) == line
+    assert unpack_error(pack_error(error))[0] == line
+
+
+def test_a_large_group_names_some_of_its_errors() -> None:
+    line = describe(ExceptionGroup("many", [ValueError(number) for number in range(50)]))
+    assert line.endswith("ValueError: 4, ...")
+
+
+def test_line_and_traceback_are_kept_apart() -> None:
+    try:
+        raise UniqueViolation(HINT)  # noqa: TRY301
+    except UniqueViolation as error:
+        line, trace = unpack_error(pack_error(error))
+    assert line.endswith("duplicate key")
+    assert trace.startswith("Traceback")
+    assert trace.endswith("gkpj)")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("", ""), ("one line", "one line"), ("two\nlines", "two"), ("\n\n after\nblanks", "after")]
+)
+def test_a_text_is_kept_whole(text: str, line: str) -> None:
+    assert unpack_error(pack_error(text)) == (line, text)
+
+
+def test_what_is_kept_is_bounded_and_can_be_encoded() -> None:
+    stored = pack_error(ValueError("x" * 100_000 + "\ud800"))
+    stored.encode()
+    line, trace = unpack_error(stored)
+    assert (len(line), len(trace)) == (500, 8000)
+    assert pack_error(None) == ""

@@ -1,0 +1,131 @@
+"""Several servers could answer: the first answer counts, and what one server does costs the others nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delayq import Closed, ServerRefused, ServerUnavailable
+from delayq._redis import first_of as module
+from delayq._redis.first_of import first_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    Attempt = tuple[str, Callable[[], Coroutine[None, None, str]]]
+
+
+class Servers:
+    """Servers that do as a test wants, in the order in which they were asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.cancelled: list[str] = []
+        self.gates: dict[str, asyncio.Event] = {}
+
+    def answers(self, name: str) -> Attempt:
+        async def attempt() -> str:
+            self.asked.append(name)
+            return name
+
+        return name, attempt
+
+    def fails(self, name: str, error: Exception) -> Attempt:
+        async def attempt() -> str:
+            self.asked.append(name)
+            raise error
+
+        return name, attempt
+
+    def hangs(self, name: str) -> Attempt:
+        gate = self.gates[name] = asyncio.Event()
+
+        async def attempt() -> str:
+            self.asked.append(name)
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(name)
+                raise
+            return name
+
+        return name, attempt
+
+
+@pytest.fixture
+def servers() -> Servers:
+    return Servers()
+
+
+async def test_only_the_first_is_asked_where_it_answers(servers: Servers) -> None:
+    assert await first_of("all", [servers.answers("a"), servers.answers("b")]) == "a"
+    assert servers.asked == ["a"]
+
+
+async def test_the_next_is_asked_at_once_where_one_fails(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASK_NEXT_AFTER", 3600)
+    errors = [ServerUnavailable("away"), ServerRefused("no")]
+    attempts = [servers.fails("a", errors[0]), servers.fails("b", errors[1]), servers.answers("c"), servers.answers("d")]
+    assert await first_of("all", attempts) == "c"
+    assert servers.asked == ["a", "b", "c"]
+
+
+async def test_the_next_is_asked_beside_one_that_hangs(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASK_NEXT_AFTER", 0.01)
+    assert await first_of("all", [servers.hangs("a"), servers.answers("b")]) == "b"
+    await asyncio.sleep(0)
+    assert servers.cancelled == ["a"]
+
+
+async def test_the_one_that_was_slow_may_still_answer_first(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASK_NEXT_AFTER", 0.01)
+    asking = asyncio.create_task(first_of("all", [servers.hangs("a"), servers.hangs("b")]))
+    while servers.asked != ["a", "b"]:
+        await asyncio.sleep(0)
+    servers.gates["a"].set()
+    assert await asking == "a"
+
+
+async def test_answers_that_come_besides_are_handed_over(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASK_NEXT_AFTER", 0.01)
+    unused: list[str] = []
+    asking = asyncio.create_task(first_of("all", [servers.hangs("a"), servers.hangs("b")], unused.append))
+    while servers.asked != ["a", "b"]:
+        await asyncio.sleep(0)
+    for gate in servers.gates.values():
+        gate.set()
+    found = await asking
+    await asyncio.sleep(0)
+    assert {found, *unused} == {"a", "b"}
+
+
+async def test_it_is_refused_only_if_every_server_refuses(servers: Servers) -> None:
+    with pytest.raises(ServerRefused, match="all: no; never"):
+        await first_of("all", [servers.fails("a", ServerRefused("no")), servers.fails("b", ServerRefused("never"))])
+    with pytest.raises(ServerUnavailable, match="all: no; away"):
+        await first_of("all", [servers.fails("a", ServerRefused("no")), servers.fails("b", ServerUnavailable("away"))])
+
+
+async def test_servers_that_never_answer_are_named(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASK_NEXT_AFTER", 0.01)
+    monkeypatch.setattr(module, "WITHIN", 0.05)
+    with pytest.raises(ServerUnavailable, match=r"no; b does not answer within 0\.05 s"):
+        await first_of("all", [servers.fails("a", ServerRefused("no")), servers.hangs("b")])
+
+
+async def test_what_is_no_answer_of_a_server_ends_it(servers: Servers) -> None:
+    with pytest.raises(Closed):
+        await first_of("all", [servers.fails("a", Closed("the client is closed")), servers.answers("b")])
+
+
+async def test_a_caller_that_is_cancelled_leaves_nothing_behind(servers: Servers) -> None:
+    asking = asyncio.create_task(first_of("all", [servers.hangs("a")]))
+    while not servers.asked:
+        await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await asyncio.sleep(0)
+    assert servers.cancelled == ["a"]
