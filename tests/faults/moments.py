@@ -431,7 +431,7 @@ class Trials:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._threads.shutdown()
+        self._threads.shutdown(wait=False)
         await self._raw.aclose()
 
     async def run(self, plan: Plan) -> Outcome:
@@ -552,7 +552,10 @@ async def run_all(server: PrivateServer, plans: Iterable[Plan], at_once: int, to
 
         async def work() -> None:
             for plan in waiting:
-                told(await trials.run(plan))
+                try:
+                    told(await trials.run(plan))
+                except Exception as error:
+                    told(Outcome(plan, errors=[f"the trial ended with {error!r}"]))
 
         await asyncio.gather(*(work() for _ in range(at_once)))
 
