@@ -46,7 +46,6 @@ CHOSEN: dict[ModuleType, tuple[str, ...]] = {
         "test_the_next_batch_comes_while_one_is_handled",
         "test_a_loop_gets_all_in_order_and_then_waits_for_more",
         "test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next",
-        "test_what_one_loop_gives_back_reaches_the_other",
     ),
     test_deliveries: (
         "test_a_nack_wakes_whoever_waits",
