@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from delayq._scheduling.taker import Taker
 from tests.faults.moments import Outcome, Plan, run_all, table
 
 if TYPE_CHECKING:
@@ -22,6 +23,19 @@ async def test_clients_that_go_at_random_moments_lose_nothing(own_server: Privat
     print(*table(outcomes), sep="\n")
     assert len(outcomes) == FEW
     assert [(one.plan.seed, words) for one in outcomes for words in one.flaws] == []
+
+
+async def test_the_trials_name_a_client_that_hands_nothing_back(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise trials without flaws would prove nothing."""
+    monkeypatch.setattr("tests.faults.moments.LEASES_WITHIN", 2.0)
+    monkeypatch.setattr("tests.faults.moments.REST_WITHIN", 0.5)
+    monkeypatch.setattr(Taker, "give_back", lambda *_args, **_options: None)
+    plans = [Plan.of(seed, round_trip=20, ending="block ends", ways=["loop"]) for seed in range(6)]
+    outcomes: list[Outcome] = []
+    await run_all(own_server, [plan for plan in plans if len(plan.queues) <= 20], AT_ONCE, outcomes.append)
+    assert any(one.lost for one in outcomes)
 
 
 @pytest.mark.storm

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["_quick", "early", "faults", "jobs", "raw", "store", "way"]
 
-LINKS: dict[str, tuple[float, float | None]] = {"20 ms": (20, None), "100 ms": (100, None), "40 Mbit/s": (20, 40)}
+LINKS: dict[str, tuple[float, float | None]] = {"100 ms": (100, None), "40 Mbit/s": (20, 40)}
 """Round trips in milliseconds, and megabits a second."""
 
 # Each takes a few round trips only.
@@ -43,8 +43,6 @@ CHOSEN: dict[ModuleType, tuple[str, ...]] = {
         "test_nothing_is_left_behind_by_a_client",
     ),
     test_fetching_ahead: (
-        "test_the_next_batch_comes_while_one_is_handled",
-        "test_a_loop_gets_all_in_order_and_then_waits_for_more",
         "test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next",
     ),
     test_deliveries: (
