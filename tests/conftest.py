@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from tests import loops
 from tests.faults import report as storms
 from tests.interop import report
 from tests.servers import KINDS, PrivateServer, find_kinds
@@ -29,6 +30,12 @@ MOST_PROCESSES = 8
 FOUND, MISSING = find_kinds()
 _USED: set[str] = set()
 _NONE = pytest.param("none", marks=pytest.mark.skip(reason="no server found on this machine"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--event-loop", choices=[*loops.FACTORIES], default="asyncio", help="the event loop of all async tests; default: asyncio"
+    )
 
 
 def pytest_configure() -> None:
@@ -83,8 +90,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": loops.FACTORIES[request.config.getoption("event_loop")]}
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,16 @@ TESTS = [
     "tests/integration/test_tls.py",
 ]
 
+# Those that depend on when a task begins, for other event loops.
+LOOP_TESTS = [
+    "tests/integration/test_cancellation.py",
+    "tests/integration/test_delayed_queue.py",
+    "tests/integration/test_deliveries.py",
+    "tests/integration/test_faults.py",
+    "tests/integration/test_fetching_ahead.py",
+    "tests/integration/test_reliable_cancellation.py",
+]
+
 # What a user without extras has. Those that need one say which.
 BARE = """
 import importlib, pkgutil
@@ -145,8 +155,16 @@ def try_tests(interpreter: Path, wheel: Path, sdist: Path, directory: Path, test
     # What is demanded of the interpreter that runs CI may not exist for another one: the summary tells what ran.
     variables.pop("DELAYQ_REQUIRE_SERVERS", None)
     variables["PATH"] = f"{directory / 'venv' / 'bin'}{os.pathsep}{variables['PATH']}"
-    said = run(python, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal", *tests, cwd=source, environment=variables)
-    return "; ".join(said.strip().splitlines()[-2:])
+    pytest = (python, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal")
+    said = [run(*pytest, *tests, cwd=source, environment=variables)]
+    loops = ["uvloop"]
+    if run(python, "-c", "import asyncio; print(hasattr(asyncio, 'eager_task_factory'))", cwd=source).strip() == "True":
+        loops.append("eager")
+    # On one kind of server.
+    said += [
+        run(*pytest, "--event-loop", loop, *LOOP_TESTS, "-k", "not redis-", cwd=source, environment=variables) for loop in loops
+    ]
+    return "; ".join(line for each in said for line in each.strip().splitlines()[-2:])
 
 
 def main() -> None:

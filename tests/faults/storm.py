@@ -68,6 +68,10 @@ class Plan:
     processes: int = 1
     pause: tuple[float, float] = (0.05, 0.4)
     tcp: bool = True
+    round_trip: float = 0.0
+    """Milliseconds, when nothing is broken."""
+    mbit: float | None = None
+    """Megabits a second, when nothing is broken; None: no limit."""
     habits: Habits = field(default_factory=Habits)
     drain_within: float = 45.0
     """Seconds until everything must be delivered, once all is healed."""
@@ -103,7 +107,9 @@ class Storm:
         plan, stack = self._plan, self._stack
         demand_one_clock(self._server)
         try:
-            self.links: Links = await stack.enter_async_context(Links(self._server, tcp=plan.tcp))
+            self.links: Links = await stack.enter_async_context(
+                Links(self._server, tcp=plan.tcp, round_trip=plan.round_trip, mbit=plan.mbit)
+            )
             self.raw: Any = await stack.enter_async_context(
                 Redis.from_url(self._server.unix_url, retry_on_error=[ConnectionError])
             )

@@ -37,6 +37,19 @@ def durable(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_storm_over_distant_links_loses_nothing_and_doubles_nothing(
+    durable: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten_deadlines(monkeypatch.setattr)
+    plan = Plan(kind, messages=6_000, faults=20, seed=KINDS.index(kind), processes=0, round_trip=60, mbit=40)
+    async with Storm(durable, plan, tmp_path) as storm:
+        await storm.blow()
+        history = await storm.end()
+    violations = check(history, plan.rules)
+    assert not violations, summary(violations, show=20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
     durable: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

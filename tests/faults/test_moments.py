@@ -1,0 +1,48 @@
+"""Clients that go at random moments, over links with long round trips, lose nothing and double nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delayq._scheduling.taker import Taker
+from tests.faults.moments import Outcome, Plan, run_all, table
+
+if TYPE_CHECKING:
+    from tests.servers import PrivateServer
+
+FEW, MANY = 24, 1_000
+AT_ONCE = 8
+
+
+async def test_clients_that_go_at_random_moments_lose_nothing(own_server: PrivateServer) -> None:
+    plans = [plan for plan in map(Plan.of, range(3 * FEW)) if len(plan.queues) <= 10][:FEW]
+    outcomes: list[Outcome] = []
+    await run_all(own_server, plans, AT_ONCE, outcomes.append)
+    print(*table(outcomes), sep="\n")
+    assert len(outcomes) == FEW
+    assert [(one.plan.seed, words) for one in outcomes for words in one.flaws] == []
+
+
+async def test_the_trials_name_a_client_that_hands_nothing_back(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise trials without flaws would prove nothing."""
+    monkeypatch.setattr("tests.faults.moments.LEASES_WITHIN", 2.0)
+    monkeypatch.setattr("tests.faults.moments.REST_WITHIN", 0.5)
+    monkeypatch.setattr(Taker, "give_back", lambda *_args, **_options: None)
+    plans = [Plan.of(seed, round_trip=20, ending="block ends", ways=["loop"]) for seed in range(6)]
+    outcomes: list[Outcome] = []
+    await run_all(own_server, [plan for plan in plans if len(plan.queues) <= 20], AT_ONCE, outcomes.append)
+    assert any(one.lost for one in outcomes)
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(1200)
+async def test_a_thousand_clients_that_go_at_random_moments_lose_nothing(own_server: PrivateServer) -> None:
+    outcomes: list[Outcome] = []
+    await run_all(own_server, map(Plan.of, range(MANY)), AT_ONCE, outcomes.append)
+    print(*table(outcomes), sep="\n")
+    assert len(outcomes) == MANY
+    assert [(one.plan.seed, words) for one in outcomes for words in one.flaws] == []

@@ -1,0 +1,99 @@
+"""Tests of other modules once more, over links that are as slow as a network is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conftest import FOUND
+from tests.integration import (
+    test_cancellation,
+    test_deliveries,
+    test_faults,
+    test_fetching_ahead,
+    test_reliable_cancellation,
+    test_reliable_leases,
+    test_unattended_acks,
+)
+from tests.integration.reliable_fixtures import jobs, raw, store
+from tests.integration.test_faults import faults
+from tests.integration.test_fetching_ahead import _quick, early, way
+from tests.links import Links
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from types import ModuleType
+
+    from tests.servers import PrivateServer
+
+__all__ = ["_quick", "early", "faults", "jobs", "raw", "store", "way"]
+
+LINKS: dict[str, tuple[float, float | None]] = {"100 ms": (100, None), "40 Mbit/s": (20, 40)}
+"""Round trips in milliseconds, and megabits a second."""
+
+# Each takes a few round trips only.
+CHOSEN: dict[ModuleType, tuple[str, ...]] = {
+    test_cancellation: (
+        "test_what_arrives_for_a_cancelled_take_goes_back_to_the_head",
+        "test_closing_ends_every_waiting_call_within_a_second",
+        "test_leaving_a_loop_hands_back_what_was_fetched_ahead_in_order",
+        "test_closing_inside_a_loop_hands_back_what_was_fetched_ahead",
+        "test_a_cancelled_drain_puts_back_what_it_had",
+        "test_nothing_is_left_behind_by_a_client",
+    ),
+    test_fetching_ahead: (
+        "test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next",
+    ),
+    test_deliveries: (
+        "test_a_nack_wakes_whoever_waits",
+        "test_a_block_that_is_cancelled_hands_the_message_back_at_once",
+        "test_leaving_the_loop_hands_back_what_was_fetched_ahead",
+        "test_the_loop_ends_when_the_queue_closes",
+    ),
+    test_faults: (
+        "test_a_transfer_that_fails_loses_and_doubles_nothing",
+        "test_closing_fetches_what_a_lost_answer_had_handed_out",
+    ),
+    test_reliable_cancellation: (
+        "test_an_ack_whose_caller_is_cancelled_is_carried_out",
+        "test_closing_inside_a_loop_hands_back_what_was_claimed_ahead",
+        "test_nothing_is_left_behind_by_a_client",
+    ),
+    test_reliable_leases: (
+        "test_a_handler_may_take_longer_than_the_lease",
+        "test_a_handler_that_is_cancelled_gives_its_message_back_at_once",
+        "test_closing_the_client_while_handlers_run",
+        "test_breaking_the_loop_hands_back_what_was_claimed_ahead",
+    ),
+    test_unattended_acks: (
+        "test_after_the_loop_nothing_is_leased",
+        "test_closing_the_queue_sends_what_was_acknowledged",
+    ),
+}
+
+for _module, _names in CHOSEN.items():
+    globals().update({_name: getattr(_module, _name) for _name in _names})
+
+
+class Distant:
+    """A server behind links: it has their address, and everything else of the server itself."""
+
+    def __init__(self, server: PrivateServer, links: Links) -> None:
+        self._server = server
+        self.url = links.url
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+
+@pytest.fixture(params=LINKS)
+async def server(request: pytest.FixtureRequest, _session_server: Callable[[str], PrivateServer]) -> AsyncIterator[Distant]:
+    if not FOUND:
+        pytest.skip("no server found on this machine")
+    server = _session_server(next(iter(FOUND)))
+    server.start()
+    server.flush()
+    round_trip, mbit = LINKS[request.param]
+    async with Links(server, tcp=True, round_trip=round_trip, mbit=mbit) as links:
+        yield Distant(server, links)

@@ -1,0 +1,62 @@
+"""Messages that are large for the link: they take their time, and each comes once."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq.codecs import BytesCodec
+from tests.links import Links
+
+if TYPE_CHECKING:
+    from tests.servers import PrivateServer
+
+# 300 messages of 400 kB over 40 Mbit/s take a minute, and a batch of 100 takes 8 s, longer than a call waits. So do these,
+# with a shorter deadline.
+COUNT, SIZE, MBIT, DEADLINE = 300, 8_000, 8, 0.5
+
+
+@pytest.mark.parametrize("way", ["values", "drain", "deliveries", "messages"])
+async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    for module in ("wire", "server"):
+        monkeypatch.setattr(f"delayq._redis.{module}.ANSWER_WITHIN", DEADLINE)
+    monkeypatch.setattr("delayq._scheduling.taker.ANSWER_WITHIN", DEADLINE)
+    payloads = [b"%06d" % n + b"x" * (SIZE - 6) for n in range(COUNT)]
+    got: list[bytes] = []
+
+    async with Links(own_server, tcp=True, round_trip=20, mbit=MBIT) as links:
+        async with delayq.connect(own_server.unix_url) as producer:
+            if way == "messages":
+                jobs = producer.reliable_queue("orders", codec=BytesCodec())
+                await jobs.offer_many([delayq.Offer(value=payload) for payload in payloads])
+            else:
+                async with Redis.from_url(own_server.unix_url) as raw:
+                    await raw.rpush("orders", *payloads)
+        async with delayq.connect(links.url) as client, asyncio.timeout(60):
+            queue: Any = client.reliable_queue("orders", codec=BytesCodec())
+            if way != "messages":
+                queue = client.delayed_queue("orders", codec=BytesCodec())
+            if way == "drain":
+                while len(got) < COUNT:
+                    # It may give up after its deadline. What it had then goes back, and comes with the next call.
+                    with suppress(delayq.ServerUnavailable):
+                        got += await queue.drain(100)
+            elif way == "values":
+                async for payload in queue:
+                    got.append(payload)
+                    if len(got) == COUNT:
+                        break
+            else:
+                async for message in queue.deliveries() if way == "deliveries" else queue:
+                    async with message:
+                        got.append(message.value)
+                    if len(got) == COUNT:
+                        break
+    assert got == payloads
