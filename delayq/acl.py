@@ -45,7 +45,7 @@ _SERVERS: dict[Servers, str] = {"one": "", "cluster": "asking cluster|slots", "s
 
 @dataclass(frozen=True)
 class _Delayed:
-    """What a role does with a delayed queue.
+    """The work of a role with a delayed queue.
 
     Attributes:
         scripts: Those that it runs.
