@@ -45,7 +45,7 @@ _SERVERS: dict[Servers, str] = {"one": "", "cluster": "asking cluster|slots", "s
 
 @dataclass(frozen=True)
 class _Delayed:
-    """What a role does with a delayed queue.
+    """The work of a role with a delayed queue.
 
     Attributes:
         scripts: Those that it runs.
@@ -72,7 +72,7 @@ class _Reliable:
 
 _CLIENT = 12 * _ONE
 _LOOKS_AT_DELAYED = "time llen lindex lrange hmget zcard zcount zrange zrevrange"
-_LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall"
+_LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall hkeys hscan"
 
 DELAYED: dict[Role, _Delayed] = {
     # No way to the ready list: others move what is due.
@@ -176,12 +176,12 @@ RELIABLE: dict[Role, _Reliable] = {
             reliable_scripts.RESCHEDULE,
             reliable_scripts.UNSCHEDULE,
         ),
-        f"{_LOOKS_AT_RELIABLE} hscan set zmscore",
+        f"{_LOOKS_AT_RELIABLE} set zmscore",
         lambda keys: (*_messages(keys), keys.wake, keys.dead, keys.dead_messages, keys.paused, keys.schedules),
     ),
     "dashboard": _Reliable(
         (reliable_scripts.GET, reliable_scripts.LIST, reliable_scripts.LEASED, reliable_scripts.STATS),
-        f"{_LOOKS_AT_RELIABLE} hscan",
+        _LOOKS_AT_RELIABLE,
         lambda keys: (*_messages(keys), keys.dead, keys.dead_messages, keys.paused, keys.schedules),
     ),
 }

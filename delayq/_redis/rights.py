@@ -37,7 +37,7 @@ _MAY_FOLLOW: dict[str, Script] = {
 
 # No id, name, token or record: those are text, or longer.
 _NOTHING = r"'\255'"
-# What follows a command's key in a form that changes nothing. Some are wrong on purpose: rights are looked at first. A key of
+# The arguments behind a key, in a form that changes nothing. Some are wrong on purpose: rights are looked at first. A key of
 # another type does no harm either.
 _READS: dict[str, str] = {
     "EXISTS": "",
@@ -73,7 +73,7 @@ _WRITES: dict[str, str] = {
     "ZREM": _NOTHING,
     "ZREMRANGEBYRANK": "1, 0",
 }
-# Of pushes there is no such form. What is pushed is taken away again; who may not do that is not tried.
+# Pushes have no such form. The element is taken away again; a user who may not do that is not tried.
 _PUSHES = {"LPUSH": 1, "RPUSH": -1}
 _PUSH = """if permitted(redis.pcall('LREM', KEYS[1], 'wrong', '')) then
     local pushed = redis.pcall('{command}', KEYS[1], {nothing})
@@ -105,7 +105,7 @@ _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
 
 
 class Form(NamedTuple):
-    """What is sent of a script."""
+    """A text of a script, and its name on the server."""
 
     sha: str
     text: str
@@ -116,7 +116,7 @@ def commands(script: Script) -> frozenset[str]:
     """The commands that a script may call: those of its own, and of every function that it can reach.
 
     No parser: the texts are ours, and their top level is plain. A function of the top level begins with ``local function`` in the
-    first column, and ends with an ``end`` there or on its own line. What is outside of functions runs always.
+    first column, and ends with an ``end`` there or on its own line. Everything outside of functions runs always.
     """
     known: dict[str, str] = {}
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NAME = "orders"
 # As the servers say it, of a call and of a command within a script.
-NOT_PERMITTED = re.compile(r"NOPERM|[Pp]ermission|can't run this command|ACL failure")
+NOT_PERMITTED = re.compile(r"NOPERM|[Pp]ermission|may not hear|can't run this command|ACL failure")
 MAY_NOT_MOVE = "may not move what is due"
 
 
@@ -171,7 +171,6 @@ async def delayed_consumer(place: Place) -> None:
     # The lease that has ended, too.
     await place.until(lambda: drained(queue, 3))
     await place.no_key("delayq_leased*")
-    await place.no_key("delayq_fence*")
     place.helper.delayed_queue(NAME)
     await listens(place, keys.channel, queue)
 
@@ -406,6 +405,12 @@ async def reliable_dashboard(place: Place) -> None:
     assert (await queue.dead.list())[0].reason == "why"
     await show(ReliableSource(place.client._open_session().server, NAME, [None]))
     assert [schedule.name for schedule in await queue.schedules()] == ["nightly"]
+    # A message whose lease has ended is a suspect, before all others.
+    (ready, *_) = await place.raw.zrangebyscore(keys.messages[0], 0, "+inf", start=0, num=1)
+    score = await place.raw.zscore(keys.messages[0], ready)
+    await place.raw.zadd(keys.messages[0], {ready: -score})
+    await queue.stats()
+    await place.raw.zadd(keys.messages[0], {ready: score})
     await listens(place, keys.wake, queue)
 
 

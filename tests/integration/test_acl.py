@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 jobs = pytest.mark.parametrize(("kind", "role"), [*JOBS], ids=["-".join(job) for job in JOBS])
 USER, PASSWORD = "limited", "its-password"
+# What a job does not see missing: a fence is deleted at once, or goes by itself after a minute; the re-check asks whether
+# others have made a schedule.
+NOT_SEEN = {("delayed", "consumer"): {"+unlink"}, ("reliable", "consumer"): {"+hlen"}}
 
 
 @pytest.fixture
@@ -101,7 +104,7 @@ async def test_no_rule_is_superfluous(some_server: PrivateServer, kind: str, rol
         except Exception:
             # The job fails, in whatever way.
             continue
-    assert not superfluous
+    assert {*superfluous} <= NOT_SEEN.get((kind, role), set())
 
 
 FOREIGN = ("theirs", "{orders}:theirs", "orders2", "orders:theirs")
