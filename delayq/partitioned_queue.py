@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC
 from functools import partial
@@ -17,9 +17,23 @@ from zlib import crc32
 from delayq._durations import Duration, seconds
 from delayq._ids import checked_id, new_id
 from delayq._offering import Offer, OnDuplicate, with_headers
+from delayq._redis.scripts import RESYNC
+from delayq._scheduling.prefetch import fetches_more, next_batch
 from delayq._scheduling.recurrence import is_occurrence, schedule_of
+from delayq._scheduling.taker import shares
 from delayq.dead_letters import DeadLetter, check_page
-from delayq.errors import BadInput, DuplicateMessage, NotDurable, OutcomeUnknown, QueueFull
+from delayq.errors import (
+    BadInput,
+    Closed,
+    DelayqError,
+    DuplicateMessage,
+    NotDurable,
+    OutcomeUnknown,
+    QueueFull,
+    ServerError,
+    ServerRefused,
+    ServerUnavailable,
+)
 from delayq.hooks import Sending
 from delayq.statistics import Stats
 
@@ -38,8 +52,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Batches wait for a loop that handles one message for so long at most, seconds: then other consumers may have them.
-_PATIENCE = 0.25
+if TYPE_CHECKING:
+    _Taken = tuple[ReliableQueue[T], Taken[Claim]]
+
+# With messages in hand, servers that have not answered are waited for this long, seconds.
+_MOMENT = 0.05
 
 
 def partition_of(id: str, partitions: int) -> int:  # noqa: A002
@@ -85,9 +102,12 @@ class PartitionedQueue(Generic[T]):
         on_duplicate: OnDuplicate = "raise",
         durability: str | None = None,
     ) -> str:
-        """Store a message. As :meth:`delayq.ReliableQueue.offer`."""
+        """Store a message. As :meth:`delayq.ReliableQueue.offer`.
+
+        Without an ``id``, the message goes to another partition if the server of one is away.
+        """
         while True:
-            chosen = new_id() if id is None else id
+            chosen = self._new_id() if id is None else id
             try:
                 return await self.partition(chosen).offer(
                     value,
@@ -104,10 +124,26 @@ class PartitionedQueue(Generic[T]):
                 # Another process has made up the same one.
                 if id is not None:
                     raise
+            except ServerUnavailable:
+                # It is not stored there. In a cluster, other partitions lie on other servers.
+                if id is not None or not self._is_away(self.partition(chosen)) or all(map(self._is_away, self.partitions)):
+                    raise
+
+    def _new_id(self) -> str:
+        """Make an id of a partition whose server is there, as far as we know."""
+        chosen = new_id()
+        for _ in range(10 * len(self.partitions)):
+            if not self._is_away(self.partition(chosen)):
+                break
+            chosen = new_id()
+        return chosen
+
+    def _is_away(self, queue: ReliableQueue[T]) -> bool:
+        return queue._session.nodes.failed_lately(queue._keys.wake)
 
     async def offer_many(self, offers: Iterable[Offer[T]], *, durability: str | None = None) -> list[str]:
         """Store many messages, in all partitions at once. As :meth:`delayq.ReliableQueue.offer_many`."""
-        named = [offer if offer.id is not None else replace(offer, id=new_id()) for offer in offers]
+        named = [offer if offer.id is not None else replace(offer, id=self._new_id()) for offer in offers]
         hooks = self.partitions[0]._open.hooks
         if not hooks.sending:
             return await self._offer_named(named, durability)
@@ -134,62 +170,122 @@ class PartitionedQueue(Generic[T]):
         """Take up to ``count`` messages that are due, of all partitions. As :meth:`delayq.ReliableQueue.claim`."""
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise BadInput(f"count is an int of at least 1, not {count!r}")
-        wait_s = seconds(wait, "wait")
-        # Each time another one is the first to fill what is asked for.
-        self._next = (self._next + 1) % len(self.partitions)
-        queues = self.partitions[self._next :] + self.partitions[: self._next]
-        taking = {asyncio.create_task(queue._take(count, wait_s)): queue for queue in queues}
+        return [queue._leased(taken[1]) for queue, taken in await self._take(count, seconds(wait, "wait"))]
+
+    async def __aiter__(self) -> AsyncIterator[Message[T]]:
+        """Take messages as they come due, of all partitions in turn, until they close. As a loop over a
+        :class:`~delayq.ReliableQueue`: where handling takes long, few are claimed ahead.
+        """
+        loop = asyncio.get_running_loop()
+        fetching: asyncio.Task[None] | None = None
+        want = 1
+        with ExitStack() as stack:
+            hands = {queue: stack.enter_context(queue._open.claims.taker.at_hand()) for queue in self.partitions}
+            ahead = _Ahead(hands)
+            try:
+                while True:
+                    if fetching is not None:
+                        await fetching
+                        fetching = None
+                    if not ahead:
+                        with suppress(Closed):
+                            ahead.extend(await self._take(want, None))
+                    if not ahead or any(queue._open.closed for queue in self.partitions):
+                        return
+                    count, started = len(ahead), loop.time()
+                    if fetches_more(want, count):
+                        # While these are handled: neither we nor the server need wait for the other.
+                        fetching = asyncio.create_task(self._fetch(ahead, want), name=f"fetch {self.name}")
+                        # A reader who never waits would keep the call from leaving.
+                        await asyncio.sleep(0)
+                    for _ in range(count):
+                        if (message := await ahead.next()) is not None:
+                            yield message
+                    want = next_batch(want, count, loop.time() - started)
+            finally:
+                if fetching is not None:
+                    fetching.cancel()
+                    await asyncio.wait({fetching})
+
+    async def _fetch(self, ahead: _Ahead[T], want: int) -> None:
+        # What cannot be had now, the loop asks for again.
+        with suppress(DelayqError):
+            ahead.extend(await self._take(want, 0.0))
+
+    async def _take(self, count: int, wait: float | None) -> deque[_Taken[T]]:
+        """Take up to ``count`` messages of all partitions, waiting ``wait`` seconds for the first (None: as long as it takes)."""
+        for queue in self.partitions:
+            queue._check_open()
+        taken = await self._take_due(count)
+        if taken or wait == 0:
+            return taken
+        # Nothing is due. One of each is enough to go on with.
+        taking = {asyncio.create_task(queue._take(1, wait)): queue for queue in self.partitions}
         try:
             waiting = set(taking)
             while waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if wait_s and any(task.exception() is None and task.result() for task in done):
+                if any(task.exception() is not None or task.result() for task in done):
                     break
-            # Who is cancelled in time puts back what it has; who is late has something to give.
+            # Those that are cancelled in time put back what they have; the others have something to give.
             for task in waiting:
                 task.cancel()
             await asyncio.wait(taking)
         except BaseException:
             for task, queue in taking.items():
                 task.cancel()
-                task.add_done_callback(partial(_give_back, queue))
+                task.add_done_callback(partial(_give_back_late, queue))
             raise
-        return _shared_out(taking, count)
+        found = _shared_out(taking, count)
+        if found and len(found) < count:
+            # What became due together comes together.
+            try:
+                with suppress(DelayqError):
+                    found.extend(await self._take_due(count - len(found)))
+            except BaseException:
+                _give_back(found)
+                raise
+        return found
 
-    async def __aiter__(self) -> AsyncIterator[Message[T]]:
-        """Take messages as they come due, of all partitions in turn, a batch of each, until they close. As a loop over a
-        :class:`~delayq.ReliableQueue`: where handling takes long, a batch is one message.
+    async def _take_due(self, count: int) -> deque[_Taken[T]]:
+        """Take up to ``count`` messages that are due. No more is claimed than that, so none is withheld from others.
+
+        One look tells which partitions have something due. A partition whose server does not answer holds up no other one.
         """
-        reader = _Reader[T]()
-        pumps = [_Pump(queue, reader) for queue in self.partitions]
-        tasks = [asyncio.create_task(pump.run(), name=f"pump {pump.queue.name}") for pump in pumps]
-        turn = reader.turn
+        # Each time another one is the first.
+        self._next = (self._next + 1) % len(self.partitions)
+        queues = self.partitions[self._next :] + self.partitions[: self._next]
+        looking = {asyncio.create_task(_due_of(some)) for some in _by_server(queues)}
+        taken: deque[_Taken[T]] = deque()
+        errors: list[BaseException] = []
         try:
-            while True:
-                if reader.moved.is_set():
-                    reader.moved.clear()
-                    _raise_first(tasks)
-                if not turn:
-                    if all(task.done() for task in tasks):
-                        return
-                    await reader.moved.wait()
-                    continue
-                pump = turn[0]
-                taken = await pump.next()
-                if emptied := not pump.batch:
-                    pump.empty()
-                if taken is not None:
-                    reader.handed_out += 1
-                    reader.goes_on.clear()
-                    yield pump.queue._leased(taken[1], turn)
-                    reader.goes_on.set()
-                if emptied:
-                    # A reader who never waits would keep it from fetching more while the others' batches are handled.
-                    await asyncio.sleep(0)
+            while looking and len(taken) < count:
+                # With something in hand, only what is known by now is taken.
+                patience = _MOMENT if taken else None
+                done, looking = await asyncio.wait(looking, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+                due: set[ReliableQueue[T]] = set()
+                for look in done:
+                    if (error := look.exception()) is not None:
+                        errors.append(error)
+                    else:
+                        due |= look.result()
+                await _take_of([queue for queue in queues if queue in due], count, taken, errors)
+                # What is not permitted is no matter of time: the caller has to know.
+                if any(isinstance(error, ServerRefused) for error in errors):
+                    break
+        except BaseException:
+            _give_back(taken)
+            raise
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            for look in looking:
+                look.cancel()
+        refused = next((error for error in errors if isinstance(error, ServerRefused)), None)
+        if refused is not None or (errors and not taken):
+            _give_back(taken)
+            raise refused or errors[0]
+        return taken
 
     # By id
 
@@ -296,81 +392,6 @@ class PartitionedQueue(Generic[T]):
         return self.partitions[crc32(checked_id(schedule).encode()) % len(self.partitions)]
 
 
-class _Reader(Generic[T]):
-    """A loop over all partitions, as those see it who fetch for it.
-
-    Attributes:
-        turn: Who has messages at hand, the one whose turn it is first.
-        moved: Set when somebody has messages, or is done.
-        goes_on: Set while the loop handles no message.
-        handed_out: So many it has handed out.
-    """
-
-    def __init__(self) -> None:
-        self.turn: deque[_Pump[T]] = deque()
-        self.moved: asyncio.Event = asyncio.Event()
-        self.goes_on: asyncio.Event = asyncio.Event()
-        self.handed_out: int = 0
-
-
-class _Pump(Generic[T]):
-    """Fetches one partition's batches for a loop over all."""
-
-    def __init__(self, queue: ReliableQueue[T], reader: _Reader[T]) -> None:
-        self.queue: ReliableQueue[T] = queue
-        self.batch: deque[Taken[Claim]] = deque()
-        self._reader = reader
-        self._emptied = asyncio.Event()
-
-    async def run(self) -> None:
-        try:
-            async with aclosing(self.queue._open.claims.taker.batches()) as batches:
-                async for batch in batches:
-                    self.batch = batch
-                    self._emptied.clear()
-                    self._reader.turn.append(self)
-                    self._reader.moved.set()
-                    if not await self._used_up():
-                        await self._reader.goes_on.wait()
-        finally:
-            # What is left of the batch has gone back.
-            self.empty()
-            self._reader.moved.set()
-
-    async def _used_up(self) -> bool:
-        """Wait until the batch is. False if the loop handles one message for long: then the batch goes to others meanwhile."""
-        while True:
-            before = self._reader.handed_out
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_PATIENCE):
-                    await self._emptied.wait()
-                return True
-            if self._reader.handed_out == before:
-                self.queue._open.claims.taker.give_back(self.batch)
-                self.batch.clear()
-                self.empty()
-                return False
-
-    def empty(self) -> None:
-        """The batch is used up: fetch the next one, while others have their turn."""
-        if self in self._reader.turn:
-            self._reader.turn.remove(self)
-        self._emptied.set()
-
-    async def next(self) -> Taken[Claim] | None:
-        """The next one of the batch, if it is still ours and to be handed out."""
-        queue = self.queue
-        # The queue may have closed since: then all has gone back.
-        if self.batch and queue._open.keeper.is_short(self.batch[0][1]):
-            await queue._drop_lost(self.batch)
-        if not self.batch:
-            return None
-        taken = self.batch.popleft()
-        if is_occurrence(taken[1].id) and not await queue._open.recurrence.begin([taken]):
-            return None
-        return taken
-
-
 class PartitionedDeadLetters(Generic[T]):
     """The dead letters of all partitions. As :class:`~delayq.DeadLetters`."""
 
@@ -425,9 +446,95 @@ class PartitionedDeadLetters(Generic[T]):
         return [*parts.items()]
 
 
-def _shared_out(taking: Mapping[asyncio.Task[Sequence[Taken[Claim]]], ReliableQueue[T]], count: int) -> list[Message[T]]:
+class _Ahead(Generic[T]):
+    """What a loop over all partitions has at hand. Each partition's is known to its taker, which brings it back."""
+
+    def __init__(self, hands: Mapping[ReliableQueue[T], deque[Taken[Claim]]]) -> None:
+        self._hands = hands
+        self._order: deque[ReliableQueue[T]] = deque()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._hands.values()))
+
+    def __bool__(self) -> bool:
+        return any(self._hands.values())
+
+    def extend(self, taken: Iterable[_Taken[T]]) -> None:
+        for queue, each in taken:
+            if queue._open.closed:
+                queue._open.claims.taker.give_back([each])
+            else:
+                self._hands[queue].append(each)
+                self._order.append(queue)
+
+    async def next(self) -> Message[T] | None:
+        """Hand out the first one, if it is still ours and to be handed out."""
+        while self._order:
+            queue = self._order.popleft()
+            if hand := self._hands[queue]:
+                return await self._hand_out(queue, hand)
+        return None
+
+    async def _hand_out(self, queue: ReliableQueue[T], hand: deque[Taken[Claim]]) -> Message[T] | None:
+        if queue._open.keeper.is_short(hand[0][1]):
+            await queue._drop_lost(hand)
+            # The queue may have closed since: then all has gone back.
+            if not hand:
+                return None
+        taken = hand.popleft()
+        if is_occurrence(taken[1].id) and not await queue._open.recurrence.begin([taken]):
+            return None
+        return queue._leased(taken[1], self)
+
+
+def _by_server(queues: Sequence[ReliableQueue[T]]) -> list[Sequence[ReliableQueue[T]]]:
+    """Sort partitions by the server that has them: each is asked by itself."""
+    parts: dict[object, list[ReliableQueue[T]]] = {}
+    for queue in queues:
+        try:
+            server: object = queue._session.scheduler.services.nodes.of(queue._keys.wake)
+        except ServerError:
+            server = queue
+        parts.setdefault(server, []).append(queue)
+    return [*parts.values()]
+
+
+async def _due_of(queues: Sequence[ReliableQueue[T]]) -> set[ReliableQueue[T]]:
+    """Find out which of these partitions, which one server has, have something due."""
+    calls = [((*queue._keys.live, queue._keys.schedules), ("reliable",)) for queue in queues]
+    answers = await queues[0]._server.run_all(RESYNC, calls)
+    return {queue for queue, (_, wait_us, _) in zip(queues, answers, strict=True) if wait_us == 0}
+
+
+async def _take_of(candidates: list[ReliableQueue[T]], count: int, taken: deque[_Taken[T]], errors: list[BaseException]) -> None:
+    """Put up to ``count`` messages of these into ``taken``. They have something, unless another client is faster."""
+    while candidates and len(taken) < count:
+        wants = shares(count - len(taken), [count] * len(candidates))
+        asked = [(queue, want) for queue, want in zip(candidates, wants, strict=True) if want]
+        for (queue, want), outcome in zip(asked, await _all_of(asked), strict=True):
+            if isinstance(outcome, BaseException):
+                errors.append(outcome)
+            else:
+                taken.extend((queue, each) for each in outcome)
+            if isinstance(outcome, BaseException) or len(outcome) < want:
+                candidates.remove(queue)
+
+
+async def _all_of(asked: Sequence[tuple[ReliableQueue[T], int]]) -> Sequence[Sequence[Taken[Claim]] | BaseException]:
+    """Take so many of each of these, all at once. What came goes back if the caller is cancelled."""
+    taking = {asyncio.create_task(queue._take(want, 0.0)): queue for queue, want in asked}
+    try:
+        return await asyncio.gather(*taking, return_exceptions=True)
+    except BaseException:
+        for task, queue in taking.items():
+            task.cancel()
+            task.add_done_callback(partial(_give_back_late, queue))
+        raise
+
+
+def _shared_out(taking: Mapping[asyncio.Task[Sequence[Taken[Claim]]], ReliableQueue[T]], count: int) -> deque[_Taken[T]]:
     """``count`` of what came; the rest goes back. Raises an error where only errors came."""
-    messages: list[Message[T]] = []
+    found: deque[_Taken[T]] = deque()
     errors: list[BaseException] = []
     for task, queue in taking.items():
         if task.cancelled():
@@ -435,22 +542,23 @@ def _shared_out(taking: Mapping[asyncio.Task[Sequence[Taken[Claim]]], ReliableQu
         if (error := task.exception()) is not None:
             errors.append(error)
             continue
-        taken = task.result()
-        room = count - len(messages)
-        queue._open.claims.taker.give_back(taken[room:])
-        messages += [queue._leased(claim) for _, claim in taken[:room]]
-    if errors and not messages:
+        room = count - len(found)
+        queue._open.claims.taker.give_back(task.result()[room:])
+        found.extend((queue, taken) for taken in task.result()[:room])
+    if errors and not found:
         raise errors[0]
-    return messages
+    return found
 
 
-def _raise_first(tasks: Iterable[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            raise error
+def _give_back(taken: Iterable[_Taken[T]]) -> None:
+    parts: dict[ReliableQueue[T], list[Taken[Claim]]] = {}
+    for queue, each in taken:
+        parts.setdefault(queue, []).append(each)
+    for queue, some in parts.items():
+        queue._open.claims.taker.give_back(some)
 
 
-def _give_back(queue: ReliableQueue[T], task: asyncio.Future[Sequence[Taken[Claim]]]) -> None:
+def _give_back_late(queue: ReliableQueue[T], task: asyncio.Future[Sequence[Taken[Claim]]]) -> None:
     """What came for a caller who has gone goes back."""
     if not task.cancelled() and task.exception() is None:
         queue._open.claims.taker.give_back(task.result())

@@ -394,7 +394,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         outcomes = await self._offering.outcomes(commits, messages)
         return await self._offering.store(commits, messages, outcomes, made_up=made_up)
 
-    async def _take(self, count: int, wait: float) -> Sequence[Taken[Claim]]:
+    async def _take(self, count: int, wait: float | None) -> Sequence[Taken[Claim]]:
         self._check_open()
         return await self._open.recurrence.claim(count, wait)
 

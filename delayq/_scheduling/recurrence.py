@@ -103,12 +103,13 @@ class Recurrence:
         shift_us = int(records.pop(b"", 0))
         return {name: record for name, record in records.items() if not record.startswith(_ENDED)}, shift_us
 
-    async def claim(self, count: int, wait: float) -> list[Taken[Claim]]:
+    async def claim(self, count: int, wait: float | None) -> list[Taken[Claim]]:
         """Take what is due, as :meth:`Taker.get`, and follow up what recurs."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + wait
+        until = None if wait is None else loop.time() + wait
         while True:
-            taken = await self._open.claims.taker.get(count, max(0.0, until - loop.time()) if wait else 0.0)
+            left = None if until is None else max(0.0, until - loop.time()) if wait else 0.0
+            taken = await self._open.claims.taker.get(count, left)
             kept = await self.begin(taken)
             if kept or not taken:
                 return kept

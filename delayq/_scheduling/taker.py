@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from delayq._logging import about
@@ -16,7 +16,7 @@ from delayq._scheduling.prefetch import fetches_more, next_batch
 from delayq.errors import Closed, DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
     from delayq._redis.hand_back import HandBack, LastCalls
     from delayq._scheduling.services import Services
@@ -264,6 +264,19 @@ class Taker(Generic[Item]):
             # At once, so that all of it goes back in order.
             self.give_back(self._take_all(reader))
 
+    @contextmanager
+    def at_hand(self) -> Iterator[deque[Taken[Item]]]:
+        """Keep a buffer for a reader that takes by :meth:`get`. What it leaves in it when it goes, or when the queue closes,
+        goes back.
+        """
+        reader: _Reader[Item] = _Reader()
+        self._readers[reader] = None
+        try:
+            yield reader.ahead
+        finally:
+            del self._readers[reader]
+            self.give_back(self._take_all(reader))
+
     def _take_all(self, reader: _Reader[Item]) -> list[Taken[Item]]:
         """Take away what a reader has at hand and has fetched, also so that no message thinks that more is at hand."""
         taken = list(reader.ahead)
@@ -326,7 +339,7 @@ class Taker(Generic[Item]):
         assert self._last is not None, "closed before"
         fresh = self._cut()
         if not self._sent_last:
-            fresh = [*self._chunks, *fresh]
+            fresh = [*(chunk for chunk in self._chunks if not chunk.call.is_done), *fresh]
             self._sent_last = True
         self._chunks += fresh
         self._last.send(self._queue, (chunk.call for chunk in fresh))

@@ -134,8 +134,8 @@ async def test_what_comes_back_is_taken_before_what_has_just_come_due(raw: Any) 
     await raw.zadd(keys.leases, {"t:001": 1, "t:002": 2})
     await raw.hset(keys.leased, mapping={"t:001": b"1", "t:002": b"2"})
     await raw.zadd(keys.timeout, {pack(b"ABCDEFGH", b"3", 8): 3})
-    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, "taken", keys.leases, keys.leased, keys.turns)
-    reply = await raw.eval(TRANSFER.text, len(names), *names, 100, 2, 1000, 0, "call", "")
+    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, "fence", keys.leases, keys.leased, keys.turns)
+    reply = await raw.eval(TRANSFER.text, len(names), *names, 100, 2, 1000, 60_000_000, 0, "call", "")
     assert reply[2:] == [1, 0, 2, 1, 0, [b"1", b"2"]]
     assert await raw.lrange("orders", 0, -1) == [b"3"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import aclosing, suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -367,19 +368,26 @@ class Callers:
 
         class Services:
             background = self.background
+            server = None
             timer = None
 
         services: Any = Services()
         nothing: Callable[[], None] = lambda: None
-        self.taker: Taker[int] = Taker("jobs", services, push=nothing, wanted=nothing, idle=nothing, put_back=self._put_back)
+        self.taker: Taker[int] = Taker("jobs", services, push=nothing, wanted=nothing, idle=nothing, hand_back=self._hand_back)
 
     def answer(self, items: Sequence[int]) -> None:
         self.taker.begin()
         self.taker.end(items)
         self.taker.over()
 
-    async def _put_back(self, items: Sequence[int], _call: str) -> None:
+    def _hand_back(self, items: Sequence[int]) -> Any:
         self.back += items
+        return SimpleNamespace(is_done=True)
+
+    def close(self) -> None:
+        """Close with calls that the server answers at once."""
+        last: Any = SimpleNamespace(send=lambda _queue, calls: list(calls))
+        self.taker.close(last)
 
 
 @pytest.fixture
@@ -396,10 +404,9 @@ async def test_what_came_in_the_turn_in_which_the_queue_closed_goes_back(callers
     await turns(3)
     callers.answer([1])
     # The loop's task has not run since.
-    callers.taker.close()
+    callers.close()
     got = await batch
     if goes_on:
         assert got is None, "a loop ends when its queue closes"
     await batches.aclose()
-    await callers.taker.returned(20)
     assert callers.back == [1]

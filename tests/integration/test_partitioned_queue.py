@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -24,9 +25,9 @@ from tests.integration.reliable_fixtures import LEASE
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
-    from delayq import PartitionedQueue
+    from delayq import Client, PartitionedQueue
     from tests.servers import PrivateServer
 
 PARTITIONS = 5
@@ -188,14 +189,11 @@ async def test_what_came_for_a_caller_who_is_cancelled_goes_back_untried(jobs: P
 async def test_a_partition_that_nobody_may_read_ends_the_loop_though_others_have_messages(
     jobs: PartitionedQueue[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refused(*_: Any) -> AsyncIterator[Any]:
-        for number in range(2):
-            if not number:
-                raise delayq.ServerRefused("planned")
-            yield number
+    async def refused(*_: Any) -> Any:
+        raise delayq.ServerRefused("planned")
 
     await jobs.offer_many([Offer(n) for n in range(1000)])
-    monkeypatch.setattr(jobs.partitions[2]._open.claims.taker, "batches", refused)
+    monkeypatch.setattr(jobs.partitions[2]._open.claims.taker, "get", refused)
     with pytest.raises(delayq.ServerRefused, match="planned"):
         await handled(jobs, 800)
 
@@ -451,3 +449,30 @@ async def test_on_a_cluster_every_master_has_a_share_and_slots_may_move(cluster:
         mine = [n for n in got if partition_of(f"m{n}", 16) == 3]
         assert [n for n in mine if n != 8] == sorted(n for n in mine if n != 8)
         assert await jobs.purge() == 98
+
+
+async def test_a_claim_that_does_not_wait_finds_what_is_due_although_others_claim_too(server: PrivateServer) -> None:
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(delayq.connect(server.url)) for _ in range(6)]
+        queues = [client.reliable_queue("jobs", partitions=6) for client in clients]
+        for _ in range(5):
+            for partition in queues[0].partitions:
+                await partition.offer(1)
+            claims = await asyncio.gather(*(queue.claim(1) for queue in queues))
+            assert [len(messages) for messages in claims] == [1] * 6
+            for (message,) in claims:
+                await message.ack()
+
+
+async def test_a_slow_loop_costs_a_few_round_trips_for_each_message(client: Client) -> None:
+    queue: PartitionedQueue[int] = client.reliable_queue("jobs", partitions=12)
+    await queue.offer_many([Offer(n) for n in range(200)])
+    before, handled = client.statistics().round_trips, 0
+    async for message in queue:
+        async with message:
+            await asyncio.sleep(0.3)
+        handled += 1
+        if handled == 4:
+            break
+    # A look, a claim, an acknowledgement; and once in a while a re-check.
+    assert client.statistics().round_trips - before <= 4 * 5

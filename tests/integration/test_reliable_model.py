@@ -7,7 +7,7 @@ second, so nothing here depends on how fast the machine is: what falls on the sa
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -242,15 +242,18 @@ class ReliableMachine(RuleBasedStateMachine):
     def begin(self, kind: str, what: list[tuple[str | None, int, int, int | None, Any]], delays: list[int]) -> None:
         self.run(self.raw.flushall())
         self.queue, self.store = self.queues[kind], self.stores[kind]
-        if (held := self.suspects.held) is not None:
-            # Of the example before this one.
-            self.suspects.over(held)
+        self.run(self.forget_suspect())
         self.model = Model(KINDS[kind])
         self.held: list[Held] = []
         self.values = 0
         # An empty queue shows little.
         self.offer([(None, delay // 2, delay % 2, None, "raise") for delay in delays])
         self.offer(what)
+
+    async def forget_suspect(self) -> None:
+        """Forget the one of the example before this one."""
+        if (held := self.suspects.held) is not None:
+            self.suspects.over(held)
 
     def next_step(self) -> Model:
         self.model.step += 1
@@ -489,6 +492,12 @@ class ReliableMachine(RuleBasedStateMachine):
             except asyncio.CancelledError:
                 assert how == "cancel"
 
+        if live is None and how in ("raise", "cancel"):
+            # What the block raised goes on. That the lease was lost is only logged, or told at its beginning.
+            model.over(held.lease)
+            with suppress(delayq.LeaseLost):
+                self.run(handle())
+            return
         if not self.settle(held, live, handle()):
             return
         if how == "end":

@@ -130,12 +130,15 @@ local function look(at, suspects)
         died = died + 1
       elseif lease and not suspects and (handed_out > 0 or not may_have_suspect) then
         put(at, number(-lease.due), id)
+      elseif suspects and lease and handed_out > 0 then
+        return
       elseif handed_out > 0 and #body > room then
         full = true
         break
       else
         hand_out(at, id, used + 1, forgiven, was_due, body)
-        if lease or suspects then
+        -- A score below 0 without a lease is some foreign writer's.
+        if lease then
           suspect = 1
           break
         end
