@@ -23,7 +23,7 @@ def pack_error(error: BaseException | str | None) -> str:
     if isinstance(error, str):
         if "\n" not in error:
             return kept_text(error)
-        line, text = _first_line(error)[:_LINE_MOST], error
+        line, text = _line_of(error)[:_LINE_MOST], error
     else:
         line, text = describe(error), "".join(traceback.format_exception(error)).rstrip("\n")
     return f"{_clean(line)}\n{kept_text(text)}"
@@ -37,6 +37,9 @@ def kept_text(text: str) -> str:
 def unpack_error(stored: str) -> tuple[str, str]:
     """Return the line and the traceback, of what :func:`pack_error` made."""
     line, newline, text = stored.partition("\n")
+    if line.startswith("Traceback"):
+        # Stored by something else.
+        return _line_of(stored), stored
     return line, text if newline else stored
 
 
@@ -50,6 +53,15 @@ def _describe(error: BaseException) -> str:
         more = ", ..." if len(error.exceptions) > _NAMED else ""
         line = f"{line}: {', '.join(inner)}{more}"
     return line
+
+
+def _line_of(text: str) -> str:
+    """Return the line that says most: the first one, or that of the error in what ``traceback.format_exc()`` returned."""
+    lines = text.splitlines()
+    headers = [place for place, line in enumerate(lines) if line.startswith("Traceback")]
+    after = lines[headers[-1] + 1 :] if headers else []
+    # What is indented are the calls.
+    return next((line for line in after if line[:1].strip()), None) or _first_line(text)
 
 
 def _first_line(text: str) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from delayq._durations import Duration, check_max_payload, microseconds
 from delayq._scheduling.claims import Policy
 from delayq.backoff import Backoff
 from delayq.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Expired = Literal["drop", "dead"]
 WhenFull = Literal["raise", "wait"]
@@ -55,3 +58,31 @@ class Settings:
             microseconds(self.dedup_window, "dedup_window"),
             self.max_size or 0,
         )
+
+
+def differing(there: Policy, wanted: Policy) -> str:
+    """Name the settings in which two policies differ, with both values."""
+    shown = [
+        (name, show(getattr(there, field)), show(getattr(wanted, field)))
+        for name, field, show in _SETTINGS
+        if getattr(there, field) != getattr(wanted, field)
+    ]
+    return ", ".join(f"{name}={old} there, {name}={new} here" for name, old, new in shown)
+
+
+def _seconds(us: int) -> str:
+    return f"{us / 1_000_000:g}"
+
+
+def _count(count: int) -> str:
+    return str(count or None)
+
+
+# The name of each setting, its field, and how its value is written.
+_SETTINGS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("lease", "lease_us", _seconds),
+    ("max_attempts", "max_attempts", _count),
+    ("expired", "expired", repr),
+    ("dedup_window", "remember_us", _seconds),
+    ("max_size", "max_size", _count),
+)

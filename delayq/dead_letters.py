@@ -116,8 +116,13 @@ class DeadLetters(Generic[T]):
         Raises:
             OutcomeUnknown: Some live again, or may do so. Any other error: none does.
         """
+        return await self.redrive_letters(checked_ids(ids), progress)
+
+    async def redrive_letters(
+        self, chosen: Sequence[str] | Sequence[bytes] | None, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """As :meth:`redrive`, by ids or by the names of letters as the server has them."""
         keys = (*self._keys.messages, self._keys.wake, self._keys.dead, self._keys.dead_messages)
-        chosen = checked_ids(ids)
         total = await self.size() if chosen is None else len(chosen)
         done = looked_at = stayed = 0
         while looked_at < total:
@@ -151,7 +156,12 @@ class DeadLetters(Generic[T]):
         Raises:
             OutcomeUnknown: Some were dropped, or may have been. Any other error: none was.
         """
-        chosen = checked_ids(ids)
+        return await self.purge_letters(checked_ids(ids), progress)
+
+    async def purge_letters(
+        self, chosen: Sequence[str] | Sequence[bytes] | None, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """As :meth:`purge`, by ids or by the names of letters as the server has them."""
         dropped = looked_at = 0
         # Asked for only to be told.
         total = (await self.size() if chosen is None else len(chosen)) if progress is not None else 0
@@ -170,16 +180,18 @@ class DeadLetters(Generic[T]):
             if len(some) < _AT_A_TIME if chosen is None else looked_at >= len(chosen):
                 return dropped
 
-    async def _some(self, chosen: Sequence[str] | None, offset: int) -> Sequence[str | bytes]:
+    async def _some(self, chosen: Sequence[str] | Sequence[bytes] | None, offset: int) -> Sequence[str | bytes]:
         """A page of those that there are, or those of a page of ``chosen`` that there are; each once."""
         if chosen is None:
             page: list[bytes] = await self._server.command("ZRANGE", self._keys.dead, offset, offset + _AT_A_TIME - 1)
             return page
-        ids = list(dict.fromkeys(name.encode() for name in chosen[offset : offset + _AT_A_TIME]))
-        if not ids:
-            return ids
-        stamps = await self._server.command("HMGET", self._keys.dead_messages, *(id + b"\0" for id in ids))  # noqa: A001
-        some = [[id, *(id + b"\0" + stamp for stamp in (more or b"").split())] for id, more in zip(ids, stamps, strict=True)]  # noqa: A001
+        wanted: list[str | bytes] = list(dict.fromkeys(chosen[offset : offset + _AT_A_TIME]))
+        if not wanted:
+            return wanted
+        ids = [each.encode() for each in wanted if isinstance(each, str)]
+        stamps = await self._server.command("HMGET", self._keys.dead_messages, *(id + b"\0" for id in ids)) if ids else []  # noqa: A001
+        some = [[each] for each in wanted if isinstance(each, bytes)]
+        some += [[id, *(id + b"\0" + stamp for stamp in (more or b"").split())] for id, more in zip(ids, stamps, strict=True)]  # noqa: A001
         names = [name for each in some for name in each]
         died = dict(zip(names, await self._server.command("ZMSCORE", self._keys.dead, *names), strict=True))
         # Of one id the oldest comes first: it is the one that is redriven.

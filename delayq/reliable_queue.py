@@ -16,6 +16,7 @@ from delayq._redis.reliable_views import PAGE, page
 from delayq._scheduling.claims import Claim
 from delayq._scheduling.open_reliable import OpenReliableQueue
 from delayq._scheduling.recurrence import is_occurrence
+from delayq._settings import differing
 from delayq.dead_letters import DeadLetters, check_page, half_way
 from delayq.errors import (
     BadDelay,
@@ -68,7 +69,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._server = session.server
         self._open = session.scheduler.open(keys.wake, lambda services: OpenReliableQueue(keys, policy, services))
         if self._open.policy != policy:
-            raise ConfigurationError(f"queue {keys.name!r} is open on this client with other settings")
+            differences = differing(self._open.policy, policy)
+            raise ConfigurationError(f"queue {keys.name!r} is open on this client with other settings: {differences}")
         self._counts = self._open.counts
         self._hooks = self._open.hooks
         self._origin = Origin(codec, self._open, settings.backoff, settings.max_attempts or 0)

@@ -7,7 +7,7 @@ import heapq
 import json
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq._error_text import unpack_error
 from delayq._redis.bodies import parse, parse_letter
@@ -293,11 +293,11 @@ class ReliableSource:
 
     async def redrive(self, places: Sequence[Place] | None) -> int:
         """Give dead letters another life; all if None."""
-        return sum([await letters.redrive(ids) for letters, ids in self._letters(places)])
+        return sum([await letters.redrive_letters(names) for letters, names in self._letters(places)])
 
     async def purge_dead(self, places: Sequence[Place] | None) -> int:
         """Drop dead letters; all if None."""
-        return sum([await letters.purge(ids) for letters, ids in self._letters(places)])
+        return sum([await letters.purge_letters(names) for letters, names in self._letters(places)])
 
     async def pause(self, partitions: int | None) -> None:
         """Let nobody claim anything. Partitions that were never seen are paused too, if they are said to exist."""
@@ -325,11 +325,11 @@ class ReliableSource:
         count = min(MOST_PARTITIONS, max(partitions or 0, self.partitions))
         return [ReliableKeys.of(self.name, partition=number) for number in range(count)]
 
-    def _letters(self, places: Sequence[Place] | None) -> list[tuple[DeadLetters[str], list[str] | None]]:
-        chosen: dict[int | None, list[str]] = {}
+    def _letters(self, places: Sequence[Place] | None) -> list[tuple[DeadLetters[str], list[bytes] | None]]:
+        chosen: dict[int | None, list[bytes]] = {}
         for place in places or ():
-            # Ids that others wrote may be no text. The wire takes bytes as well.
-            chosen.setdefault(place.partition, []).append(cast("str", place.id))
+            # By name: ids that others wrote may be no text, and several letters may have one id.
+            chosen.setdefault(place.partition, []).append(place.id)
         return [
             (DeadLetters(keys, self._server, StringCodec()), None if places is None else chosen[number])
             for number, keys in self._parts.items()

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,7 +55,6 @@ CodecName = Annotated[str, typer.Option("--codec", metavar="NAME", help=f"How va
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})([Zz]|[+-][0-9]{2}:?[0-9]{2})")
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|min|m|h|d|w)")
 
 
@@ -118,8 +118,10 @@ def duration(text: str | None, option: str = "--delay") -> float | None:
     """Seconds, of ``90``, ``1.5s`` or ``1h30m``. Raises CommandFailed."""
     if text is None:
         return None
-    if _NUMBER.fullmatch(text.strip()):
-        return float(text)
+    # Python also reads 1_000, and the digits of other scripts.
+    if text.isascii() and "_" not in text:
+        with suppress(ValueError):
+            return float(text)
     written = text.replace(" ", "")
     parts = _PART.findall(written)
     if not parts or "".join(map("".join, parts)) != written:

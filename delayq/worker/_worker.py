@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 M = TypeVar("M", bound="Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]")
 
-_log = logging.getLogger("delayq")
+# A logger of its own: what a process tells of its life can be set apart from messages and queues.
+_log = logging.getLogger("delayq.worker")
 
 
 class Worker:

@@ -128,16 +128,18 @@ async def test_instructions_pass_dependencies_too(worker: Worker, jobs: Reliable
 
 @pytest.mark.parametrize("waits", [True, False])
 async def test_a_handler_that_cancels_its_own_task_harms_its_own_message_only(
-    worker: Worker, jobs: ReliableQueue[Any], waits: bool
+    client: Client, jobs: ReliableQueue[Any], waits: bool
 ) -> None:
-    seen: list[Any] = []
+    worker, seen, tasks = Worker(client, concurrency=1), list[str](), set[asyncio.Task[Any]]()
 
     @worker.listener("jobs", concurrency=1, **AT_ONCE)
     async def handle(value: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
         seen.append(value)
+        tasks.add(task)
         if value == "cancel":
-            task = asyncio.current_task()
-            assert task is not None
             task.cancel()
             if waits:
                 await asyncio.sleep(0)
@@ -152,6 +154,8 @@ async def test_a_handler_that_cancels_its_own_task_harms_its_own_message_only(
     assert sorted(seen) == (["cancel", "cancel", "next"] if waits else ["cancel", "next"])
     assert await left(jobs) == (0, 0, 0, 1 if waits else 0)
     assert [letter.reason for letter in await jobs.dead.list()] == (["attempts"] if waits else [])
+    # What was handled next was handled by the task that had been cancelled.
+    assert len(tasks) == 1
 
 
 async def test_a_task_that_cancels_a_handler_fails_its_message(worker: Worker, jobs: ReliableQueue[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import traceback
 
 import pytest
 
@@ -77,6 +78,14 @@ def test_line_and_traceback_are_kept_apart() -> None:
 )
 def test_a_text_is_kept_whole(text: str, line: str) -> None:
     assert unpack_error(pack_error(text)) == (line, text)
+
+
+def test_a_text_that_is_a_traceback_is_read_as_one() -> None:
+    try:
+        raise UniqueViolation(HINT)  # noqa: TRY301
+    except UniqueViolation:
+        text = traceback.format_exc()
+    assert unpack_error(pack_error(text)) == (f"{__name__}.UniqueViolation: duplicate key", text)
 
 
 def test_what_is_kept_is_bounded_and_can_be_encoded() -> None:
