@@ -99,20 +99,21 @@ _DELAYED: dict[Role, _Delayed] = {
 _RELIABLE: dict[Role, _Reliable] = {
     "producer": _Reliable(
         f"{_SCRIPTS} time exists get set unlink publish zadd zmscore zrange zrangebyscore zrem zscore "
-        "hexists hget hset hdel hlen",
+        "hexists hget hgetall hset hdel hlen",
         lambda keys: (*_messages(keys), keys.wake, keys.done, keys.call(f"{_TOKEN}-{_ONE}")),
     ),
     "consumer": _Reliable(
-        f"{_SCRIPTS} time exists pttl pexpire publish zadd zrange zrangebyscore zrem zscore hexists hget hmget hset hdel hscan",
+        f"{_SCRIPTS} time exists pttl pexpire publish zadd zrange zrangebyscore zrem zscore "
+        "hexists hget hmget hset hdel hlen hscan hstrlen",
         lambda keys: (*_messages(keys), keys.wake, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules),
     ),
     "admin": _Reliable(
         f"{_SCRIPTS} time exists set del publish zadd zcard zcount zmscore zrange zrangebyscore zrem zscore "
-        "hexists hget hgetall hkeys hlen hmget hset hdel",
+        "hexists hget hgetall hkeys hlen hmget hscan hset hdel",
         lambda keys: (*_messages(keys), keys.wake, keys.dead, keys.dead_messages, keys.paused, keys.schedules),
     ),
     "dashboard": _Reliable(
-        f"{_SCRIPTS} time exists zcard zcount zmscore zrange zrangebyscore zscore hget hgetall hkeys hlen hmget",
+        f"{_SCRIPTS} time exists zcard zcount zmscore zrange zrangebyscore zscore hexists hget hgetall hkeys hlen hmget hscan",
         lambda keys: (*_messages(keys), keys.dead, keys.dead_messages, keys.paused, keys.schedules),
     ),
 }
