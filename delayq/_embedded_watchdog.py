@@ -18,6 +18,9 @@ went: our read end sees end-of-file. Three rules keep that free of races:
 A server that was killed comes back, on the same socket and files. One that gives up by itself at its first start has
 written why into its log, and the watchdog gives up as well: it removes the FIFO, by which the starter knows.
 
+SIGTERM ends neither us nor the server while somebody uses it: systemd sends it to every process of a service at once, and
+the users need the server until they have finished. Whoever cleans up temporary files may remove the socket: we look after it.
+
 This file is run with ``python -I -S`` to start quickly, so it imports nothing but a few standard modules.
 """
 
@@ -39,9 +42,13 @@ if sys.platform != "win32":
     import fcntl
 
 LOCK, FIFO, SOCKET, PID, LOG = "server.lock", "server.fifo", "server.sock", "server.pid", "server.log"
+LINK = "server.link"
+"""A second name of the socket, from which the first one is restored."""
 
 TEMPORARY = "temporary"
 """As the third argument: the directory goes with the server."""
+CHECK_EVERY = 1.0
+"""Seconds between two looks whether the socket is still there."""
 STEADY = 10.0
 """Seconds. A server that ran that long has started well."""
 STOP_TIMEOUT = 5.0
@@ -80,6 +87,10 @@ class Watchdog:
         self._starts = 0
         self._started = 0.0
         self._restart_at: float | None = None
+        self._link = LINK
+        self._had_socket = False
+        # Whether it was told to end, and will start again.
+        self._ending = False
         # Signals arrive as bytes in a pipe: one place to wait, and none is lost between looking and waiting.
         self._signals, self._signalled = os.pipe()
         os.set_blocking(self._signals, False)
@@ -94,25 +105,27 @@ class Watchdog:
         self._start()
         while True:
             ready, _, _ = select.select([0, self._signals], [], [], self._timeout())
-            if self._signals in ready and signal.SIGTERM in os.read(self._signals, 4096):
-                take_lock()
-                self._end()
+            if self._signals in ready:
+                os.read(self._signals, 4096)
             if not has_users():
                 self._end_if_unused()
             self._reap()
+            self._look_after_socket()
             if self._restart_at is not None and time.monotonic() >= self._restart_at:
                 self._start()
 
-    def _timeout(self) -> float | None:
+    def _timeout(self) -> float:
         if self._restart_at is not None:
             return max(0.0, self._restart_at - time.monotonic())
-        # Linux wakes a reader at end-of-file; elsewhere that is not to be relied on for a FIFO, so look now and then.
-        return None if sys.platform == "linux" else 0.5
+        # Linux wakes a reader at end-of-file; elsewhere that is not to be relied on for a FIFO, so look more often.
+        often = CHECK_EVERY if sys.platform == "linux" else CHECK_EVERY / 2
+        return often if self._had_socket else CHECK_EVERY / 50
 
     def _start(self) -> None:
         self._restart_at = None
         self._starts += 1
         self._started = time.monotonic()
+        self._had_socket = self._ending = False
         watchdog = os.getpid()
         self._server = os.fork()
         if self._server == 0:
@@ -126,6 +139,8 @@ class Watchdog:
             self._die_with_us()
             if os.getppid() != watchdog:  # it died before it could be tied to
                 os._exit(1)
+            # We decide when it ends, by SIGINT: SIGTERM may have gone to every process of a service.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # only the watchdog may hold the FIFO's read end
             claim_directory()
             os.execv(self._command[0], self._command)  # noqa: S606 - a path that the user chose, and no shell
@@ -148,6 +163,43 @@ class Watchdog:
         if lasted >= STEADY:
             self._starts = 1
         self._restart_at = time.monotonic() + (pause or 0.0)
+
+    def _look_after_socket(self) -> None:
+        """Restore the socket's path if somebody has removed it: the server does not notice, and nobody can connect any more."""
+        if self._server is None:
+            return
+        try:
+            status = os.stat(self._socket)  # noqa: PTH116 - pathlib would slow down every start
+        except OSError:
+            self._restore_socket()
+            return
+        self._had_socket = True
+        with contextlib.suppress(OSError):
+            # So that it never looks old.
+            os.utime(self._socket)
+            if os.path.exists(self._link) and os.stat(self._link).st_ino == status.st_ino:  # noqa: PTH110, PTH116
+                return
+            unlink(self._link)
+            try:
+                os.link(self._socket, self._link)
+            except OSError:
+                # The socket may be on another disk.
+                self._link = os.path.join(os.path.dirname(self._socket), LINK)  # noqa: PTH118, PTH120
+                unlink(self._link)
+                os.link(self._socket, self._link)
+
+    def _restore_socket(self) -> None:
+        if self._server is None or not (self._had_socket or time.monotonic() - self._started > STEADY):
+            return
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.dirname(self._socket), 0o700)  # noqa: PTH102, PTH120
+            os.link(self._link, self._socket)
+        except OSError:
+            if not self._temporary and not self._ending:
+                # It keeps its data, so it may start again, and make a new socket.
+                self._ending = True
+                os.kill(self._server, signal.SIGINT)
 
     def _give_up(self) -> NoReturn:
         take_lock()
@@ -173,7 +225,7 @@ class Watchdog:
         if self._server is None:
             return
         # What is thrown away need not be written out first.
-        os.kill(self._server, signal.SIGKILL if self._temporary else signal.SIGTERM)
+        os.kill(self._server, signal.SIGKILL if self._temporary else signal.SIGINT)
         deadline = time.monotonic() + STOP_TIMEOUT
         while os.waitpid(self._server, os.WNOHANG)[0] == 0:
             if time.monotonic() > deadline:
@@ -182,7 +234,7 @@ class Watchdog:
 
     def _clean_up(self) -> NoReturn:
         # Only the exit gives the directory's lock back, after the last file is gone.
-        unlink(PID, self._socket)
+        unlink(PID, self._link, self._socket)
         place = os.path.dirname(self._socket)  # noqa: PTH120 - pathlib would slow down every start
         if place != self._directory:
             with contextlib.suppress(OSError):

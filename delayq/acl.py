@@ -1,7 +1,7 @@
 """What a user of the server needs for its part with queues, and no more: rules for ``ACL SETUSER`` and for ACL files.
 
-The rules work from Redis 6.2 on. The server checks the commands within scripts as if the user had sent them, so the lists below
-are those of the scripts; tests compare the two, and take away each rule in turn to see something fail.
+The rules work from Redis 6.2 on. The server checks the commands within scripts as if the user had sent them, so a role has those
+of its scripts. Tests let each role do its whole job, and take away each rule in turn to see something fail.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from delayq._redis import reliable_scripts
+from delayq._redis import scripts as delayed_scripts
 from delayq._redis.durability import parse
 from delayq._redis.keys import PRIORITIES, RESERVED, SALT_LENGTH, DelayedKeys, ReliableKeys, check_partitions, partition_prefix
+from delayq._redis.rights import commands
 from delayq.errors import BadInput, BadName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from delayq._redis.scripts import Script
 
 Role = Literal["producer", "consumer", "admin", "dashboard"]
 """Who offers, cancels and reschedules; who takes and settles; who cleans up; who only looks."""
@@ -31,7 +36,6 @@ _SCRIPTS = "eval evalsha"
 
 # What stands for the rest of a name, one character of a token, and a priority, until the pattern is written: no characters.
 _REST, _ONE, _PRIORITY, _DIGIT = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-_TOKEN = 12 * _ONE
 _SPECIAL = re.compile(r"[*?\[\\]")
 # What a rule cannot hold: it would end there.
 _NOT_IN_RULES = re.compile(f"[\0\t\n\v\f\r {_REST}{_ONE}{_PRIORITY}{_DIGIT}]")
@@ -41,29 +45,53 @@ _SERVERS: dict[Servers, str] = {"one": "", "cluster": "asking cluster|slots", "s
 
 @dataclass(frozen=True)
 class _Delayed:
-    """What a role needs of a delayed queue."""
+    """What a role does with a delayed queue.
 
-    commands: str
+    Attributes:
+        scripts: Those that it runs.
+        besides: The commands that it sends besides.
+        keys: The keys that it reaches.
+        never: Commands of its scripts that it never gets to.
+    """
+
+    scripts: tuple[Script, ...]
+    besides: str
     keys: Callable[[DelayedKeys], Iterable[str]]
+    never: str = ""
 
 
 @dataclass(frozen=True)
 class _Reliable:
     """The same of a reliable queue."""
 
-    commands: str
+    scripts: tuple[Script, ...]
+    besides: str
     keys: Callable[[ReliableKeys], Iterable[str]]
+    never: str = ""
 
 
-_DELAYED: dict[Role, _Delayed] = {
+_CLIENT = 12 * _ONE
+_LOOKS_AT_DELAYED = "time llen lindex lrange hmget zcard zcount zrange zrevrange"
+_LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall"
+
+DELAYED: dict[Role, _Delayed] = {
     # No way to the ready list: others move what is due.
     "producer": _Delayed(
-        f"{_SCRIPTS} time llen lindex lrange lset lrem lpop rpop rpush publish zadd zmscore zrange zrem zscore",
+        (delayed_scripts.OFFER, delayed_scripts.CANCEL, delayed_scripts.RESCHEDULE),
+        "",
         lambda keys: (keys.timeout, keys.ordered, keys.channel),
     ),
     "consumer": _Delayed(
-        f"{_SCRIPTS} time exists set unlink llen lindex lrange lset lrem lpop rpop lpush rpush blmove publish "
-        "zadd zmscore zscore zrange zrangebyscore zrem zremrangebyrank hget hset hdel hlen",
+        (
+            delayed_scripts.TRANSFER,
+            delayed_scripts.GIVE_BACK,
+            delayed_scripts.RESYNC,
+            delayed_scripts.ACK,
+            delayed_scripts.NACK,
+            delayed_scripts.EXTEND,
+            delayed_scripts.RELEASE,
+        ),
+        "blmove unlink rpush",
         lambda keys: (
             keys.ready,
             keys.timeout,
@@ -73,12 +101,23 @@ _DELAYED: dict[Role, _Delayed] = {
             keys.leases,
             keys.leased,
             keys.turns,
-            keys.fence(f"{_TOKEN}-{8 * _ONE}"),
+            keys.fence(f"{_CLIENT}-{8 * _ONE}"),
         ),
     ),
     "admin": _Delayed(
-        f"{_SCRIPTS} time exists set unlink pexpire publish llen lindex lrange lset lrem lpop rpop lpush rpush "
-        "hget hmget hset hdel hlen zadd zcard zcount zmscore zrange zrevrange zrem zscan zscore",
+        (
+            delayed_scripts.CANCEL,
+            delayed_scripts.RESCHEDULE,
+            delayed_scripts.PURGE,
+            delayed_scripts.POLL_PENDING,
+            delayed_scripts.POLL_LAST,
+            delayed_scripts.EXPIRE,
+            delayed_scripts.MIGRATE,
+            # What it polled is confirmed, or goes back.
+            delayed_scripts.ACK,
+            delayed_scripts.GIVE_BACK,
+        ),
+        f"{_LOOKS_AT_DELAYED} zscan unlink",
         lambda keys: (
             keys.ready,
             keys.timeout,
@@ -87,36 +126,72 @@ _DELAYED: dict[Role, _Delayed] = {
             keys.quarantine,
             keys.leases,
             keys.leased,
-            keys.fence(f"{_TOKEN}-{8 * _ONE}"),
+            keys.fence(f"{_CLIENT}-{8 * _ONE}"),
         ),
     ),
     "dashboard": _Delayed(
-        "time llen lindex lrange hmget zcard zcount zrange zrevrange",
+        (),
+        _LOOKS_AT_DELAYED,
         lambda keys: (keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.leases, keys.leased),
     ),
 }
 
-_RELIABLE: dict[Role, _Reliable] = {
+RELIABLE: dict[Role, _Reliable] = {
     "producer": _Reliable(
-        f"{_SCRIPTS} time exists get set unlink publish zadd zmscore zrange zrangebyscore zrem zscore "
-        "hexists hget hgetall hset hdel hlen",
-        lambda keys: (*_messages(keys), keys.wake, keys.done, keys.call(f"{_TOKEN}-{_ONE}")),
+        (reliable_scripts.OFFER, reliable_scripts.CANCEL, reliable_scripts.RESCHEDULE),
+        "unlink",
+        lambda keys: (*_messages(keys), keys.wake, keys.done, keys.call(f"{_CLIENT}-{_ONE}")),
     ),
     "consumer": _Reliable(
-        f"{_SCRIPTS} time exists pttl pexpire publish zadd zrange zrangebyscore zrem zscore "
-        "hexists hget hmget hset hdel hlen hscan hstrlen",
+        (
+            reliable_scripts.CLAIM,
+            reliable_scripts.ACK,
+            reliable_scripts.NACK,
+            reliable_scripts.RELEASE,
+            reliable_scripts.EXTEND,
+            reliable_scripts.BURY,
+            reliable_scripts.SCHEDULE,
+            reliable_scripts.UNSCHEDULE,
+            reliable_scripts.OCCUR,
+            reliable_scripts.RECUR,
+            reliable_scripts.REFILL,
+            delayed_scripts.RESYNC,
+        ),
+        "hscan hmget hget time",
         lambda keys: (*_messages(keys), keys.wake, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules),
+        # Of the re-check only what it does for a reliable queue.
+        never="llen",
     ),
     "admin": _Reliable(
-        f"{_SCRIPTS} time exists set del publish zadd zcard zcount zmscore zrange zrangebyscore zrem zscore "
-        "hexists hget hgetall hkeys hlen hmget hscan hset hdel",
+        (
+            reliable_scripts.GET,
+            reliable_scripts.LIST,
+            reliable_scripts.LEASED,
+            reliable_scripts.STATS,
+            reliable_scripts.PURGE,
+            reliable_scripts.REDRIVE,
+            reliable_scripts.DROP_DEAD,
+            reliable_scripts.RESUME,
+            reliable_scripts.CANCEL,
+            reliable_scripts.RESCHEDULE,
+            reliable_scripts.UNSCHEDULE,
+        ),
+        f"{_LOOKS_AT_RELIABLE} hscan set zmscore",
         lambda keys: (*_messages(keys), keys.wake, keys.dead, keys.dead_messages, keys.paused, keys.schedules),
     ),
     "dashboard": _Reliable(
-        f"{_SCRIPTS} time exists zcard zcount zmscore zrange zrangebyscore zscore hexists hget hgetall hkeys hlen hmget hscan",
+        (reliable_scripts.GET, reliable_scripts.LIST, reliable_scripts.LEASED, reliable_scripts.STATS),
+        f"{_LOOKS_AT_RELIABLE} hscan",
         lambda keys: (*_messages(keys), keys.dead, keys.dead_messages, keys.paused, keys.schedules),
     ),
 }
+
+
+def _commands(work: _Delayed | _Reliable) -> set[str]:
+    if not work.scripts:
+        return {*work.besides.split()}
+    of_scripts = {command.lower() for script in work.scripts for command in commands(script)}
+    return {*_SCRIPTS.split(), *work.besides.split()} | of_scripts - {*work.never.split()}
 
 
 def acl_rules(
@@ -159,30 +234,30 @@ def acl_rules(
         raise BadInput(f"a role is one of {', '.join(ROLES)}, not {role!r}")
     if servers not in _SERVERS:
         raise BadInput(f"servers are one of {', '.join(_SERVERS)}, not {servers!r}")
-    commands: set[str] = set(f"{_EVERYBODY} {_SERVERS[servers]}".split())
+    wanted: set[str] = set(f"{_EVERYBODY} {_SERVERS[servers]}".split())
     if (promise := parse(durability)) is not None and role == "producer":
-        commands.add(str(promise.command[0]).lower())
+        wanted.add(str(promise.command[0]).lower())
     keys: list[str] = []
     channels: list[str] = []
     for name in delayed:
         one = DelayedKeys.of(_whole(name, prefix=prefix, ready=True))
-        commands.update(_DELAYED[role].commands.split())
-        keys += _DELAYED[role].keys(one)
+        wanted.update(_commands(DELAYED[role]))
+        keys += DELAYED[role].keys(one)
         channels += (one.channel, one.turns)
     for name in reliable:
-        commands.update(_RELIABLE[role].commands.split())
+        wanted.update(_commands(RELIABLE[role]))
         for other in _of_partitions(_whole(name, prefix=prefix, ready=False), partitions):
-            keys += _RELIABLE[role].keys(other)
+            keys += RELIABLE[role].keys(other)
             channels.append(other.wake)
     if not channels:
         raise BadInput("name a queue")
     if database:
-        commands.add("select")
+        wanted.add("select")
     return [
         "resetkeys",
         "resetchannels",
         "-@all",
-        *(f"+{command}" for command in sorted(commands)),
+        *(f"+{command}" for command in sorted(wanted)),
         *(f"~{_pattern(key)}" for key in dict.fromkeys(keys)),
         *(f"&{_pattern(channel)}" for channel in dict.fromkeys(channels)),
     ]

@@ -21,7 +21,7 @@ from delayq._settings import RETRIES, Settings
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
 from delayq.delayed_queue import MAX_PAYLOAD, DelayedQueue
-from delayq.errors import BadInput, Closed, ConfigurationError, ServerError
+from delayq.errors import BadInput, Closed, ConfigurationError, EmbeddedServerError, ServerError, ServerUnavailable
 from delayq.hooks import Hooks
 from delayq.partitioned_queue import PartitionedQueue
 from delayq.reliable_queue import ReliableQueue
@@ -148,10 +148,10 @@ class Client:
 
         try:
             if self._embedded is not None:
-                from delayq._redis.address import from_url  # noqa: PLC0415 - likewise
+                from delayq._redis.address import of_socket  # noqa: PLC0415 - likewise
 
                 await to_thread.run_sync(self._embedded.start)
-                self._address = from_url(self._embedded.url)
+                self._address = of_socket(str(self._embedded.socket_path), self._restart_embedded)
             session = self._session = Session(self._address, self._max_connections, self._resync_interval, self._hooks)
             await session.server.open()
         except BaseException:
@@ -412,6 +412,19 @@ class Client:
                 await session.aclose()
             if self._embedded is not None:
                 await to_thread.run_sync(self._embedded.stop)
+
+    async def _restart_embedded(self) -> str:
+        """Start the embedded server again if it has died with its watchdog. Returns the path of its socket.
+
+        Raises:
+            ServerUnavailable: It does not start. It may with the next try.
+        """
+        assert self._embedded is not None
+        try:
+            await to_thread.run_sync(self._embedded.restart_if_gone)
+            return str(self._embedded.socket_path)
+        except EmbeddedServerError as error:
+            raise ServerUnavailable(str(error)) from error
 
     def _open_queues(self) -> dict[tuple[str, str], list[AnyOpen]]:
         """By kind and name; several where a queue has partitions."""

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from delayq._redis.group_commit import GroupCommit
     from delayq._redis.keys import DelayedKeys
-    from delayq._scheduling.leases import Lease
     from delayq._scheduling.offers import Offer, Stored
     from delayq._scheduling.taker import Taken
     from delayq._session import Session
@@ -391,16 +390,11 @@ class DelayedQueue(Generic[T]):
                     try:
                         value = self._codec.decode(lease.payload)
                     except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
-                        self._session.background.spawn(self._give_up(lease), "quarantine")
+                        self._open.transfer.set_aside(lease.payload, lease)
                         self._report(error)
                     else:
                         self._open.counts.delivered += 1
                         yield Delivery(value, lease, self._open.transfer.leases, lessee.keeper, retry_us, batch)
-
-    async def _give_up(self, lease: Lease) -> None:
-        # In this order: dying between the two doubles it, and loses nothing.
-        await self._server.command("RPUSH", self._keys.quarantine, lease.payload)
-        await self._open.transfer.leases.ack(lease)
 
     # Closing
 
@@ -445,7 +439,7 @@ class DelayedQueue(Generic[T]):
         try:
             return self._codec.decode(payload)
         except Exception as error:
-            self._session.background.spawn(self._server.command("RPUSH", self._keys.quarantine, payload), "quarantine")
+            self._open.transfer.set_aside(payload)
             if isinstance(error, DecodeError):
                 raise
             raise DecodeError(type(self._codec).__name__, payload) from error

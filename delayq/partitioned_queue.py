@@ -32,6 +32,7 @@ from delayq.errors import (
     QueueFull,
     ServerError,
     ServerRefused,
+    ServerUnavailable,
 )
 from delayq.hooks import Sending
 from delayq.statistics import Stats
@@ -101,9 +102,12 @@ class PartitionedQueue(Generic[T]):
         on_duplicate: OnDuplicate = "raise",
         durability: str | None = None,
     ) -> str:
-        """Store a message. As :meth:`delayq.ReliableQueue.offer`."""
+        """Store a message. As :meth:`delayq.ReliableQueue.offer`.
+
+        Without an ``id``, the message goes to another partition if the server of one is away.
+        """
         while True:
-            chosen = new_id() if id is None else id
+            chosen = self._new_id() if id is None else id
             try:
                 return await self.partition(chosen).offer(
                     value,
@@ -120,10 +124,26 @@ class PartitionedQueue(Generic[T]):
                 # Another process has made up the same one.
                 if id is not None:
                     raise
+            except ServerUnavailable:
+                # It is not stored there. In a cluster, other partitions lie on other servers.
+                if id is not None or not self._is_away(self.partition(chosen)) or all(map(self._is_away, self.partitions)):
+                    raise
+
+    def _new_id(self) -> str:
+        """Make an id of a partition whose server is there, as far as we know."""
+        chosen = new_id()
+        for _ in range(10 * len(self.partitions)):
+            if not self._is_away(self.partition(chosen)):
+                break
+            chosen = new_id()
+        return chosen
+
+    def _is_away(self, queue: ReliableQueue[T]) -> bool:
+        return queue._session.nodes.failed_lately(queue._keys.wake)
 
     async def offer_many(self, offers: Iterable[Offer[T]], *, durability: str | None = None) -> list[str]:
         """Store many messages, in all partitions at once. As :meth:`delayq.ReliableQueue.offer_many`."""
-        named = [offer if offer.id is not None else replace(offer, id=new_id()) for offer in offers]
+        named = [offer if offer.id is not None else replace(offer, id=self._new_id()) for offer in offers]
         hooks = self.partitions[0]._open.hooks
         if not hooks.sending:
             return await self._offer_named(named, durability)

@@ -111,7 +111,7 @@ class Pending(Generic[T]):
                     try:
                         values.append(self._codec.decode(payload))
                     except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
-                        await self._server.command("RPUSH", self._keys.quarantine, payload)
+                        self._transfer.set_aside(payload)
                         _log.warning(
                             "queue %r: a message went to quarantine: %s", self._keys.name, error, extra=about(self._keys.name)
                         )

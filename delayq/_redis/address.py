@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from redis.asyncio import Connection, Redis, RedisCluster, SentinelConnectionPool, SSLConnection
+from redis.asyncio import Connection, Redis, RedisCluster, SentinelConnectionPool, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from redis.asyncio.connection import AbstractConnection
 
@@ -47,8 +47,8 @@ _NOT_OURS = re.compile(
 )
 
 
-# What redis-py says of an option whose value it cannot read, and what we say ourselves.
-_SAYS_ENOUGH = re.compile(r"Invalid value for '\w+' in connection URL\.|the database is not a number")
+# What redis-py says of an option whose value it cannot read.
+_SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
 # What can be shown of an address: host, port, and a path where that names a socket or a service. Else it is a number.
 _HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]+)?"
 _SERVER = re.compile(rf"{_HOST}(?:/[0-9]*)?")
@@ -58,11 +58,17 @@ _SERVERS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What is needed to open a connection. ``repr`` shows no secret."""
+    """What is needed to open a connection. ``repr`` shows no secret.
+
+    Attributes:
+        label: What to call it.
+        restart: Starts the server again if it is ours and has died. Returns the path of its socket.
+    """
 
     label: str
     connection_class: type[AbstractConnection] = field(repr=False)
     options: dict[str, Any] = field(repr=False)
+    restart: Callable[[], Awaitable[str]] | None = field(default=None, repr=False)
 
     @property
     def is_tls(self) -> bool:
@@ -141,7 +147,7 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
         _address("", connection_class, options).connection()
     except ValueError as error:
         # Other texts quote what they cannot read.
-        reason = str(error) if _SAYS_ENOUGH.fullmatch(str(error)) else "it is no URL"
+        reason = str(error) if _SAYS_WHICH_OPTION.fullmatch(str(error)) else "it is no URL"
     except (TypeError, RedisError):
         reason = "one of its options is unknown, or cannot have this value"
     if reason:
@@ -152,10 +158,15 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
     return _address(redacted(url), connection_class, options)
 
 
+def of_socket(path: str, restart: Callable[[], Awaitable[str]]) -> Address:
+    """The address of a server of our own, which ``restart`` starts again."""
+    return replace(_address(f"unix://{path}", UnixDomainSocketConnection, {"path": path}), restart=restart)
+
+
 def _what_is_ignored(rest: str) -> str:
     """What is wrong with the part behind the scheme that redis-py would pass over; empty if nothing is."""
     parts = urlsplit(f"redis:{rest}")
-    if parts.netloc and parts.path.strip("/") and not parts.path.strip("/").isdecimal():
+    if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         return "a database is a number, as in redis://host:6379/0"
     return "a port is a number from 1 to 65535" if parts.port == 0 else ""
 

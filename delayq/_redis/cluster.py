@@ -6,6 +6,7 @@ import asyncio
 import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from delayq._redis.connections import Connections
 from delayq._redis.first_of import first_of
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # The servers are asked no more often than that, seconds.
 _ASK_EVERY = 0.05
+# For so long what may lie anywhere is kept from a server that has failed, seconds: longer than it takes to find out again.
+_LATELY = 10.0
 
 Place = tuple[str, int]
 
@@ -77,6 +80,7 @@ class Cluster:
         self._suspected: set[Connections] = set()
         # Those that the last answer did not name: it may be older than what we knew.
         self._doubted: set[Connections] = set()
+        self._failed_at: WeakKeyDictionary[Connections, float] = WeakKeyDictionary()
         self._refreshing: asyncio.Task[None] | None = None
         self._refreshed_at = float("-inf")
         self._opened_before = 0
@@ -123,6 +127,15 @@ class Cluster:
 
     def suspect(self, connections: Connections) -> None:
         self._suspected.add(connections)
+        self._failed_at[connections] = asyncio.get_running_loop().time()
+
+    def failed_lately(self, key: str) -> bool:
+        if not self._failed_at:
+            return False
+        owner = self._owners[slot_of(key)]
+        if owner is None or owner not in self._failed_at:
+            return False
+        return asyncio.get_running_loop().time() - self._failed_at[owner] < _LATELY
 
     def moved(self, slot: int, place: str, told_by: Connections) -> Connections:
         # It has lost one, so perhaps more.

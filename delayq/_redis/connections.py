@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Connecting may take so long, greetings included; seconds.
 OPEN_TIMEOUT = 5.0
-# When a fresh connection has answered, the older ones have at least so long to do so too, seconds.
+# The time that older connections have at least after a fresh one was answered, seconds.
 _MOMENT = 0.5
 
 

@@ -285,9 +285,7 @@ class GroupCommit(Generic[Item, Result]):
                 return
             call = waiting.popleft()
             self._waiting_bytes -= call.size
-            if not self._final:
-                self._drop_cancelled(call)
-            if not call.items:
+            if not self._is_wanted(call):
                 continue
             call.lane = 1 - calls[0].lane if calls else 0
             beside = self._wire if calls else None
@@ -305,6 +303,14 @@ class GroupCommit(Generic[Item, Result]):
             self._let_in()
         if not calls and self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
+
+    def _is_wanted(self, call: _Commit[Item, Result]) -> bool:
+        """Whether anything is left of it to be sent, without what was cancelled and what has waited for too long."""
+        if not self._final:
+            self._drop_cancelled(call)
+        if call.items and self._expires and self._expires_at(call.since) <= self._loop.time():
+            self._fail(call, self._unsent())
+        return bool(call.items)
 
     def _drop_cancelled(self, call: _Commit[Item, Result]) -> None:
         gone = [place for place, future in enumerate(call.futures) if future is not None and future.cancelled()]

@@ -6,16 +6,22 @@ Each call may be sent any number of times, over any connection, for the server c
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
+from delayq._logging import about
+from delayq._redis.retry import retry_delay
 from delayq.errors import DelayqError, OutcomeUnknown, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from delayq._background import Background
     from delayq._redis.group_commit import Request
     from delayq._redis.server import Server
     from delayq._redis.wire import Wire
+
+_log = logging.getLogger("delayq")
 
 # The first try at closing has this long before a second one is made over a new connection, seconds.
 _FIRST_DOUBT = 0.35
@@ -64,6 +70,8 @@ class HandBack:
 
 async def send(server: Server, calls: Sequence[HandBack]) -> None:
     """Send calls for the keys of one queue in order, and wait for what becomes of them. Raises nothing but cancellation."""
+    for call in calls:
+        call.outcome = None
     try:
         sent = server.pipeline_now(calls)
         answers = await server.pipeline(calls) if sent is None else sent[1]
@@ -72,6 +80,63 @@ async def send(server: Server, calls: Sequence[HandBack]) -> None:
             call.note(error)
     else:
         await asyncio.wait(answers)
+
+
+class Owed:
+    """Calls that have to reach the server, now or later: sent at once, and repeated until they are answered."""
+
+    def __init__(self, queue: str, server: Server, background: Background) -> None:
+        self._queue = queue
+        self._server = server
+        self._background = background
+        # With the time when it is too late, and what to say then.
+        self._calls: dict[HandBack, tuple[float, str]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._last: LastCalls | None = None
+
+    def send(self, call: HandBack, within: float, too_late: str) -> None:
+        """Send a call, before this returns if a connection is open.
+
+        Args:
+            call: The call.
+            within: How long it is repeated, seconds.
+            too_late: What to log when it has not been answered by then.
+        """
+        if self._last is not None:
+            self._last.send(self._queue, [call])
+            return
+        self._calls[call] = asyncio.get_running_loop().time() + within, too_late
+        sent = self._server.pipeline_now([call])
+        if sent is None:
+            call.note(ServerUnavailable("no connection is open"))
+        if self._task is None:
+            self._task = self._background.spawn(self._run(), "owed")
+
+    def close(self, last: LastCalls) -> None:
+        """Leave what has not been answered to the last calls, and send these now."""
+        self._last = last
+        last.send(self._queue, [call for call in self._calls if not call.is_done])
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        loop, failures = asyncio.get_running_loop(), 0
+        try:
+            while self._calls:
+                for call, (until, too_late) in list(self._calls.items()):
+                    if call.is_done:
+                        del self._calls[call]
+                    elif loop.time() > until:
+                        del self._calls[call]
+                        _log.error("queue %r: %s", self._queue, too_late, extra=about(self._queue))
+                failed = [call for call in self._calls if call.outcome is not None]
+                failures = failures + 1 if failed else 0
+                # Those on their way are looked at again soon.
+                await asyncio.sleep(retry_delay(failures) if failed else _LOOK_EVERY)
+                if failed:
+                    await send(self._server, failed)
+        finally:
+            self._task = None
 
 
 class LastCalls:
@@ -90,7 +155,7 @@ class LastCalls:
 
     def send(self, queue: str, calls: Iterable[HandBack]) -> None:
         """Write calls for the keys of one queue now, in order, behind what was written for that queue before."""
-        calls = list(calls)
+        calls = [call for call in calls if not call.is_done]
         if not calls:
             return
         self._calls += calls

@@ -54,6 +54,10 @@ class Nodes(Protocol):
         """A call over these connections has failed as it does when a server dies or loses its keys."""
         ...
 
+    def failed_lately(self, key: str) -> bool:
+        """Tell whether the server that has ``key`` has failed in the last seconds, and other keys may do better."""
+        ...
+
     def moved(self, slot: int, place: str, told_by: Connections) -> Connections:
         """Somebody says that ``place``, host and port, has a slot now. Returns the connections to that one."""
         ...
@@ -109,6 +113,10 @@ class OneServer:
 
     def suspect(self, connections: Connections) -> None:
         """There is nobody else."""
+
+    def failed_lately(self, key: str) -> bool:
+        del key
+        return False
 
     def moved(self, slot: int, place: str, told_by: Connections) -> Connections:
         del slot

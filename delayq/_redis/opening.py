@@ -6,6 +6,7 @@ import asyncio
 import re
 import ssl
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,7 +59,14 @@ class Opener:
         """
         if isinstance(self._address, SentinelAddress):
             return await self._open_master(self._address)
-        wire, role, _ = await _open(self._address)
+        try:
+            wire, role, _ = await _open(self._address)
+        except ServerUnavailable:
+            if self._address.restart is None:
+                raise
+            path = await self._address.restart()
+            self._address = replace(self._address, options=self._address.options | {"path": path})
+            wire, role, _ = await _open(self._address)
         self._found_a_master |= role == b"master"
         self.found_no_master = not self._found_a_master and role == b"replica"
         return wire

@@ -1,9 +1,9 @@
-"""Which rights a script needs, and how it is refused before its first write where one of them is missing.
+"""How a script is refused before its first write where its user lacks a right.
 
-A server checks a user's rights command by command, while a script runs. A script that is refused half way leaves what it has
-written. So a script's first call on a connection, and one every few seconds, is made in its *checked* form: the same script
-behind lines that try every command on every key in a form that changes nothing. If one is refused, so is the call, as a whole.
-The other calls are made in the plain form, and cost nothing more.
+A server looks at the keys of a call before it runs the script, and at the right to each command when the script comes to it. A
+script that is refused half way leaves what it has written. So a script's first call on a connection, and one every few seconds,
+is made in its *checked* form: the same script behind lines that try each of its commands in a form that changes nothing. If one
+is refused, so is the call, as a whole. The other calls are made in the plain form, and cost nothing more.
 """
 
 from __future__ import annotations
@@ -18,203 +18,90 @@ from delayq._redis import reliable_scripts as reliable
 from delayq._redis import scripts as delayed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from delayq._redis.scripts import Script
     from delayq._redis.wire import Wire
 
 # How long what was seen of a user's rights counts, seconds: they may be taken away at any time.
 _CHECK_EVERY = 5.0
-# As the servers say it, of a call and of a command within a script; the last one is Redis 6.2's.
+# As the servers say it, of a call and of a command within a script.
 _NOT_PERMITTED = re.compile(r"NOPERM|ACL failure|[Pp]ermission|The user executing the script can't")
 
-# What is in the ordered list goes in one of several ways.
-_FORGET = "llen lrange lpop rpop lset lrem"
-_STORE = {"timeout": "zrange zmscore zadd", "ordered": "lindex rpush"}
-# Everything about a message but its place.
-_ERASE = {
-    "bodies": "hdel",
-    "leases": "hdel",
-    "attempts": "exists hdel",
-    "expiries": "exists hdel",
-    "errors": "exists hdel",
-    "priorities": "exists hdel",
+# A client that takes gives back, too, and by then nothing may be refused.
+_MAY_FOLLOW: dict[str, Script] = {
+    delayed.TRANSFER.name: delayed.GIVE_BACK,
+    delayed.POLL_PENDING.name: delayed.GIVE_BACK,
+    reliable.CLAIM.name: reliable.RELEASE,
 }
-_PLACE = {"live": "zadd zrange"}
-
-
-def _joined(*needs: Mapping[str, str]) -> dict[str, str]:
-    result: dict[str, str] = {}
-    for each in needs:
-        for key, commands in each.items():
-            result[key] = " ".join(dict.fromkeys(f"{result.get(key, '')} {commands}".split()))
-    return result
-
-
-_OCCURRENCE = _joined(
-    _PLACE,
-    {"bodies": "hexists hset", "expiries": "hset", "priorities": "hset", "schedules": "hget hset"},
-)
-
-_RIGHTS: dict[Script, dict[str, str]] = {
-    delayed.OFFER: _STORE,
-    delayed.TRANSFER: {
-        "ready": "llen lpush rpush lpop",
-        "timeout": "zrangebyscore zremrangebyrank zrange zadd",
-        "ordered": f"{_FORGET} lpush",
-        "quarantine": "llen rpush",
-        "fence": "exists",
-        "leases": "zrangebyscore zrem zadd zrange",
-        "leased": "hlen hget hdel hset",
-    },
-    delayed.GIVE_BACK: {
-        "ready": "llen lpush",
-        "timeout": "zscore zadd",
-        "ordered": "llen lpush",
-        "leases": "zscore zrem",
-        "leased": "hlen hget hdel",
-        "fence": "set",
-    },
-    delayed.CANCEL: {"timeout": "zrem", "ordered": _FORGET},
-    delayed.POLL_PENDING: {
-        "timeout": "zcard zrange zmscore zrem",
-        "ordered": _FORGET,
-        "quarantine": "llen rpush",
-        "leases": "zcard zadd",
-        "leased": "hlen hset",
-        "fence": "exists",
-    },
-    delayed.POLL_LAST: {
-        "timeout": "zcard zrange zrem",
-        "ordered": f"lindex {_FORGET}",
-        "quarantine": "llen rpush",
-        "destination": "llen lpush",
-    },
-    delayed.EXPIRE: {"timeout": "zcard pexpire", "ordered": "pexpire"},
-    delayed.ACK: {"leases": "zrem", "leased": "hlen hdel"},
-    delayed.NACK: _joined(_STORE, {"leases": "zscore zrem", "leased": "hget hdel", "ordered": "llen"}),
-    delayed.RELEASE: {
-        "ready": "llen lpush",
-        "timeout": "zadd",
-        "ordered": "lpush",
-        "leases": "zrem",
-        "leased": "hlen hget hdel",
-    },
-    delayed.MIGRATE: {"timeout": "zcard zscore zrem zadd", "ordered": "llen lrange lset"},
-    reliable.OFFER: _joined(
-        _ERASE,
-        {
-            "live": "exists zmscore zscore zrange zadd zrem",
-            "bodies": "hexists hlen hset",
-            "leases": "hexists",
-            "expiries": "hset",
-            "priorities": "hget hset",
-            "done": "exists zscore zrangebyscore zrem",
-            "call": "get set",
-        },
-    ),
-    reliable.CLAIM: _joined(
-        _ERASE,
-        {
-            "live": "exists zrangebyscore zrange zadd zrem",
-            "bodies": "hmget",
-            "leases": "exists hmget hset",
-            "attempts": "hmget",
-            "expiries": "hmget",
-            "errors": "hget",
-            "paused": "exists",
-            "dead": "zadd",
-            "dead_messages": "hset",
-        },
-    ),
-    reliable.ACK: _joined(_ERASE, {"live": "zrem", "leases": "hmget", "done": "zrangebyscore zrem zadd pttl pexpire"}),
-    reliable.NACK: _joined(_PLACE, {"leases": "hget hdel", "attempts": "hset", "errors": "hset"}),
-    reliable.RELEASE: _joined(_PLACE, {"leases": "hget hdel", "attempts": "hset"}),
-    reliable.EXTEND: {"live": "zadd", "leases": "hmget", "attempts": "hdel"},
-    reliable.BURY: _joined(
-        _ERASE,
-        {"live": "zrem", "bodies": "hget", "leases": "hget", "errors": "hget", "dead": "zadd", "dead_messages": "hset"},
-    ),
-    reliable.CANCEL: _joined(_ERASE, {"live": "zscore zrem", "bodies": "hexists", "leases": "hexists", "priorities": "hget"}),
-    reliable.RESCHEDULE: _joined(
-        _PLACE, {"live": "zscore", "bodies": "hexists", "leases": "hexists hget hdel", "attempts": "hset", "priorities": "hget"}
-    ),
-    reliable.PURGE: _joined(_ERASE, {"live": "exists zcard zrangebyscore zscore zrem", "leases": "hlen hexists"}),
-    reliable.REDRIVE: _joined(
-        _PLACE,
-        {"bodies": "hexists hset", "priorities": "hset", "dead": "zcard zrem", "dead_messages": "hget hdel"},
-    ),
-    reliable.DROP_DEAD: {"dead": "zcard zrem", "dead_messages": "hdel"},
-    reliable.SCHEDULE: _joined(_ERASE, _OCCURRENCE, {"live": "zscore zrem", "leases": "hexists", "priorities": "hget"}),
-    reliable.UNSCHEDULE: _joined(
-        _ERASE,
-        {"live": "zscore zrem", "bodies": "hexists", "leases": "hexists", "priorities": "hget", "schedules": "hget hdel"},
-    ),
-    reliable.OCCUR: _joined(_ERASE, _OCCURRENCE, {"live": "zrem", "leases": "hget"}),
-    reliable.RECUR: _OCCURRENCE,
-    reliable.REFILL: _OCCURRENCE,
-}
-RIGHTS: dict[str, dict[str, str]] = {script.name: needs for script, needs in _RIGHTS.items()}
-"""By script and by the name of a key, the commands that it may use there; ``live`` are the ten sorted sets. Not here: scripts
-that only read, or write once."""
-_SCRIPTS = {script.name: script for script in _RIGHTS}
 
 # No id, name, token or record: those are text, or longer.
 _NOTHING = r"'\255'"
-# Commands in a form that changes nothing. Some are wrong on purpose: the server looks at the user's rights first.
-_HARMLESS: dict[str, str] = {
-    "exists": "",
-    "get": "",
-    "hdel": _NOTHING,
-    "hexists": _NOTHING,
-    "hget": _NOTHING,
-    "hlen": "",
-    "hmget": _NOTHING,
-    "hset": "'a', 'value', 'missing'",
-    "lindex": "'wrong'",
-    "llen": "",
-    "lpop": "0",
-    "lrange": "1, 0",
-    "lrem": "'wrong', ''",
-    "lset": "'wrong', ''",
-    "pexpire": "'wrong'",
-    "pttl": "",
-    "rpop": "0",
-    "set": "'', 'wrong'",
-    "zadd": f"'XX', 0, {_NOTHING}",
-    "zcard": "",
-    "zmscore": _NOTHING,
-    "zrange": "1, 0",
-    "zrangebyscore": "1, 0",
-    "zrem": _NOTHING,
-    "zremrangebyrank": "1, 0",
-    "zscore": _NOTHING,
+# What follows a command's key in a form that changes nothing. Some are wrong on purpose: rights are looked at first. A key of
+# another type does no harm either.
+_READS: dict[str, str] = {
+    "EXISTS": "",
+    "GET": "",
+    "HGETALL": "",
+    "HEXISTS": _NOTHING,
+    "HGET": _NOTHING,
+    "HLEN": "",
+    "HMGET": _NOTHING,
+    "HSTRLEN": _NOTHING,
+    "LINDEX": "'wrong'",
+    "LLEN": "",
+    "LRANGE": "1, 0",
+    "PTTL": "",
+    "ZCARD": "",
+    "ZCOUNT": "1, 0",
+    "ZMSCORE": _NOTHING,
+    "ZRANGE": "1, 0",
+    "ZRANGEBYSCORE": "1, 0",
+    "ZSCORE": _NOTHING,
 }
-# Of these there is no such form. What is pushed is taken away again; without the right to do that, it is not tried.
-_PUSH = """if permitted(redis.pcall('LREM', {key}, 'wrong', '')) then
-    try(redis.pcall('{command}', {key}, {nothing}))
-    redis.pcall('LREM', {key}, {end_}, {nothing})
+_WRITES: dict[str, str] = {
+    "HDEL": _NOTHING,
+    "HINCRBY": "'', 'wrong'",
+    "HSET": "'a', 'value', 'missing'",
+    "LPOP": "0",
+    "LREM": "'wrong', ''",
+    "LSET": "'wrong', ''",
+    "PEXPIRE": "'wrong'",
+    "RPOP": "0",
+    "SET": "'', 'wrong'",
+    "ZADD": f"'XX', 0, {_NOTHING}",
+    "ZREM": _NOTHING,
+    "ZREMRANGEBYRANK": "1, 0",
+}
+# Of pushes there is no such form. What is pushed is taken away again; who may not do that is not tried.
+_PUSHES = {"LPUSH": 1, "RPUSH": -1}
+_PUSH = """if permitted(redis.pcall('LREM', KEYS[1], 'wrong', '')) then
+    local pushed = redis.pcall('{command}', KEYS[1], {nothing})
+    try(pushed)
+    if type(pushed) == 'number' then redis.pcall('LREM', KEYS[1], {end_}, {nothing}) end
   end"""
+# Not tried. A script publishes before its first write, or it is a hint; and deletes by one command, which is all that it writes.
+_UNTRIED = {"PUBLISH", "UNLINK", "DEL"}
 
-# What a full server must not take in. It refuses a script only before its first write, and some of the lines below are writes.
-_GROWS = (delayed.OFFER.name, reliable.OFFER.name)
-_FULL = """do
-  local answer = redis.pcall('ZADD', KEYS[1], 'XX', 0, %s)
-  if type(answer) == 'table' and answer.err and string.find(answer.err, 'OOM') then return answer end
-end
-"""
-
+# A full server refuses a script only before its first write, and some of what is tried are writes: there, nothing is tried.
+_FULL = f"redis.pcall('ZADD', KEYS[1], 'XX', 0, {_NOTHING})"
 _CHECK = """do
-  local refused
+  local function says(answer, what) return type(answer) == 'table' and answer.err and string.find(answer.err, what) end
   local function permitted(answer)
-    local text = type(answer) == 'table' and answer.err or ''
-    return not (string.find(text, 'NOPERM') or string.find(text, 'ACL failure') or string.find(text, 'The user executing'))
+    return not (says(answer, 'NOPERM') or says(answer, 'ACL failure') or says(answer, 'The user executing'))
   end
+  local refused
   local function try(answer) if not permitted(answer) then refused = refused or answer end end
+  if not says(%s, 'OOM') then
   %s
+  end
   if refused then return refused end
 end
 """
+
+_ONE_LINE = re.compile(r"^local function (\w+)\([^\n]*\bend$", re.MULTILINE)
+_BLOCK = re.compile(r"^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL)
+_CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
 
 
 class Form(NamedTuple):
@@ -224,21 +111,58 @@ class Form(NamedTuple):
     text: str
 
 
-def _line(command: str, key: str) -> str:
-    if command in ("lpush", "rpush"):
-        return _PUSH.format(command=command.upper(), key=key, end_=1 if command == "lpush" else -1, nothing=_NOTHING)
-    arguments = _HARMLESS[command]
-    return f"try(redis.pcall('{command.upper()}', {key}{arguments and ', '}{arguments}))"
+@cache
+def commands(script: Script) -> frozenset[str]:
+    """The commands that a script may call: those of its own, and of every function that it can reach.
+
+    No parser: the texts are ours, and their top level is plain. A function of the top level begins with ``local function`` in the
+    first column, and ends with an ``end`` there or on its own line. What is outside of functions runs always.
+    """
+    known: dict[str, str] = {}
+
+    def take(match: re.Match[str]) -> str:
+        known[match[1]] = match[0].partition(")")[2]
+        return ""
+
+    waiting = [_BLOCK.sub(take, _ONE_LINE.sub(take, re.sub(r"--.*", "", script.text)))]
+    reached: set[str] = set()
+    found: set[str] = set()
+    while waiting:
+        text = waiting.pop()
+        found.update(_CALL.findall(text))
+        # Called, or handed to pcall.
+        names = {name for name in known if re.search(rf"(?<![.\w]){name}(?=\()|\({name}(?=,)", text)} - reached
+        reached |= names
+        waiting += [known[name] for name in names]
+    return frozenset(found)
 
 
 @cache
-def _checked(name: str) -> Form:
-    lines = ["try(redis.pcall('TIME'))"] if "'TIME'" in _SCRIPTS[name].text else []
-    for place, commands in RIGHTS[name].items():
-        for index, key in enumerate(_SCRIPTS[name].keys, 1):
-            if key == place or (place == "live" and key.startswith("live_")):
-                lines += [_line(command, f"KEYS[{index}]") for command in commands.split()]
-    text = (_FULL % _NOTHING if name in _GROWS else "") + _CHECK % "\n  ".join(lines) + _SCRIPTS[name].text
+def tried(script: Script) -> frozenset[str]:
+    """The commands that the checked form of a script tries; none of one that only reads, or writes by one command."""
+    of_its_own = commands(script)
+    if not of_its_own & (_WRITES.keys() | _PUSHES.keys()):
+        return frozenset()
+    following = _MAY_FOLLOW.get(script.name)
+    return of_its_own.union(commands(following) if following else ()) - _UNTRIED
+
+
+def _line(command: str) -> str:
+    if command in _PUSHES:
+        return _PUSH.format(command=command, end_=_PUSHES[command], nothing=_NOTHING)
+    if command == "TIME":
+        return "try(redis.pcall('TIME'))"
+    arguments = _READS[command] if command in _READS else _WRITES[command]
+    return f"try(redis.pcall('{command}', KEYS[1]{arguments and ', '}{arguments}))"
+
+
+@cache
+def checked(script: Script) -> Form | None:
+    """The script behind what checks its rights; None for one that needs no check."""
+    if not tried(script):
+        return None
+    full = _FULL if "ZADD" in tried(script) else "nil"
+    text = _CHECK % (full, "\n  ".join(map(_line, sorted(tried(script))))) + script.text
     return Form(hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), text)
 
 
@@ -259,11 +183,9 @@ class Rights:
 
     def form(self, wire: Wire, script: Script, key: str) -> Form | Script:
         """The form in which to send a call over this connection; ``key`` is the call's first one."""
-        if script.name not in RIGHTS:
-            return script
         if (seen := self._seen.get(wire)) is not None and seen.get((script.name, key), 0.0) > self._now():
             return script
-        return _checked(script.name)
+        return checked(script) or script
 
     def permitted(self, wire: Wire, script: Script, key: str, form: Form | Script) -> None:
         """Note that a call was carried out in this form."""

@@ -280,8 +280,9 @@ class Server:
             with suppress(DelayqError):
                 wire = await connections.open_own(anew=True)
                 try:
-                    answers = [self._send_back(wire, connections, call) for call in some]
-                    await asyncio.wait(answers)
+                    # Not what was answered meanwhile: its fence is gone.
+                    if answers := [self._send_back(wire, connections, call) for call in some if not call.is_done]:
+                        await asyncio.wait(answers)
                 finally:
                     connections.close(wire)
 

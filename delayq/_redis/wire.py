@@ -32,8 +32,8 @@ ANSWER_WITHIN = 5.0
 DOUBT_AFTER = 1.0
 # A question is not missing its answer before it has arrived: a network carries at least so much, bytes per second.
 _SLOWEST = 250_000
-# A connection on which nothing moves is asked whether it still exists after so long, so often and so many times; seconds. Else a
-# system does so after two hours.
+# When the system asks whether the other end of an idle connection still exists, how far apart, and how often; seconds. By
+# default it asks after two hours.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 _NOTHING = object()

@@ -20,9 +20,9 @@ _log = logging.getLogger("delayq")
 
 # Channels named in one SUBSCRIBE.
 _AT_A_TIME = 500
-# What the user may not hear is tried again after so long, seconds.
+# The time until a forbidden channel is tried again, seconds.
 _REFUSED_FOR = 60.0
-# So many channels are named in a warning.
+# Channels that a warning names at most.
 _NAMED = 20
 
 

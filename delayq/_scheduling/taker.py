@@ -339,7 +339,7 @@ class Taker(Generic[Item]):
         assert self._last is not None, "closed before"
         fresh = self._cut()
         if not self._sent_last:
-            fresh = [*self._chunks, *fresh]
+            fresh = [*(chunk for chunk in self._chunks if not chunk.call.is_done), *fresh]
             self._sent_last = True
         self._chunks += fresh
         self._last.send(self._queue, (chunk.call for chunk in fresh))

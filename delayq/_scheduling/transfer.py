@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
 from delayq._redis.group_commit import Request
-from delayq._redis.hand_back import HandBack, send
+from delayq._redis.hand_back import HandBack, Owed
 from delayq._redis.retry import retry_delay
 from delayq._redis.scripts import ACK, GIVE_BACK, POLL_PENDING, TRANSFER
 from delayq._redis.server import Confirmation
@@ -108,8 +108,9 @@ class TransferTask:
         self._under_way: dict[HandOut, None] = {}
         self._lost: dict[HandOut, None] = {}
         self._recovering: asyncio.Task[Any] | None = None
-        # Tokens of what has arrived, as the server has not answered to know yet.
+        # Tokens of what has arrived, while the server has not answered that it knows.
         self._unconfirmed: dict[str, None] = {}
+        self._owed = Owed(keys.name, services.server, services.background)
         # Names this task's calls on the server.
         self._token = secrets.token_hex(6)
         self._calls = itertools.count()
@@ -319,9 +320,7 @@ class TransferTask:
         keys = self.keys
 
         def told(answer: Any) -> None:
-            if not isinstance(answer, Exception):
-                self._unconfirmed.pop(token, None)
-            elif self._last is None:
+            if self._unconfirmed.pop(token, token) is None and isinstance(answer, Exception):
                 self._confirm([token])
 
         if self._last is not None or not self.is_ours(asked_at):
@@ -331,36 +330,15 @@ class TransferTask:
         return Confirmation((("HDEL", keys.leased, token), ("ZREM", keys.leases, token)), told)
 
     def _confirm(self, tokens: Sequence[str]) -> None:
-        """The same, before this returns if a connection is open, and until the server has answered."""
-        if tokens:
-            self._unconfirmed.update(dict.fromkeys(tokens))
-            calls = self._confirming(tokens)
-            sent = self._server.pipeline_now(calls)
-            self._background.spawn(self._confirmed(tokens, calls, sent[1] if sent else []), "confirm")
+        """The same, before this returns if a connection is open, and again until the server has answered."""
+        for call in self._confirming(tokens):
+            self._owed.send(
+                call, CONFIRM_US / 1_000_000, "the server did not answer, and may deliver again what was taken before"
+            )
 
     def _confirming(self, tokens: Sequence[str]) -> list[HandBack]:
         keys = (self.keys.leases, self.keys.leased)
         return [HandBack(Request(ACK, keys, tokens[at : at + BATCH])) for at in range(0, len(tokens), BATCH)]
-
-    async def _confirmed(self, tokens: Sequence[str], calls: list[HandBack], sent: Sequence[asyncio.Future[None]]) -> None:
-        # It must arrive before the messages go back: their callers have them.
-        give_up_at, failures = self._clock.local() + CONFIRM_US / 1_000_000, 0
-        if sent:
-            await asyncio.wait(sent)
-        while missing := [call for call in calls if not call.is_done]:
-            if self._clock.local() > give_up_at:
-                _log.warning(
-                    "queue %r: the server did not answer for %d s, and may deliver again what was taken just before",
-                    self.keys.name,
-                    CONFIRM_US // 1_000_000,
-                    extra=about(self.keys.name),
-                )
-                break
-            failures += 1
-            await asyncio.sleep(retry_delay(failures))
-            await send(self._server, missing)
-        for token in tokens:
-            self._unconfirmed.pop(token, None)
 
     async def _confirm_late(self, token: str) -> bool:
         """Tell the server that an answer has come, perhaps too late, and return whether the messages are still ours."""
@@ -403,6 +381,16 @@ class TransferTask:
         names = (keys.ready, keys.timeout, keys.ordered, keys.leases, keys.leased, keys.fence(call.partition(":")[0]))
         return HandBack(Request(GIVE_BACK, names, (fence_ms, call, places, *payloads)))
 
+    def set_aside(self, payload: bytes, lease: Lease | None = None) -> None:
+        """Put a payload that the codec cannot read into quarantine, and be done with its lease, if it has one."""
+        keys, call = self.keys, self.new_call()
+        names = (keys.quarantine, keys.timeout, keys.ordered, keys.leases, keys.leased, keys.fence(call))
+        aside = HandBack(Request(GIVE_BACK, names, (REPEAT_MS, call, 0, payload)), keys.fence(call))
+        self._owed.send(aside, REPEAT_MS / 1000, "the server did not answer: an unreadable message did not reach quarantine")
+        if lease is not None:
+            # In this order: dying between the two doubles it, and loses nothing.
+            self._confirm([lease.token])
+
     def _release(self, leases: Sequence[Lease]) -> HandBack:
         return HandBack(self.leases.releasing([lease.token for lease in leases]))
 
@@ -413,7 +401,10 @@ class TransferTask:
         self._watch.close()
         # What calls on their way bring comes behind what is here, so it goes back first.
         last.send(self.keys.name, map(self.back_by_name, [*self._lost, *self._under_way]))
-        last.send(self.keys.name, self._confirming([*self._unconfirmed]))
+        # What has arrived is confirmed once more, for the first try may be lost.
+        unconfirmed, self._unconfirmed = [*self._unconfirmed], {}
+        last.send(self.keys.name, self._confirming(unconfirmed))
+        self._owed.close(last)
         for lessee in self._lessees.values():
             lessee.keeper.close()
         for _, taker in self._takers():

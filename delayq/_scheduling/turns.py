@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # one another, so that the second one's notice stops the third.
 _TIMES = 2.0
 LEAST, MOST = 0.0025, 0.0045
-# So many clients fit into the range of staggers; where there are more, it is so much wider. And the longest stagger, seconds.
+# Clients for which the range of staggers suffices; it is wider where there are more. And the longest stagger, seconds.
 _CROWD = 8
 _LONGEST = 0.25
 # Numbers of more digits are nonsense: 2**53 ms in microseconds has 19.
@@ -71,7 +71,7 @@ def parse(content: bytes) -> Notice | None:
 
 
 def parse_moment(content: bytes) -> int | None:
-    """The number of a notification: when a message is due; None if it is no number that makes sense."""
+    """The number of a notification: when a message is due; None if it makes no sense."""
     try:
         return _number(content)
     except ValueError:

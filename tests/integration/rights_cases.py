@@ -48,8 +48,7 @@ def keys_of(script: Script) -> list[str]:
         "leases": DELAYED.leases,
         "leased": DELAYED.leased,
         "turns": DELAYED.turns,
-        "taken": DELAYED.taken(TOKEN),
-        "marker": DELAYED.marker("0123456789abcdef"),
+        "fence": DELAYED.fence(TOKEN),
         "destination": DELAYED.ready,
         "due...": DELAYED.timeout,
     }
@@ -110,17 +109,17 @@ async def what_is_due(at: Prepared) -> None:
     await at.raw.hset(DELAYED.leased, b"old:001", b"leased")
 
 
-def transfer(take: int, lease_us: int) -> Any:
+def transfer(take: int, each: int) -> Any:
     async def prepare(at: Prepared) -> Any:
         await what_is_due(at)
-        return [100, take, 3_600_000, lease_us, TOKEN, "client 1"]
+        return [100, take, 100_000, HOUR_US, each, TOKEN, "client 1"]
 
     return prepare
 
 
 async def transfer_the_only_one(at: Prepared) -> Any:
     await receipts(at, 0)
-    return [100, 1, 3_600_000, 0, TOKEN, "client 1"]
+    return [100, 1, 100_000, HOUR_US, 0, TOKEN, "client 1"]
 
 
 async def cancel_three(at: Prepared) -> Any:
@@ -150,7 +149,7 @@ def pending(*args: Any) -> Any:
 def last(listed: int) -> Any:
     async def prepare(at: Prepared) -> Any:
         await receipts(at, 60, 61, 62, 63)
-        return [listed]
+        return [listed, 10]
 
     return prepare
 
@@ -164,6 +163,15 @@ def leased(*args: Any) -> Any:
         return [*args]
 
     return prepare
+
+
+async def polled(at: Prepared) -> Any:
+    (receipt,) = await receipts(at, 60)
+    await at.raw.zadd(DELAYED.leases, {b"a:pending": 1e14})
+    parts = [b"1", b"%d" % (10**14), receipt._record()]
+    await at.raw.hset(DELAYED.leased, b"a:pending", b"".join(b"%d:%s" % (len(part), part) for part in parts))
+    await at.raw.unlink(DELAYED.timeout, DELAYED.ordered)
+    return [60_000, "a:pending", 0]
 
 
 async def outdated(at: Prepared) -> Any:
@@ -195,7 +203,7 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str, int]]:
         assert again.id == f"again{n}", again.id
         await again.nack(0, "an error")
     leases = await at.raw.hgetall(RELIABLE.messages[11])
-    held = {name.decode(): lease.split(b":")[2].decode() for name, lease in leases.items()}
+    held = {name.decode(): lease.rsplit(b":", 1)[1].decode() for name, lease in leases.items()}
     return {name: (name, token, 3 * int(name[-1])) for name, token in held.items()}
 
 
@@ -292,7 +300,7 @@ CASES: list[tuple[Script, str, Any]] = [
     (delayed.TRANSFER, "take", transfer(2, 0)),
     (delayed.TRANSFER, "take all", transfer(100, 0)),
     (delayed.TRANSFER, "move", transfer(0, 0)),
-    (delayed.TRANSFER, "lease", transfer(2, HOUR_US)),
+    (delayed.TRANSFER, "lease", transfer(2, 1)),
     (delayed.TRANSFER, "only one", transfer_the_only_one),
     (delayed.CANCEL, "three", cancel_three),
     (delayed.RESCHEDULE, "to the head", reschedule(SECOND_US)),
@@ -300,24 +308,25 @@ CASES: list[tuple[Script, str, Any]] = [
     (delayed.PURGE, "all", pending("all")),
     (delayed.PURGE, "delayed", pending("delayed")),
     (delayed.PURGE, "ready", pending("ready")),
-    (delayed.POLL_PENDING, "listed", pending(3, 1)),
-    (delayed.POLL_PENDING, "unlisted", pending(9, 0)),
+    (delayed.POLL_PENDING, "listed", pending(3, 100_000, 1, HOUR_US, f"{TOKEN}:pending")),
+    (delayed.POLL_PENDING, "unlisted", pending(9, 100_000, 0, HOUR_US, f"{TOKEN}:pending")),
     (delayed.POLL_LAST, "listed", last(1)),
     (delayed.POLL_LAST, "unlisted", last(0)),
     (delayed.EXPIRE, "", pending(3_600_000)),
     (delayed.ACK, "", leased("a:001", "a:002")),
     (delayed.NACK, "head", leased("a:001", SECOND_US, 1)),
     (delayed.NACK, "behind", leased("a:001", HOUR_US, 1)),
-    (delayed.EXTEND, "", leased("a:001", HOUR_US)),
+    (delayed.EXTEND, "", leased(HOUR_US, "a:001")),
     (delayed.RELEASE, "", leased("a:001", "a:002")),
-    (delayed.GIVE_BACK, "", leased(b"x", b"y")),
-    (delayed.RECOVER, "", leased(3_600_000)),
+    (delayed.GIVE_BACK, "by value", leased(60_000, "none", 0, b"x", b"y")),
+    (delayed.GIVE_BACK, "by name", leased(60_000, "a", 2)),
+    (delayed.GIVE_BACK, "pending", polled),
     (delayed.RESYNC, "", leased("delayed")),
     (delayed.MIGRATE, "", outdated),
     (reliable.OFFER, "full", full_offer),
     (reliable.OFFER, "one", offer_one),
-    (reliable.CLAIM, "hand out", some(100, HOUR_US, "t", 0, "drop", "client 1")),
-    (reliable.CLAIM, "die", some(100, HOUR_US, "t", 1, "dead", "client 1")),
+    (reliable.CLAIM, "hand out", some(100, HOUR_US, "t", 0, "drop", "client 1", 1, "", "", 0)),
+    (reliable.CLAIM, "die", some(100, HOUR_US, "t", 1, "dead", "client 1", 1, "", "", 0)),
     (reliable.ACK, "forget", some(0, of=TAKEN)),
     (reliable.ACK, "remember", some(HOUR_US, of=TAKEN)),
     (reliable.NACK, "", some(of=TAKEN, behind=(SECOND_US, "an error"))),
@@ -328,9 +337,10 @@ CASES: list[tuple[Script, str, Any]] = [
     (reliable.RESCHEDULE, "head", some("later0", 0)),
     (reliable.RESCHEDULE, "behind", some("later1", HOUR_US)),
     (reliable.GET, "", some("later0", "taken1")),
-    *((reliable.LIST, state, some(state, 0, 100)) for state in ("delayed", "ready", "leased")),
+    *((reliable.LIST, state, some(state, 0, 100)) for state in ("delayed", "ready")),
     (reliable.STATS, "", some()),
-    *((reliable.PURGE, state, some(state, 100)) for state in ("delayed", "ready", "all")),
+    (reliable.LEASED, "", some("taken0", "taken1", "later0")),
+    *((reliable.PURGE, state, some(state, 0, 100)) for state in ("delayed", "ready", "all")),
     (reliable.REDRIVE, "", some("dead0", "dead1")),
     (reliable.DROP_DEAD, "", some("dead0", "dead1")),
     (reliable.RESUME, "", paused),

@@ -480,6 +480,20 @@ async def test_one_answer_that_leaves_out_a_master_ends_none_of_its_calls(client
     await client.reliable_queue(name, lease=LEASE).offer(2)
 
 
+async def test_offers_without_an_id_go_to_partitions_whose_server_is_there(cluster: TestCluster) -> None:
+    async with delayq.connect(cluster.url) as client:
+        queue: delayq.PartitionedQueue[int] = client.reliable_queue("spread", lease=LEASE, partitions=12)
+        with cluster.nodes[2].paused():
+            ids = await asyncio.gather(*(queue.offer(number, 3600) for number in range(40)))
+            nodes = client._open_session().nodes
+            assert any(nodes.failed_lately(partition._keys.wake) for partition in queue.partitions)
+            assert not any(nodes.failed_lately(queue.partition(each)._keys.wake) for each in ids)
+            # From now on they go there at once.
+            async with asyncio.timeout(4):
+                ids += await queue.offer_many([Offer(number) for number in range(40)])
+        assert len(set(ids)) == 80
+
+
 async def test_a_given_client_names_the_cluster(cluster: TestCluster) -> None:
     async with RedisCluster.from_url(f"redis://127.0.0.1:{cluster.nodes[1].port}") as theirs, delayq.connect(theirs) as client:
         for name in names(cluster, "jobs"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import importlib.util
 import os
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
+import delayq
 from delayq import embedded
 from delayq._embedded_watchdog import pause_before_restart
 from delayq.embedded import EmbeddedServer, find_server, parse_embedded_url, place_socket, wheel_platform
@@ -485,11 +487,30 @@ class TestNoOrphanRemains:
         assert Path(f"/proc/{owner.watchdog}/fd/0").readlink().name == "server.fifo"
         assert "server.fifo" not in {fd.readlink().name for fd in Path(f"/proc/{owner.server}/fd").iterdir()}
 
-    def test_when_the_watchdog_is_asked_to_end(self, place: Path, user: Callable[..., User]) -> None:
-        owner = user(place)
-        os.kill(owner.watchdog, signal.SIGTERM)
+    def test_when_every_process_of_a_service_is_asked_to_end_and_the_user_finishes_first(
+        self, place: Path, user: Callable[..., User]
+    ) -> None:
+        then = """
+signal.signal(signal.SIGTERM, lambda *_: None)
+print("ready", flush=True)
+sys.stdin.readline()
+print(raw_call(server.socket_path, "SET", "acknowledged", "1"), flush=True)
+sys.stdin.read()
+"""
+        owner = user(place, then)
+        assert owner.read() == b"ready"
+        for pid in (owner.watchdog, owner.server, owner.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        assert owner.process.stdin is not None
+        owner.process.stdin.write(b"\n")
+        owner.process.stdin.flush()
+        assert owner.read() == b"b'+OK'"
+        assert not has_ended(owner.server)
+        owner.end("exit")
         eventually(lambda: has_ended(owner.watchdog), "the end of the watchdog")
         assert has_ended(owner.server)
+        with EmbeddedServer(place) as server:
+            assert raw_call(server.socket_path, "GET", "acknowledged") == b"1"
 
     def test_that_could_write_the_files_of_the_next(self, place: Path) -> None:
         # As where the kernel does not kill it with its watchdog.
@@ -551,6 +572,67 @@ class TestAServerThatIsKilled:
         began = time.monotonic()
         server.stop()
         assert time.monotonic() - began < 1.0
+
+
+class TestAClient:
+    async def test_goes_on_when_the_watchdog_was_killed_and_so_does_another_one(self, place: Path) -> None:
+        async with delayq.connect(f"embedded:{place}") as client, delayq.connect(f"embedded:{place}") as other:
+            queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+            taking = asyncio.create_task(other.delayed_queue("orders").take())
+            await queue.offer(1, 0.5)
+            watchdog = parent(server_pid(place / "server.sock"))
+            os.kill(watchdog, signal.SIGKILL)
+            assert await asyncio.wait_for(taking, 20) == 1
+            await queue.offer(2)
+            assert await other.delayed_queue("orders").take() == 2
+            again = server_pid(place / "server.sock")
+        eventually(lambda: has_ended(again), "the end of the server")
+
+    async def test_of_a_temporary_server_goes_on_with_an_empty_one(self, caplog: pytest.LogCaptureFixture) -> None:
+        async with delayq.connect("embedded:") as client:
+            assert client._embedded is not None
+            os.kill(parent(server_pid(client._embedded.socket_path)), signal.SIGKILL)
+            # It changes nothing, so it is repeated.
+            await client.server_time()
+            await client.delayed_queue("orders").offer(1)
+            assert await client.delayed_queue("orders").take() == 1
+        assert "was gone, and was started again without its data" in caplog.text
+
+    async def test_that_is_closing_starts_no_server_again(self, place: Path) -> None:
+        server = EmbeddedServer(place)
+        with server:
+            socket = server.socket_path
+        server.restart_if_gone()
+        assert not answers(socket)
+
+
+class TestASocketThatIsRemoved:
+    @pytest.mark.parametrize("private", [True, False])
+    def test_comes_back_with_its_server_and_data(self, place: Path, private: bool) -> None:
+        place.chmod(0o700 if private else 0o755)
+        with EmbeddedServer(place) as server:
+            pid = server_pid(server.socket_path)
+            eventually(lambda: server.socket_path.stat().st_nlink == 2, "the second name")
+            server.socket_path.unlink()
+            with EmbeddedServer(place) as joined:
+                assert server_pid(joined.socket_path) == pid
+        assert sorted(path.name for path in place.iterdir()) == ["appendonlydir", "server.lock", "server.log"]
+
+    def test_with_its_second_name_is_made_anew_by_a_server_that_keeps_its_data(self, place: Path) -> None:
+        with EmbeddedServer(place) as server:
+            raw_call(server.socket_path, "SET", "a", "1")
+            eventually(lambda: server.socket_path.stat().st_nlink == 2, "the second name")
+            (place / "server.link").unlink()
+            server.socket_path.unlink()
+            eventually(lambda: answers(server.socket_path), "the socket")
+            assert raw_call(server.socket_path, "GET", "a") == b"1"
+
+    def test_or_hidden_is_named(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(embedded, "START_TIMEOUT", 0.5)
+        with EmbeddedServer(place):
+            (place / "server.lock").write_bytes(b"/nowhere/server.sock")
+            with pytest.raises(EmbeddedServerError, match=r"at /nowhere/server\.sock.*PrivateTmp"):
+                EmbeddedServer(place).start()
 
 
 class TestSharing:

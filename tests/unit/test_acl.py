@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import assume, given
@@ -13,88 +13,15 @@ from delayq import BadInput, BadName
 from delayq._redis import reliable_scripts as reliable
 from delayq._redis import scripts as delayed
 from delayq._redis.keys import RESERVED, DelayedKeys, ReliableKeys
-from delayq.acl import ROLES, acl_rules
-from tests import lua
+from delayq._redis.rights import commands, tried
+from delayq.acl import DELAYED, RELIABLE, ROLES, acl_rules
 from tests.names import every_key, names
 
 if TYPE_CHECKING:
-    from delayq._redis.scripts import Script
     from delayq.acl import Role
 
-EVERYBODY = "PING SUBSCRIBE UNSUBSCRIBE"
-
-# Which scripts a role runs, what it sends besides, and what of the scripts it never gets to.
-WORK: dict[tuple[str, Role], tuple[tuple[Script, ...], str, str]] = {
-    ("delayed", "producer"): ((delayed.OFFER, delayed.CANCEL, delayed.RESCHEDULE), "", ""),
-    ("delayed", "consumer"): (
-        (
-            delayed.TRANSFER,
-            delayed.GIVE_BACK,
-            delayed.RESYNC,
-            delayed.ACK,
-            delayed.NACK,
-            delayed.EXTEND,
-            delayed.RELEASE,
-        ),
-        "BLMOVE UNLINK RPUSH",
-        "",
-    ),
-    ("delayed", "admin"): (
-        (
-            delayed.CANCEL,
-            delayed.RESCHEDULE,
-            delayed.PURGE,
-            delayed.POLL_PENDING,
-            delayed.POLL_LAST,
-            delayed.EXPIRE,
-            delayed.MIGRATE,
-            # What it polled is confirmed, or goes back.
-            delayed.ACK,
-            delayed.GIVE_BACK,
-        ),
-        "TIME LLEN LINDEX LRANGE HMGET ZCARD ZCOUNT ZRANGE ZREVRANGE ZSCAN UNLINK",
-        "",
-    ),
-    ("delayed", "dashboard"): ((), "TIME LLEN LINDEX LRANGE HMGET ZCARD ZCOUNT ZRANGE ZREVRANGE", ""),
-    ("reliable", "producer"): ((reliable.OFFER, reliable.CANCEL, reliable.RESCHEDULE), "UNLINK", ""),
-    ("reliable", "consumer"): (
-        (
-            reliable.CLAIM,
-            reliable.ACK,
-            reliable.NACK,
-            reliable.RELEASE,
-            reliable.EXTEND,
-            reliable.BURY,
-            reliable.SCHEDULE,
-            reliable.UNSCHEDULE,
-            reliable.OCCUR,
-            reliable.RECUR,
-            reliable.REFILL,
-            # Of the re-check only what it does for a reliable queue: no LLEN.
-            delayed.RESYNC,
-        ),
-        "HSCAN HMGET HGET TIME",
-        "LLEN",
-    ),
-    ("reliable", "admin"): (
-        (
-            reliable.GET,
-            reliable.LIST,
-            reliable.STATS,
-            reliable.PURGE,
-            reliable.REDRIVE,
-            reliable.DROP_DEAD,
-            reliable.RESUME,
-            reliable.CANCEL,
-            reliable.RESCHEDULE,
-            reliable.UNSCHEDULE,
-        ),
-        "ZCARD ZRANGE HMGET HGETALL SET ZMSCORE",
-        "",
-    ),
-    ("reliable", "dashboard"): ((reliable.GET, reliable.LIST, reliable.STATS), "ZCARD ZRANGE HMGET HGETALL", ""),
-}
-kinds_and_roles = pytest.mark.parametrize(("kind", "role"), [*WORK], ids=["-".join(work) for work in WORK])
+ALL = (*delayed.ALL, *reliable.ALL)
+kinds_and_roles = pytest.mark.parametrize(("kind", "role"), [(kind, role) for kind in ("delayed", "reliable") for role in ROLES])
 
 
 def rules(kind: str, role: Role, *queues: str, prefix: bool = False) -> list[str]:
@@ -107,18 +34,26 @@ def granted(kind: str, role: Role) -> set[str]:
     return {rule[1:].upper() for rule in rules(kind, role, "orders") if rule[0] == "+"}
 
 
-@kinds_and_roles
-def test_a_role_has_the_commands_of_its_scripts_and_no_others(kind: str, role: Role) -> None:
-    scripts, besides, never = WORK[kind, role]
-    wanted = {*EVERYBODY.split(), *besides.split()}
-    if scripts:
-        wanted |= {"EVAL", "EVALSHA"}.union(*map(lua.commands, scripts)) - set(never.split())
-    assert granted(kind, role) == wanted
-
-
 def test_every_script_is_somebodys() -> None:
-    used = {script.name for scripts, _, _ in WORK.values() for script in scripts}
-    assert used == {script.name for script in (*delayed.ALL, *reliable.ALL)}
+    used = {script.name for roles in (DELAYED, RELIABLE) for work in roles.values() for script in work.scripts}
+    assert used == {script.name for script in ALL}
+
+
+@kinds_and_roles
+def test_a_role_has_every_command_that_its_scripts_try_first(kind: str, role: Role) -> None:
+    roles: Any = {"delayed": DELAYED, "reliable": RELIABLE}[kind]
+    assert all(tried(script) <= granted(kind, role) for script in roles[role].scripts)
+
+
+@pytest.mark.parametrize("role", ["producer", "consumer"])
+@pytest.mark.parametrize("kind", ["delayed", "reliable"])
+def test_only_who_cleans_up_may_call_the_scripts_that_do(kind: str, role: Role) -> None:
+    cleaning = {
+        "delayed": (delayed.PURGE, delayed.EXPIRE, delayed.POLL_PENDING, delayed.POLL_LAST),
+        "reliable": (reliable.PURGE, reliable.DROP_DEAD, reliable.REDRIVE, reliable.RESUME),
+    }[kind]
+    for script in cleaning:
+        assert not commands(script) <= granted(kind, role), script.name
 
 
 @pytest.mark.parametrize("kind", ["delayed", "reliable"])

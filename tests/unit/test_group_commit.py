@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 SCRIPT = Script("delayed/offer", (), (), repeatable=False)
 
 
+class FakeWire(str):
+    """On which nothing moves."""
+
+    __slots__ = ()
+    moved_at = float("-inf")
+
+
 class Store:
     """A server that answers when it is told to: batch by batch, with results or an error."""
 
@@ -45,7 +52,7 @@ class Store:
 
         self._tasks.add(task := asyncio.create_task(reply()))
         task.add_done_callback(self._tasks.discard)
-        return f"wire of {args[0]}"
+        return FakeWire(f"wire of {args[0]}")
 
     async def repeat(self, request: Request, items: Sequence[int], lost: OutcomeUnknown | None) -> list[int]:
         assert request.args == list(items)
@@ -444,3 +451,115 @@ async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureF
         await background.spawn(fail(), "test")
     await turns()
     assert "delayq test ended with an error" in caplog.text
+
+
+@pytest.fixture
+def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], GroupCommit[int, int]]:
+    """Nothing can be sent, and a call is tried for 0.4 s, as its request says; it gives up after that."""
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.4)
+    monkeypatch.setattr("delayq._redis.group_commit._SPAN", 0.05)
+    store.busy = True
+
+    async def repeat(request: Request, items: Sequence[int], _lost: OutcomeUnknown | None) -> list[int]:
+        store.repeated.append((list(items), None))
+        assert request.until is not None
+        await asyncio.sleep(request.until - asyncio.get_running_loop().time())
+        if store.busy:
+            raise ServerUnavailable("nobody answers")
+        return [item * 100 for item in items]
+
+    def group() -> GroupCommit[int, int]:
+        group = store.group(Background())
+        group._expires, group._repeat = True, repeat
+        return group
+
+    return group
+
+
+async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
+    store: Store, in_an_outage: Callable[[], GroupCommit[int, int]]
+) -> None:
+    group, loop = in_an_outage(), asyncio.get_running_loop()
+    ended: list[float] = []
+
+    async def caller(item: int) -> None:
+        began = loop.time()
+        with pytest.raises(ServerUnavailable):
+            await group.submit(item, 1)
+        ended.append(loop.time() - began)
+
+    first = [asyncio.ensure_future(caller(item)) for item in range(30)]
+    await asyncio.sleep(0.2)
+    later = [asyncio.ensure_future(caller(item)) for item in range(30, 60)]
+    await asyncio.wait_for(asyncio.gather(*first, *later), 20)
+    # One after the other, 20 batches of three would take 8 s.
+    assert min(ended) >= 0.3
+    assert max(ended) < 2
+    assert all(len(items) <= 3 for items, _ in store.repeated)
+    assert len(store.repeated) <= 3, "what has waited for too long was not sent"
+    assert group.unanswered == 0
+
+
+async def test_what_waits_does_not_fail_while_others_are_carried_out(
+    store: Store, in_an_outage: Callable[[], GroupCommit[int, int]]
+) -> None:
+    """A slow server is no outage: ten batches, each of which takes half of the time that one may wait."""
+    store.busy = False
+    group = in_an_outage()
+    store.busy = False
+    futures = group.submit_many((item, 1) for item in range(30))
+    for _ in range(10):
+        await asyncio.sleep(0.2)
+        store.answer.put_nowait(None)
+    assert await asyncio.wait_for(asyncio.gather(*futures), 20) == [item * 10 for item in range(30)]
+
+
+async def test_callers_who_are_held_up_fail_in_their_own_time_too(
+    store: Store, in_an_outage: Callable[[], GroupCommit[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.group_commit._MOST_WAITING", 100)
+    group, loop = in_an_outage(), asyncio.get_running_loop()
+    began = loop.time()
+
+    async def caller(item: int) -> None:
+        since = await group.room()
+        await group.submit(item, 60, since)
+
+    outcomes = await asyncio.wait_for(asyncio.gather(*(caller(item) for item in range(20)), return_exceptions=True), 20)
+    assert {type(outcome) for outcome in outcomes} == {ServerUnavailable}
+    assert loop.time() - began < 2
+
+
+async def test_batches_of_one_call_do_not_leave_side_by_side(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is not ready for the first one and is for the second would store them in the wrong order."""
+    background = Background()
+    monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)
+    group = store.group(background)
+    futures = group.submit_many((item, 1) for item in range(6))
+    assert store.batches == [[0, 1, 2]]
+    store.answer.put_nowait(ServerUnavailable("BUSY"))
+    await until(lambda: store.repeated == [([0, 1, 2], None)])
+    assert store.batches == [[0, 1, 2]]
+    for _ in range(2):
+        store.answer.put_nowait(None)
+    assert await asyncio.gather(*futures) == [0, 100, 200, 30, 40, 50]
+    await background.aclose()
+
+
+async def test_a_request_that_cannot_be_made_fails_those_whom_it_concerns(store: Store) -> None:
+    background = Background()
+    group = store.group(background)
+    request = group._request
+
+    def broken(items: Sequence[int], lane: int) -> Request:
+        if 13 in items:
+            raise TypeError("not this one")
+        return request(items, lane)
+
+    group._request = broken
+    bad, good = group.submit(13, 1), group.submit(2, 1)
+    store.answer.put_nowait(None)
+    with pytest.raises(TypeError):
+        await bad
+    assert await good == 20
+    await background.aclose()

@@ -1,37 +1,57 @@
-"""What a script's rights are checked against is what the script does."""
+"""Which commands a script needs the right to, as the client finds it in its text."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from delayq._redis import reliable_scripts as reliable
 from delayq._redis import scripts as delayed
-from delayq._redis.rights import RIGHTS, is_refusal
-from tests import lua
+from delayq._redis.rights import checked, commands, is_refusal, tried
 
 ALL = (*delayed.ALL, *reliable.ALL)
-WRITING = "SET DEL UNLINK PEXPIRE PUBLISH ZADD ZREM ZREMRANGEBYRANK HSET HDEL LPUSH RPUSH LPOP RPOP LSET LREM"
-# One command writes, and nothing comes after it but hints: refused or done.
-WRITE_ONCE = {"delayed/extend", "delayed/reschedule", "delayed/purge", "reliable/resume"}
+WRITING = "SET DEL UNLINK PEXPIRE PUBLISH ZADD ZREM ZREMRANGEBYRANK HSET HDEL LPUSH RPUSH LPOP RPOP LSET LREM".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
-def test_every_command_of_a_script_that_writes_is_tried_first(script: delayed.Script) -> None:
-    used = lua.commands(script)
-    if script.name not in RIGHTS:
-        assert script.name in WRITE_ONCE or not used & set(WRITING.split())
+def test_a_script_that_writes_tries_all_of_its_commands_first(script: delayed.Script) -> None:
+    used = commands(script)
+    if used & {*WRITING} <= {"PUBLISH", "UNLINK", "DEL"}:
+        # Nothing comes after its one write, or it only reads.
+        assert checked(script) is None
         return
-    tried = {command.upper() for commands in RIGHTS[script.name].values() for command in commands.split()}
-    # Announcements on Redisson's channel come before the first write, all others are hints. TIME has no key.
-    assert tried == used - {"PUBLISH", "TIME"}
+    assert tried(script) >= used - {"PUBLISH"}
+    form = checked(script)
+    assert form is not None
+    assert form.text.endswith(script.text)
+    assert all(f"redis.pcall('{command}'" in form.text for command in tried(script))
 
 
-@pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
-def test_every_key_of_a_script_that_writes_is_tried_first(script: delayed.Script) -> None:
-    if script.name in RIGHTS:
-        keys = {"live" if key.startswith("live_") else key for key in script.keys}
-        assert keys >= set(RIGHTS[script.name])
-        assert script.keys[0] not in ("fence", "call"), "a call's own key says nothing about the next call"
+def test_what_takes_tries_what_gives_back_as_well() -> None:
+    for script, following in (
+        (delayed.TRANSFER, delayed.GIVE_BACK),
+        (delayed.POLL_PENDING, delayed.GIVE_BACK),
+        (reliable.CLAIM, reliable.RELEASE),
+    ):
+        assert tried(script) >= commands(following) - {"PUBLISH"}
+
+
+def test_only_what_can_be_reached_counts() -> None:
+    text = """
+-- redis.call('IGNORED')
+local function one() redis.call('GET', KEYS[1]) end
+local function two()
+  one()
+  redis.call('HGET', KEYS[1], 'a')
+end
+local function three() return redis.call('DEL', KEYS[1]) end
+two()
+return redis.pcall('LLEN', KEYS[1])
+"""
+    script: Any = SimpleNamespace(text=text)
+    assert commands.__wrapped__(script) == {"GET", "HGET", "LLEN"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +33,27 @@ def not_first(place: float = 0.5, *, after: float = 0.0) -> Turns:
     turns = Turns(lambda: place)
     turns.heard(FROM_A_CONSUMER, after, wanted=True)
     return turns
+
+
+def test_few_of_many_clients_wake_before_the_first_ones_notice_has_reached_them() -> None:
+    """With a thousand of them, and a notice that takes 4 ms. The earliest wakes no later than where there are ten."""
+    chance = random.Random(1)
+    notice = Notice(next_us=-1, through_us=0, client="first", wanted=True, listeners=1000)
+    staggers = []
+    for _ in range(1000):
+        turns = Turns(chance.random)
+        turns.heard(notice, 0.0, wanted=True)
+        staggers.append(turns.stagger(wanted=True))
+    earliest = min(staggers)
+    assert earliest < 2 * LEAST
+    assert sum(stagger < earliest + 0.004 for stagger in staggers) < 40
+    assert max(staggers) <= 0.25
+
+
+def test_a_notice_says_how_many_have_heard_the_last_one() -> None:
+    told = parse(b"1 2 " + signature("abc", wanted=True, listeners=200).encode())
+    assert told == Notice(1, 2, "abc", wanted=True, listeners=200)
+    assert parse(b"1 2 abc 1") == Notice(1, 2, "abc", wanted=True), "as a client says that knows of nobody"
 
 
 class TestNotice:

@@ -1,0 +1,268 @@
+"""Connections that die without a word, servers that are only busy, and links that are only slow."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq._redis import wire as wire_module
+from delayq._redis.connections import Connections
+from tests.links import Links
+from tests.servers import one_server
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from delayq import Client
+    from tests.servers import PrivateServer
+
+# A notification that is lost may cost a re-check, 5 s, and the promise leaves a second for the rest.
+PROMISED = 6.0
+# The machine that runs the tests may be busy.
+MARGIN = 2.0
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def burst(client: Client, connections: int) -> None:
+    """Leave as many connections open as a burst of calls does."""
+    server = client._open_session().server
+    await asyncio.gather(*(server.command("PING") for _ in range(3 * connections)))
+
+
+async def by_take(client: Client) -> Any:
+    return await client.delayed_queue("orders").take()
+
+
+async def by_poll(client: Client) -> Any:
+    while (value := await client.delayed_queue("orders").poll(1.0)) is None:
+        pass
+    return value
+
+
+async def by_poll_without_waiting(client: Client) -> Any:
+    while True:
+        with suppress(delayq.ServerError):
+            if (value := await client.delayed_queue("orders").poll()) is not None:
+                return value
+        await asyncio.sleep(0.05)
+
+
+async def by_loop(client: Client) -> Any:
+    async with aclosing(aiter(client.delayed_queue("orders"))) as values:  # type: ignore[type-var]
+        return await anext(values)
+
+
+async def by_deliveries(client: Client) -> Any:
+    async with aclosing(client.delayed_queue("orders").deliveries(30)) as deliveries:  # type: ignore[type-var]
+        delivery = await anext(deliveries)
+        async with delivery:
+            return delivery.value
+
+
+async def by_claim(client: Client) -> Any:
+    while not (messages := await client.reliable_queue("jobs").claim(10, wait=1.0)):
+        pass
+    return messages[0].value
+
+
+async def by_reliable_loop(client: Client) -> Any:
+    async with aclosing(aiter(client.reliable_queue("jobs"))) as messages:  # type: ignore[type-var]
+        return (await anext(messages)).value
+
+
+WAYS: list[Callable[[Client], Awaitable[Any]]] = [
+    by_take,
+    by_poll,
+    by_poll_without_waiting,
+    by_loop,
+    by_deliveries,
+    by_claim,
+    by_reliable_loop,
+]
+
+
+@pytest.mark.parametrize(
+    ("way", "pooled"), [*((way, 4) for way in WAYS), (by_take, 1), (by_claim, 1), (by_take, 16), (by_claim, 16)]
+)
+async def test_when_all_connections_have_died_without_a_word_the_next_message_comes_and_one_offer_is_unknown(
+    own_server: PrivateServer, way: Callable[[Client], Awaitable[Any]], pooled: int
+) -> None:
+    async with (
+        Links(own_server) as links,
+        delayq.connect(own_server.url) as other,
+        delayq.connect(links.url, max_connections=pooled) as client,
+    ):
+        await burst(client, pooled)
+        taking = asyncio.ensure_future(way(client))
+        await asyncio.sleep(0.3)
+        links.half_open(new=False)
+        await other.delayed_queue("orders").offer("next")
+        await other.reliable_queue("jobs").offer("next")
+        offered = now()
+        outcomes: list[str] = []
+        for number in range(4):
+            try:
+                await client.delayed_queue("elsewhere").offer(number, 3600)
+            except delayq.DelayqError as error:
+                outcomes.append(type(error).__name__)
+        assert await asyncio.wait_for(taking, 30) == "next"
+        assert now() - offered < PROMISED + MARGIN
+        assert outcomes in ([], ["OutcomeUnknown"])
+
+
+@pytest.mark.parametrize("pooled", [1, 4])
+async def test_a_server_that_is_busy_for_seconds_is_waited_for_and_no_outcome_is_unknown(
+    own_server: PrivateServer, pooled: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while a long script runs, nobody is answered, whether the connection is old or new: that proves nothing."""
+    async with delayq.connect(own_server.url, max_connections=pooled) as client:
+        orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+        jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
+        await burst(client, pooled)
+        await asyncio.gather(orders.offer(0), jobs.offer(0))
+        before = client.statistics().errors
+        with own_server.paused():
+            calls = [orders.offer(1), jobs.offer(1), jobs.claim(1, wait=10), orders.poll(10), orders.pending.size()]
+            started: list[asyncio.Future[Any]] = [asyncio.ensure_future(call) for call in calls]
+            await asyncio.sleep(1.5)
+            # These come when the free connections are put aside already.
+            started += [asyncio.ensure_future(orders.offer(2)), asyncio.ensure_future(jobs.stats())]
+            await asyncio.sleep(2)
+        await asyncio.gather(*started)
+        assert client.statistics().errors == before
+        assert "interrupted" not in caplog.text
+
+
+async def test_a_long_round_trip_is_no_reason_to_doubt(own_server: PrivateServer) -> None:
+    async with Links(own_server, round_trip=300) as links, delayq.connect(links.url) as client:
+        queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+        await asyncio.gather(*(queue.offer(n) for n in range(100)))
+        opened = links.accepted
+        assert len(await queue.drain()) == 100
+        assert client.statistics().errors == 0
+        assert links.accepted == opened
+
+
+async def test_an_answer_that_takes_long_to_arrive_is_waited_for(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes come in all the while: half a megabyte over 2 Mbit/s takes four times as long as silence may."""
+    monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
+    own_server.call("SET", "large", "x" * 500_000)
+    async with Links(own_server, mbit=2) as links:
+        connections = Connections(one_server(links.url), 1)
+        wire = await connections.acquire()
+        assert len(await asyncio.wait_for(wire.ask("GET", "large"), 30)) == 500_000
+        assert wire.is_open
+        connections.release(wire)
+        await connections.aclose()
+
+
+async def test_a_request_that_takes_long_to_be_sent_is_waited_for(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
+    async with Links(own_server, mbit=2) as links:
+        connections = Connections(one_server(links.url), 1)
+        wire = await connections.acquire()
+        assert await asyncio.wait_for(wire.ask("SET", "large", "x" * 500_000), 30) == b"OK"
+        connections.release(wire)
+        await connections.aclose()
+
+
+async def test_a_command_that_may_block_is_not_taken_for_silence(own_server: PrivateServer) -> None:
+    """WAIT holds its answer back for as long as it was told to, while every other connection is answered at once."""
+    connections = Connections(one_server(own_server.url), 2)
+    wire = await connections.acquire()
+    told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    wire.call(("WAIT", 1, 2500), told.set_result, blocks=2.5)
+    assert await asyncio.wait_for(told, 30) == 0
+    connections.release(wire)
+    await connections.aclose()
+
+
+@pytest.fixture
+async def connections(own_server: PrivateServer) -> AsyncIterator[tuple[Links, Connections]]:
+    async with Links(own_server) as links:
+        connections = Connections(one_server(links.url), 8)
+        yield links, connections
+        await connections.aclose()
+
+
+async def test_one_silent_connection_makes_the_free_ones_prove_that_they_live(connections: tuple[Links, Connections]) -> None:
+    links, pool = connections
+    wires = [await pool.acquire() for _ in range(6)]
+    for wire in wires[1:]:
+        pool.release(wire)
+    links.half_open(new=False)
+    silent = wires[0].ask("PING")
+    with pytest.raises(TimeoutError, match="a new connection is answered"):
+        await asyncio.wait_for(silent, 4)
+    pool.drop(wires[0])
+    fresh = await pool.acquire()
+    assert fresh not in wires
+    assert await fresh.ask("PING") == b"PONG"
+    pool.release(fresh)
+    assert not any(wire.is_open for wire in wires)
+    assert pool.open == 1
+
+
+async def test_connections_that_live_are_used_again_after_they_were_doubted(
+    connections: tuple[Links, Connections], own_server: PrivateServer
+) -> None:
+    _, pool = connections
+    wires = [await pool.acquire() for _ in range(3)]
+    for wire in wires[1:]:
+        pool.release(wire)
+    with own_server.paused():
+        slow = wires[0].ask("PING")
+        await asyncio.sleep(1.5)
+        assert pool.acquire_nowait() is None, "they are put aside while nobody knows"
+    assert await slow == b"PONG"
+    pool.release(wires[0])
+    await until(lambda: len(pool._free) >= 3)
+    assert all(wire.is_open for wire in wires)
+    assert {await pool.acquire() for _ in range(len(pool._free))} >= set(wires)
+
+
+async def test_a_watch_whose_connection_has_died_is_renewed_when_the_recheck_finds_what_it_did_not_report(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        Links(own_server) as links,
+        delayq.connect(links.url, resync_interval=1.0) as client,
+        Redis.from_url(own_server.url) as raw,
+    ):
+        queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+        taking = asyncio.ensure_future(queue.take())
+        await until(lambda: queue._open.transfer._watch.is_watching)
+        watched = queue._open.transfer._watch._link
+        assert watched is not None
+        assert watched._wire is not None
+        # Only this one: nothing that comes over it is heard, and the server does not know that.
+        monkeypatch.setattr(watched._wire, "data_received", lambda _data: None)
+        await raw.rpush("orders", 1)
+        assert await asyncio.wait_for(taking, 20) == 1
+        taking = asyncio.ensure_future(queue.take())
+        await until(lambda: queue._open.transfer._watch._link is not watched)
+        taking.cancel()
+
+
+async def test_connections_over_tcp_are_kept_alive(own_server: PrivateServer) -> None:
+    import socket
+
+    async with Links(own_server, tcp=True) as links:
+        connections = Connections(one_server(links.url), 1)
+        wire = await connections.open_own()
+        assert wire._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        connections.close(wire)
+        await connections.aclose()

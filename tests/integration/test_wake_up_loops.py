@@ -1,0 +1,306 @@
+"""What keeps a client awake goes on, whatever happens to it: foreign exceptions, nonsense, missing rights, other event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.credentials import CredentialProvider
+
+import delayq
+from delayq._background import Background
+from tests.links import Links
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from delayq import DelayedQueue
+    from tests.servers import PrivateServer
+
+CHANNEL = "redisson_delay_queue_channel:{{{}}}"
+TURNS = "delayq_turns:{{{}}}"
+
+
+@pytest.fixture
+async def raw(own_server: PrivateServer) -> AsyncIterator[Any]:
+    async with Redis.from_url(own_server.url) as raw:
+        yield raw
+
+
+async def hears(queue: DelayedQueue[Any], server: PrivateServer) -> None:
+    """Take what a client has offered that is gone before it is due: nobody else moves it, and no re-check comes."""
+    taking = asyncio.ensure_future(queue.take())
+    await until(lambda: queue._open.transfer.waiting)
+    async with delayq.connect(server.url) as other:
+        await other.delayed_queue(queue.name).offer("heard", 1)
+    assert await asyncio.wait_for(taking, 10) == "heard"
+
+
+async def subscribed(raw: Any, *channels: str) -> None:
+    async def all_heard() -> bool:
+        return all(count for _, count in await raw.pubsub_numsub(*channels))
+
+    await until(all_heard)
+
+
+class Tokens(CredentialProvider):
+    """Gives a password, unless its service is away."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.asked = 0
+
+    def get_credentials(self) -> tuple[str, str]:
+        self.asked += 1
+        if self.away:
+            raise RuntimeError("the token service is away")
+        return "app", "secret"
+
+    async def get_credentials_async(self) -> tuple[str, str]:
+        return self.get_credentials()
+
+
+async def test_a_provider_of_passwords_that_raises_ends_nothing_and_callers_see_an_error_of_ours(
+    own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.3)
+    await raw.acl_setuser("app", enabled=True, passwords=["+secret"], keys=["*"], channels=["*"], commands=["+@all"])
+    tokens = Tokens()
+    async with (
+        Links(own_server, tcp=True) as links,
+        delayq.connect(
+            Redis(port=int(links.url.split(":")[2].split("/")[0]), credential_provider=tokens), resync_interval=0.5
+        ) as client,
+    ):
+        queue: DelayedQueue[str] = client.delayed_queue("orders")
+        await hears(queue, own_server)
+        tokens.away, asked = True, tokens.asked
+        await raw.client_kill_filter(user="app")
+        with pytest.raises(delayq.ServerUnavailable) as caught:
+            await queue.offer("x", 60)
+        assert caught.value.__cause__ is not None
+        # The subscription and the queue's calls have tried too.
+        await until(lambda: tokens.asked > asked + 5)
+        tokens.away = False
+        await subscribed(raw, CHANNEL.format("orders"))
+        await hears(queue, own_server)
+        # What somebody pushes to the ready list is noticed too.
+        taking = asyncio.ensure_future(queue.take())
+        await raw.rpush("orders", '"pushed"')
+        assert await asyncio.wait_for(taking, 20) == "pushed"
+
+
+@pytest.mark.parametrize(
+    ("channel", "content"),
+    [
+        (CHANNEL, b"9" * 400),
+        (CHANNEL, b"-" + b"9" * 400),
+        (CHANNEL, b"\xff\xfe"),
+        (CHANNEL, b""),
+        (TURNS, b"9" * 400 + b" 5 abc 1"),
+        (TURNS, b"5 " + b"9" * 400 + b" abc 1"),
+        (TURNS, b"5 9000000000000000000 abc 1"),
+        (TURNS, b"5 5 abc." + b"9" * 400 + b" 1"),
+        (TURNS, b"5 5 \xff\xff 1"),
+    ],
+)
+async def test_nonsense_on_a_channel_silences_nothing(own_server: PrivateServer, raw: Any, channel: str, content: bytes) -> None:
+    async with delayq.connect(own_server.url, resync_interval=3600) as client:
+        queue: DelayedQueue[str] = client.delayed_queue("orders")
+        innocent: DelayedQueue[str] = client.delayed_queue("innocent")
+        await subscribed(raw, channel.format("orders"), TURNS.format("innocent"))
+        await raw.publish(channel.format("orders"), content)
+        await hears(innocent, own_server)
+        await hears(queue, own_server)
+
+
+async def test_a_forbidden_channel_silences_no_other_and_is_named_with_the_cure(
+    own_server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._scheduling.subscriber._REFUSED_FOR", 0.3)
+    allowed = [f"queue{n}" for n in range(300)]
+    await raw.execute_command(
+        "ACL", "SETUSER", "app", "on", "nopass", "~*", "+@all", "resetchannels",
+        *(f"&{kind.format(name)}" for name in allowed for kind in (CHANNEL, TURNS)),
+    )  # fmt: skip
+    address = own_server.unix_url.replace("unix://", "unix://app:any@")
+    async with delayq.connect(address, resync_interval=3600) as client:
+        queues: list[DelayedQueue[str]] = [client.delayed_queue(name) for name in allowed]
+        await subscribed(raw, TURNS.format("queue299"))
+        accepted = (await raw.info("stats"))["total_connections_received"]
+        forbidden: DelayedQueue[str] = client.delayed_queue("forbidden")
+        more: DelayedQueue[str] = client.delayed_queue("forbidden too")
+        await until(lambda: "&redisson_delay_queue_channel:{forbidden too}" in caplog.text)
+        named = [record for record in caplog.records if "may not hear" in record.message]
+        assert len(named) == 1
+        for kind in (CHANNEL, TURNS):
+            for queue in (forbidden, more):
+                assert f"&{kind.format(queue.name)}" in named[0].message
+        await asyncio.gather(*(hears(queue, own_server) for queue in (queues[0], queues[150], queues[299])))
+        # They are tried again, and no new connection was needed for any of it.
+        assert (await raw.info("stats"))["total_connections_received"] - accepted < 20
+        await raw.execute_command("ACL", "SETUSER", "app", "allchannels")
+        await subscribed(raw, CHANNEL.format("forbidden"), TURNS.format("forbidden too"))
+        await hears(forbidden, own_server)
+        assert len([record for record in caplog.records if "may not hear" in record.message]) == 1
+
+
+async def test_a_user_who_may_not_subscribe_at_all_is_told_once_and_served_by_the_recheck(
+    own_server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await raw.execute_command("ACL", "SETUSER", "app", "on", "nopass", "~*", "allchannels", "+@all", "-subscribe")
+    address = own_server.unix_url.replace("unix://", "unix://app:any@")
+    async with delayq.connect(address, resync_interval=0.2) as client:
+        queue: DelayedQueue[str] = client.delayed_queue("orders")
+        taking = asyncio.ensure_future(queue.take())
+        await until(lambda: "may not hear" in caplog.text)
+        async with delayq.connect(own_server.url) as other:
+            await other.delayed_queue("orders").offer("found", 0.05)
+        assert await asyncio.wait_for(taking, 20) == "found"
+        assert caplog.text.count("may not hear") == 1
+
+
+async def test_a_notification_whose_handling_raises_is_logged_and_the_next_one_is_heard(
+    own_server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with delayq.connect(own_server.url, resync_interval=3600) as client:
+        queue: DelayedQueue[str] = client.delayed_queue("orders")
+        await subscribed(raw, CHANNEL.format("orders"), TURNS.format("orders"))
+        with monkeypatch.context() as broken:
+            broken.setattr(queue._open.transfer, "announced", lambda _moment: 1 / 0)
+            await raw.publish(CHANNEL.format("orders"), "5")
+            await until(lambda: "ZeroDivisionError" in caplog.text)
+        await hears(queue, own_server)
+
+
+async def test_a_call_that_raises_what_nobody_expects_is_made_again(
+    own_server: PrivateServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with delayq.connect(own_server.url, resync_interval=3600) as client:
+        queue: DelayedQueue[str] = client.delayed_queue("orders")
+        with monkeypatch.context() as broken:
+            broken.setattr(queue._open.transfer.pushes, "_once", lambda: 1 / 0)
+            taking = asyncio.ensure_future(queue.take())
+            await queue.offer("x")
+            await until(lambda: "ZeroDivisionError" in caplog.text)
+            # What else would wake it has come and gone by then.
+            await asyncio.sleep(0.5)
+        assert await asyncio.wait_for(taking, 10) == "x"
+
+
+async def test_a_task_does_not_start_before_it_is_noted() -> None:
+    """An eager task factory would start it at once, and it might have ended when its owner notes it as the running one."""
+    loop, background = asyncio.get_running_loop(), Background()
+    events: list[str] = []
+
+    async def work() -> None:
+        events.append("started")
+
+    def eager(*_args: Any, **_options: Any) -> Any:
+        raise AssertionError("the factory decides when a task starts")
+
+    loop.set_task_factory(eager)
+    try:
+        task = background.spawn(work(), "work")
+    finally:
+        loop.set_task_factory(None)
+    events.append("noted")
+    await task
+    assert events == ["noted", "started"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
+async def test_a_queue_goes_on_under_eager_tasks_when_its_server_was_away(own_server: PrivateServer) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+    try:
+        async with delayq.connect(own_server.url, resync_interval=0.2) as client:
+            queue: DelayedQueue[str] = client.delayed_queue("orders")
+            taking = asyncio.ensure_future(queue.take())
+            await asyncio.sleep(0.2)
+            own_server.stop()
+            await asyncio.sleep(1)
+            own_server.start()
+            async with delayq.connect(own_server.url) as other:
+                await other.delayed_queue("orders").offer("x", 0.1)
+            assert await asyncio.wait_for(taking, 20) == "x"
+    finally:
+        loop.set_task_factory(None)
+
+
+async def test_a_client_is_closed_in_its_own_event_loop_and_says_so_elsewhere(own_server: PrivateServer) -> None:
+    client = await delayq.connect(own_server.url).__aenter__()
+    queue: DelayedQueue[int] = client.delayed_queue("orders")
+
+    def close_elsewhere() -> None:
+        with pytest.raises(delayq.ConfigurationError, match="another event loop"):
+            asyncio.run(client.aclose())
+
+    await asyncio.wait_for(asyncio.to_thread(close_elsewhere), 20)
+    await queue.offer(1)
+    assert await queue.take() == 1
+    await client.aclose()
+    await client.aclose()
+
+
+async def test_draining_ends_though_producers_are_faster(own_server: PrivateServer) -> None:
+    async with delayq.connect(own_server.url) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await queue.offer_many([(n, 0) for n in range(250)])
+        get, offered = queue._taker.get, 250
+
+        async def slower(want: int, timeout: float | None) -> Any:
+            nonlocal offered
+            await queue.offer_many([(n, 0) for n in range(offered, offered + 200)])
+            offered += 200
+            return await get(want, timeout)
+
+        queue._taker.get = slower  # type: ignore[method-assign]
+        values = await asyncio.wait_for(queue.drain(), 20)
+        assert values[:250] == list(range(250))
+        assert len(values) < 1000
+        assert await queue.drain(0) == []
+
+
+async def test_input_of_the_wrong_kind_is_refused_before_anything_is_written(own_server: PrivateServer, raw: Any) -> None:
+    async with delayq.connect(own_server.url) as client:
+        queue: DelayedQueue[Any] = client.delayed_queue("orders")
+        for wrong in (2.5, "3", True, -1):
+            with pytest.raises(delayq.BadInput, match="max_items"):
+                await queue.drain(wrong)  # type: ignore[arg-type]
+            with pytest.raises(delayq.BadInput, match="n is an int"):
+                await queue.pending.poll_many(wrong)  # type: ignore[arg-type]
+        for flag in ("no", 2, None):
+            with pytest.raises(delayq.BadInput, match="ordered_list"):
+                client.delayed_queue("other", ordered_list=flag)  # type: ignore[call-overload]
+        for codec in (delayq.JsonCodec, object(), "json"):
+            with pytest.raises(delayq.BadInput, match="codec"):
+                client.delayed_queue("other", codec=codec)  # type: ignore[call-overload]
+            with pytest.raises(delayq.BadInput, match="codec"):
+                client.reliable_queue("other", codec=codec)  # type: ignore[call-overload]
+        for delay in (-1e-9, -(10**5000), 10**5000, 2**53 / 1000 - 1):
+            with pytest.raises(delayq.BadDelay):
+                await queue.offer(1, delay)
+    wrong_options: list[dict[str, Any]] = [
+        {"max_connections": 1.5},
+        {"max_connections": "4"},
+        {"max_connections": None},
+        {"resync_interval": 1e-6},
+    ]
+    for options in wrong_options:
+        with pytest.raises(delayq.BadInput, match=next(iter(options))):
+            delayq.connect(own_server.url, **options)
+    assert await raw.keys() == []
+
+
+async def test_a_delay_that_is_too_long_fails_no_other_offer(own_server: PrivateServer) -> None:
+    async with delayq.connect(own_server.url) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        offers = [queue.offer(n, 60) for n in range(10)]
+        outcomes = await asyncio.gather(*offers[:5], queue.offer(-1, 2**53 / 1000 - 1), *offers[5:], return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes].count(delayq.BadDelay) == 1
+        assert await queue.pending.size() == 10
