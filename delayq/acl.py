@@ -72,7 +72,7 @@ class _Reliable:
 
 _CLIENT = 12 * _ONE
 _LOOKS_AT_DELAYED = "time llen lindex lrange hmget zcard zcount zrange zrevrange"
-_LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall"
+_LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall hkeys"
 
 DELAYED: dict[Role, _Delayed] = {
     # No way to the ready list: others move what is due.
