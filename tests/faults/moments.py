@@ -371,13 +371,19 @@ async def _poll_many(queue: Any, seen: Seen, pace: _Pace) -> bool:
 async def _leased(messages: Any, seen: Seen, pace: _Pace) -> bool:
     async with aclosing(messages):
         async for message in messages:
-            last = False
+            last = handled = False
             try:
                 async with message:
                     last = await pace.handle()
+                    handled = True
                 seen.acked.append(message.value)
             except (delayq.LeaseLost, delayq.OutcomeUnknown):
                 seen.unsure.add(message.value)
+            except asyncio.CancelledError:
+                if handled:
+                    # Its acknowledgement is on its way.
+                    seen.unsure.add(message.value)
+                raise
             if last:
                 return True
     return False
