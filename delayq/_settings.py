@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Expired = Literal["drop", "dead"]
 WhenFull = Literal["raise", "wait"]
 
+_SHORTEST_LEASE_US = 1_000
+
 RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
 """The default of ``backoff``."""
 
@@ -41,8 +43,8 @@ class Settings:
             BadInput: A setting cannot work.
         """
         lease_us = microseconds(self.lease, "lease")
-        if not lease_us:
-            raise BadInput("lease must be more than 0")
+        if lease_us < _SHORTEST_LEASE_US:
+            raise BadInput("lease must be 1 ms at least: a message would come again before its handler begins")
         for name, count in (("max_attempts", self.max_attempts), ("max_size", self.max_size)):
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 raise BadInput(f"{name} is None or an int of at least 1, not {count!r}")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 AHEAD = 32
 """So many moments of an expression are computed at a time."""
 
+_SHORTEST_US = 1_000
 _LONGEST_CRON = 512
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIXED_OFFSET = re.compile(r"UTC(?:([+-])(\d\d):(\d\d))?")
@@ -92,8 +93,8 @@ def timing_of(cron: str | None, every: Duration | None, timezone: str | tzinfo) 
         raise BadInput("give cron or every, and not both")
     if every is not None:
         every_us = microseconds(every, "every")
-        if not every_us:
-            raise BadInput("every must be more than 0")
+        if every_us < _SHORTEST_US:
+            raise BadInput("every must be 1 ms at least")
         return Timing(every_us)
     if not isinstance(cron, str) or not cron.strip():
         raise BadInput(f"cron is a non-empty str, not {cron!r}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_A_TIME = 100
-_TAKEN, _UNREADABLE = -1, -2
+_TAKEN, _UNREADABLE, _EMPTY = -1, -2, -3
 # A second letter of one id has a name of its own: see lua/reliable/include/letters.lua.
 _STAMPED = re.compile(rb"(.*)\0[0-9]{16}", re.DOTALL)
 
@@ -136,7 +136,7 @@ class DeadLetters(Generic[T]):
                 break
             # All were there a moment ago. What is not there any more lives again: the answer of a first try was lost.
             left = answer.count(_TAKEN) + answer.count(_UNREADABLE)
-            done += len(some) - left
+            done += len(some) - left - answer.count(_EMPTY)
             stayed += left
             looked_at += step
             if progress is not None:

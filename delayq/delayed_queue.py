@@ -158,7 +158,7 @@ class DelayedQueue(Generic[T]):
             raise ConfigurationError(f"queue {name!r} is open on this client with ordered_list={self._open.listed}")
         self._taker = self._open.transfer.taker
         self.ready: Ready[T] = Ready(self._keys, self._server, codec)
-        self.pending: Pending[T] = Pending(self._open.transfer, session, codec, self._encode, listed=listed, keys_of=keys_of)
+        self.pending: Pending[T] = Pending(self._open.transfer, self._server, codec, self._encode, listed=listed, keys_of=keys_of)
 
     @property
     def name(self) -> str:

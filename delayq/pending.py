@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from delayq._redis.keys import DelayedKeys
     from delayq._redis.listing import Listing
+    from delayq._redis.server import Server
     from delayq._scheduling.transfer import HandOut, TransferTask
-    from delayq._session import Session
     from delayq.codecs import Codec
 
 _log = logging.getLogger("delayq")
@@ -46,14 +46,14 @@ class Pending(Generic[T]):
     def __init__(
         self,
         transfer: TransferTask,
-        session: Session,
+        server: Server,
         codec: Codec[T],
         encode: Callable[[T], bytes],
         *,
         listed: bool,
         keys_of: Callable[[str], DelayedKeys],
     ) -> None:
-        keys, server = transfer.keys, session.server
+        keys = transfer.keys
         self._keys = keys
         self._server = server
         self._transfer = transfer

@@ -42,9 +42,7 @@ CHOSEN: dict[ModuleType, tuple[str, ...]] = {
         "test_a_cancelled_drain_puts_back_what_it_had",
         "test_nothing_is_left_behind_by_a_client",
     ),
-    test_fetching_ahead: (
-        "test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next",
-    ),
+    test_fetching_ahead: ("test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next",),
     test_deliveries: (
         "test_a_nack_wakes_whoever_waits",
         "test_a_block_that_is_cancelled_hands_the_message_back_at_once",

@@ -683,3 +683,65 @@ async def test_moments_are_computed_ahead_while_there_are_some_left(jobs: Reliab
         return len(facts(await raw.hget(SCHEDULES, "tick"))["upcoming"]) >= 8
 
     await until(enough)
+
+
+async def test_a_consumer_that_never_scheduled_keeps_a_recurrence_going(server: PrivateServer) -> None:
+    async with delayq.connect(server.url) as deploying:
+        queue = deploying.reliable_queue("jobs")
+        await queue.schedule("tick", every=60, value="tick", ttl=10)
+    async with delayq.connect(server.url, resync_interval=0.1) as client:
+        queue = client.reliable_queue("jobs")
+        # Nobody has worked for so long that the occurrence has expired: the claim that drops it puts the next one in place.
+        await advance(queue, 100)
+        assert await queue.claim() == []
+        await until(lambda: is_waiting(queue))
+    async with delayq.connect(server.url) as cleaning:
+        await cleaning.reliable_queue("jobs").purge()
+    async with delayq.connect(server.url, resync_interval=0.1) as client:
+        queue = client.reliable_queue("jobs")
+        claiming = asyncio.create_task(queue.claim(wait=3600))
+        await until(lambda: is_waiting(queue))
+        claiming.cancel()
+
+
+async def is_waiting(queue: ReliableQueue[Any]) -> bool:
+    return (await queue.stats()).delayed == 1
+
+
+async def test_a_schedule_that_begins_again_waits_for_the_occurrence_at_work(jobs: ReliableQueue[Any]) -> None:
+    await jobs.schedule("tick", every=60, value=1)
+    await advance(jobs, 60)
+    (message,) = await jobs.claim()
+    assert await jobs.unschedule("tick")
+    assert await jobs.schedules() == []
+    assert not await jobs.unschedule("tick")
+    await jobs.schedule("tick", every=20, value=2)
+    # Within the lease.
+    await advance(jobs, 20)
+    assert await jobs.claim() == []
+    await message.ack()
+    await advance(jobs, 20)
+    assert [each.value for each in await jobs.claim()] == [2]
+
+
+async def test_an_occurrence_whose_follow_up_is_unknown_is_not_handed_out_beside_the_one_at_work(
+    jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await jobs.schedule("tick", every=5, value=1)
+    await advance(jobs, 5)
+    (message,) = await jobs.claim()
+    run = jobs._server.run
+
+    async def lost(script: Any, *args: Any) -> Any:
+        answer = await run(script, *args)
+        if script is OCCUR:
+            raise delayq.OutcomeUnknown("planned")
+        return answer
+
+    monkeypatch.setattr(jobs._server, "run", lost)
+    await advance(jobs, 5)
+    assert await jobs.claim() == []
+    monkeypatch.undo()
+    await message.ack()
+    await advance(jobs, 5)
+    assert len(await jobs.claim()) == 1

@@ -214,7 +214,7 @@ class Model:
         if message.mark == "s":
             message.lease, message.mark, message.suspect = object(), "l", True
         else:
-            message.lease = None
+            message.lease, message.suspect = None, False
 
     def die(self, message: Live, reason: str, error: str | None) -> None:
         name = key = message.id.partition("\0")[0]

@@ -94,7 +94,7 @@ async def test_a_batch_costs_the_same_few_commands_however_many_are_pending(clie
             "stats": await commands(raw, queue.stats),
             "extend": await commands(raw, lambda queue=queue, held=held: extend(queue, held)),  # type: ignore[misc]
             "ack": await commands(raw, ack),
-            "purge": await commands(raw, lambda queue=queue: queue._server.run(PURGE, queue._keys.messages, ("all", 100))),  # type: ignore[misc]
+            "purge": await commands(raw, lambda queue=queue: queue._server.run(PURGE, queue._keys.messages, ("all", 0, 100))),  # type: ignore[misc]
         }
     small, large = counts.values()
     assert small == large

@@ -32,7 +32,7 @@ local limit, lease_us, max_attempts = tonumber(ARGV[1]), tonumber(ARGV[2]), tonu
 -- The bodies of one answer have to pass a link before the first message can be handled: what follows the first one is bounded.
 local room = 262144
 -- What is gone makes room for more, but not without end.
-local look_at = limit + 100
+local look_at = limit + 400
 
 local may_have_suspect = ARGV[7] == '1'
 if ARGV[8] ~= '' then
@@ -89,9 +89,11 @@ end
 -- Look at what is due of a set, or at its suspects, in order.
 local function look(at, suspects)
   -- Of suspects one is enough.
-  local offset, most = 0, suspects and 5 or 200
+  local offset, most, before = 0, suspects and 5 or 200, nil
   while limit > 0 and look_at > 0 and suspect == 0 and not full do
-    local count, due = math.min(limit, look_at, most), nil
+    -- Where some were gone, more may be: then look further than what is wanted.
+    local count, due = math.min(before == limit and 200 or limit, look_at, most), nil
+    before = limit
     if suspects then
       due = redis.call('ZRANGE', KEYS[at], '(0', '-inf', 'BYSCORE', 'REV', 'LIMIT', offset, count, 'WITHSCORES')
     else
@@ -111,6 +113,7 @@ local function look(at, suspects)
     local attempts = some_tried and redis.call('HMGET', KEYS[13], unpack(some)) or none
     local expiries = some_expire and redis.call('HMGET', KEYS[14], unpack(some)) or none
     for i = 1, many do
+      if limit == 0 then break end
       local id, body = some[i], bodies[i]
       local lease = leases[i] and lease_of(leases[i])
       local used, forgiven, was_due = 0, 0, due[i * 2]

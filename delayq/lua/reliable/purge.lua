@@ -17,27 +17,31 @@ local state, offset, limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local from, to = '-inf', '+inf'
 if state == 'ready' then to = number(now) end
 if state == 'delayed' then from = '(' .. number(now) end
-local dropped, passed_over, looked_at = {}, 0, 0
-local expired = 0
+local dropped, passed_over, looked_at, expired = {}, 0, 0, 0
+local some_expire = redis.call('EXISTS', KEYS[14]) == 1
 for _, at in ipairs(live_sets()) do
-  local ids = {}
-  if looked_at < limit then ids = redis.call('ZRANGEBYSCORE', KEYS[at], from, to, 'LIMIT', offset, limit - looked_at) end
-  if #ids == 0 and offset > 0 then
-    offset = math.max(0, offset - redis.call('ZCOUNT', KEYS[at], from, to))
-  elseif #ids > 0 then
-    offset, looked_at = 0, looked_at + #ids
+  local found = {}
+  if looked_at < limit then
+    found = redis.call('ZRANGEBYSCORE', KEYS[at], from, to, 'WITHSCORES', 'LIMIT', offset, limit - looked_at)
   end
-  local here = {}
-  for _, id in ipairs(ids) do
-    local found = find(id, now)
-    if state == 'delayed' and found and found.leased then
-      passed_over = passed_over + 1
-    else
-      here[#here + 1], dropped[#dropped + 1] = id, id
-      if not found or found.expired then expired = expired + 1 end
+  if #found == 0 and offset > 0 then offset = math.max(0, offset - redis.call('ZCOUNT', KEYS[at], from, to)) end
+  if #found > 0 then
+    local ids, here = {}, {}
+    for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
+    local leases = redis.call('HMGET', KEYS[12], unpack(ids))
+    local expiries = some_expire and redis.call('HMGET', KEYS[14], unpack(ids)) or {}
+    for i, id in ipairs(ids) do
+      local leased = leases[i] and lease_of(leases[i]) and tonumber(found[i * 2]) > now
+      if leased and state == 'delayed' then
+        passed_over = passed_over + 1
+      else
+        here[#here + 1], dropped[#dropped + 1] = id, id
+        if not leased and expiries[i] and finite(expiries[i], MOST) < now then expired = expired + 1 end
+      end
     end
+    offset, looked_at = 0, looked_at + #ids
+    if #here > 0 then redis.call('ZREM', KEYS[at], unpack(here)) end
   end
-  if #here > 0 then redis.call('ZREM', KEYS[at], unpack(here)) end
 end
 forget(dropped)
 return {#dropped - expired, passed_over, looked_at}

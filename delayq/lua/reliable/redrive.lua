@@ -7,7 +7,7 @@
 -- ARGV[...]  name  of each dead letter
 --
 -- Returns for each: 1 it lives again, 0 there is none of that name, -1 a live message has the id, -2 nobody can read it, and it
--- stays.
+-- stays, -3 it had no letter, and is gone.
 -- include: clock
 -- include: queue
 -- include: letters
@@ -26,8 +26,7 @@ for i, name in ipairs(ARGV) do
     found = nil
   end
   reply[i] = not letter and 0 or not body and -2 or found and -1 or 1
-  -- A place without a letter is in the way of nothing but counts.
-  if reply[i] == 0 then discard(KEYS[18], KEYS[19], {name}) end
+  if reply[i] == 0 and redis.call('ZREM', KEYS[18], name) == 1 then reply[i] = -3 end
   if reply[i] == 1 then
     local readable, facts = pcall(cjson.decode, why)
     local priority = as_priority(readable and type(facts) == 'table' and facts.priority or nil)

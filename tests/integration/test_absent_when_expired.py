@@ -1,0 +1,84 @@
+"""A message that has expired and that no worker has is not there any more, although no claim has dropped it yet."""
+# ruff: noqa: F401, F811 - fixtures
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import Offer
+from tests.integration.reliable_fixtures import raw, store
+from tests.integration.reliable_store import HOUR, Store
+
+if TYPE_CHECKING:
+    from delayq import Client, ReliableQueue
+
+
+@pytest.fixture(params=["drop", "dead"])
+async def jobs(request: pytest.FixtureRequest, client: Client) -> ReliableQueue[Any]:
+    return client.reliable_queue("jobs", lease=HOUR, expired=request.param, max_size=3)
+
+
+@pytest.fixture
+async def expired(jobs: ReliableQueue[Any], store: Store) -> ReliableQueue[Any]:
+    await jobs.offer_many([Offer("old", id=f"id{n}", ttl=HOUR) for n in range(3)])
+    await store.let_pass(2 * HOUR)
+    return jobs
+
+
+@pytest.mark.parametrize("on_duplicate", ["raise", "ignore", "replace"])
+async def test_its_id_is_free(expired: ReliableQueue[Any], store: Store, on_duplicate: Any) -> None:
+    await expired.offer("new", id="id0", on_duplicate=on_duplicate)
+    await expired.offer_many([Offer("new", id="id1", on_duplicate=on_duplicate), Offer("new", on_duplicate=on_duplicate)])
+    assert [message.value for message in await expired.claim(10)] == ["new"] * 3
+    letters = await expired.dead.list()
+    assert sorted(letter.id for letter in letters) == ([] if not letters else ["id0", "id1", "id2"])
+    (await store.look()).demand_no_orphans()
+
+
+async def test_it_is_neither_seen_nor_counted_nor_changed(expired: ReliableQueue[Any]) -> None:
+    assert await expired.get("id0") is None
+    assert await expired.list("ready") == []
+    stats = await expired.stats()
+    assert (stats.delayed, stats.ready, stats.leased, stats.oldest_due_age) == (0, 0, 0, 0)
+    assert not await expired.cancel("id0")
+    assert not await expired.reschedule("id0", 5)
+    assert await expired.purge("ready") == 0
+
+
+async def test_it_takes_no_room(expired: ReliableQueue[Any]) -> None:
+    await expired.offer_many([Offer("new") for _ in range(3)])
+    with pytest.raises(delayq.QueueFull):
+        await expired.offer("too many")
+
+
+async def test_a_dead_letter_of_its_id_lives_again(jobs: ReliableQueue[Any], store: Store) -> None:
+    await jobs.offer("first", id="a")
+    await (await jobs.claim())[0].bury("no good")
+    await jobs.offer("second", id="a", ttl=HOUR)
+    await store.let_pass(2 * HOUR)
+    assert await jobs.dead.redrive(["a"]) == 1
+    assert [message.value for message in await jobs.claim(10)] == ["first"]
+
+
+async def test_what_a_worker_has_is_there_although_it_has_expired(jobs: ReliableQueue[Any], store: Store) -> None:
+    await jobs.offer("old", id="a", ttl=HOUR / 2)
+    (message,) = await jobs.claim()
+    await message.extend(3 * HOUR)
+    await store.let_pass(HOUR)
+    assert (await jobs.stats()).leased == 1
+    with pytest.raises(delayq.DuplicateMessage):
+        await jobs.offer("new", id="a")
+    await message.ack()
+
+
+async def test_many_expired_messages_in_front_hold_up_nothing(client: Client, raw: Any) -> None:
+    queue, store = client.reliable_queue("many", lease=HOUR), Store(raw, "many")
+    for _ in range(40):
+        await queue.offer_many([Offer(0, ttl=HOUR) for _ in range(1_000)])
+    await store.let_pass(2 * HOUR)
+    await queue.offer("alive")
+    assert [message.value for message in await queue.claim(5)] == ["alive"]
+    assert client.statistics().errors == 0

@@ -1,0 +1,93 @@
+"""What a foreign writer has left in a reliable queue's keys blocks no other message."""
+# ruff: noqa: F401, F811 - fixtures
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import Offer
+from tests.integration.reliable_fixtures import jobs, raw, store
+
+if TYPE_CHECKING:
+    from delayq import ReliableQueue
+    from tests.integration.reliable_store import Store
+
+
+@pytest.mark.parametrize("field", ["leases", "attempts", "expiries", "priorities", "errors"])
+@pytest.mark.parametrize("garbage", ["", "garbage", "nan", "1e999", "-", "1:2", "1:x:c9:t", "99999999999999999999"])
+async def test_garbage_beside_a_message_harms_neither_it_nor_others(
+    jobs: ReliableQueue[Any], store: Store, raw: Any, field: str, garbage: str
+) -> None:
+    await jobs.offer_many([Offer(name, id=name) for name in ("first", "damaged", "last")])
+    await raw.hset(f"delayq:{{jobs}}:{field}", "damaged", garbage)
+    assert (await jobs.stats()).ready == 3
+    assert len(await jobs.list("ready")) == 3
+    messages = await jobs.claim(10)
+    assert [message.id for message in messages] == ["first", "damaged", "last"]
+    await messages[0].ack()
+    await messages[1].nack(0)
+    await messages[2].bury("no good")
+    assert await jobs.dead.redrive() == 1
+    assert sorted([message.id for message in await jobs.claim(10)]) == ["damaged", "last"]
+
+
+@pytest.mark.parametrize("score", ["-inf", "-5", "-1e300", "0"])
+@pytest.mark.parametrize("how", ["ack", "nack", "release", "bury"])
+async def test_a_score_that_is_no_moment_harms_neither_its_message_nor_others(
+    jobs: ReliableQueue[Any], store: Store, raw: Any, score: str, how: str
+) -> None:
+    await jobs.offer_many([Offer(name, id=name) for name in ("damaged", "other")])
+    await raw.zadd("delayq:{jobs}:live", {"damaged": score})
+    seen = await jobs.get("damaged")
+    assert seen is not None
+    assert seen.due_at is not None
+    assert (await jobs.stats()).ready == 2
+    messages = await jobs.claim(10)
+    assert sorted(message.id for message in messages) == ["damaged", "other"]
+    for message in messages:
+        await getattr(message, how)(*({"nack": (0,), "bury": ("no good",)}.get(how, ())))
+    (await store.look()).demand_no_orphans()
+
+
+async def test_a_body_without_a_place_and_a_place_without_a_body_hold_no_id(jobs: ReliableQueue[Any], raw: Any) -> None:
+    await raw.hset("delayq:{jobs}:bodies", "no place", "1 \nnull")
+    await raw.zadd("delayq:{jobs}:live", {"no body": 1})
+    assert await jobs.get("no place") is None
+    assert not await jobs.cancel("no body")
+    await jobs.offer("new", id="no place")
+    await jobs.offer("new", id="no body")
+    assert sorted([message.id for message in await jobs.claim(10)]) == ["no body", "no place"]
+
+
+@pytest.mark.parametrize("letter", [b"", b"garbage", b"{}\n", b"[]\n1 \n2", b'{"priority":"high"}\nno body', b"{\xff\n\xff"])
+async def test_a_damaged_dead_letter_is_shown_and_stays_and_others_are_redriven(
+    jobs: ReliableQueue[Any], raw: Any, letter: bytes
+) -> None:
+    await jobs.offer("good", id="good")
+    await (await jobs.claim())[0].bury("a reason")
+    await raw.hset("delayq:{jobs}:dead:messages", "damaged", letter)
+    await raw.zadd("delayq:{jobs}:dead", {"damaged": 1, "nothing at all": 2})
+    assert {each.id: each.reason for each in await jobs.dead.list()} == {"damaged": "unreadable", "good": "a reason"}
+    lives_again = letter.endswith(b"1 \n2")
+    assert await jobs.dead.redrive(["damaged", "good"]) == 1 + lives_again
+    assert [message.id for message in await jobs.claim(10)] == ["damaged", "good"][not lives_again :]
+    for each in await jobs.dead.list():
+        with pytest.raises(delayq.DecodeError):
+            _ = each.value
+    assert await jobs.dead.redrive() == 0
+    assert await jobs.dead.purge(["damaged"]) == (not lives_again)
+
+
+async def test_what_begins_with_a_body_that_cannot_be_read_can_die_and_be_listed(jobs: ReliableQueue[Any], raw: Any) -> None:
+    await raw.hset("delayq:{jobs}:bodies", "damaged", "no newline here")
+    await raw.zadd("delayq:{jobs}:live", {"damaged": 1})
+    (message,) = await jobs.claim()
+    with pytest.raises(delayq.DecodeError):
+        _ = message.value
+    await message.bury("undecodable")
+    (letter,) = await jobs.dead.list()
+    assert (letter.id, letter.reason) == ("damaged", "undecodable")
+    assert await jobs.dead.redrive() == 0
