@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["_quick", "early", "faults", "jobs", "raw", "store", "way"]
 
-LINKS: dict[str, tuple[float, float | None]] = {"100 ms": (100, None), "40 Mbit/s": (20, 40)}
+LINKS: dict[str, tuple[float, float | None]] = {"20 ms, 40 Mbit/s": (20, 40)}
 """Round trips in milliseconds, and megabits a second."""
 
 # Each takes a few round trips only.
