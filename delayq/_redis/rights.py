@@ -86,7 +86,7 @@ _UNTRIED = {"PUBLISH", "UNLINK", "DEL"}
 # A full server refuses a script only before its first write, and some of what is tried are writes: there, nothing is tried.
 _FULL = f"redis.pcall('ZADD', KEYS[1], 'XX', 0, {_NOTHING})"
 _CHECK = """do
-  local function says(answer, what) return type(answer) == 'table' and answer.err and string.find(answer.err, what) end
+  local function says(answer, what) return type(answer) == 'table' and string.find(tostring(answer.err), what) end
   local function permitted(answer)
     return not (says(answer, 'NOPERM') or says(answer, 'ACL failure') or says(answer, 'The user executing'))
   end
