@@ -40,3 +40,21 @@ async def test_what_a_drain_has_taken_goes_back_when_the_client_closes_before_it
         with pytest.raises(delayq.Closed):
             await draining
     assert await everything(own_server.url) == [*range(150)]
+
+
+async def test_a_client_that_closes_waits_for_a_queue_that_is_closing(own_server: PrivateServer) -> None:
+    async with Links(own_server, round_trip=100) as links:
+        client = delayq.connect(links.url)
+        await client.__aenter__()
+        queue = client.delayed_queue("orders")
+        await queue.offer_many([(n, 0) for n in range(150)])
+        values = aiter(queue)
+        first = await anext(values)
+        # The first try does not arrive.
+        links.half_open(new=False)
+        closing = asyncio.create_task(queue.aclose())
+        await asyncio.sleep(0)
+        await client.aclose()
+        # Not cancelled.
+        await closing
+    assert [first, *await everything(own_server.url)] == [*range(150)]
