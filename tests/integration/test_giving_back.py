@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
+from delayq.codecs import StringCodec
 from tests.links import Links
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.servers import PrivateServer
@@ -58,3 +60,25 @@ async def test_a_client_that_closes_waits_for_a_queue_that_is_closing(own_server
         # Not cancelled.
         await closing
     assert [first, *await everything(own_server.url)] == [*range(150)]
+
+
+async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: PrivateServer) -> None:
+    value = "x" * 1000
+    async with Links(server) as links, delayq.connect(links.url) as client:
+        queue = client.delayed_queue("orders", codec=StringCodec())
+        await queue.offer_many([(value, 0)] * 50)
+        assert await queue.take() == value
+        server.call("CONFIG", "SET", "maxmemory", "1mb")
+        try:
+            assert server.call("SET", "another", "one").startswith(b"-OOM")
+            links.lose_replies(b"EVALSHA")
+            async with asyncio.timeout(20):
+                assert await queue.take() == value
+            assert links.lost_replies == 1
+            async for _ in queue:
+                break
+            # What was fetched ahead is back.
+            await until(lambda: queue._taker.is_idle)
+            assert len(await queue.drain()) == 47
+        finally:
+            server.call("CONFIG", "SET", "maxmemory", "0")
