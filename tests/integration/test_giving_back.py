@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
+from delayq._redis.connections import Connections
 from delayq.codecs import StringCodec
 from tests.links import Links
+from tests.servers import one_server
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -82,3 +84,28 @@ async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: Priva
             assert len(await queue.drain()) == 47
         finally:
             server.call("CONFIG", "SET", "maxmemory", "0")
+
+
+async def test_a_connection_that_blocks_or_listens_is_shared_with_no_call(own_server: PrivateServer) -> None:
+    pool = Connections(one_server(own_server.unix_url), 8)
+    wire = await pool.acquire()
+    pool.release(wire)
+    assert await pool.open_own() is wire
+    assert pool.acquire_any(wire) is None
+    await pool.aclose()
+
+
+async def test_no_call_shares_the_connection_by_which_others_are_proven_dead(own_server: PrivateServer) -> None:
+    async with Links(own_server) as links:
+        pool = Connections(one_server(links.url), 8)
+        silent = await pool.acquire()
+        links.half_open(new=False)
+        asked = silent.ask("PING")
+        await until(lambda: pool.opened == 2)
+        (proving,) = pool._used.keys() - {silent}
+        assert pool.acquire_any(proving) is silent
+        pool.release(silent)
+        with pytest.raises(TimeoutError):
+            await asked
+        pool.drop(silent)
+        await pool.aclose()
