@@ -109,3 +109,32 @@ async def test_no_call_shares_the_connection_by_which_others_are_proven_dead(own
             await asked
         pool.drop(silent)
         await pool.aclose()
+
+
+async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._scheduling.transfer._LATE", 0.0)
+    async with delayq.connect(own_server.unix_url) as client:
+        queue = client.delayed_queue("orders")
+        await queue.offer_many([(n, 60) for n in range(150)])
+        transfer = queue._open.transfer
+        poll_pending, calls = transfer.poll_pending, 0
+
+        async def poll(limit: int, *, listed: int) -> Any:
+            nonlocal calls
+            calls += 1
+            polled = await poll_pending(limit, listed=listed)
+            if calls == 1:
+                # The first part goes back before the second one has come.
+                await client._session.server.run(*transfer.back_by_name(polled[0]).request)  # type: ignore[union-attr]
+            return polled
+
+        monkeypatch.setattr(transfer, "poll_pending", poll)
+        with pytest.raises(delayq.ServerUnavailable, match="poll fewer"):
+            await queue.pending.poll_many(150)
+        await until(lambda: not transfer._lost)
+        assert await queue.pending.read_all() == [*range(150)]
+        monkeypatch.undo()
+        monkeypatch.setattr("delayq._scheduling.transfer._LATE", 0.0)
+        assert await queue.pending.poll_many(150) == [*range(150)]
