@@ -138,3 +138,24 @@ async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
         monkeypatch.undo()
         monkeypatch.setattr("delayq._scheduling.transfer._LATE", 0.0)
         assert await queue.pending.poll_many(150) == [*range(150)]
+
+
+async def test_claims_are_counted_as_given_back_once_and_only_when_they_are(own_server: PrivateServer) -> None:
+    async with delayq.connect(own_server.unix_url) as client:
+        jobs = client.reliable_queue("jobs")
+        await jobs.offer_many([delayq.Offer(n) for n in range(3)])
+        claims = jobs._open.claims
+        taken = await claims.taker.get(3, None)
+        assert claims.has_some_out
+        # It refuses, so the call is made anew until it does not.
+        refused = "EVAL EVALSHA"
+        for command in refused.split():
+            own_server.call("ACL", "SETUSER", "default", f"-{command.lower()}")
+        claims.taker.give_back(taken)
+        await until(lambda: client.statistics().errors > 3)
+        assert claims._claimed == 3
+        assert claims.has_some_out
+        for command in refused.split():
+            own_server.call("ACL", "SETUSER", "default", f"+{command.lower()}")
+        await until(lambda: claims.taker.is_idle)
+        assert claims._claimed == 0
