@@ -202,6 +202,7 @@ async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
             for _ in range(2):
                 await filled(raw, "orders", 1)
                 assert await queue.take() == 0
+            await until(lambda: is_confirmed(raw))
             # It is carried out, and nothing reaches the client any more, nor the server.
             links.lose_replies(b"orders", then="silence", times=None)
             await filled(raw, "orders", 2)
