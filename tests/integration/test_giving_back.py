@@ -86,6 +86,24 @@ async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: Priva
             server.call("CONFIG", "SET", "maxmemory", "0")
 
 
+async def test_closing_gives_back_also_while_the_server_has_lost_its_office(own_server: PrivateServer) -> None:
+    client = delayq.connect(own_server.unix_url)
+    await client.__aenter__()
+    queue = client.delayed_queue("orders")
+    await queue.offer_many([(n, 0) for n in range(150)])
+    values = aiter(queue)
+    first = await anext(values)
+    own_server.call("REPLICAOF", "127.0.0.1", "1")
+    errors = client.statistics().errors
+    server = client._session.server  # type: ignore[union-attr]
+    closing = asyncio.create_task(client.aclose())
+    # The first calls, and the first repetition.
+    await until(lambda: server.errors >= errors + 4)
+    own_server.call("REPLICAOF", "NO", "ONE")
+    await closing
+    assert [first, *await everything(own_server.url)] == [*range(150)]
+
+
 async def test_a_connection_that_blocks_or_listens_is_shared_with_no_call(own_server: PrivateServer) -> None:
     pool = Connections(one_server(own_server.unix_url), 8)
     wire = await pool.acquire()
