@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
 from delayq._redis.retry import retry_delay
-from delayq.errors import DelayqError, OutcomeUnknown, ServerUnavailable
+from delayq.errors import DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -184,11 +184,16 @@ class LastCalls:
         until = loop.time() + within
         again_at = loop.time() + min(self._doubt, within)
         retry: asyncio.Task[None] | None = None
+        retries = 0
         to_send = math.inf
         try:
-            while missing := [call for call in self._calls if not call.is_done]:
+            # A call that the server refuses is refused again.
+            while missing := [call for call in self._calls if not call.is_done and not isinstance(call.outcome, ServerRefused)]:
                 now = loop.time()
-                if retry is None and now >= again_at:
+                if now >= again_at and (retry is None or retry.done()):
+                    # The server may start soon, or another one take its place.
+                    retries += 1
+                    again_at = now + retry_delay(retries, base=_LOOK_EVERY)
                     retry = asyncio.create_task(self._server.pipeline_anew(missing))
                 if now >= until:
                     left = self._server.bytes_to_send
@@ -198,12 +203,10 @@ class LastCalls:
                 pending: list[asyncio.Future[None]] = [answer for answer in self._answers if not answer.done()]
                 if retry is not None and not retry.done():
                     pending.append(retry)
-                elif not pending and retry is not None:
-                    break
                 if pending:
                     await asyncio.wait(pending, timeout=_LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
                 else:
-                    await asyncio.sleep(max(0.0, again_at - now))
+                    await asyncio.sleep(max(0.0, min(again_at, until) - now))
         finally:
             if retry is not None:
                 retry.cancel()

@@ -14,7 +14,7 @@ from delayq._logging import about
 from delayq._redis.group_commit import Request
 from delayq._redis.hand_back import HandBack, Owed
 from delayq._redis.retry import retry_delay
-from delayq._redis.scripts import ACK, GIVE_BACK, POLL_PENDING, TRANSFER
+from delayq._redis.scripts import ACK, EXTEND, GIVE_BACK, POLL_PENDING, TRANSFER
 from delayq._redis.server import Confirmation
 from delayq._scheduling.counts import Counts
 from delayq._scheduling.lease_keeper import LeaseKeeper
@@ -271,7 +271,9 @@ class TransferTask:
 
         Raises:
             ServerError: As :meth:`Server.run_once`. Nothing is taken, or it goes back.
+            Closed: The queue is closed.
         """
+        self._demand_open()
         keys, call = self.keys, self.new_call()
         handed = HandOut(f"{call}:pending")
         names = (keys.timeout, keys.ordered, keys.quarantine, keys.leases, keys.leased, keys.fence(call))
@@ -289,15 +291,33 @@ class TransferTask:
             Closed: The queue was closed meanwhile: all of it goes back.
             ServerUnavailable: It took so long that a part of it went back, and the rest does.
         """
-        if self._last is not None:
+        try:
+            self._demand_open()
+            if not self.is_ours(asked_at):
+                await self._keep(taken)
+                self._demand_open()
+        except BaseException:
             self.lose(taken)
-            raise Closed("the queue is closed")
-        if not self.is_ours(asked_at) and not all([await self._confirm_late(handed.call) for handed in taken]):
-            self.lose(taken)
-            raise ServerUnavailable("the messages took so long to arrive that they went back: poll fewer at a time")
+            raise
         for handed in taken:
             del self._at_hand[handed]
         self._confirm([handed.call for handed in taken])
+
+    def _demand_open(self) -> None:
+        if self._last is not None:
+            raise Closed("the queue is closed")
+
+    async def _keep(self, taken: Sequence[HandOut]) -> None:
+        """Lengthen the leases of these calls, for none may be confirmed while another one's messages are back.
+
+        Raises:
+            ServerUnavailable: They are.
+        """
+        for at in range(0, len(taken), BATCH):
+            tokens = [handed.call for handed in taken[at : at + BATCH]]
+            _, *ours = await self._server.run(EXTEND, (self.keys.leases,), (CONFIRM_US, *tokens))
+            if not all(ours):
+                raise ServerUnavailable("the messages took so long to arrive that they went back: poll fewer at a time")
 
     @contextmanager
     def handing_out(self, handed: HandOut) -> Iterator[None]:
