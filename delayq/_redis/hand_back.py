@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# The first try at closing has this long before a second one is made over a new connection, seconds.
+# The first try at closing has this long, and a round trip, before a second one is made over a new connection; seconds.
 _FIRST_DOUBT = 0.35
 # What is still on its way to the network when the time is up has this long as long as it moves, seconds.
 _MOST = 5.0
@@ -146,8 +147,13 @@ class LastCalls:
     the first one may be dead.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, round_trip: float = 0.0) -> None:
+        """Args:
+        server: Where they are sent.
+        round_trip: How long an answer takes, seconds.
+        """
         self._server = server
+        self._doubt = _FIRST_DOUBT + round_trip
         self._calls: list[HandBack] = []
         self._answers: list[asyncio.Future[None]] = []
         self._wires: dict[str, Wire] = {}
@@ -176,23 +182,28 @@ class LastCalls:
     async def _settle(self, within: float) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + within
-        await self._wait(min(_FIRST_DOUBT, within))
-        retries: list[asyncio.Task[None]] = []
-        if missing := [call for call in self._calls if not call.is_done]:
-            retries = [asyncio.create_task(self._server.pipeline_anew(missing))]
+        again_at = loop.time() + min(self._doubt, within)
+        retry: asyncio.Task[None] | None = None
+        to_send = math.inf
         try:
-            if retries:
-                await asyncio.wait(retries, timeout=until - loop.time())
-            left = self._server.bytes_to_send
-            while left and loop.time() < until + _MOST and any(not call.is_done for call in self._calls):
-                await self._wait(_LOOK_EVERY)
-                if loop.time() >= until and self._server.bytes_to_send >= left:
+            while missing := [call for call in self._calls if not call.is_done]:
+                now = loop.time()
+                if retry is None and now >= again_at:
+                    retry = asyncio.create_task(self._server.pipeline_anew(missing))
+                if now >= until:
+                    left = self._server.bytes_to_send
+                    if not 0 < left < to_send or now >= until + _MOST:
+                        break
+                    to_send = left
+                pending: list[asyncio.Future[None]] = [answer for answer in self._answers if not answer.done()]
+                if retry is not None and not retry.done():
+                    pending.append(retry)
+                elif not pending and retry is not None:
                     break
-                left = self._server.bytes_to_send
+                if pending:
+                    await asyncio.wait(pending, timeout=_LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await asyncio.sleep(max(0.0, again_at - now))
         finally:
-            for retry in retries:
+            if retry is not None:
                 retry.cancel()
-
-    async def _wait(self, within: float) -> None:
-        if waiting := [answer for answer in self._answers if not answer.done()]:
-            await asyncio.wait(waiting, timeout=within)

@@ -148,15 +148,15 @@ class Scheduler:
         Returns:
             What waits until it has arrived, as long as closing may take. Queues that are closed already are left out.
         """
-        last = LastCalls(self.services.server)
         closing = [queue for queue in queues if not queue.closed]
-        grace = _GRACE
+        round_trip = max((self._clocks[queue].round_trip for queue in closing), default=0.0)
+        last, grace = LastCalls(self.services.server, round_trip), _GRACE + 2 * round_trip
         for queue in closing:
             queue.closed = True
             for channel in queue.channels:
                 del self._queues[channel]
                 self.subscriber.remove(channel)
-            grace = max(grace, _GRACE + 2 * self._clocks.pop(queue).round_trip)
+            del self._clocks[queue]
             queue.close(last)
 
         async def end() -> None:

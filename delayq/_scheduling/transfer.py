@@ -62,6 +62,11 @@ class HandOut:
     places: int = 0
 
 
+def newest_first(calls: Iterable[HandOut]) -> list[HandOut]:
+    """The order in which calls are given back: what comes back becomes the head, so the oldest one comes last."""
+    return sorted(calls, key=lambda handed: handed.call, reverse=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Lessee:
     """Those who take under leases of one length.
@@ -315,7 +320,7 @@ class TransferTask:
             self._at_hand.pop(each, None)
             self._lost[each] = None
         if self._lost and self._last is not None:
-            self._last.send(self.keys.name, map(self.back_by_name, self._lost))
+            self._last.send(self.keys.name, map(self.back_by_name, newest_first(self._lost)))
         elif self._lost and self._recovering is None:
             self._recovering = self._background.spawn(self._recover_soon(), "recover")
 
@@ -359,7 +364,7 @@ class TransferTask:
 
     async def _recover(self) -> None:
         """Have the server take back what calls handed out whose answers were lost."""
-        for handed in list(self._lost):
+        for handed in newest_first(self._lost):
             await self._server.run(*self.back_by_name(handed).request)
             self._lost.pop(handed, None)
 
@@ -407,8 +412,9 @@ class TransferTask:
         self._last = last
         self.pushes.close()
         self._watch.close()
-        # What calls on their way bring comes behind what is here, so it goes back first.
-        last.send(self.keys.name, map(self.back_by_name, [*self._lost, *self._at_hand, *self._under_way]))
+        # What is at hand here was handed out before these, so it goes back after them.
+        calls = newest_first([*self._lost, *self._at_hand, *self._under_way])
+        last.send(self.keys.name, map(self.back_by_name, calls))
         # What has arrived is confirmed once more, for the first try may be lost.
         unconfirmed, self._unconfirmed = [*self._unconfirmed], {}
         last.send(self.keys.name, self._confirming(unconfirmed))
