@@ -54,6 +54,8 @@ class Connections:
         self._slots = anyio.Semaphore(limit, fast_acquire=True)
         self._ended: DelayqError | None = None
         self.opened: int = 0
+        # How long an answer takes at least, seconds; 0 before the first one.
+        self.round_trip: float = 0.0
         _of_this_process.add(self)
 
     @property
@@ -253,6 +255,7 @@ class Connections:
             raise
         self._used[wire] = 1
         self.opened += 1
+        self.round_trip = min(wire.round_trip, self.round_trip or wire.round_trip)
         return wire
 
     # Whether silent connections are dead
