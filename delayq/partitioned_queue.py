@@ -292,9 +292,10 @@ class PartitionedQueue(Generic[T]):
             for look in looking:
                 look.cancel()
         refused = next((error for error in errors if isinstance(error, ServerRefused)), None)
-        if refused is not None or (errors and not taken and not waits):
+        error = refused or next((error for error in errors if not (waits and isinstance(error, ServerError))), None)
+        if error is not None and (refused is not None or not taken):
             _give_back(taken)
-            raise refused or errors[0]
+            raise error
         return taken
 
     # By id
