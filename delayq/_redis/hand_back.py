@@ -1,4 +1,4 @@
-"""Calls that bring back what left the server and reached nobody: written at once, repeated until they are answered.
+"""Calls that return undelivered messages to the server: written at once, and repeated until they are answered.
 
 Each call may be sent any number of times, over any connection, for the server carries it out once.
 """
@@ -26,7 +26,7 @@ _log = logging.getLogger("delayq")
 
 # The first try at closing has this long, and a round trip, before a second one is made over a new connection; seconds.
 _FIRST_DOUBT = 0.35
-# What is still on its way to the network when the time is up has this long as long as it moves, seconds.
+# Bytes that are still leaving this machine when the time is up get this much more of it, seconds.
 _MOST = 5.0
 _LOOK_EVERY = 0.1
 
@@ -38,7 +38,7 @@ class HandBack:
         request: The call.
         fence: The key that makes a repetition harmless, if there is one; not needed any more once the only try was answered.
         tries: How often it was sent.
-        outcome: What the server answered, or the error of the last try; None before.
+        outcome: The server's answer, or the error of the last try; None before.
         is_unsure: Whether a try may have been carried out without our knowing.
     """
 
@@ -141,15 +141,15 @@ class Owed:
 
 
 class LastCalls:
-    """What queues send while they close: written before anything is waited for.
+    """The calls that queues send while they close: written before anything is waited for.
 
-    So the round trip decides when it arrives, never whether. What is not answered soon is sent again over a new connection, for
+    So the round trip decides when they arrive, never whether. Those without an answer are soon sent again over a new connection, for
     the first one may be dead.
     """
 
     def __init__(self, server: Server, round_trip: float = 0.0) -> None:
         """Args:
-        server: Where they are sent.
+        server: Sends them.
         round_trip: How long an answer takes, seconds.
         """
         self._server = server

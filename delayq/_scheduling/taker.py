@@ -64,7 +64,7 @@ class _Waiter(Generic[Item]):
         self.limit: Timeout | None = None
 
     def take_result(self) -> list[Taken[Item]]:
-        """What it was handed, if anything."""
+        """Return the items that it was handed, if any."""
         future = self.future
         return future.result() if future.done() and not future.cancelled() and future.exception() is None else []
 
@@ -144,12 +144,12 @@ class Taker(Generic[Item]):
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody waits for messages that are still to come."""
+        """Whether a caller waits for messages that are still to come."""
         return self._patient > 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody takes, and nothing is on its way back."""
+        """Whether no caller takes, and nothing is on its way back."""
         return not (self._waiters or self._readers or self._returned or self._chunks or self._attempt)
 
     async def get(self, want: int, timeout: float | None) -> list[Taken[Item]]:
@@ -229,7 +229,7 @@ class Taker(Generic[Item]):
                     waiter.future.set_exception(own_copy(error))
 
     def give_back(self, taken: Iterable[Taken[Item]], *, more: bool = False) -> None:
-        """Hand items to whoever waits, and what nobody wants back to the server, in order."""
+        """Hand items to the callers who wait, and the rest back to the server, in order."""
         rest = self._hand_out(sorted(taken), more=more)
         if not rest:
             return
@@ -305,7 +305,7 @@ class Taker(Generic[Item]):
         return self._last is None
 
     def close(self, last: LastCalls) -> None:
-        """End every waiting call. What was taken and not handed to anybody is written back before this returns."""
+        """End every waiting call. Items that no caller has are written back before this returns."""
         self._last = last
         for waiter in list(self._waiters):
             self._leave(waiter)

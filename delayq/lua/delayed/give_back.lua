@@ -1,4 +1,4 @@
--- give_back: put what left the server, but reached nobody, back where it was. Running it again changes nothing.
+-- give_back: put undelivered messages back where they were. Running it again changes nothing.
 --
 -- KEYS[1]  ready    LIST    payloads that are due
 -- KEYS[2]  timeout  ZSET    records, scored by due time, ms
