@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
@@ -16,6 +17,7 @@ from delayq._redis.durability import Unconfirmed
 from delayq._redis.records import pack
 from delayq._redis.scripts import CANCEL, RESCHEDULE
 from delayq._scheduling.open_delayed import OpenDelayedQueue
+from delayq._scheduling.taker import Loop, Reader
 from delayq.deliveries import Delivery
 from delayq.errors import (
     BadDelay,
@@ -34,13 +36,14 @@ from delayq.pending import Pending
 from delayq.ready import Ready
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Self
 
     from delayq._redis.group_commit import GroupCommit
     from delayq._redis.keys import DelayedKeys
+    from delayq._scheduling.leases import Lease
     from delayq._scheduling.offers import Offer, Stored
     from delayq._session import Session
     from delayq.codecs import Codec
@@ -330,7 +333,7 @@ class DelayedQueue(Generic[T]):
         self._open.counts.delivered += len(values)
         return values
 
-    async def __aiter__(self) -> AsyncIterator[T]:
+    def __aiter__(self) -> AsyncIterator[T]:
         """Take messages as they come due, until the queue or client closes.
 
         Some are fetched ahead: few where handling takes long, up to 100 where it is quick. What was fetched and not
@@ -338,7 +341,11 @@ class DelayedQueue(Generic[T]):
         codec cannot read goes to the quarantine list with a log line.
         """
         self._check_open()
-        async with aclosing(self._taker.batches()) as batches:
+        reader: Reader[bytes] = Reader()
+        return Loop(self._values(reader), partial(self._taker.abandon, reader))
+
+    async def _values(self, reader: Reader[bytes]) -> AsyncGenerator[T, None]:
+        async with aclosing(self._taker.batches(reader)) as batches:
             async for batch in batches:
                 while batch:
                     try:
@@ -371,11 +378,15 @@ class DelayedQueue(Generic[T]):
         lease_us, retry_us = microseconds(lease, "lease"), microseconds(retry_delay, "retry_delay")
         if not lease_us:
             raise BadInput("lease must be more than 0")
-        return self._deliveries(lease_us, retry_us)
+        reader: Reader[Lease] = Reader()
+        # Not kept: who takes under leases of this length is forgotten between two loops.
+        return Loop(
+            self._deliveries(lease_us, retry_us, reader), lambda: self._open.transfer.lessee(lease_us).taker.abandon(reader)
+        )
 
-    async def _deliveries(self, lease_us: int, retry_us: int) -> AsyncIterator[Delivery[T]]:
+    async def _deliveries(self, lease_us: int, retry_us: int, reader: Reader[Lease]) -> AsyncGenerator[Delivery[T], None]:
         lessee = self._open.transfer.lessee(lease_us)
-        async with aclosing(lessee.taker.batches()) as batches:
+        async with aclosing(lessee.taker.batches(reader)) as batches:
             async for batch in batches:
                 while batch:
                     if lessee.keeper.is_short(batch[0][1]):

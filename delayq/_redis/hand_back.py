@@ -143,8 +143,8 @@ class Owed:
 class LastCalls:
     """The calls that queues send while they close: written before anything is waited for.
 
-    So the round trip decides when they arrive, never whether. Those without an answer are soon sent again over a new connection, for
-    the first one may be dead.
+    So the round trip decides when they arrive, never whether. Those without an answer are soon sent again over a new connection,
+    for the first one may be dead.
     """
 
     def __init__(self, server: Server, round_trip: float = 0.0) -> None:

@@ -35,7 +35,7 @@ _AT_A_TIME = 200
 # In a cluster the others wait for a server that hangs no longer than that, seconds.
 _PATIENCE = 1.0
 # What is on its way when a queue closes has this long, and two round trips; seconds.
-_GRACE = 0.6
+_GRACE = 0.7
 # Closing ends after this time in any case, seconds: bytes that still move on a slow network are waited for.
 _CLOSE_WITHIN = 8.0
 

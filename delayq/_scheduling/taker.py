@@ -16,7 +16,8 @@ from delayq._scheduling.prefetch import fetches_more, next_batch
 from delayq.errors import Closed, DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+    from typing import Self
 
     from delayq._redis.hand_back import HandBack, LastCalls
     from delayq._scheduling.services import Services
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 Item = TypeVar("Item")
+Value = TypeVar("Value")
 
 Taken = tuple[int, Item]
 """An item with its place in the order of taking, so that what is given back keeps that order."""
@@ -69,7 +71,7 @@ class _Waiter(Generic[Item]):
         return future.result() if future.done() and not future.cancelled() and future.exception() is None else []
 
 
-class _Reader(Generic[Item]):
+class Reader(Generic[Item]):
     """A loop: what it has at hand, and what it fetches while it handles that."""
 
     __slots__ = ("ahead", "fetching")
@@ -77,6 +79,35 @@ class _Reader(Generic[Item]):
     def __init__(self) -> None:
         self.ahead: deque[Taken[Item]] = deque()
         self.fetching: _Waiter[Item] | None = None
+
+
+class Loop(Generic[Value]):
+    """The iterator of a loop. When the loop is left, what it has fetched ahead goes back before the next statement runs.
+
+    An asynchronous generator that is dropped is only closed some turns of the event loop later. Until then, a call that
+    follows the loop would take what comes behind.
+    """
+
+    def __init__(self, values: AsyncGenerator[Value, None], left: Callable[[], None]) -> None:
+        """Args:
+        values: Yields what the loop handles.
+        left: Called when nobody holds the iterator any more.
+        """
+        self._values = values
+        self._left = left
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Awaitable[Value]:
+        return self._values.__anext__()
+
+    async def aclose(self) -> None:
+        """End the loop."""
+        await self._values.aclose()
+
+    def __del__(self) -> None:
+        self._left()
 
 
 class _Chunk(Generic[Item]):
@@ -117,6 +148,7 @@ class Taker(Generic[Item]):
         size: How many bytes an item has in that call.
         given_back: Called once with items that went back, and are not handed to anybody here any more.
         """
+        self._loop = asyncio.get_running_loop()
         self._queue = queue
         self._server = services.server
         self._timer = services.timer
@@ -130,7 +162,7 @@ class Taker(Generic[Item]):
         self._patient = 0
         # In the order in which they came.
         self._waiters: dict[_Waiter[Item], None] = {}
-        self._readers: dict[_Reader[Item], None] = {}
+        self._readers: dict[Reader[Item], None] = {}
         # What goes back: not in a call yet, and in calls, those first that go back first.
         self._returned: list[Taken[Item]] = []
         self._chunks: list[_Chunk[Item]] = []
@@ -230,16 +262,17 @@ class Taker(Generic[Item]):
 
     def give_back(self, taken: Iterable[Taken[Item]], *, more: bool = False) -> None:
         """Hand items to the callers who wait, and the rest back to the server, in order."""
-        rest = self._hand_out(sorted(taken), more=more)
-        if not rest:
+        # Those that wait to go back come before what has just arrived.
+        items, self._returned = sorted([*self._returned, *taken]), []
+        self._returned = self._hand_out(items, more=more)
+        if not self._returned:
             return
-        self._returned.extend(rest)
         if self._last is not None:
             self._send_last()
         elif self._returning is None:
             self._returning = self._background.spawn(self._return(), "give back")
 
-    async def batches(self) -> AsyncGenerator[deque[Taken[Item]], None]:
+    async def batches(self, reader: Reader[Item] | None = None) -> AsyncGenerator[deque[Taken[Item]], None]:
         """Take without end: batches of one to 100, as many as the reader handles in a moment. Ends when the queue closes.
 
         Where batches are large and come back full, the next one is fetched while one is handled.
@@ -247,7 +280,7 @@ class Taker(Generic[Item]):
         The reader empties each batch. What it leaves in it when it goes, or when the queue closes, goes back.
         """
         loop = asyncio.get_running_loop()
-        reader: _Reader[Item] = _Reader()
+        reader = Reader() if reader is None else reader
         self._readers[reader] = None
         ahead = reader.ahead
         batch = 1
@@ -267,12 +300,17 @@ class Taker(Generic[Item]):
             # At once, so that all of it goes back in order.
             self.give_back(self._take_all(reader))
 
+    def abandon(self, reader: Reader[Item]) -> None:
+        """Give back what a reader has, whose loop was left. Does nothing in another thread, or after the event loop has ended."""
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 - documented for libraries; it does not raise
+            self.give_back(self._take_all(reader))
+
     @contextmanager
     def at_hand(self) -> Iterator[deque[Taken[Item]]]:
         """Keep a buffer for a reader that takes by :meth:`get`. What it leaves in it when it goes, or when the queue closes,
         goes back.
         """
-        reader: _Reader[Item] = _Reader()
+        reader: Reader[Item] = Reader()
         self._readers[reader] = None
         try:
             yield reader.ahead
@@ -280,7 +318,7 @@ class Taker(Generic[Item]):
             del self._readers[reader]
             self.give_back(self._take_all(reader))
 
-    def _take_all(self, reader: _Reader[Item]) -> list[Taken[Item]]:
+    def _take_all(self, reader: Reader[Item]) -> list[Taken[Item]]:
         """Take away what a reader has at hand and has fetched, also so that no message thinks that more is at hand."""
         taken = list(reader.ahead)
         reader.ahead.clear()
@@ -292,7 +330,7 @@ class Taker(Generic[Item]):
             waiter.future.cancel()
         return taken
 
-    async def _fill(self, reader: _Reader[Item], want: int) -> bool:
+    async def _fill(self, reader: Reader[Item], want: int) -> bool:
         """Put what comes next ahead of a reader. Returns False if the queue has closed."""
         if (waiter := reader.fetching) is not None:
             # What could not be had is asked for again.

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq._redis.hand_back import HandBack
+from delayq._redis.rights import Rights
 from delayq._redis.scripts import GIVE_BACK, OFFER, TRANSFER, Script
 from delayq._redis.server import Server
 from delayq._scheduling.transfer import HandOut
@@ -88,6 +89,8 @@ class Faults:
                 raise OutcomeUnknown("planned")
             return reply
 
+        # A script has one form only, and one name on the server.
+        monkeypatch.setattr(Rights, "form", lambda _rights, _wire, script, _key: script)
         monkeypatch.setattr(Server, "_attempt", faulty)
         monkeypatch.setattr(Server, "run_soon", faulty_soon)
         monkeypatch.setattr(Server, "_send_back", faulty_back)
