@@ -216,11 +216,14 @@ class PartitionedQueue(Generic[T]):
         """Take up to ``count`` messages of all partitions, waiting ``wait`` seconds for the first (None: as long as it takes)."""
         for queue in self.partitions:
             queue._check_open()
-        taken = await self._take_due(count)
-        if taken or wait == 0:
+        loop = asyncio.get_running_loop()
+        until = None if wait is None else loop.time() + wait
+        taken = await self._take_due(count, waits=wait != 0)
+        left = None if until is None else until - loop.time()
+        if taken or (left is not None and left <= 0):
             return taken
         # Nothing is due. One of each is enough to go on with.
-        taking = {asyncio.create_task(queue._take(1, wait)): queue for queue in self.partitions}
+        taking = {asyncio.create_task(queue._take(1, left)): queue for queue in self.partitions}
         try:
             waiting = set(taking)
             while waiting:
@@ -241,16 +244,21 @@ class PartitionedQueue(Generic[T]):
             # What became due together comes together.
             try:
                 with suppress(DelayqError):
-                    found.extend(await self._take_due(count - len(found)))
+                    found.extend(await self._take_due(count - len(found), waits=True))
             except BaseException:
                 _give_back(found)
                 raise
         return found
 
-    async def _take_due(self, count: int) -> deque[_Taken[T]]:
+    async def _take_due(self, count: int, *, waits: bool) -> deque[_Taken[T]]:
         """Take up to ``count`` messages that are due. No more is claimed than that, so none is withheld from others.
 
         One look tells which partitions have something due. A partition whose server does not answer holds up no other one.
+
+        Args:
+            count: At most so many.
+            waits: Whether the caller waits for messages, and so for servers that do not answer. Then the look ends soon
+                after the first answer, and raises only what no waiting would change.
         """
         # Each time another one is the first.
         self._next = (self._next + 1) % len(self.partitions)
@@ -258,10 +266,11 @@ class PartitionedQueue(Generic[T]):
         looking = {asyncio.create_task(_due_of(some)) for some in _by_server(queues)}
         taken: deque[_Taken[T]] = deque()
         errors: list[BaseException] = []
+        answered = False
         try:
             while looking and len(taken) < count:
                 # With something in hand, only what is known by now is taken.
-                patience = _MOMENT if taken else None
+                patience = _MOMENT if taken or (waits and answered) else None
                 done, looking = await asyncio.wait(looking, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     break
@@ -270,6 +279,7 @@ class PartitionedQueue(Generic[T]):
                     if (error := look.exception()) is not None:
                         errors.append(error)
                     else:
+                        answered = True
                         due |= look.result()
                 await _take_of([queue for queue in queues if queue in due], count, taken, errors)
                 # What is not permitted is no matter of time: the caller has to know.
@@ -282,9 +292,10 @@ class PartitionedQueue(Generic[T]):
             for look in looking:
                 look.cancel()
         refused = next((error for error in errors if isinstance(error, ServerRefused)), None)
-        if refused is not None or (errors and not taken):
+        error = refused or next((error for error in errors if not (waits and isinstance(error, ServerError))), None)
+        if error is not None and (refused is not None or not taken):
             _give_back(taken)
-            raise refused or errors[0]
+            raise error
         return taken
 
     # By id

@@ -1,4 +1,4 @@
-"""Calls that bring back what left the server and reached nobody: written at once, repeated until they are answered.
+"""Calls that return undelivered messages to the server: written at once, and repeated until they are answered.
 
 Each call may be sent any number of times, over any connection, for the server carries it out once.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
 from delayq._redis.retry import retry_delay
-from delayq.errors import DelayqError, OutcomeUnknown, ServerUnavailable
+from delayq.errors import DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# The first try at closing has this long before a second one is made over a new connection, seconds.
+# The first try at closing has this long, and a round trip, before a second one is made over a new connection; seconds.
 _FIRST_DOUBT = 0.35
-# What is still on its way to the network when the time is up has this long as long as it moves, seconds.
+# Bytes that are still leaving this machine when the time is up get this much more of it, seconds.
 _MOST = 5.0
 _LOOK_EVERY = 0.1
 
@@ -37,7 +38,7 @@ class HandBack:
         request: The call.
         fence: The key that makes a repetition harmless, if there is one; not needed any more once the only try was answered.
         tries: How often it was sent.
-        outcome: What the server answered, or the error of the last try; None before.
+        outcome: The server's answer, or the error of the last try; None before.
         is_unsure: Whether a try may have been carried out without our knowing.
     """
 
@@ -140,14 +141,19 @@ class Owed:
 
 
 class LastCalls:
-    """What queues send while they close: written before anything is waited for.
+    """The calls that queues send while they close: written before anything is waited for.
 
-    So the round trip decides when it arrives, never whether. What is not answered soon is sent again over a new connection, for
+    So the round trip decides when they arrive, never whether. Those without an answer are soon sent again over a new connection, for
     the first one may be dead.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, round_trip: float = 0.0) -> None:
+        """Args:
+        server: Sends them.
+        round_trip: How long an answer takes, seconds.
+        """
         self._server = server
+        self._doubt = _FIRST_DOUBT + round_trip
         self._calls: list[HandBack] = []
         self._answers: list[asyncio.Future[None]] = []
         self._wires: dict[str, Wire] = {}
@@ -176,23 +182,31 @@ class LastCalls:
     async def _settle(self, within: float) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + within
-        await self._wait(min(_FIRST_DOUBT, within))
-        retries: list[asyncio.Task[None]] = []
-        if missing := [call for call in self._calls if not call.is_done]:
-            retries = [asyncio.create_task(self._server.pipeline_anew(missing))]
+        again_at = loop.time() + min(self._doubt, within)
+        retry: asyncio.Task[None] | None = None
+        retries = 0
+        to_send = math.inf
         try:
-            if retries:
-                await asyncio.wait(retries, timeout=until - loop.time())
-            left = self._server.bytes_to_send
-            while left and loop.time() < until + _MOST and any(not call.is_done for call in self._calls):
-                await self._wait(_LOOK_EVERY)
-                if loop.time() >= until and self._server.bytes_to_send >= left:
-                    break
-                left = self._server.bytes_to_send
+            # A call that the server refuses is refused again.
+            while missing := [call for call in self._calls if not call.is_done and not isinstance(call.outcome, ServerRefused)]:
+                now = loop.time()
+                if now >= again_at and (retry is None or retry.done()):
+                    # The server may start soon, or another one take its place.
+                    retries += 1
+                    again_at = now + retry_delay(retries, base=_LOOK_EVERY)
+                    retry = asyncio.create_task(self._server.pipeline_anew(missing))
+                if now >= until:
+                    left = self._server.bytes_to_send
+                    if not 0 < left < to_send or now >= until + _MOST:
+                        break
+                    to_send = left
+                pending: list[asyncio.Future[None]] = [answer for answer in self._answers if not answer.done()]
+                if retry is not None and not retry.done():
+                    pending.append(retry)
+                if pending:
+                    await asyncio.wait(pending, timeout=_LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await asyncio.sleep(max(0.0, min(again_at, until) - now))
         finally:
-            for retry in retries:
+            if retry is not None:
                 retry.cancel()
-
-    async def _wait(self, within: float) -> None:
-        if waiting := [answer for answer in self._answers if not answer.done()]:
-            await asyncio.wait(waiting, timeout=within)

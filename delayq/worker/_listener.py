@@ -105,8 +105,6 @@ def check_settings(
     check_count("concurrency", concurrency)
     if partitions is not None:
         check_partitions(partitions)
-        if concurrency < partitions:
-            raise BadInput(f"{partitions} partitions need a concurrency of as much, not {concurrency}")
     limit = None if timeout is None else seconds(timeout, "timeout")
     if limit == 0:
         raise BadInput("timeout must be more than 0")

@@ -28,10 +28,8 @@ from delayq.worker import _pace
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delayq._scheduling.claims import Claim
-    from delayq._scheduling.taker import Taken
     from delayq.worker._handling import Handling
-    from delayq.worker._source import Source
+    from delayq.worker._source import Claimed, Source
 
 _log = logging.getLogger("delayq")
 
@@ -43,8 +41,6 @@ _IN_A_ROW = 25
 _HAND_BACK_WITHIN = 1.0
 # In a burst a lane that is empty looks again so often while others are at work, seconds.
 _LOOK_AGAIN = 0.05
-# What one call claims at most.
-_BATCH = 100
 
 
 class Lane:
@@ -56,7 +52,7 @@ class Lane:
         self.concurrency: int = concurrency
         # How many of its handlers may run: all but those whose place a thread has that hangs.
         self.places: int = concurrency
-        self.buffer: deque[Taken[Claim]] = deque()
+        self.buffer: deque[Claimed] = deque()
         self.running: int = 0
         self.begun: int = 0
         # How long handling one takes, seconds; None: nobody knows.
@@ -205,7 +201,7 @@ class Pool:
         finished, begun = self.finished, lane.begun
         # What it holds meanwhile must not wait for ever either.
         wait = 0.0 if owed or self._burst else (_PATIENCE if lane.buffer else None)
-        taken = await lane.source.claim(min(self.room(lane), _BATCH), wait)
+        taken = await lane.source.claim(min(self.room(lane), lane.source.most_at_once), wait)
         if wait and not taken and lane.begun == begun:
             self._give_up(lane)
         if owed and not taken:
@@ -334,7 +330,7 @@ class Pool:
                 await self._rest()
                 in_a_row = 0
                 continue
-            _, claim = lane.buffer.popleft()
+            claimed = lane.buffer.popleft()
             lane.running += 1
             lane.begun += 1
             self.running += 1
@@ -348,7 +344,7 @@ class Pool:
                 self._feed_if_hungry(lane)
             started = self._time()
             try:
-                await lane.handling.handle(lane.source.message(claim))
+                await lane.handling.handle(lane.source.message(claimed))
             finally:
                 self._ended(lane, self._time() - started)
             in_a_row += 1

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
+
+from delayq.partitioned_queue import PartitionedQueue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,48 +16,59 @@ if TYPE_CHECKING:
     from delayq.message import Message
     from delayq.reliable_queue import ReliableQueue
 
+    # What is claimed, and the queue or partition that has it.
+    Claimed = tuple[ReliableQueue[Any], Taken[Claim]]
+
+# What one call claims of a queue or partition at most.
+_BATCH = 100
+
 
 class Source:
-    """Claims messages of one queue, and gives back what nobody began to handle."""
+    """Claims messages of one queue, and gives back what nobody began to handle. Its partitions, if any, take turns."""
 
-    def __init__(self, queue: ReliableQueue[Any]) -> None:
+    def __init__(self, queue: ReliableQueue[Any] | PartitionedQueue[Any]) -> None:
         self._queue = queue
-        self._claims = queue._open.claims
-        self._recurrence = queue._open.recurrence
-        self._settling = queue._open.settling
+        self._parts = queue.partitions if isinstance(queue, PartitionedQueue) else (queue,)
 
     @property
     def name(self) -> str:
         return self._queue.name
 
-    async def claim(self, count: int, wait: float | None) -> list[Taken[Claim]]:
+    async def claim(self, count: int, wait: float | None) -> Sequence[Claimed]:
         """Take what is due, up to ``count``, waiting so many seconds for the first (None: as long as it takes).
 
         Raises:
             ServerUnavailable, OutcomeUnknown: Only with a ``wait`` of 0. Otherwise as :meth:`ReliableQueue.claim`.
         """
-        while taken := await self._claims.taker.get(count, wait):
-            # Occurrences that are not to be handed out are left out.
-            if kept := await self._recurrence.begin(taken):
-                return kept
-        return []
+        if isinstance(self._queue, PartitionedQueue):
+            return [*await self._queue._take(count, wait)]
+        return [(self._queue, taken) for taken in await self._queue._take(count, wait)]
 
-    def give_back(self, taken: Sequence[Taken[Claim]]) -> None:
+    def give_back(self, claimed: Sequence[Claimed]) -> None:
         """These go back as they were; no attempt is counted."""
-        self._claims.taker.give_back(taken)
+        for part in self._parts:
+            if some := [taken for queue, taken in claimed if queue is part]:
+                part._open.claims.taker.give_back(some)
 
     async def quiet(self, within: float) -> None:
         """Wait until what was given back is on the server, ``within`` seconds at most."""
-        await self._claims.quiet(within)
+        await asyncio.gather(*(part._open.claims.quiet(within) for part in self._parts))
+
+    @property
+    def most_at_once(self) -> int:
+        """How many messages to claim at once at most."""
+        return _BATCH * len(self._parts)
 
     @property
     def unanswered(self) -> int:
         """How many acknowledgements are on their way."""
-        return self._settling.unanswered
+        return sum(part._open.settling.unanswered for part in self._parts)
 
     async def flush(self) -> None:
         """Wait for the answers to all acknowledgements that were sent before now."""
-        await self._settling.flush()
+        await asyncio.gather(*(part._open.settling.flush() for part in self._parts))
 
-    def message(self, claim: Claim) -> Message[Any]:
-        return self._queue._leased(claim)
+    def message(self, claimed: Claimed) -> Message[Any]:
+        """Return the message to handle."""
+        queue, taken = claimed
+        return queue._leased(taken[1])

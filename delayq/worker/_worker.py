@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from delayq._settings import Expired, WhenFull
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
+    from delayq.partitioned_queue import PartitionedQueue
+    from delayq.reliable_queue import ReliableQueue
     from delayq.worker._listener import Listener
     from delayq.worker._signatures import Dependency
     from delayq.worker._verdicts import OnError
@@ -158,8 +160,8 @@ class Worker:
             max_size: For who offers through the worker's client.
             when_full: The same.
             max_payload: The same.
-            partitions: As many as the queue has: as for :meth:`delayq.Client.reliable_queue`. Each has an equal share of
-                ``concurrency``, which is at least as much.
+            partitions: As many as the queue has: as for :meth:`delayq.Client.reliable_queue`. Its handlers serve all of
+                them in turn.
 
         Raises:
             BadName, BadInput: A setting cannot work.
@@ -377,18 +379,16 @@ class Worker:
         for listener in self._listeners.values():
             settings = {name: getattr(listener.settings, name) for name in Settings.__dataclass_fields__}
             name, codec, count = listener.queue, listener.codec, listener.partitions
-            queues = (
-                (self._client.reliable_queue(name, codec=codec, **settings),)
+            queue: ReliableQueue[Any] | PartitionedQueue[Any] = (
+                self._client.reliable_queue(name, codec=codec, **settings)
                 if count is None
-                else self._client.reliable_queue(name, codec=codec, partitions=count, **settings).partitions
+                else self._client.reliable_queue(name, codec=codec, partitions=count, **settings)
             )
-            for place, queue in enumerate(queues):
-                # What cannot be shared evenly, the first ones have.
-                share = listener.concurrency // len(queues) + (place < listener.concurrency % len(queues))
-                # More than the worker's own concurrency never run.
-                threads = Threads(queue.name, min(share, self._concurrency))
-                handling = Handling(listener, self._middleware, self._makers, made, threads, stop.cancels_handlers)
-                lanes.append(Lane(Source(queue), handling, min(share, self._concurrency)))
+            # More than the worker's own concurrency never run.
+            concurrency = min(listener.concurrency, self._concurrency)
+            threads = Threads(name, concurrency)
+            handling = Handling(listener, self._middleware, self._makers, made, threads, stop.cancels_handlers)
+            lanes.append(Lane(Source(queue), handling, concurrency))
         return lanes
 
     async def _until_stopped(self, pool: Pool, stop: _Stop) -> None:

@@ -494,6 +494,50 @@ async def test_offers_without_an_id_go_to_partitions_whose_server_is_there(clust
         assert len(set(ids)) == 80
 
 
+@pytest.mark.parametrize("way", ["loop", "claim", "worker"])
+async def test_partitions_elsewhere_are_served_while_a_server_hangs(cluster: TestCluster, way: str) -> None:
+    got: asyncio.Queue[int] = asyncio.Queue()
+    async with delayq.connect(cluster.url) as client:
+        queue: delayq.PartitionedQueue[int] = client.reliable_queue("spread", lease=LEASE, partitions=12)
+        worker = delayq.Worker(client, concurrency=2)
+
+        @worker.listener("spread", lease=LEASE, partitions=12)
+        async def handle(value: int) -> None:
+            got.put_nowait(value)
+
+        async def loop() -> None:
+            async for message in queue:
+                async with message:
+                    got.put_nowait(message.value)
+
+        async def claim() -> None:
+            while True:
+                for message in await queue.claim(2, wait=60):
+                    async with message:
+                        got.put_nowait(message.value)
+
+        hanging = cluster.nodes[2]
+        here = next(part for part in queue.partitions if cluster.owner(part._keys.wake) is hanging)
+        elsewhere = next(part for part in queue.partitions if cluster.owner(part._keys.wake) is not hanging)
+        with hanging.paused():
+            taking = asyncio.create_task({"loop": loop, "claim": claim, "worker": worker.run}[way]())
+            # A server that hangs is found not to answer after 5 s. Nobody else waits for that.
+            async with asyncio.timeout(4):
+                for number in range(3):
+                    await elsewhere.offer(number, 0.2)
+                    assert await got.get() == number
+            # And then the others are still served.
+            with pytest.raises(delayq.ServerError):
+                await here.stats()
+            await elsewhere.offer(3)
+            assert await asyncio.wait_for(got.get(), 4) == 3
+            assert not taking.done()
+        await here.offer(4)
+        assert await asyncio.wait_for(got.get(), 15) == 4
+        taking.cancel()
+        await asyncio.wait({taking})
+
+
 async def test_a_given_client_names_the_cluster(cluster: TestCluster) -> None:
     async with RedisCluster.from_url(f"redis://127.0.0.1:{cluster.nodes[1].port}") as theirs, delayq.connect(theirs) as client:
         for name in names(cluster, "jobs"):
@@ -520,3 +564,17 @@ async def test_a_client_that_closes_while_its_cluster_is_away_leaves_nothing(clu
         finally:
             for node in cluster.nodes:
                 node.resume()
+
+
+async def test_what_was_fetched_ahead_goes_back_to_where_its_queue_has_moved(cluster: TestCluster, client: delayq.Client) -> None:
+    async with delayq.connect(cluster.url) as other:
+        queue = other.delayed_queue("moving")
+        await queue.offer_many([(n, 0) for n in range(150)])
+        async for first in queue:
+            assert first == 0
+            target = next(node for node in cluster.nodes if node is not cluster.owner("moving"))
+            # Without a call in between that would be told.
+            cluster.move("moving", target)
+            break
+        await other.aclose()
+    assert await client.delayed_queue("moving").drain() == [*range(1, 150)]

@@ -394,10 +394,36 @@ async def test_a_worker_handles_all_partitions(client: delayq.Client, jobs: Part
     assert most <= 7
 
 
-def test_a_worker_has_a_hand_for_each_partition() -> None:
-    worker = delayq.Worker("redis://nowhere", concurrency=100)
-    with pytest.raises(delayq.BadInput, match="5 partitions need a concurrency"):
-        worker.listener("jobs", concurrency=4, partitions=5)(lambda value: None)
+async def test_a_worker_with_fewer_hands_than_partitions_handles_all_of_them(client: delayq.Client) -> None:
+    worker, got, running, most = delayq.Worker(client, concurrency=2), [], 0, 0
+
+    @worker.listener("jobs", lease=LEASE, partitions=16)
+    async def handle(value: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        got.append(value)
+        running -= 1
+
+    queue: PartitionedQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=16)
+    await queue.offer_many([Offer(n) for n in range(100)])
+    await worker.run(burst=True)
+    assert sorted(got) == list(range(100))
+    assert most <= 2
+
+
+async def test_all_hands_of_a_worker_serve_the_one_busy_partition(client: delayq.Client, jobs: PartitionedQueue[int]) -> None:
+    worker, together = delayq.Worker(client), asyncio.Barrier(7)
+
+    @worker.listener("jobs", lease=LEASE, partitions=PARTITIONS, concurrency=7, timeout=10)
+    async def handle(value: int) -> None:
+        await together.wait()
+
+    await jobs.partitions[0].offer_many([Offer(n) for n in range(7)])
+    await worker.run(burst=True)
+    stats = await jobs.stats()
+    assert (stats.ready, stats.leased, stats.delayed) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 1.5, 100_000])

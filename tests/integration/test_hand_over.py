@@ -1,0 +1,267 @@
+"""Messages on their way to a caller, over links that are slow or break at that very moment: each arrives, or goes back."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+
+import delayq
+from delayq._redis.server import Server
+from delayq._scheduling import transfer as transfers
+from tests.links import Links
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from delayq import Client, DelayedQueue
+    from delayq._redis.hand_back import HandBack
+    from tests.servers import PrivateServer
+
+
+@pytest.fixture
+async def raw(own_server: PrivateServer) -> AsyncIterator[Any]:
+    async with Redis.from_url(own_server.url) as raw:
+        yield raw
+
+
+async def filled(raw: Any, name: str, count: int) -> None:
+    await raw.rpush(name, *(str(number) for number in range(count)))
+
+
+async def numbers(raw: Any, name: str) -> list[int]:
+    return [int(payload) for payload in await raw.lrange(name, 0, -1)]
+
+
+async def handled(queue: DelayedQueue[int], seen: list[int]) -> None:
+    """Handle without end, and quickly enough for many to be fetched ahead."""
+    async for value in queue:
+        seen.append(value)
+        if len(seen) >= 40:
+            await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize(("queues", "round_trip"), [(1, 250), (20, 100), (50, 20)])
+async def test_closing_a_client_over_a_long_round_trip_brings_back_what_was_fetched_ahead(
+    own_server: PrivateServer, raw: Any, queues: int, round_trip: int
+) -> None:
+    names = [f"q{number}" for number in range(queues)]
+    for name in names:
+        await filled(raw, name, 100)
+    seen: dict[str, list[int]] = {name: [] for name in names}
+    async with Links(own_server, round_trip=round_trip) as links, delayq.connect(links.url) as client:
+        loops = [asyncio.create_task(handled(client.delayed_queue(name), seen[name])) for name in names]
+        await until(lambda: all(len(each) == 40 for each in seen.values()), 30)
+        await client.aclose()
+        for name in names:
+            # What was written before the client was closed may still be on its way.
+            await until(lambda name=name: is_whole(raw, name, 60))  # type: ignore[misc]
+            assert await numbers(raw, name) == list(range(40, 100))
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+
+
+async def is_whole(raw: Any, name: str, count: int) -> bool:
+    return bool(await raw.llen(name) == count)
+
+
+async def test_closing_while_the_server_is_busy_loses_nothing(own_server: PrivateServer, raw: Any) -> None:
+    async with delayq.connect(own_server.url) as client:
+        queue: DelayedQueue[str] = client.delayed_queue("orders")
+        taker = asyncio.create_task(queue.take())
+        await until(lambda: client.statistics().waiting == 1)
+        with own_server.paused():
+            await queue_waits_for_an_answer(client, queue)
+            await client.aclose()
+        with pytest.raises(delayq.Closed):
+            await taker
+    await raw.rpush("orders", "1")
+    assert await raw.lrange("orders", 0, -1) == [b"1"]
+
+
+async def queue_waits_for_an_answer(client: Client, queue: Any) -> None:
+    queue._open.transfer.pushes.push()
+    await until(lambda: queue._open.transfer._under_way)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_task_that_is_cancelled_while_it_takes_and_again_while_it_closes_loses_nothing(
+    own_server: PrivateServer, raw: Any, times: int
+) -> None:
+    async with Links(own_server, round_trip=40) as links:
+        opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        async def work() -> None:
+            async with delayq.connect(links.url) as client:
+                queue: DelayedQueue[int] = client.delayed_queue("orders")
+                await queue.ready.size()
+                await filled(raw, "orders", 1)
+                opened.set_result(queue)
+                await queue.take()
+
+        task = asyncio.create_task(work())
+        queue = await opened
+        await until(lambda: queue._open.transfer._under_way)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0.001)
+        with suppress(asyncio.CancelledError):
+            await task
+        await until(lambda: is_whole(raw, "orders", 1))
+
+
+Take = "Callable[[DelayedQueue[int]], Awaitable[list[int]]]"
+
+
+async def by_take(queue: DelayedQueue[int]) -> list[int]:
+    return [await queue.take()]
+
+
+async def by_drain(queue: DelayedQueue[int]) -> list[int]:
+    while not (taken := await queue.drain()):
+        await asyncio.sleep(0.01)
+    return taken
+
+
+async def by_loop(queue: DelayedQueue[int]) -> list[int]:
+    async for value in queue:
+        return [value]
+    return []
+
+
+WAYS: list[Callable[[DelayedQueue[int]], Awaitable[list[int]]]] = [by_take, by_drain, by_loop]
+
+
+@pytest.mark.parametrize("then", ["cut", "silence"])
+@pytest.mark.parametrize("way", WAYS, ids=["take", "drain", "loop"])
+async def test_what_a_lost_answer_has_handed_out_is_delivered_once(
+    own_server: PrivateServer, raw: Any, way: Callable[[DelayedQueue[int]], Awaitable[list[int]]], then: Any
+) -> None:
+    async with Links(own_server) as links, delayq.connect(links.url, resync_interval=0.5) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        # The scripts are known to the server.
+        await filled(raw, "orders", 1)
+        assert await way(queue) == [0]
+        links.lose_replies(b"orders", then=then)
+        await filled(raw, "orders", 3)
+        got: list[int] = []
+        while len(got) < 3:
+            with suppress(delayq.ServerError):
+                got += await asyncio.wait_for(way(queue), 30)
+        assert sorted(got) == [0, 1, 2]
+        assert await queue.poll() is None
+
+
+async def test_a_poll_of_what_is_pending_whose_answer_is_lost_takes_nothing(own_server: PrivateServer, raw: Any) -> None:
+    async with Links(own_server) as links, delayq.connect(links.url) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await queue.offer_many([(number, 3600) for number in range(250)])
+        before = await raw.zrange("redisson_delay_queue_timeout:{orders}", 0, -1, withscores=True)
+        assert await queue.pending.poll_many(1) == [0]
+        await until(lambda: is_confirmed(raw))
+        links.lose_replies(b"pending")
+        with pytest.raises(delayq.ServerError):
+            await queue.pending.poll_many(200)
+        await until(lambda: same(raw, before[1:]))
+        assert await queue.pending.poll_many(1000) == list(range(1, 250))
+        assert not await queue.pending.size()
+
+
+async def same(raw: Any, records: Any) -> bool:
+    return bool(await raw.zrange("redisson_delay_queue_timeout:{orders}", 0, -1, withscores=True) == records)
+
+
+async def test_a_cancelled_poll_of_what_is_pending_takes_nothing(own_server: PrivateServer, raw: Any) -> None:
+    async with Links(own_server, round_trip=30) as links, delayq.connect(links.url) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await queue.offer_many([(number, 3600) for number in range(1000)])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await queue.pending.poll_many(1000)
+        await until(lambda: all_listed(queue))
+        assert await queue.pending.read_all() == list(range(1000))
+
+
+async def all_listed(queue: DelayedQueue[int]) -> bool:
+    return await queue.pending.size() == 1000
+
+
+async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
+    own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "CONFIRM_US", 500_000)
+    async with Links(own_server) as links:
+        async with delayq.connect(links.url) as client:
+            queue: DelayedQueue[int] = client.delayed_queue("orders")
+            # From now on the server knows the script in both forms.
+            for _ in range(2):
+                await filled(raw, "orders", 1)
+                assert await queue.take() == 0
+            await until(lambda: is_confirmed(raw))
+            # It is carried out, and nothing reaches the client any more, nor the server.
+            links.lose_replies(b"orders", then="silence", times=None)
+            await filled(raw, "orders", 2)
+            poll = asyncio.create_task(queue.poll())
+            await until(lambda: raw.exists("delayq_leased:{orders}"))
+            links.half_open()
+            poll.cancel()
+        async with delayq.connect(own_server.url, resync_interval=0.1) as other:
+            theirs: DelayedQueue[int] = other.delayed_queue("orders")
+            assert [await asyncio.wait_for(theirs.take(), 20) for _ in range(2)] == [0, 1]
+
+
+async def test_a_confirmation_that_is_lost_is_repeated_and_doubles_nothing(
+    own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "CONFIRM_US", 3_000_000)
+    async with Links(own_server) as links, delayq.connect(links.url, resync_interval=0.2) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await filled(raw, "orders", 1)
+        # Cut right behind the request that confirms: its answer is lost, whether it arrived or not.
+        links.lose_replies(b"HDEL")
+        assert await queue.take() == 0
+        await until(lambda: is_confirmed(raw), 20)
+        async with delayq.connect(own_server.url, resync_interval=0.1) as other:
+            assert await other.delayed_queue("orders").poll(4.0) is None
+
+
+async def is_confirmed(raw: Any) -> bool:
+    return not await raw.exists("delayq_leased:{orders}", "delayq_leases:{orders}")
+
+
+async def test_many_messages_go_back_in_short_scripts(
+    own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await raw.rpush("orders", *(str(number).ljust(5_000) for number in range(500)), "{")
+    sent: list[HandBack] = []
+    send_back = Server._send_back
+
+    def watched(server: Any, wire: Any, connections: Any, call: HandBack) -> Any:
+        sent.append(call)
+        return send_back(server, wire, connections, call)
+
+    monkeypatch.setattr(Server, "_send_back", watched)
+    async with delayq.connect(own_server.url) as client:
+        with pytest.raises(delayq.DecodeError):
+            await client.delayed_queue("orders").drain()
+        await until(lambda: is_whole(raw, "orders", 500))
+    assert await numbers(raw, "orders") == list(range(500))
+    assert max(len(call.request.args) for call in sent) <= 100 + 3
+    assert max(sum(len(str(arg)) for arg in call.request.args) for call in sent) < 300_000
+
+
+@pytest.mark.parametrize("payload", [100_000, 400_000])
+async def test_pages_of_large_messages_cross_a_slow_link(own_server: PrivateServer, payload: int) -> None:
+    async with delayq.connect(own_server.url) as near:
+        queue: DelayedQueue[str] = near.delayed_queue("orders")
+        await queue.offer_many([("x" * payload + str(number), 3600) for number in range(60)])
+        async with Links(own_server, mbit=200) as links, delayq.connect(links.url) as far:
+            pending = far.delayed_queue("orders").pending
+            assert not await pending.contains("y")
+            assert await pending.remove("x" * payload + "30")
+            assert await pending.size() == 59

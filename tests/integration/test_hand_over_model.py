@@ -1,0 +1,197 @@
+"""What the server keeps of messages that are on their way to a caller, against a plain model, whatever happens in between.
+
+Calls are carried out, repeated, given up before or after that, confirmed or never heard of again; clients die, and time passes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis import Redis
+
+from delayq._redis.keys import DelayedKeys
+from delayq._redis.records import pack, payload_of
+from delayq._redis.scripts import ACK, GIVE_BACK, POLL_PENDING, TRANSFER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delayq._redis.scripts import Script
+    from tests.servers import PrivateServer
+
+KEYS = DelayedKeys.of("orders")
+HOUR_US = 3_600_000_000
+FAR_MS = 4e12
+
+
+class Desk:
+    """A server, its clients' calls, and where each message must be.
+
+    Attributes:
+        out: By call, what it has handed out and nobody has confirmed or given back.
+        fenced: Calls that were given up, or carried out as hand-backs.
+        done: What callers have for good.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self.out: dict[str, list[bytes]] = {}
+        self.fenced: set[str] = set()
+        self.done: list[bytes] = []
+        self.offered = 0
+        self._loaded: dict[str, Any] = {}
+
+    def run(self, script: Script, keys: dict[str, str], args: dict[str, Any], *rest: bytes) -> Any:
+        names = [keys.get(name) or getattr(KEYS, name) for name in script.keys]
+        plain = [name for name in script.args if not name.endswith("...")]
+        if script.name not in self._loaded:
+            self._loaded[script.name] = self.raw.register_script(script.text)
+        return self._loaded[script.name](keys=names, args=[*(args[name] for name in plain), *rest])
+
+    def offer(self, count: int, *, ready: bool) -> None:
+        for _ in range(count):
+            payload = b"%d" % self.offered
+            self.offered += 1
+            if ready:
+                self.raw.rpush(KEYS.ready, payload)
+            else:
+                record = pack(self.offered.to_bytes(8, "big"), payload, 8)
+                self.raw.zadd(KEYS.timeout, {record: FAR_MS})
+                self.raw.rpush(KEYS.ordered, record)
+
+    def ready(self) -> list[bytes]:
+        return list(self.raw.lrange(KEYS.ready, 0, -1))
+
+    def pending(self) -> list[bytes]:
+        return [payload_of(record) or b"" for record in self.raw.lrange(KEYS.ordered, 0, -1)]
+
+    def transfer(self, call: str, take: int) -> None:
+        before = self.ready()
+        args = {"limit": 100, "take": take, "most_bytes": 1000, "lease_us": HOUR_US, "each": 0, "call": call, "signature": ""}
+        handed = self.run(TRANSFER, {"fence": KEYS.fence(call)}, args)[-1]
+        assert handed == ([] if call in self.fenced else before[:take])
+        if handed:
+            self.out[call] = handed
+
+    def poll(self, call: str, limit: int) -> None:
+        before = self.pending()
+        args = {"limit": limit, "most_bytes": 1000, "listed": 1, "lease_us": HOUR_US, "token": f"{call}:pending"}
+        taken, handed = self.run(POLL_PENDING, {"fence": KEYS.fence(call)}, args)
+        assert handed == ([] if call in self.fenced else before[:limit])
+        assert taken == len(handed)
+        if handed:
+            self.out[f"{call}:pending"] = handed
+
+    def confirm(self, token: str) -> None:
+        assert self.run(ACK, {}, {}, token.encode()) == [int(token in self.out)]
+        self.done += self.out.pop(token, [])
+
+    def give_back(self, token: str, payloads: list[bytes]) -> None:
+        call = token.partition(":")[0]
+        count = self.run(GIVE_BACK, {"fence": KEYS.fence(call)}, {"fence_ms": 3_600_000, "call": token, "places": 0}, *payloads)
+        expected = [] if call in self.fenced else [*self.out.pop(token, []), *payloads]
+        self.fenced.add(call)
+        assert count == len(expected)
+
+    def end_leases(self) -> None:
+        """Time passes, and somebody looks."""
+        for token in self.out:
+            self.raw.zadd(KEYS.leases, {token: 1})
+        args = {"limit": 100, "take": 0, "most_bytes": 0, "lease_us": 1, "each": 0, "call": "look", "signature": ""}
+        assert self.run(TRANSFER, {"fence": KEYS.fence("look")}, args)[4] == sum(map(len, self.out.values()))
+        self.out.clear()
+
+    def check(self) -> None:
+        held = [payload for payloads in self.out.values() for payload in payloads]
+        everywhere = Counter([*self.ready(), *self.pending(), *held, *self.done])
+        assert everywhere == Counter(b"%d" % number for number in range(self.offered)), "each message is in one place"
+        assert self.raw.hlen(KEYS.leased) == self.raw.zcard(KEYS.leases) == len(self.out)
+        assert self.raw.zcard(KEYS.timeout) == len(self.pending()), "what comes back to the pending ones has its due time again"
+        assert {score for _, score in self.raw.zrange(KEYS.timeout, 0, -1, withscores=True)} <= {FAR_MS}
+
+
+CALLS = st.sampled_from(["a", "b"])
+COUNTS = st.integers(1, 5)
+STEPS = st.one_of(
+    st.tuples(st.just("offer"), COUNTS, st.booleans()),
+    st.tuples(st.just("transfer"), CALLS, COUNTS),
+    st.tuples(st.just("poll"), CALLS, COUNTS),
+    st.tuples(st.just("confirm"), CALLS, st.booleans()),
+    st.tuples(st.just("give back"), CALLS, st.booleans()),
+    st.tuples(st.just("hand back"), CALLS, COUNTS),
+    st.tuples(st.just("time passes"), st.none(), st.none()),
+)
+
+
+@pytest.fixture
+def raw(server: PrivateServer) -> Iterator[Any]:
+    with Redis.from_url(server.url) as raw:
+        yield raw
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEPS, min_size=8, max_size=30))
+def test_every_message_is_in_one_place_whatever_becomes_of_the_calls(raw: Any, steps: list[Any]) -> None:
+    raw.flushall()
+    desk = Desk(raw)
+    handed_back: dict[str, list[bytes]] = {}
+    for step, first, second in steps:
+        match step:
+            case "offer":
+                desk.offer(first, ready=second)
+            case "transfer" if first not in desk.out:
+                # A call has a name of its own, but may be carried out after it was given up.
+                desk.transfer(first, second)
+            case "poll" if f"{first}:pending" not in desk.out:
+                desk.poll(first, second)
+            case "confirm":
+                desk.confirm(f"{first}:pending" if second else first)
+            case "give back":
+                desk.give_back(f"{first}:pending" if second else first, [])
+            case "hand back":
+                # By value, under a name of its own; a repetition is the very same call.
+                name = f"back-{first}"
+                if name not in handed_back:
+                    handed_back[name], desk.done = desk.done[-second:], desk.done[:-second]
+                desk.give_back(name, handed_back[name])
+            case "time passes":
+                desk.end_leases()
+        desk.check()
+
+
+def test_what_comes_back_comes_first_and_in_order(raw: Any) -> None:
+    raw.flushall()
+    desk = Desk(raw)
+    desk.offer(10, ready=True)
+    desk.transfer("a", 3)
+    desk.transfer("b", 3)
+    desk.give_back("b", [])
+    desk.give_back("a", [])
+    assert desk.ready() == [b"%d" % number for number in range(10)]
+    desk.offer(6, ready=False)
+    desk.poll("c", 2)
+    desk.poll("d", 2)
+    desk.give_back("d:pending", [])
+    desk.give_back("c:pending", [])
+    assert desk.pending() == [b"%d" % number for number in range(10, 16)]
+
+
+def test_an_answer_is_bounded_by_bytes_but_never_empty(raw: Any) -> None:
+    raw.flushall()
+    raw.rpush(KEYS.ready, *[b"x" * 400] * 5)
+    desk = Desk(raw)
+    sizes = []
+    for number in range(3):
+        args = {
+            "limit": 100, "take": 100, "most_bytes": 1000, "lease_us": HOUR_US, "each": 0, "call": f"n{number}", "signature": ""
+        }  # fmt: skip
+        sizes.append(len(desk.run(TRANSFER, {"fence": KEYS.fence(f"n{number}")}, args)[-1]))
+    assert sizes == [2, 2, 1]
+    raw.rpush(KEYS.ready, b"x" * 5000, b"y")
+    args["call"] = "large"
+    assert desk.run(TRANSFER, {"fence": KEYS.fence("large")}, args)[-1] == [b"x" * 5000]
+    assert desk.ready() == [b"y"]
