@@ -32,6 +32,7 @@ IDS = "storm-ids"
 LEASE = 3.0
 RESYNC = 0.5
 RETRY_DELAY = 0.2
+_BACKOFF = delayq.Backoff.fixed(RETRY_DELAY)
 DEADLINE = 1.0
 """Instead of five seconds: a storm is short, and shall see deadlines pass."""
 _DEADLINES = (
@@ -225,9 +226,57 @@ class Consumer:
         self._witness.ended(one)
 
 
+class WorkerConsumer:
+    """A worker, which goes on until it is stopped. Its handler does what a consumer's loop does."""
+
+    def __init__(self, client: delayq.Client, who: str, witness: Witness, seed: object, habits: Habits) -> None:
+        self._who = who
+        self._witness = witness
+        self._chance = random.Random(repr(seed))
+        self._habits = habits
+        self._worker = delayq.Worker(client, concurrency=20)
+        self._worker.listener(QUEUE, lease=LEASE, max_attempts=None, backoff=_BACKOFF)(self._handle)
+
+    async def run(self) -> None:
+        await self._worker.run()
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+    async def _handle(self, message: delayq.Message[int]) -> None:
+        one = Delivered(
+            message.value,
+            now_us(),
+            self._who,
+            message.id,
+            micros(message.due_at),
+            micros(message.lease_ends_at) - int(LEASE * 1_000_000),
+            micros(message.lease_ends_at),
+            message.attempt,
+        )
+        self._witness.began(one)
+        fate, habits = self._chance.random(), self._habits
+        try:
+            if fate < habits.fails:
+                one.end = End.NACKED
+                raise Failed
+            if fate < habits.fails + habits.pauses:
+                await asyncio.sleep(self._chance.random() * 0.03)
+            elif fate < habits.fails + habits.pauses + habits.dawdles:
+                # Its lease is renewed meanwhile.
+                await asyncio.sleep(self._chance.random() * 1.5 * LEASE)
+            # The worker acknowledges it, and does not say how that went.
+            one.end = End.UNKNOWN
+        except asyncio.CancelledError:
+            one.end = End.RETURNED
+            raise
+        finally:
+            self._witness.ended(one)
+
+
 def open_reliable(client: delayq.Client, name: str = QUEUE) -> delayq.ReliableQueue[int]:
     """Open a queue of a storm with the settings that all its clients have."""
-    return client.reliable_queue(name, lease=LEASE, max_attempts=None, backoff=delayq.Backoff.fixed(RETRY_DELAY))
+    return client.reliable_queue(name, lease=LEASE, max_attempts=None, backoff=_BACKOFF)
 
 
 def open_delayed(client: delayq.Client) -> delayq.DelayedQueue[int]:

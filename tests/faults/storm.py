@@ -1,10 +1,17 @@
 """A storm: producers and consumers at work through a network, while everything under them is broken and healed.
 
-Which fault comes when is chosen by a seed; what it hits is chance. The proof is :mod:`tests.faults.checker`'s.
+::
+
+    make storms                                                       # a few minutes of each kind
+    python -m tests.faults.storm --minutes 10 --kind plain            # one kind for longer
+    python -m tests.faults.storm --kind reliable --round-trip 60 --mbit 40
+
+A seed chooses which fault comes when; chance decides what it hits. The proof is :mod:`tests.faults.checker`'s.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import logging
@@ -12,9 +19,13 @@ import multiprocessing
 import os
 import random
 import re
+import sys
+import tempfile
+import time
 from collections import Counter, deque
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
@@ -22,20 +33,33 @@ from redis.asyncio import Redis
 import delayq
 from delayq import Offer
 from tests.faults import consumers
-from tests.faults.checker import Rules
-from tests.faults.consumers import IDS, LEASE, QUEUE, RESYNC, Consumer, Habits, Kind, open_delayed, open_reliable
+from tests.faults.checker import Rules, check, summary
+from tests.faults.consumers import (
+    IDS,
+    KINDS,
+    LEASE,
+    QUEUE,
+    RESYNC,
+    Consumer,
+    Habits,
+    Kind,
+    WorkerConsumer,
+    open_delayed,
+    open_reliable,
+    shorten_deadlines,
+)
 from tests.faults.history import Delivered, End, Fault, History, Offered, Told, demand_one_clock, now_us, read_notes
 from tests.links import BOTH, Links
+from tests.servers import PrivateServer, find_kinds, memory_disk
 from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
     from types import TracebackType
     from typing import Self
 
     from delayq._offering import OnDuplicate
-    from tests.servers import PrivateServer
+    from tests.faults.checker import Violation
 
 WITHIN = 30.0
 """A message that is due, and that nothing keeps back any more, may take so long: leases, deadlines and a busy machine."""
@@ -78,6 +102,8 @@ class Plan:
     habits: Habits = field(default_factory=Habits)
     drain_within: float = 45.0
     """Seconds until everything must be delivered, once all is healed."""
+    workers: bool = False
+    """Whether workers consume in this process, instead of loops. Only a reliable queue."""
     only: tuple[str, ...] = ()
     """The names of the faults to choose from; all if empty."""
 
@@ -99,7 +125,7 @@ class Storm:
         self._keys = itertools.count()
         self._clients: list[delayq.Client] = []
         self._producers: list[delayq.Client] = []
-        self._consuming: deque[tuple[delayq.Client, list[asyncio.Task[None]]]] = deque()
+        self._consuming: deque[tuple[delayq.Client, Callable[[], None], list[asyncio.Task[None]]]] = deque()
         self._numbers = itertools.count()
         self._reusing: set[asyncio.Task[None]] = set()
         self._doubts = _Doubts()
@@ -220,15 +246,22 @@ class Storm:
     async def start_consuming(self) -> None:
         """Start a client that consumes, in several loops."""
         plan, number, client = self._plan, next(self._numbers), await self._client()
+        if plan.workers:
+            worker = WorkerConsumer(client, f"worker {number}", self, (plan.seed, number), plan.habits)
+            self._consuming.append((client, worker.stop, [asyncio.create_task(worker.run())]))
+            return
         consumers = [
             Consumer(client, plan.kind, f"consumer {number}.{loop}", self, (plan.seed, number, loop), plan.habits)
             for loop in range(plan.loops)
         ]
-        self._consuming.append((client, [asyncio.create_task(consumer.run()) for consumer in consumers]))
+        self._consuming.append((client, lambda: None, [asyncio.create_task(consumer.run()) for consumer in consumers]))
 
     async def close_one(self) -> None:
         """Close the client that has consumed longest, as a process does that ends. Its loops end by themselves."""
-        client, tasks = self._consuming.popleft()
+        client, stop, tasks = self._consuming.popleft()
+        stop()
+        if self._plan.workers:
+            await asyncio.gather(*tasks)
         await client.aclose()
         await asyncio.gather(*tasks)
 
@@ -238,7 +271,7 @@ class Storm:
         return client
 
     async def _stop_consuming(self) -> None:
-        tasks = [task for _, some in self._consuming for task in some]
+        tasks = [task for _, _, some in self._consuming for task in some]
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -573,3 +606,64 @@ class _Faults:
     async def _kill_consumer(self, _: random.Random) -> None:
         await asyncio.to_thread(self._storm.crowd.kill_one)
         await asyncio.to_thread(self._storm.crowd.start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--kind", choices=KINDS, default="plain")
+    parser.add_argument("--round-trip", type=float, default=0.0, help="milliseconds")
+    parser.add_argument("--mbit", type=float, help="megabits a second; without it, no limit")
+    parser.add_argument("--workers", action="store_true", help="consume by workers: --kind reliable only")
+    parser.add_argument("--rate", type=int, default=200, help="messages for each fault")
+    parser.add_argument("--server", help="one of those that the tests find; the first one without it")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    found, _ = find_kinds()
+    if not found:
+        sys.exit("no server found on this machine")
+    shorten_deadlines(consumers._set)
+    logging.getLogger("delayq").setLevel(logging.WARNING)
+    logging.lastResort = None
+    faults = 30
+    plan = Plan(
+        options.kind,
+        messages=faults * options.rate,
+        faults=faults,
+        seed=options.seed,
+        # What a killed process has taken for good is gone by contract, so there is none of them.
+        processes=0 if options.kind == "plain" else 1,
+        round_trip=options.round_trip,
+        mbit=options.mbit,
+        workers=options.workers,
+    )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        PrivateServer(found[options.server or next(iter(found))], appendonly="always", within=memory_disk()) as server,
+    ):
+        violations = asyncio.run(_for_minutes(server, plan, Path(folder), options.minutes))
+    sys.exit(f"FAILED: {summary(violations, 20)}" if violations else None)
+
+
+async def _for_minutes(server: PrivateServer, plan: Plan, folder: Path, minutes: float) -> list[Violation]:
+    """Have storms, each with a seed of its own, until so many minutes have passed, or one finds something."""
+    started, messages, deliveries, injected = time.monotonic(), 0, 0, Counter[str]()
+    violations: list[Violation] = []
+    while time.monotonic() - started < minutes * 60 and not violations:
+        async with Storm(server, plan, folder) as storm:
+            await storm.blow()
+            history = await storm.end()
+        await asyncio.to_thread(server.flush)
+        violations = check(history, plan.rules)
+        messages, deliveries = messages + len(history.offered), deliveries + len(history.delivered)
+        injected += storm.injected
+        ago = time.monotonic() - started
+        so_many = f"{messages:,} messages ({deliveries:,} deliveries), {injected.total()} faults"
+        print(f"{ago:5.0f} s  {plan.kind}, seed {plan.seed}: {so_many}; violations: {summary(violations)}", flush=True)
+        plan = replace(plan, seed=plan.seed + 1)
+    print(dict(injected))
+    return violations
+
+
+if __name__ == "__main__":
+    main()

@@ -156,6 +156,16 @@ def test_attempts_that_fall_stand_still_or_jump_are_named(delivered: list[Delive
     assert kinds(story(*delivered)) == ["attempts"]
 
 
+def test_an_id_that_was_refused_although_its_message_had_expired_is_named() -> None:
+    assert kinds(story(told=Told.HELD)) == ["held"]
+
+
+def test_what_has_expired_need_not_come_and_must_not() -> None:
+    expired = {0: Offered(DUE, Told.OK, expires=True)}
+    assert kinds(History(expired)) == []
+    assert kinds(History(expired, [came(0, 0.1)])) == ["expired"]
+
+
 def test_what_is_left_on_the_server_is_named() -> None:
     assert kinds(story(came(0, 0), left=["a key"])) == ["left"]
 
