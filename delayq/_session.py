@@ -38,6 +38,8 @@ class Session:
         self.timer: HashedWheelTimer = HashedWheelTimer(tick_duration=_TICK)
         self.background: Background = Background()
         self._closing: asyncio.Task[None] | None = None
+        # What waits until queues that were closed on their own have given everything back.
+        self._closing_queues: set[asyncio.Task[None]] = set()
         self.scheduler: Scheduler = Scheduler(self.server, self.nodes, self.timer, self.background, resync_interval, hooks)
 
     def check_loop(self) -> None:
@@ -63,11 +65,18 @@ class Session:
 
     async def close_queue(self, queue: OpenQueue) -> None:
         """Close one queue, as :meth:`aclose` does."""
-        await _ended(self.background.spawn(self.scheduler.close([queue])(), f"close {queue.name}"))
+        end = self.scheduler.close([queue])
+        # Not one of the background tasks: a client that closes meanwhile waits for it.
+        closing = asyncio.create_task(end(), name=f"delayq close {queue.name}")
+        self._closing_queues.add(closing)
+        closing.add_done_callback(self._closing_queues.discard)
+        await _ended(closing)
 
     async def _end(self, end_queues: Callable[[], Awaitable[None]]) -> None:
         try:
             await end_queues()
+            if self._closing_queues:
+                await asyncio.wait(self._closing_queues)
         finally:
             self.timer.stop()
             await self.background.aclose()

@@ -40,7 +40,7 @@ _SPECIAL = re.compile(r"[*?\[\\]")
 # What a rule cannot hold: it would end there.
 _NOT_IN_RULES = re.compile(f"[\0\t\n\v\f\r {_REST}{_ONE}{_PRIORITY}{_DIGIT}]")
 # What finds the server, or the right one, and waits for a promise about what was written.
-_SERVERS: dict[Servers, str] = {"one": "", "cluster": "asking cluster|slots", "sentinel": "role"}
+_SERVERS: dict[Servers, str] = {"one": "", "cluster": "asking cluster|slots", "sentinel": ""}
 
 
 @dataclass(frozen=True)

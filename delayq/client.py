@@ -402,16 +402,21 @@ class Client:
         session = self._session
         if session is not None and not session.server.is_inherited:
             session.check_loop()
-        self._session, self._closed = None, True
+        self._closed = True
         if session is not None and session.server.is_inherited:
             # All that is open is our parent's.
+            self._session = None
             return
         # Shielded: a cancelled caller still gets everything closed, or messages and sockets would be left behind.
         with anyio.CancelScope(shield=True):
-            if session is not None:
-                await session.aclose()
-            if self._embedded is not None:
-                await to_thread.run_sync(self._embedded.stop)
+            try:
+                if session is not None:
+                    # Whoever closes it a second time waits for the same.
+                    await session.aclose()
+            finally:
+                self._session = None
+                if self._embedded is not None:
+                    await to_thread.run_sync(self._embedded.stop)
 
     async def _restart_embedded(self) -> str:
         """Start the embedded server again if it has died with its watchdog. Returns the path of its socket.
@@ -435,6 +440,6 @@ class Client:
         return found
 
     def _open_session(self) -> Session:
-        if self._session is None:
+        if self._session is None or self._closed:
             raise Closed("the client is closed" if self._closed else "open the client first: async with connect(...) as client")
         return self._session

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from delayq._redis.group_commit import GroupCommit
     from delayq._redis.keys import DelayedKeys
     from delayq._scheduling.offers import Offer, Stored
-    from delayq._scheduling.taker import Taken
     from delayq._session import Session
     from delayq.codecs import Codec
 
@@ -309,26 +308,25 @@ class DelayedQueue(Generic[T]):
         """
         self._check_open()
         check_count(max_items, "max_items")
-        taken: list[Taken[bytes]] = []
-        try:
+        values: list[T] = []
+        # What is in this buffer goes back when we are left with an error, and already when the queue closes.
+        with self._taker.at_hand() as taken:
             most = max_items
             while most is None or len(taken) < most:
                 some = await self._taker.get(_AT_A_TIME if most is None else min(_AT_A_TIME, most - len(taken)), 0)
-                taken += some
+                taken.extend(some)
                 if not some:
                     break
                 if most is None and len(taken) >= _AT_A_TIME:
-                    most = len(taken) + await self._open.count_due()
-        except BaseException:
-            self._taker.give_back(taken)
-            raise
-        values = []
-        for at, (_, payload) in enumerate(taken):
-            try:
-                values.append(self._decode(payload))
-            except DecodeError:
-                self._taker.give_back([*taken[:at], *taken[at + 1 :]])
-                raise
+                    due = await self._open.count_due()
+                    most = len(taken) + due
+            for at, (_, payload) in enumerate(taken):
+                try:
+                    values.append(self._decode(payload))
+                except DecodeError:
+                    del taken[at]
+                    raise
+            taken.clear()
         self._open.counts.delivered += len(values)
         return values
 

@@ -12,7 +12,7 @@ from weakref import WeakSet
 import anyio
 
 from delayq._redis.opening import Opener
-from delayq._redis.wire import DOUBT_AFTER, ReplyError, Wire
+from delayq._redis.wire import DOUBT_AFTER, ReplyError
 from delayq.errors import Closed, DelayqError, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class Connections:
         self._slots = anyio.Semaphore(limit, fast_acquire=True)
         self._ended: DelayqError | None = None
         self.opened: int = 0
+        # How long an answer takes at least, seconds; 0 before the first one.
+        self.round_trip: float = 0.0
         _of_this_process.add(self)
 
     @property
@@ -101,7 +103,7 @@ class Connections:
                 return preferred
         if (wire := self.acquire_nowait()) is not None:
             return wire
-        return next((wire for wire in self._used if wire not in self._own and self.share(wire)), None)
+        return next((wire for wire in self._used if self.share(wire)), None)
 
     @property
     def bytes_to_send(self) -> int:
@@ -124,7 +126,7 @@ class Connections:
 
     def share(self, wire: Wire) -> bool:
         """Hold an acquired connection once more, for another call behind the first; both release it. Says if that works."""
-        if wire not in self._used or not wire.is_open:
+        if wire not in self._used or wire in self._own or not wire.is_open:
             return False
         self._used[wire] += 1
         return True
@@ -253,6 +255,7 @@ class Connections:
             raise
         self._used[wire] = 1
         self.opened += 1
+        self.round_trip = min(wire.round_trip, self.round_trip or wire.round_trip)
         return wire
 
     # Whether silent connections are dead
@@ -292,9 +295,10 @@ class Connections:
         is asked once more, a moment after its first answer. A slow network makes that moment longer.
         """
         now = asyncio.get_running_loop().time
-        began = now()
-        async with asyncio.timeout(OPEN_TIMEOUT):
-            fresh = await self._opened_anew()
+        # A little more than it takes until those put aside count as asked.
+        began = now() + _MOMENT / 10
+        # Of its own, so that no call shares it.
+        fresh = await self.open_own(anew=True)
         proven = False
         try:
             # A refusal is an answer too.
@@ -307,6 +311,7 @@ class Connections:
         finally:
             # It holds no place, whoever takes it next does.
             self._used.pop(fresh, None)
+            self._own.discard(fresh)
             if proven and self._ended is None:
                 self._free.append(fresh)
             else:

@@ -1,4 +1,4 @@
-"""Calls that bring back what left the server and reached nobody: written at once, repeated until they are answered.
+"""Calls that return undelivered messages to the server: written at once, and repeated until they are answered.
 
 Each call may be sent any number of times, over any connection, for the server carries it out once.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
 from delayq._redis.retry import retry_delay
-from delayq.errors import DelayqError, OutcomeUnknown, ServerUnavailable
+from delayq.errors import DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ _log = logging.getLogger("delayq")
 
 # The first try at closing has this long, and a round trip, before a second one is made over a new connection; seconds.
 _FIRST_DOUBT = 0.35
-# What is still on its way to the network when the time is up has this long as long as it moves, seconds.
+# Bytes that are still leaving this machine when the time is up get this much more of it, seconds.
 _MOST = 5.0
 _LOOK_EVERY = 0.1
 
@@ -38,7 +38,7 @@ class HandBack:
         request: The call.
         fence: The key that makes a repetition harmless, if there is one; not needed any more once the only try was answered.
         tries: How often it was sent.
-        outcome: What the server answered, or the error of the last try; None before.
+        outcome: The server's answer, or the error of the last try; None before.
         is_unsure: Whether a try may have been carried out without our knowing.
     """
 
@@ -141,15 +141,15 @@ class Owed:
 
 
 class LastCalls:
-    """What queues send while they close: written before anything is waited for.
+    """The calls that queues send while they close: written before anything is waited for.
 
-    So the round trip decides when it arrives, never whether. What is not answered soon is sent again over a new connection, for
+    So the round trip decides when they arrive, never whether. Those without an answer are soon sent again over a new connection, for
     the first one may be dead.
     """
 
     def __init__(self, server: Server, round_trip: float = 0.0) -> None:
         """Args:
-        server: Where they are sent.
+        server: Sends them.
         round_trip: How long an answer takes, seconds.
         """
         self._server = server
@@ -184,11 +184,16 @@ class LastCalls:
         until = loop.time() + within
         again_at = loop.time() + min(self._doubt, within)
         retry: asyncio.Task[None] | None = None
+        retries = 0
         to_send = math.inf
         try:
-            while missing := [call for call in self._calls if not call.is_done]:
+            # A call that the server refuses is refused again.
+            while missing := [call for call in self._calls if not call.is_done and not isinstance(call.outcome, ServerRefused)]:
                 now = loop.time()
-                if retry is None and now >= again_at:
+                if now >= again_at and (retry is None or retry.done()):
+                    # The server may start soon, or another one take its place.
+                    retries += 1
+                    again_at = now + retry_delay(retries, base=_LOOK_EVERY)
                     retry = asyncio.create_task(self._server.pipeline_anew(missing))
                 if now >= until:
                     left = self._server.bytes_to_send
@@ -198,12 +203,10 @@ class LastCalls:
                 pending: list[asyncio.Future[None]] = [answer for answer in self._answers if not answer.done()]
                 if retry is not None and not retry.done():
                     pending.append(retry)
-                elif not pending and retry is not None:
-                    break
                 if pending:
                     await asyncio.wait(pending, timeout=_LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
                 else:
-                    await asyncio.sleep(max(0.0, again_at - now))
+                    await asyncio.sleep(max(0.0, min(again_at, until) - now))
         finally:
             if retry is not None:
                 retry.cancel()

@@ -324,6 +324,9 @@ class Server:
                     with suppress(OSError):
                         wire.tell(*cleanup)
             elif _ELSEWHERE.match(str(answer)):
+                # The next try goes there.
+                with suppress(DelayqError):
+                    self._elsewhere(answer, connections)
                 call.note(ServerUnavailable(str(answer)))
             else:
                 call.note(self._refused(answer, connections))

@@ -74,6 +74,7 @@ class Wire(asyncio.Protocol):
 
     Attributes:
         doubted: Called as said above.
+        round_trip: How long the answer to its greeting took, seconds.
         moved_at: When bytes came in or left last, as far as that was noticed; seconds of the event loop's clock.
     """
 
@@ -82,6 +83,7 @@ class Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.doubted: Callable[[], object] = lambda: None
         self.moved_at: float = self._loop.time()
+        self.round_trip: float = 0.0
         # Bytes that had not left when we last looked.
         self._queued = 0
         # When something was sent whose answer comes to `read`.

@@ -132,6 +132,7 @@ class Claims:
             wanted=self.pushes.wanted,
             idle=lambda: None,
             hand_back=self._releasing,
+            given_back=self._given_back,
         )
         # The token of the last call, if its answer was lost.
         self._unsure: str | None = None
@@ -195,10 +196,6 @@ class Claims:
         """Wait until no call is on its way and what was given back is back, ``within`` seconds at most each."""
         await self.pushes.idle(within)
         await self.taker.returned(within)
-
-    async def release(self, claims: Sequence[Claim]) -> None:
-        """Give back what was not touched: it is as it was before it was claimed."""
-        await self._server.run(*self._releasing(claims).request)
 
     def close(self, last: LastCalls) -> None:
         """Call no more, and write what gives back all that was claimed for nobody, before this returns."""
@@ -289,11 +286,13 @@ class Claims:
             self.suspects.when_free(self.pushes.push)
         return claims, wait, now
 
-    def _releasing(self, claims: Sequence[Claim]) -> HandBack:
+    def _given_back(self, claims: Sequence[Claim]) -> None:
         self._claimed -= len(claims)
         for claim in claims:
             if claim.is_suspect:
                 self.suspects.over(claim)
+
+    def _releasing(self, claims: Sequence[Claim]) -> HandBack:
         names = [part for claim in claims for part in claim.name]
         return HandBack(Request(RELEASE, (*self.keys.messages, self.keys.wake), names))
 

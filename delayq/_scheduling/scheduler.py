@@ -35,7 +35,7 @@ _AT_A_TIME = 200
 # In a cluster the others wait for a server that hangs no longer than that, seconds.
 _PATIENCE = 1.0
 # What is on its way when a queue closes has this long, and two round trips; seconds.
-_GRACE = 0.8
+_GRACE = 0.6
 # Closing ends after this time in any case, seconds: bytes that still move on a slow network are waited for.
 _CLOSE_WITHIN = 8.0
 
@@ -149,7 +149,7 @@ class Scheduler:
             What waits until it has arrived, as long as closing may take. Queues that are closed already are left out.
         """
         closing = [queue for queue in queues if not queue.closed]
-        round_trip = max((self._clocks[queue].round_trip for queue in closing), default=0.0)
+        round_trip = max((connections.round_trip for connections in self.services.nodes.all()), default=0.0)
         last, grace = LastCalls(self.services.server, round_trip), _GRACE + 2 * round_trip
         for queue in closing:
             queue.closed = True

@@ -17,9 +17,6 @@ class ServerClock:
     An answer carries the time at which the server wrote it: after the question left here, and before the answer arrived. So
     each bounds the offset between the two clocks from both sides. The lower bound never leads; it lags by the answer's way.
     The highest of the last answers' lower bounds lags least, so that one is kept until an answer contradicts it.
-
-    Attributes:
-        round_trip: How long the fastest answer took, seconds; 0 before the first one.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -29,13 +26,10 @@ class ServerClock:
         self.local: Callable[[], float] = now
         self._offset: float | None = None
         self._seen_at = 0.0
-        self.round_trip: float = 0.0
 
     def observe(self, server_us: int, asked_at: float) -> None:
         """Note the time that an answer carried, microseconds since the epoch, to a question that left at ``asked_at``."""
         arrived = self.local()
-        took = arrived - asked_at
-        self.round_trip = min(took, self.round_trip or took)
         lowest, highest = server_us / 1_000_000 - arrived, server_us / 1_000_000 - asked_at
         kept = None if self._offset is None else self._offset - _DRIFT * (arrived - self._seen_at)
         # Above the highest, one of the clocks was set.

@@ -64,7 +64,7 @@ class _Waiter(Generic[Item]):
         self.limit: Timeout | None = None
 
     def take_result(self) -> list[Taken[Item]]:
-        """What it was handed, if anything."""
+        """Return the items that it was handed, if any."""
         future = self.future
         return future.result() if future.done() and not future.cancelled() and future.exception() is None else []
 
@@ -106,6 +106,7 @@ class Taker(Generic[Item]):
         idle: Callable[[], None],
         hand_back: Callable[[Sequence[Item]], HandBack],
         size: Callable[[Item], int] = lambda _: 0,
+        given_back: Callable[[Sequence[Item]], object] = lambda _: None,
     ) -> None:
         """Args:
         queue: Its name, for the log.
@@ -114,6 +115,7 @@ class Taker(Generic[Item]):
         idle: Called when the last one who waited for messages to come has left.
         hand_back: Makes the call that brings items back to the server, in this order, ahead of all that is there.
         size: How many bytes an item has in that call.
+        given_back: Called once with items that went back, and are not handed to anybody here any more.
         """
         self._queue = queue
         self._server = services.server
@@ -124,6 +126,7 @@ class Taker(Generic[Item]):
         self._idle = idle
         self._hand_back = hand_back
         self._size = size
+        self._given_back = given_back
         self._patient = 0
         # In the order in which they came.
         self._waiters: dict[_Waiter[Item], None] = {}
@@ -141,12 +144,12 @@ class Taker(Generic[Item]):
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody waits for messages that are still to come."""
+        """Whether a caller waits for messages that are still to come."""
         return self._patient > 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody takes, and nothing is on its way back."""
+        """Whether no caller takes, and nothing is on its way back."""
         return not (self._waiters or self._readers or self._returned or self._chunks or self._attempt)
 
     async def get(self, want: int, timeout: float | None) -> list[Taken[Item]]:
@@ -226,7 +229,7 @@ class Taker(Generic[Item]):
                     waiter.future.set_exception(own_copy(error))
 
     def give_back(self, taken: Iterable[Taken[Item]], *, more: bool = False) -> None:
-        """Hand items to whoever waits, and what nobody wants back to the server, in order."""
+        """Hand items to the callers who wait, and the rest back to the server, in order."""
         rest = self._hand_out(sorted(taken), more=more)
         if not rest:
             return
@@ -302,7 +305,7 @@ class Taker(Generic[Item]):
         return self._last is None
 
     def close(self, last: LastCalls) -> None:
-        """End every waiting call. What was taken and not handed to anybody is written back before this returns."""
+        """End every waiting call. Items that no caller has are written back before this returns."""
         self._last = last
         for waiter in list(self._waiters):
             self._leave(waiter)
@@ -338,11 +341,13 @@ class Taker(Generic[Item]):
         # First what was sent already: it is repeated as it was.
         assert self._last is not None, "closed before"
         fresh = self._cut()
-        if not self._sent_last:
-            fresh = [*(chunk for chunk in self._chunks if not chunk.call.is_done), *fresh]
-            self._sent_last = True
         self._chunks += fresh
-        self._last.send(self._queue, (chunk.call for chunk in fresh))
+        if not self._sent_last:
+            fresh = self._chunks
+            self._sent_last = True
+        for chunk in fresh:
+            self._given_back([item for _, item in chunk.items])
+        self._last.send(self._queue, [chunk.call for chunk in fresh])
 
     def _hand_out(self, taken: list[Taken[Item]], *, more: bool = False) -> list[Taken[Item]]:
         waiting = [waiter for waiter in self._waiters if not waiter.future.done()]
@@ -406,7 +411,12 @@ class Taker(Generic[Item]):
                 self._chunks += self._cut()
                 chunks = self._chunks[:_AT_ONCE]
                 await send(self._server, [chunk.call for chunk in chunks])
-                left = [chunk for chunk in chunks if not chunk.call.is_done]
+                left = []
+                for chunk in chunks:
+                    if chunk.call.is_done:
+                        self._given_back([item for _, item in chunk.items])
+                    else:
+                        left.append(chunk)
                 # What may be back is repeated as it is. What is not may go to who has come meanwhile.
                 self._chunks[: len(chunks)] = [chunk for chunk in left if chunk.call.is_unsure]
                 self._returned += [item for chunk in left if not chunk.call.is_unsure for item in chunk.items]

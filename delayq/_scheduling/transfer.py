@@ -1,4 +1,4 @@
-"""The transfer task: moves what is due of one delayed queue, and hands it to whoever waits here."""
+"""The transfer task: moves the due messages of one delayed queue, and hands them to the callers who wait here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delayq._logging import about
 from delayq._redis.group_commit import Request
 from delayq._redis.hand_back import HandBack, Owed
 from delayq._redis.retry import retry_delay
-from delayq._redis.scripts import ACK, GIVE_BACK, POLL_PENDING, TRANSFER
+from delayq._redis.scripts import ACK, EXTEND, GIVE_BACK, POLL_PENDING, TRANSFER
 from delayq._redis.server import Confirmation
 from delayq._scheduling.counts import Counts
 from delayq._scheduling.lease_keeper import LeaseKeeper
@@ -37,9 +37,9 @@ _log = logging.getLogger("delayq")
 BATCH = 100
 # And no more bytes than this, but for the first one: an answer has to cross a slow network in reasonable time.
 MOST_BYTES = 512 * 1024
-# What a call hands out goes back after this time unless the client confirms that the answer has come; microseconds.
+# Messages that a call hands out go back after this time unless the client confirms that the answer has come; microseconds.
 CONFIRM_US = 300_000_000
-# An answer that took longer than this, seconds, is confirmed before anybody gets what it brings: it may have gone back.
+# An answer that took longer than this, seconds, is confirmed before its messages are handed out: they may have gone back.
 _LATE = 240.0
 # A hand-back may hold up the next transfer, which would overtake it, for this long; seconds.
 RETURN_WITHIN = 1.0
@@ -63,7 +63,7 @@ class HandOut:
 
 
 def newest_first(calls: Iterable[HandOut]) -> list[HandOut]:
-    """The order in which calls are given back: what comes back becomes the head, so the oldest one comes last."""
+    """Return calls in the order in which they are given back: each becomes the head, so the oldest one comes last."""
     return sorted(calls, key=lambda handed: handed.call, reverse=True)
 
 
@@ -81,7 +81,7 @@ class Lessee:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody takes, and nothing is held or on its way back."""
+        """Whether no caller takes, and nothing is held or on its way back."""
         return self.taker.is_idle and not self.keeper.held
 
 
@@ -91,8 +91,8 @@ class TransferTask:
     Attributes:
         pushes: When it does so.
         taker: Those who take for good.
-        counts: What was done.
-        leases: What is out under a lease.
+        counts: Counts of messages.
+        leases: Messages that are out under a lease.
         quarantined: Unreadable records found so far.
         returned: Messages found so far whose lease had ended.
     """
@@ -109,7 +109,7 @@ class TransferTask:
         self.leases: Leases = Leases(keys, services, self.announced, self.counts, listed=listed)
         self.taker: Taker[bytes] = self._new_taker(self._back_by_value, len)
         self._lessees: dict[int, Lessee] = {}
-        # Calls that have handed out, or may have, what no caller has yet: still on their way, and those whose answer was lost.
+        # Calls whose messages no caller has yet: still on their way, and those whose answer was lost.
         self._under_way: dict[HandOut, None] = {}
         self._lost: dict[HandOut, None] = {}
         # And those that have arrived, while their caller waits for more.
@@ -122,7 +122,7 @@ class TransferTask:
         self._token = secrets.token_hex(6)
         self._calls = itertools.count()
         self._turns = itertools.count()
-        # The last call that had something for those who take for good (0), or under a lease of so long.
+        # By the length of the lease, 0 for those who take for good: the last call that had something for them.
         self._served: dict[int, int] = {0: -1}
         # Whether the ready list was empty when we last looked.
         self._emptied = False
@@ -134,7 +134,7 @@ class TransferTask:
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody waits for messages that are still to come."""
+        """Whether a caller waits for messages that are still to come."""
         return any(taker.waiting for _, taker in self._takers())
 
     def lessee(self, lease_us: int) -> Lessee:
@@ -169,7 +169,7 @@ class TransferTask:
         A user who may only offer, or only look, moves nothing, and says so once.
 
         Raises:
-            ServerError: As :meth:`Server.run_once`. Who can wait waits on, the others have the error.
+            ServerError: As :meth:`Server.run_once`. Callers who can wait go on waiting, the others have the error.
         """
         wanted = self.waiting or any(taker.wanted for _, taker in self._takers())
         if self._barred and not wanted:
@@ -198,11 +198,11 @@ class TransferTask:
         takers = self._takers()
         try:
             await self._recover()
-            # What is on its way back comes first.
+            # Messages on their way back come first.
             for _, taker in takers:
                 await taker.returned(RETURN_WITHIN)
             wanted = [taker for taker in takers if taker[1].wanted] or takers[:1]
-            # Whoever has had nothing for longest comes first.
+            # Those who have had nothing for longest come first.
             wanted.sort(key=lambda taker: self._served[taker[0]])
             dues = [await self._call(*taker) for taker in wanted]
         except DelayqError as error:
@@ -219,7 +219,7 @@ class TransferTask:
 
     def new_call(self) -> str:
         """A name for a call of this client to the queue, or for what gives back."""
-        # Of one length, for ACL patterns; what a call leaves behind is long gone when its number comes again.
+        # Of one length, for ACL patterns; the traces of a call are long gone when its number comes again.
         return f"{self._token}-{next(self._calls) % 10**8:08}"
 
     async def _call(self, lease_us: int, taker: Taker[Any]) -> int:
@@ -271,7 +271,9 @@ class TransferTask:
 
         Raises:
             ServerError: As :meth:`Server.run_once`. Nothing is taken, or it goes back.
+            Closed: The queue is closed.
         """
+        self._demand_open()
         keys, call = self.keys, self.new_call()
         handed = HandOut(f"{call}:pending")
         names = (keys.timeout, keys.ordered, keys.quarantine, keys.leases, keys.leased, keys.fence(call))
@@ -289,19 +291,37 @@ class TransferTask:
             Closed: The queue was closed meanwhile: all of it goes back.
             ServerUnavailable: It took so long that a part of it went back, and the rest does.
         """
-        if self._last is not None:
+        try:
+            self._demand_open()
+            if not self.is_ours(asked_at):
+                await self._keep(taken)
+                self._demand_open()
+        except BaseException:
             self.lose(taken)
-            raise Closed("the queue is closed")
-        if not self.is_ours(asked_at) and not all([await self._confirm_late(handed.call) for handed in taken]):
-            self.lose(taken)
-            raise ServerUnavailable("the messages took so long to arrive that they went back: poll fewer at a time")
+            raise
         for handed in taken:
             del self._at_hand[handed]
         self._confirm([handed.call for handed in taken])
 
+    def _demand_open(self) -> None:
+        if self._last is not None:
+            raise Closed("the queue is closed")
+
+    async def _keep(self, taken: Sequence[HandOut]) -> None:
+        """Lengthen the leases of these calls, for none may be confirmed while another one's messages are back.
+
+        Raises:
+            ServerUnavailable: They are.
+        """
+        for at in range(0, len(taken), BATCH):
+            tokens = [handed.call for handed in taken[at : at + BATCH]]
+            _, *ours = await self._server.run(EXTEND, (self.keys.leases,), (CONFIRM_US, *tokens))
+            if not all(ours):
+                raise ServerUnavailable("the messages took so long to arrive that they went back: poll fewer at a time")
+
     @contextmanager
     def handing_out(self, handed: HandOut) -> Iterator[None]:
-        """Make a call that may hand something out. What becomes of it unless the call ends well goes back where it was."""
+        """Make a call that may hand something out. Unless the call ends well, its messages go back where they were."""
         self._under_way[handed] = None
         try:
             yield
@@ -329,7 +349,7 @@ class TransferTask:
         return self._clock.local() - asked_at < _LATE
 
     def confirmation(self, token: str, asked_at: float) -> Confirmation | None:
-        """What tells the server that the answer has come to a call that handed out under this token; None where it goes back."""
+        """Return the commands that confirm a call which handed out under this token; None if its messages go back."""
         keys = self.keys
 
         def told(answer: Any) -> None:
@@ -339,7 +359,7 @@ class TransferTask:
         if self._last is not None or not self.is_ours(asked_at):
             return None
         self._unconfirmed[token] = None
-        # In this order: what is left of the first one alone would never be found.
+        # In this order: a field without an entry in the sorted set would never be found.
         return Confirmation((("HDEL", keys.leased, token), ("ZREM", keys.leases, token)), told)
 
     def _confirm(self, tokens: Sequence[str]) -> None:
@@ -381,7 +401,7 @@ class TransferTask:
             self._recovering = None
 
     def back_by_name(self, handed: HandOut) -> HandBack:
-        """What brings back all that a call has handed out, or keeps it from handing out anything."""
+        """Return the call that takes back all that another has handed out, or keeps it from handing out anything."""
         return self._give_back(handed.call, FENCE_MS, handed.places, ())
 
     def _back_by_value(self, payloads: Sequence[bytes]) -> HandBack:
@@ -408,14 +428,14 @@ class TransferTask:
         return HandBack(self.leases.releasing([lease.token for lease in leases]))
 
     def close(self, last: LastCalls) -> None:
-        """Call no more, and write what brings back all that was taken for nobody, before this returns."""
+        """Make no more calls, and write those that return all undelivered messages, before this returns."""
         self._last = last
         self.pushes.close()
         self._watch.close()
-        # What is at hand here was handed out before these, so it goes back after them.
+        # The messages at hand here were handed out before these, so they go back after them.
         calls = newest_first([*self._lost, *self._at_hand, *self._under_way])
         last.send(self.keys.name, map(self.back_by_name, calls))
-        # What has arrived is confirmed once more, for the first try may be lost.
+        # Answers that have arrived are confirmed once more, for the first try may be lost.
         unconfirmed, self._unconfirmed = [*self._unconfirmed], {}
         last.send(self.keys.name, self._confirming(unconfirmed))
         self._owed.close(last)

@@ -4,6 +4,8 @@ The rules:
 
 - *lost*: an offer was said to be stored, and nobody ever had the message to the end.
 - *unexpected*: what was never offered, or was said not to be stored, was delivered.
+- *expired*: it was delivered although its time to live had ended.
+- *held*: its id was refused, although the message that had it had expired.
 - *early*: it was delivered before its delay had passed, or before the queue itself says that it was due.
 - *stored twice*: one offer came as two messages.
 - *duplicate*: it came again although its lease had not ended and nobody had given it back; from a queue without leases: at all.
@@ -74,6 +76,7 @@ def check(history: History, rules: Rules) -> list[Violation]:
     found = [
         *_lost(history, by_key, rules),
         *_stuck(history, by_key, rules),
+        *_held(history),
         *(Violation("left", 0, what) for what in history.left),
     ]
     unattended: list[Violation] = []
@@ -123,7 +126,7 @@ def percentile(values: Sequence[int], share: float) -> int:
 def _lost(history: History, by_key: dict[int, list[Delivered]], rules: Rules) -> Iterator[Violation]:
     lost = []
     for key, offered in history.offered.items():
-        if offered.told is not Told.OK:
+        if offered.told is not Told.OK or offered.expires:
             continue
         some = by_key.get(key, [])
         if not some:
@@ -139,6 +142,14 @@ def _unexpected(key: int, offered: Offered | None) -> Iterator[Violation]:
         yield Violation("unexpected", key, "came, and nobody has offered it")
     elif offered.told is Told.FAILED:
         yield Violation("unexpected", key, "came, and its offer was said to have failed")
+    elif offered.expires:
+        yield Violation("expired", key, "came, although its time to live had ended")
+
+
+def _held(history: History) -> Iterator[Violation]:
+    for key, offered in history.offered.items():
+        if offered.told is Told.HELD:
+            yield Violation("held", key, "was refused for its id, and the message that had it had expired")
 
 
 def _early(key: int, offered: Offered, some: Sequence[Delivered], rules: Rules) -> Iterator[Violation]:

@@ -27,6 +27,8 @@ KINDS: tuple[Kind, ...] = ("reliable", "deliveries", "plain")
 """A reliable queue; a delayed queue with leases; a delayed queue from which what is taken is gone."""
 
 QUEUE = "storm"
+IDS = "storm-ids"
+"""A reliable queue without consumers until all is healed: there, messages expire, and others have their ids."""
 LEASE = 3.0
 RESYNC = 0.5
 RETRY_DELAY = 0.2
@@ -49,6 +51,8 @@ class Habits:
     waits_for_its_ack: float = 0.05
     dawdles: float = 0.0002
     leaves: float = 0.001
+    pauses: float = 0.002
+    """Of a queue without leases: it handles something for some milliseconds, with more at hand."""
 
 
 class Witness(Protocol):
@@ -66,13 +70,23 @@ class Failed(Exception):
 class Consumer:
     """One loop over a queue, which goes on until it is cancelled or the queue closes."""
 
-    def __init__(self, client: delayq.Client, kind: Kind, who: str, witness: Witness, seed: object, habits: Habits) -> None:
+    def __init__(
+        self,
+        client: delayq.Client,
+        kind: Kind,
+        who: str,
+        witness: Witness,
+        seed: object,
+        habits: Habits,
+        queue: str = QUEUE,
+    ) -> None:
         self._client = client
         self._kind: Kind = kind
         self._who = who
         self._witness = witness
         self._chance = random.Random(repr(seed))
         self._habits = habits
+        self._queue = queue
         self._unsure = False
 
     async def run(self) -> None:
@@ -91,7 +105,7 @@ class Consumer:
                 await asyncio.sleep(0.005)
 
     async def _reliable(self) -> bool:
-        queue = open_reliable(self._client)
+        queue = open_reliable(self._client, self._queue)
         async with aclosing(queue.__aiter__()) as messages:  # type: ignore[type-var]
             async for message in messages:
                 ends_us = micros(message.lease_ends_at)
@@ -139,6 +153,8 @@ class Consumer:
         async with aclosing(queue.__aiter__()) as values:  # type: ignore[type-var]
             async for value in values:
                 self._took(value)
+                if self._chance.random() < self._habits.pauses:
+                    await asyncio.sleep(self._chance.random() * 0.03)
                 if self._chance.random() < self._habits.leaves:
                     return True
         return False
@@ -209,9 +225,9 @@ class Consumer:
         self._witness.ended(one)
 
 
-def open_reliable(client: delayq.Client) -> delayq.ReliableQueue[int]:
-    """The queue of a storm, with the settings that all its clients have."""
-    return client.reliable_queue(QUEUE, lease=LEASE, max_attempts=None, backoff=delayq.Backoff.fixed(RETRY_DELAY))
+def open_reliable(client: delayq.Client, name: str = QUEUE) -> delayq.ReliableQueue[int]:
+    """Open a queue of a storm with the settings that all its clients have."""
+    return client.reliable_queue(name, lease=LEASE, max_attempts=None, backoff=delayq.Backoff.fixed(RETRY_DELAY))
 
 
 def open_delayed(client: delayq.Client) -> delayq.DelayedQueue[int]:

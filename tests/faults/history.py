@@ -29,6 +29,8 @@ class Told(StrEnum):
     FAILED = "failed"
     """For sure: nothing was changed."""
     UNKNOWN = "unknown"
+    HELD = "held"
+    """Its id was refused, although the message that had it has expired."""
 
 
 class End(StrEnum):
@@ -59,10 +61,12 @@ class Offered:
     Attributes:
         due_us: The earliest moment at which it may be delivered: when offering began, and the delay.
         told: What became of it.
+        expires: Whether its time to live ends before anybody takes it, so that it never comes.
     """
 
     due_us: int
     told: Told = Told.UNKNOWN
+    expires: bool = False
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import random
 import re
-from collections import Counter
+from collections import Counter, deque
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ import delayq
 from delayq import Offer
 from tests.faults import consumers
 from tests.faults.checker import Rules
-from tests.faults.consumers import LEASE, QUEUE, RESYNC, Consumer, Habits, Kind, open_delayed, open_reliable
+from tests.faults.consumers import IDS, LEASE, QUEUE, RESYNC, Consumer, Habits, Kind, open_delayed, open_reliable
 from tests.faults.history import Delivered, End, Fault, History, Offered, Told, demand_one_clock, now_us, read_notes
 from tests.links import BOTH, Links
 from tests.waiting import until
@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from delayq._offering import OnDuplicate
     from tests.servers import PrivateServer
 
 WITHIN = 30.0
 """A message that is due, and that nothing keeps back any more, may take so long: leases, deadlines and a busy machine."""
+REUSES = 0.1
+"""So often, for each call that offers, messages of a reliable queue expire, and their ids are used again."""
 BACKLOG = 4_000
 """With so much still to be delivered the next fault waits: it shall hit them all at work, not a heap."""
 
@@ -96,7 +99,9 @@ class Storm:
         self._keys = itertools.count()
         self._clients: list[delayq.Client] = []
         self._producers: list[delayq.Client] = []
-        self._consuming: list[asyncio.Task[None]] = []
+        self._consuming: deque[tuple[delayq.Client, list[asyncio.Task[None]]]] = deque()
+        self._numbers = itertools.count()
+        self._reusing: set[asyncio.Task[None]] = set()
         self._doubts = _Doubts()
         self.crowd: Crowd = Crowd(folder, plan)
         self.history: History = History()
@@ -119,14 +124,9 @@ class Storm:
             stack.callback(logging.getLogger("delayq").removeHandler, self._doubts)
             for _ in range(plan.clients):
                 self._producers.append(await self._client())
-            for number in range(plan.clients):
-                client = await self._client()
-                for loop in range(plan.loops):
-                    consumer = Consumer(
-                        client, plan.kind, f"consumer {number}.{loop}", self, (plan.seed, number, loop), plan.habits
-                    )
-                    self._consuming.append(asyncio.create_task(consumer.run()))
             stack.push_async_callback(self._stop_consuming)
+            for _ in range(plan.clients):
+                await self.start_consuming()
             for _ in range(plan.processes):
                 await asyncio.to_thread(self.crowd.start)
         except BaseException:
@@ -174,10 +174,12 @@ class Storm:
                 shares.put_nowait(None)
             async with asyncio.timeout(120):
                 await asyncio.gather(*producing)
+                await asyncio.gather(*self._reusing)
         finally:
-            for task in producing:
+            for task in (*producing, *self._reusing):
                 task.cancel()
-            await asyncio.gather(*producing, return_exceptions=True)
+            await asyncio.gather(*producing, *self._reusing, return_exceptions=True)
+            self._reusing.clear()
         await self._drain()
         return self.history
 
@@ -215,15 +217,31 @@ class Storm:
         history.left += [f"stays on the server for ever: {name}" for name in await self._lasting_keys()]
         return history
 
+    async def start_consuming(self) -> None:
+        """Start a client that consumes, in several loops."""
+        plan, number, client = self._plan, next(self._numbers), await self._client()
+        consumers = [
+            Consumer(client, plan.kind, f"consumer {number}.{loop}", self, (plan.seed, number, loop), plan.habits)
+            for loop in range(plan.loops)
+        ]
+        self._consuming.append((client, [asyncio.create_task(consumer.run()) for consumer in consumers]))
+
+    async def close_one(self) -> None:
+        """Close the client that has consumed longest, as a process does that ends. Its loops end by themselves."""
+        client, tasks = self._consuming.popleft()
+        await client.aclose()
+        await asyncio.gather(*tasks)
+
     async def _client(self) -> delayq.Client:
         client = await self._stack.enter_async_context(delayq.connect(self.links.url, resync_interval=RESYNC))
         self._clients.append(client)
         return client
 
     async def _stop_consuming(self) -> None:
-        for task in self._consuming:
+        tasks = [task for _, some in self._consuming for task in some]
+        for task in tasks:
             task.cancel()
-        results = await asyncio.gather(*self._consuming, return_exceptions=True)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         self._consuming.clear()
         for result in results:
             if isinstance(result, Exception):
@@ -237,6 +255,8 @@ class Storm:
                 count = min(share, self._chance.choice((1, 20, 50, 150, 300, 500)))
                 share -= count
                 await self._offer(client, count)
+                if self._plan.kind == "reliable" and self._chance.random() < REUSES:
+                    self._reusing.add(asyncio.create_task(self._reuse(client, self._chance.choice((1, 2, 50)))))
 
     async def _offer(self, client: delayq.Client, count: int) -> None:
         chance = self._chance
@@ -267,7 +287,7 @@ class Storm:
                 stored = [int(name[1:]) for name in error.stored] if named else ()
             else:
                 stored = [int(receipt._payload) for receipt in error.stored]
-        except delayq.ServerUnavailable:
+        except (delayq.ServerUnavailable, delayq.ServerRefused):
             told = Told.FAILED
         for key in keys:
             self.history.offered[key].told = told
@@ -282,16 +302,52 @@ class Storm:
             else:
                 await open_delayed(client).offer(key, delay)
             offered.told = Told.OK
-        except delayq.ServerUnavailable:
+        except (delayq.ServerUnavailable, delayq.ServerRefused):
             offered.told = Told.FAILED
         except delayq.OutcomeUnknown:
             pass
+
+    async def _reuse(self, client: delayq.Client, count: int) -> None:
+        """Offer messages that expire while nobody takes them, and then others under the same ids: these are free by then."""
+        chance, queue, offered = self._chance, open_reliable(client, IDS), self.history.offered
+        on_duplicate: OnDuplicate = chance.choice(("raise", "ignore", "replace"))
+        ttl = chance.uniform(0.01, 0.2)
+        delay = ttl * chance.random()
+        first, second = ([next(self._keys) for _ in range(count)] for _ in range(2))
+        names = [f"reused {key}" for key in second]
+        for key in first:
+            offered[key] = Offered(now_us() + int(delay * 1_000_000), expires=True)
+        with suppress(delayq.ServerError):
+            await queue.offer_many(
+                [Offer(value=key, id=name, delay=delay, ttl=ttl) for key, name in zip(first, names, strict=True)]
+            )
+            for key in first:
+                offered[key].told = Told.OK
+        if any(offered[key].told is not Told.OK for key in first):
+            # One that is still on its way would expire later.
+            return
+        await asyncio.sleep(ttl + 0.002)
+        for key in second:
+            offered[key] = Offered(now_us())
+        told = dict.fromkeys(names, Told.OK)
+        try:
+            await queue.offer_many(
+                [Offer(value=key, id=name, on_duplicate=on_duplicate) for key, name in zip(second, names, strict=True)]
+            )
+        except delayq.DuplicateMessage as error:
+            told |= dict.fromkeys(error.ids, Told.HELD)
+        except delayq.OutcomeUnknown as error:
+            told = dict.fromkeys(names, Told.UNKNOWN) | dict.fromkeys(error.stored, Told.OK)
+        except delayq.ServerError:
+            told = dict.fromkeys(names, Told.FAILED)
+        for key, name in zip(second, names, strict=True):
+            offered[key].told = told[name]
 
     # The end
 
     async def _drain(self) -> None:
         """Wait until everything that is stored was delivered, and nothing is left that does not vanish by itself."""
-        stored = {key for key, offered in self.history.offered.items() if offered.told is Told.OK}
+        stored = {key for key, offered in self.history.offered.items() if offered.told is Told.OK and not offered.expires}
         seen: set[int] = set()
         read = 0
 
@@ -304,10 +360,16 @@ class Storm:
                 return False
             return not await self._lasting_keys()
 
+        plan = self._plan
+        consumer = Consumer(self._producers[0], "reliable", "consumer of ids", self, plan.seed, plan.habits, IDS)
+        consuming = asyncio.create_task(consumer.run())
         try:
-            await until(drained, self._plan.drain_within)
+            await until(drained, plan.drain_within)
         except TimeoutError:
-            self.history.left.append(f"not drained within {self._plan.drain_within:g} s: {await self._lasting_keys()}")
+            self.history.left.append(f"not drained within {plan.drain_within:g} s: {await self._lasting_keys()}")
+        finally:
+            consuming.cancel()
+            await asyncio.gather(consuming, return_exceptions=True)
 
     async def _lasting_keys(self) -> list[str]:
         return [name.decode() for name in await self.raw.keys("*") if await self.raw.pttl(name) == -1]
@@ -428,6 +490,8 @@ class _Faults:
             "CLIENT PAUSE": self._pause,
             "SCRIPT FLUSH": lambda _: self._ask("SCRIPT", "FLUSH"),
             "consumer killed": self._kill_consumer,
+            "client closed": self._close_client,
+            "right lost": self._lose_right,
         }
 
     def order(self, count: int, chance: random.Random) -> list[str]:
@@ -491,6 +555,20 @@ class _Faults:
     async def _ask(self, *words: str) -> None:
         reply = await asyncio.to_thread(self._storm._server.call, *words)
         assert not reply.startswith(b"-"), reply
+
+    async def _close_client(self, _: random.Random) -> None:
+        await self._storm.close_one()
+        await self._storm.start_consuming()
+
+    async def _lose_right(self, chance: random.Random) -> None:
+        """Together with all connections, for what was seen of a user's rights on a connection counts for a while."""
+        command = chance.choice(("publish", "lpush", "rpush", "lpop", "set", "hset", "hdel", "zadd", "zrem", "zremrangebyrank"))
+        async with self._storm.raw.pipeline(transaction=True) as pipeline:
+            pipeline.execute_command("ACL", "SETUSER", "default", f"-{command}")
+            pipeline.execute_command("CLIENT", "KILL", "TYPE", "normal")
+            await pipeline.execute()
+        await asyncio.sleep(chance.uniform(0.05, 0.5))
+        await self._ask("ACL", "SETUSER", "default", "+@all")
 
     async def _kill_consumer(self, _: random.Random) -> None:
         await asyncio.to_thread(self._storm.crowd.kill_one)

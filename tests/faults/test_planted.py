@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from delayq._ids import new_id
-from delayq._redis import reliable_scripts, scripts
+from delayq._redis import reliable_scripts, rights, scripts
+from delayq._redis.hand_back import LastCalls
 from delayq._scheduling.push import Pushes
 from delayq._scheduling.reliable_offers import ReliableOffers
 from delayq._scheduling.scheduler import Scheduler
@@ -24,9 +26,10 @@ from tests.faults.storm import Plan, Storm
 from tests.servers import PrivateServer, memory_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from delayq._redis.hand_back import HandBack
     from delayq._redis.scripts import Script
 
     Plant = Callable[[pytest.MonkeyPatch], None]
@@ -59,6 +62,8 @@ def altered(script: Script, *changes: tuple[str, str]) -> Plant:
             text = text.replace(old, new)
         monkeypatch.setitem(script.__dict__, "text", text)
         monkeypatch.setitem(script.__dict__, "sha", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+        # Its checked form is made anew of this text, and of the true one afterwards.
+        monkeypatch.setattr(rights, "checked", cache(rights.checked.__wrapped__))
 
     return plant
 
@@ -86,8 +91,10 @@ def drops_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what nobody asks for comes back by itself only when the storm is long over."""
+
     async def forget(task: Any) -> None:
-        task._unsure = None
+        task._lost.clear()
 
     monkeypatch.setattr(TransferTask, "_recover", forget)
 
@@ -119,6 +126,38 @@ def offers_again_under_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReliableOffers, "_repeat", again)
 
 
+def sends_nothing_last(of_these: Callable[[HandBack], bool]) -> Plant:
+    """Let a client that closes not send these calls."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        send = LastCalls.send
+
+        def forget(last: LastCalls, queue: str, calls: Iterable[HandBack]) -> None:
+            send(last, queue, [call for call in calls if not of_these(call)])
+
+        monkeypatch.setattr(LastCalls, "send", forget)
+
+    return plant
+
+
+def gives_back_what_is_here(call: HandBack) -> bool:
+    """Whether a call brings back payloads that a client has, rather than what another of its calls has handed out."""
+    return call.request.script is scripts.GIVE_BACK and len(call.request.args) > 3
+
+
+def gives_back_by_name(call: HandBack) -> bool:
+    return call.request.script is scripts.GIVE_BACK and len(call.request.args) == 3
+
+
+def checks_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rights, "checked", lambda _: None)
+
+
+expired_ones_are_there = altered(
+    reliable_scripts.OFFER,
+    ("if found and found.expired then", "if false then"),
+    ("not found or found.expired", "not found"),
+)
 ANSWERS = ("cut in a reply", "replies stalled", "cut")
 PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     "an ack removes nothing": (
@@ -133,7 +172,7 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     ),
     "a claim does not look at the due time": (
         "reliable",
-        altered(reliable_scripts.CLAIM, ("'-inf', number(now), 'WITHSCORES'", "'-inf', '+inf', 'WITHSCORES'")),
+        altered(reliable_scripts.CLAIM, ("0, number(now), 'WITHSCORES'", "0, '+inf', 'WITHSCORES'")),
         "early",
     ),
     "a transfer comes too soon": (
@@ -143,10 +182,13 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     ),
     "leases are shorter than told": (
         "reliable",
-        altered(reliable_scripts.CLAIM, ("local ends, token = now + lease", "local ends, token = now + lease / 50")),
+        altered(
+            reliable_scripts.CLAIM,
+            ("local ends, quarters, whole = now + lease_us", "local ends, quarters, whole = now + lease_us / 50"),
+        ),
         "duplicate",
     ),
-    "attempts are not counted": ("reliable", altered(reliable_scripts.CLAIM, ("used = used + 1", "used = 1")), "attempts"),
+    "attempts are not counted": ("reliable", altered(reliable_scripts.CLAIM, ("id, used + 1,", "id, 1,")), "attempts"),
     "a nack loses the message": (
         "reliable",
         altered(
@@ -173,28 +215,44 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     "messages are dropped on the way": ("plain", drops_messages, "lost"),
     "a lost answer is not asked for": ("plain", recovers_nothing, "lost"),
     "whoever waits wakes late": ("reliable", wakes_late, "stuck"),
+    "a close loses what its loops have at hand": ("plain", sends_nothing_last(gives_back_what_is_here), "lost"),
+    "a close loses what is on its way": ("plain", sends_nothing_last(gives_back_by_name), "lost"),
+    "a script is refused half way": ("plain", checks_no_rights, "lost"),
+    "an expired message holds its id": ("reliable", expired_ones_are_there, "held"),
+    "an expired message holds its id, and the next one is dropped without a word": ("reliable", expired_ones_are_there, "lost"),
     "what is given back is given back twice": (
         "plain",
-        altered(scripts.GIVE_BACK, ("return 1", "redis.call('RPUSH', KEYS[1], ARGV[1])\nreturn 1")),
+        altered(scripts.GIVE_BACK, ("return count", "if ARGV[4] then redis.call('RPUSH', KEYS[1], ARGV[4]) end\nreturn count")),
         "duplicate",
     ),
 }
 
 
+_CLOSING: dict[str, Any] = {"faults": 20, "round_trip": 20, "only": ("client closed",)}
+STORMS: dict[str, dict[str, Any]] = {
+    "an offer is repeated as a new one": {"faults": 20, "round_trip": 20},
+    "a lost answer is not asked for": {"faults": 20},
+    "leases are shorter than told": {"habits": Habits(fails=0.02, dawdles=0.02, leaves=0.01)},
+    "a close loses what its loops have at hand": {**_CLOSING, "habits": Habits(pauses=0.1)},
+    "a close loses what is on its way": _CLOSING,
+    "a script is refused half way": {"faults": 30, "only": ("right lost",)},
+}
+"""What must happen for a bug to show: answers are lost, leases are used up, clients close with something at hand."""
+
+
 def plan(kind: Kind, bug: str = "") -> Plan:
-    # Answers must be lost for some to show, and leases be used for others.
-    faults = 20 if bug in ("an offer is repeated as a new one", "a lost answer is not asked for") else 6
-    dawdles = 0.02 if bug == "leases are shorter than told" else 0.0
-    return Plan(
+    usual = Plan(
         kind,
-        messages=faults * 300,
-        faults=faults,
+        messages=0,
+        faults=6,
         seed=1,
         processes=0,
-        habits=Habits(fails=0.02, dawdles=dawdles, leaves=0.01),
+        habits=Habits(fails=0.02, dawdles=0, leaves=0.01),
         only=ANSWERS,
         drain_within=DRAIN_WITHIN,
     )
+    changed = replace(usual, **STORMS.get(bug, {}))
+    return replace(changed, messages=changed.faults * 300)
 
 
 @pytest.mark.parametrize("bug", PLANTS)
@@ -210,12 +268,12 @@ async def test_a_storm_names_the_bug(durable: PrivateServer, bug: str, tmp_path:
     assert named in {violation.kind for violation in violations}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "bug"), [*((kind, "") for kind in KINDS), *((PLANTS[bug][0], bug) for bug in STORMS)])
 async def test_the_same_storm_without_a_bug_names_none(
-    durable: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    durable: PrivateServer, kind: Kind, bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_deadlines(monkeypatch.setattr)
-    async with Storm(durable, replace(plan(kind), drain_within=45), tmp_path) as storm:
+    async with Storm(durable, replace(plan(kind, bug), drain_within=45), tmp_path) as storm:
         await storm.blow()
         history = await storm.end()
     violations = check(history, plan(kind).rules)

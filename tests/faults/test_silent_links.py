@@ -212,7 +212,7 @@ async def test_one_silent_connection_makes_the_free_ones_prove_that_they_live(co
     assert fresh not in wires
     assert await fresh.ask("PING") == b"PONG"
     pool.release(fresh)
-    assert not any(wire.is_open for wire in wires)
+    await until(lambda: not any(wire.is_open for wire in wires))
     assert pool.open == 1
 
 

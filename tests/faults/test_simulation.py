@@ -94,13 +94,13 @@ LONG = 90.0
 OFTEN = {"messages": 100, "faults": 25, "pause": 0.5}
 SAFEGUARDS = {
     "an offer that is repeated is known": Case(
-        altered(reliable_scripts.OFFER, ("if known == ARGV[1] then", "if false then")),
+        altered(reliable_scripts.OFFER, ("if readable and known == ARGV[1] then", "if false then")),
         ("unexpected", "stored twice", "after ack"),
         "reliable",
         {"only": ANSWERS, **OFTEN},
     ),
     "a first try that comes after its repetition is refused": Case(
-        altered(reliable_scripts.OFFER, ("if tonumber(known) > tonumber(ARGV[1]) then", "if false then")),
+        altered(reliable_scripts.OFFER, ("if finite(known, 0) > tonumber(ARGV[1]) then", "if false then")),
         ("after ack", "stored twice"),
         "reliable",
         {"only": ("requests stalled",), **OFTEN},
@@ -116,7 +116,7 @@ SAFEGUARDS = {
         {"habits": Habits(dawdles=0.3), "only": ("process stopped",), **OFTEN},
     ),
     "a give-back is carried out once": Case(
-        altered(scripts.GIVE_BACK, ("if not redis.call('SET', KEYS[2], '', 'NX', 'PX', 60000) then return 0 end", "")),
+        altered(scripts.GIVE_BACK, ("'', 'NX', 'PX', ARGV[1]", "'', 'PX', ARGV[1]")),
         ("duplicate",),
         "plain",
         {"only": ANSWERS, "habits": Habits(leaves=0.3), **OFTEN},

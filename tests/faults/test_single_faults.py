@@ -278,7 +278,6 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
         ("reliable", "-evalsha -eval"),
         ("reliable", "-hset"),
         ("reliable", "-zadd"),
-        ("reliable", "-publish"),
         ("delayed", "-evalsha -eval"),
         ("delayed", "-zadd"),
         ("delayed", "-publish"),

@@ -564,3 +564,17 @@ async def test_a_client_that_closes_while_its_cluster_is_away_leaves_nothing(clu
         finally:
             for node in cluster.nodes:
                 node.resume()
+
+
+async def test_what_was_fetched_ahead_goes_back_to_where_its_queue_has_moved(cluster: TestCluster, client: delayq.Client) -> None:
+    async with delayq.connect(cluster.url) as other:
+        queue = other.delayed_queue("moving")
+        await queue.offer_many([(n, 0) for n in range(150)])
+        async for first in queue:
+            assert first == 0
+            target = next(node for node in cluster.nodes if node is not cluster.owner("moving"))
+            # Without a call in between that would be told.
+            cluster.move("moving", target)
+            break
+        await other.aclose()
+    assert await client.delayed_queue("moving").drain() == [*range(1, 150)]

@@ -598,6 +598,23 @@ class TestAClient:
             assert await client.delayed_queue("orders").take() == 1
         assert "was gone, and was started again without its data" in caplog.text
 
+    async def test_that_is_cancelled_while_it_closes_stops_its_server(self, place: Path) -> None:
+        client = delayq.connect(f"embedded:{place}")
+        await client.__aenter__()
+        queue = client.delayed_queue("orders")
+        await queue.offer_many([(n, 0) for n in range(150)])
+        await anext(aiter(queue))
+        server = server_pid(place / "server.sock")
+        closing = asyncio.create_task(client.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        eventually(lambda: has_ended(server), "the end of the server")
+        # By then, all was back.
+        async with delayq.connect(f"embedded:{place}") as client:
+            assert await client.delayed_queue("orders").drain() == [*range(1, 150)]
+
     async def test_that_is_closing_starts_no_server_again(self, place: Path) -> None:
         server = EmbeddedServer(place)
         with server:

@@ -17,8 +17,8 @@ import pytest
 
 import delayq
 from delayq import Client, Worker
+from delayq._redis import hand_back
 from delayq._redis.keys import ReliableKeys
-from delayq._scheduling.claims import Claims
 from delayq.worker._handling import Handling
 from delayq.worker._threads import Threads
 from tests.integration.reliable_fixtures import LEASE
@@ -96,14 +96,12 @@ async def test_what_does_not_finish_in_time_is_cancelled_and_handed_back_uncount
 async def test_what_was_claimed_ahead_is_handed_back_uncounted(
     client: Client, jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = Claims.release
-
-    async def slowly(self: Claims, claims: Any) -> None:
+    async def slowly(server: Any, calls: Any) -> None:
         # The run waits for that, too.
         await asyncio.sleep(0.1)
-        await release(self, claims)
+        await hand_back.send(server, calls)
 
-    monkeypatch.setattr(Claims, "release", slowly)
+    monkeypatch.setattr("delayq._scheduling.taker.send", slowly)
     worker = Worker(client, concurrency=1, shutdown_timeout=5)
     stopped_at: list[int] = []
     handled: list[int] = []

@@ -45,7 +45,7 @@ def test_every_logger_is_below_delayq() -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger" and node.args
     }
-    assert names == {"delayq", "delayq.timer"}
+    assert names == {"delayq", "delayq.timer", "delayq.worker"}
 
 
 def test_only_what_is_known_is_in_a_record() -> None:

@@ -1,4 +1,4 @@
--- give_back: put what left the server, but reached nobody, back where it was. Running it again changes nothing.
+-- give_back: put undelivered messages back where they were. Running it again changes nothing.
 --
 -- KEYS[1]  ready    LIST    payloads that are due
 -- KEYS[2]  timeout  ZSET    records, scored by due time, ms
@@ -20,7 +20,10 @@ redis.call('ZSCORE', KEYS[2], '')
 redis.call('LLEN', KEYS[3])
 redis.call('ZSCORE', KEYS[4], '')
 redis.call('HLEN', KEYS[5])
-if not redis.call('SET', KEYS[6], '', 'NX', 'PX', ARGV[1]) then return 0 end
+if redis.call('EXISTS', KEYS[6]) == 1 then return 0 end
+-- First what may free memory: then a server that is full takes the rest.
+redis.call('ZREM', KEYS[4], ARGV[2])
+redis.call('SET', KEYS[6], '', 'PX', ARGV[1])
 local tokens = {ARGV[2]}
 for place = 1, tonumber(ARGV[3]) do tokens[place] = token_of(ARGV[2], place) end
 local count = take_back(KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], tokens)

@@ -1,0 +1,179 @@
+"""Giving back reaches the server whatever else happens at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq._redis.connections import Connections
+from delayq.codecs import StringCodec
+from tests.links import Links
+from tests.servers import one_server
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from tests.servers import PrivateServer
+
+
+async def everything(url: str) -> list[Any]:
+    """What another client finds."""
+    async with delayq.connect(url) as client:
+        return await client.delayed_queue("orders").drain()
+
+
+async def test_what_a_drain_has_taken_goes_back_when_the_client_closes_before_it_returns(own_server: PrivateServer) -> None:
+    async with Links(own_server) as links:
+        client = delayq.connect(links.url)
+        await client.__aenter__()
+        queue = client.delayed_queue("orders")
+        await queue.offer_many([(n, 0) for n in range(150)])
+        counting, count_due = asyncio.Event(), queue._open.count_due
+
+        async def count() -> int:
+            links.delay(150)
+            counting.set()
+            return await count_due()
+
+        queue._open.count_due = count  # type: ignore[method-assign]
+        draining = asyncio.create_task(queue.drain())
+        await counting.wait()
+        await client.aclose()
+        with pytest.raises(delayq.Closed):
+            await draining
+    assert await everything(own_server.url) == [*range(150)]
+
+
+async def test_a_client_that_closes_waits_for_a_queue_that_is_closing(own_server: PrivateServer) -> None:
+    async with Links(own_server, round_trip=100) as links:
+        client = delayq.connect(links.url)
+        await client.__aenter__()
+        queue = client.delayed_queue("orders")
+        await queue.offer_many([(n, 0) for n in range(150)])
+        values = aiter(queue)
+        first = await anext(values)
+        # The first try does not arrive.
+        links.half_open(new=False)
+        closing = asyncio.create_task(queue.aclose())
+        await asyncio.sleep(0)
+        await client.aclose()
+        # Not cancelled.
+        await closing
+    assert [first, *await everything(own_server.url)] == [*range(150)]
+
+
+async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: PrivateServer) -> None:
+    value = "x" * 1000
+    async with Links(server) as links, delayq.connect(links.url) as client:
+        queue = client.delayed_queue("orders", codec=StringCodec())
+        await queue.offer_many([(value, 0)] * 50)
+        assert await queue.take() == value
+        server.call("CONFIG", "SET", "maxmemory", "1mb")
+        try:
+            assert server.call("SET", "another", "one").startswith(b"-OOM")
+            links.lose_replies(b"EVALSHA")
+            async with asyncio.timeout(20):
+                assert await queue.take() == value
+            assert links.lost_replies == 1
+            async for _ in queue:
+                break
+            # What was fetched ahead is back.
+            await until(lambda: queue._taker.is_idle)
+            assert len(await queue.drain()) == 47
+        finally:
+            server.call("CONFIG", "SET", "maxmemory", "0")
+
+
+async def test_closing_gives_back_also_while_the_server_has_lost_its_office(own_server: PrivateServer) -> None:
+    client = delayq.connect(own_server.unix_url)
+    await client.__aenter__()
+    queue = client.delayed_queue("orders")
+    await queue.offer_many([(n, 0) for n in range(150)])
+    values = aiter(queue)
+    first = await anext(values)
+    own_server.call("REPLICAOF", "127.0.0.1", "1")
+    errors = client.statistics().errors
+    server = client._session.server  # type: ignore[union-attr]
+    closing = asyncio.create_task(client.aclose())
+    # The first calls, and the first repetition.
+    await until(lambda: server.errors >= errors + 4)
+    own_server.call("REPLICAOF", "NO", "ONE")
+    await closing
+    assert [first, *await everything(own_server.url)] == [*range(150)]
+
+
+async def test_a_connection_that_blocks_or_listens_is_shared_with_no_call(own_server: PrivateServer) -> None:
+    pool = Connections(one_server(own_server.unix_url), 8)
+    wire = await pool.acquire()
+    pool.release(wire)
+    assert await pool.open_own() is wire
+    assert pool.acquire_any(wire) is None
+    await pool.aclose()
+
+
+async def test_no_call_shares_the_connection_by_which_others_are_proven_dead(own_server: PrivateServer) -> None:
+    async with Links(own_server) as links:
+        pool = Connections(one_server(links.url), 8)
+        silent = await pool.acquire()
+        links.half_open(new=False)
+        asked = silent.ask("PING")
+        await until(lambda: pool.opened == 2)
+        (proving,) = pool._used.keys() - {silent}
+        assert pool.acquire_any(proving) is silent
+        pool.release(silent)
+        with pytest.raises(TimeoutError):
+            await asked
+        pool.drop(silent)
+        await pool.aclose()
+
+
+async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._scheduling.transfer._LATE", 0.0)
+    async with delayq.connect(own_server.unix_url) as client:
+        queue = client.delayed_queue("orders")
+        await queue.offer_many([(n, 60) for n in range(150)])
+        transfer = queue._open.transfer
+        poll_pending, calls = transfer.poll_pending, 0
+
+        async def poll(limit: int, *, listed: int) -> Any:
+            nonlocal calls
+            calls += 1
+            polled = await poll_pending(limit, listed=listed)
+            if calls == 1:
+                # The first part goes back before the second one has come.
+                await client._session.server.run(*transfer.back_by_name(polled[0]).request)  # type: ignore[union-attr]
+            return polled
+
+        monkeypatch.setattr(transfer, "poll_pending", poll)
+        with pytest.raises(delayq.ServerUnavailable, match="poll fewer"):
+            await queue.pending.poll_many(150)
+        await until(lambda: not transfer._lost)
+        assert await queue.pending.read_all() == [*range(150)]
+        monkeypatch.undo()
+        monkeypatch.setattr("delayq._scheduling.transfer._LATE", 0.0)
+        assert await queue.pending.poll_many(150) == [*range(150)]
+
+
+async def test_claims_are_counted_as_given_back_once_and_only_when_they_are(own_server: PrivateServer) -> None:
+    async with delayq.connect(own_server.unix_url) as client:
+        jobs = client.reliable_queue("jobs")
+        await jobs.offer_many([delayq.Offer(n) for n in range(3)])
+        claims = jobs._open.claims
+        taken = await claims.taker.get(3, None)
+        assert claims.has_some_out
+        # It refuses, so the call is made anew until it does not.
+        refused = "EVAL EVALSHA"
+        for command in refused.split():
+            own_server.call("ACL", "SETUSER", "default", f"-{command.lower()}")
+        claims.taker.give_back(taken)
+        await until(lambda: client.statistics().errors > 3)
+        assert claims._claimed == 3
+        assert claims.has_some_out
+        for command in refused.split():
+            own_server.call("ACL", "SETUSER", "default", f"+{command.lower()}")
+        await until(lambda: claims.taker.is_idle)
+        assert claims._claimed == 0
