@@ -35,7 +35,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import NoReturn
 
 if sys.platform != "win32":
@@ -43,7 +43,8 @@ if sys.platform != "win32":
 
 LOCK, FIFO, SOCKET, PID, LOG = "server.lock", "server.fifo", "server.sock", "server.pid", "server.log"
 LINK = "server.link"
-"""A second name of the socket, from which the first one is restored."""
+"""A second name of the socket, from which the first one is restored: in the directory, or beside a socket on another disk.
+Whoever started the server makes it as soon as the server answers; we make it for a server that was started again."""
 
 TEMPORARY = "temporary"
 """As the third argument: the directory goes with the server."""
@@ -87,7 +88,7 @@ class Watchdog:
         self._starts = 0
         self._started = 0.0
         self._restart_at: float | None = None
-        self._link = LINK
+        self._links = (LINK, os.path.join(os.path.dirname(socket), LINK))  # noqa: PTH118, PTH120
         self._had_socket = False
         # Whether it was told to end, and will start again.
         self._ending = False
@@ -126,6 +127,8 @@ class Watchdog:
         self._starts += 1
         self._started = time.monotonic()
         self._had_socket = self._ending = False
+        # Those of the server before, if any.
+        unlink(*self._links, self._socket)
         watchdog = os.getpid()
         self._server = os.fork()
         if self._server == 0:
@@ -177,29 +180,30 @@ class Watchdog:
         with contextlib.suppress(OSError):
             # So that it never looks old.
             os.utime(self._socket)
-            if os.path.exists(self._link) and os.stat(self._link).st_ino == status.st_ino:  # noqa: PTH110, PTH116
-                return
-            unlink(self._link)
+        for link in self._links:
             try:
-                os.link(self._socket, self._link)
+                if os.stat(link).st_ino == status.st_ino:  # noqa: PTH116
+                    return
             except OSError:
-                # The socket may be on another disk.
-                self._link = os.path.join(os.path.dirname(self._socket), LINK)  # noqa: PTH118, PTH120
-                unlink(self._link)
-                os.link(self._socket, self._link)
+                pass
+        unlink(*self._links)
+        link_one(self._socket, self._links)
 
     def _restore_socket(self) -> None:
-        if self._server is None or not (self._had_socket or time.monotonic() - self._started > STEADY):
+        if self._server is None:
             return
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(os.path.dirname(self._socket), 0o700)  # noqa: PTH102, PTH120
-            os.link(self._link, self._socket)
-        except OSError:
-            if not self._temporary and not self._ending:
-                # It keeps its data, so it may start again, and make a new socket.
-                self._ending = True
-                os.kill(self._server, signal.SIGINT)
+        with contextlib.suppress(OSError):
+            os.mkdir(os.path.dirname(self._socket), 0o700)  # noqa: PTH102, PTH120
+        for link in self._links:
+            with contextlib.suppress(OSError):
+                os.link(link, self._socket)
+                return
+        # Without a second name it may not have made the first one yet.
+        had_one = self._had_socket or time.monotonic() - self._started > STEADY
+        if had_one and not self._temporary and not self._ending:
+            # It keeps its data, so it may start again, and make a new socket.
+            self._ending = True
+            os.kill(self._server, signal.SIGINT)
 
     def _give_up(self) -> NoReturn:
         take_lock()
@@ -234,7 +238,7 @@ class Watchdog:
 
     def _clean_up(self) -> NoReturn:
         # Only the exit gives the directory's lock back, after the last file is gone.
-        unlink(PID, self._link, self._socket)
+        unlink(PID, *self._links, self._socket)
         place = os.path.dirname(self._socket)  # noqa: PTH120 - pathlib would slow down every start
         if place != self._directory:
             with contextlib.suppress(OSError):
@@ -298,6 +302,18 @@ def unlink(*paths: str) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             os.unlink(path)  # noqa: PTH108
+
+
+def link_one(path: str, names: Iterable[str]) -> None:
+    """Give the file one of these names as well: the first that lies on the same disk. One that exists will do."""
+    for name in names:
+        try:
+            os.link(path, name)
+        except FileExistsError:
+            return
+        except OSError:
+            continue
+        return
 
 
 def tie_to_parent() -> Callable[[], object]:

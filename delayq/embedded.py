@@ -349,6 +349,9 @@ class EmbeddedServer:
                 words = _last_words(directory)
                 raise EmbeddedServerError(f"the embedded server at {path} {reason}; its last words:\n{words}")
             time.sleep(_POLL)
+        if self._watchdog is not None:
+            # Somebody may remove the socket before the watchdog has seen it.
+            watchdog.link_one(str(path), [str(place / watchdog.LINK) for place in (directory, path.parent)])
 
     def _is_over(self, directory: Path) -> bool:
         """Tell whether there is nothing to wait for: the watchdog has gone, or somebody else needs it."""
