@@ -591,7 +591,9 @@ class TestAClient:
     async def test_of_a_temporary_server_goes_on_with_an_empty_one(self, caplog: pytest.LogCaptureFixture) -> None:
         async with delayq.connect("embedded:") as client:
             assert client._embedded is not None
-            os.kill(parent(server_pid(client._embedded.socket_path)), signal.SIGKILL)
+            pid = server_pid(client._embedded.socket_path)
+            os.kill(parent(pid), signal.SIGKILL)
+            eventually(lambda: has_ended(pid), "the server's end")
             # It changes nothing, so it is repeated.
             await client.server_time()
             await client.delayed_queue("orders").offer(1)
