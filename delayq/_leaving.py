@@ -1,7 +1,8 @@
-"""Leaves an ``async with`` block whose body has raised."""
+"""Leaves an ``async with`` block around a message."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,27 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
 _log = logging.getLogger("delayq")
+
+
+class Paced:
+    """What a loop has at hand, and how long it waited for acknowledgements meanwhile: that is no part of handling.
+
+    Attributes:
+        waited: Seconds.
+    """
+
+    waited: float = 0.0
+
+
+async def paced(ahead: object, settling: Awaitable[None]) -> None:
+    """Settle a message, and note how long that took with what its loop has at hand."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    try:
+        await settling
+    finally:
+        if isinstance(ahead, Paced):
+            ahead.waited += loop.time() - started
 
 
 async def settle_quietly(settling: Awaitable[object], queue: str, message: str | None = None) -> None:

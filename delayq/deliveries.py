@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio
 
 from delayq._durations import Duration, microseconds, moment
-from delayq._leaving import settle_quietly
+from delayq._leaving import paced, settle_quietly
 from delayq._scheduling.leases import LOST
 from delayq.errors import LeaseLost
 
@@ -109,7 +109,7 @@ class Delivery(Generic[T]):
         if error is None:
             # Shielded: what is handled is acknowledged, also when the handler is cancelled now.
             with anyio.CancelScope(shield=True):
-                await self.ack()
+                await paced(self._ahead, self.ack())
         else:
             back = self.nack() if isinstance(error, Exception) else self._leases.release(self._lease)
             await settle_quietly(back, self._leases.name)

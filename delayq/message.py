@@ -11,7 +11,7 @@ import anyio
 
 from delayq._durations import Duration, microseconds, moment_us
 from delayq._error_text import kept_text, pack_error, unpack_error
-from delayq._leaving import settle_quietly
+from delayq._leaving import paced, settle_quietly
 from delayq._redis.bodies import parse
 from delayq._scheduling.settling import LOST
 from delayq.errors import DecodeError, LeaseLost
@@ -326,7 +326,7 @@ class Message(Generic[T]):
             if self._ahead and not self._origin.queue.settling.is_behind:
                 self._ack_unattended()
             else:
-                await self.ack()
+                await paced(self._ahead, self.ack())
             return False
         if is_instruction(error):
             # Instructions end here, so an error of carrying them out hides none.

@@ -16,6 +16,7 @@ from zlib import crc32
 
 from delayq._durations import Duration, seconds
 from delayq._ids import checked_id, new_id
+from delayq._leaving import Paced
 from delayq._offering import Offer, OnDuplicate, with_headers
 from delayq._redis.scripts import RESYNC
 from delayq._scheduling.prefetch import fetches_more, next_batch
@@ -198,10 +199,11 @@ class PartitionedQueue(Generic[T]):
                         fetching = asyncio.create_task(self._fetch(ahead, want), name=f"fetch {self.name}")
                         # A reader who never waits would keep the call from leaving.
                         await asyncio.sleep(0)
+                    ahead.waited = 0.0
                     for _ in range(count):
                         if (message := await ahead.next()) is not None:
                             yield message
-                    want = next_batch(want, count, loop.time() - started)
+                    want = next_batch(want, count, loop.time() - started - ahead.waited)
             finally:
                 if fetching is not None:
                     fetching.cancel()
@@ -457,7 +459,7 @@ class PartitionedDeadLetters(Generic[T]):
         return [*parts.items()]
 
 
-class _Ahead(Generic[T]):
+class _Ahead(Paced, Generic[T]):
     """What a loop over all partitions has at hand. Each partition's is known to its taker, which brings it back."""
 
     def __init__(self, hands: Mapping[ReliableQueue[T], deque[Taken[Claim]]]) -> None:

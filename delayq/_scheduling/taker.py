@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from delayq._leaving import Paced
 from delayq._logging import about
 from delayq._redis.group_commit import own_copy
 from delayq._redis.hand_back import send
@@ -55,14 +56,18 @@ def shares(count: int, wants: Sequence[int]) -> list[int]:
     return result
 
 
+class Batch(deque[Taken[Item]], Paced):
+    """Items that one reader has at hand."""
+
+
 class _Waiter(Generic[Item]):
     __slots__ = ("future", "joined", "limit", "once", "want")
 
     def __init__(self, future: asyncio.Future[list[Taken[Item]]], want: int, *, once: bool, joined: int) -> None:
-        self.future = future
-        self.want = want
-        self.once = once
-        self.joined = joined
+        self.future: asyncio.Future[list[Taken[Item]]] = future
+        self.want: int = want
+        self.once: bool = once
+        self.joined: int = joined
         self.limit: Timeout | None = None
 
     def take_result(self) -> list[Taken[Item]]:
@@ -77,7 +82,7 @@ class Reader(Generic[Item]):
     __slots__ = ("ahead", "fetching")
 
     def __init__(self) -> None:
-        self.ahead: deque[Taken[Item]] = deque()
+        self.ahead: Batch[Item] = Batch()
         self.fetching: _Waiter[Item] | None = None
 
 
@@ -293,8 +298,9 @@ class Taker(Generic[Item]):
                     # A reader who never waits would keep the call from leaving.
                     for _ in range(_TURNS_TO_LEAVE):
                         await asyncio.sleep(0)
+                ahead.waited = 0.0
                 yield ahead
-                batch = next_batch(batch, count, loop.time() - started)
+                batch = next_batch(batch, count, loop.time() - started - ahead.waited)
         finally:
             del self._readers[reader]
             # At once, so that all of it goes back in order.

@@ -60,3 +60,21 @@ async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
                     if len(got) == COUNT:
                         break
     assert got == payloads
+
+
+@pytest.mark.parametrize("kind", ["deliveries", "reliable"])
+async def test_a_loop_over_a_distant_link_fetches_many_at_a_time(own_server: PrivateServer, kind: str) -> None:
+    """To wait for an acknowledgement is not to handle: quick handlers get large batches, however far the server is."""
+    async with delayq.connect(own_server.url) as near:
+        await near.delayed_queue("orders").offer_many([(number, 0) for number in range(300)])
+        await near.reliable_queue("jobs").offer_many([delayq.Offer(value=number) for number in range(300)])
+    async with Links(own_server, round_trip=40) as links, delayq.connect(links.url) as client:
+        messages: Any = client.reliable_queue("jobs") if kind == "reliable" else client.delayed_queue("orders").deliveries()
+        handled = 0
+        async for message in messages:
+            async with message:
+                handled += 1
+            if handled == 300:
+                break
+        # One by one it would take two for each message.
+        assert client.statistics().round_trips < 150
