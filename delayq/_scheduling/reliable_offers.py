@@ -13,7 +13,7 @@ from delayq._redis.durability import PromisedCommits
 from delayq._redis.group_commit import GroupCommit, Request
 from delayq._redis.reliable_scripts import OFFER
 from delayq._scheduling.push import tell_of_refusal
-from delayq.errors import ServerError, ServerUnavailable
+from delayq.errors import ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -136,7 +136,8 @@ class ReliableOffers:
         try:
             # Under its number: what was carried out is not carried out again.
             return await server.run(*request)
-        except ServerUnavailable as error:
+        except (ServerUnavailable, ServerRefused) as error:
+            # Whatever became of this try, an earlier one may have been carried out.
             raise lost or error from error.__cause__
         finally:
             if self._services.server.errors != errors:

@@ -10,12 +10,14 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from redis.asyncio import Redis
 
 import delayq
 from delayq import Offer
 from delayq._redis.reliable_scripts import ACK, CLAIM, OFFER, RELEASE
 from tests.integration.reliable_fixtures import LEASE, faults, jobs, raw, store
 from tests.integration.reliable_store import HOUR, Store, Stored, hours
+from tests.links import Links
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -591,3 +593,28 @@ async def test_work_in_steps_that_fails_half_way_does_not_say_that_nothing_was_d
     with pytest.raises(delayq.OutcomeUnknown, match=f"^{done} messages were done, then: planned$"):
         await OPERATIONS[operation](jobs, None)
     (await store.look()).demand_no_orphans()
+
+
+async def test_an_offer_that_may_be_stored_is_unknown_though_its_repetition_is_refused(own_server: PrivateServer) -> None:
+    async with (
+        Links(own_server, tcp=True) as links,
+        delayq.connect(links.url) as client,
+        Redis.from_url(own_server.unix_url) as redis,
+    ):
+        raw: Any = redis
+        jobs: ReliableQueue[int] = client.reliable_queue("jobs")
+        # The server knows both forms of the script then.
+        await jobs.offer(1)
+        await jobs.offer(2)
+        links.stall("replies")
+        offering = asyncio.create_task(jobs.offer(3))
+        await until(lambda: _stored(raw, 3))
+        await raw.execute_command("ACL", "SETUSER", "default", "-hset")
+        links.cut()
+        links.heal()
+        with pytest.raises(delayq.OutcomeUnknown):
+            await offering
+
+
+async def _stored(raw: Any, count: int) -> bool:
+    return bool(await raw.hlen("delayq:{jobs}:bodies") == count)
