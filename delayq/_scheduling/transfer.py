@@ -227,32 +227,31 @@ class TransferTask:
         take = min(taker.begin(), BATCH)
         handed = HandOut(call, take if lease_us else 0)
         asked_at = self._clock.local()
+        confirmation: Confirmation | None = None
+
+        def confirm(answer: Any) -> Confirmation | None:
+            nonlocal confirmation
+            if answer[-1] and not lease_us:
+                confirmation = self.confirmation(call, asked_at)
+            return confirmation
+
         with self.handing_out(handed):
             now, wait, moved, poison, returned, left, listeners, payloads = await self._server.run_once(
                 TRANSFER,
                 (keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.fence(call), keys.leases, keys.leased, keys.turns),
                 (BATCH, take, MOST_BYTES, lease_us or CONFIRM_US, int(lease_us > 0), call, self.pushes.signature()),
-                lambda answer: self.confirmation(call, asked_at) if answer[-1] and not lease_us else None,
+                confirm,
             )
-            if payloads and not lease_us and not self.is_ours(asked_at):
-                payloads = payloads if await self._confirm_late(call) else []
-            elif self._last is not None:
+            if self._last is not None and confirmation is None:
                 # Closing has given it back.
                 payloads = []
+            elif payloads and not lease_us and confirmation is None:
+                payloads = payloads if await self._confirm_late(call) else []
         self._clock.observe(now, asked_at)
         if moved < BATCH:
             # One that is due in this very millisecond may be offered yet.
             self.pushes.settled(now - now % 1000)
-        if poison:
-            self.quarantined += poison
-            _log.warning(
-                "queue %r: %d unreadable records moved to %r", keys.name, poison, keys.quarantine, extra=about(keys.name)
-            )
-        if returned:
-            self.returned += returned
-            _log.warning(
-                "queue %r: the lease of %d messages ended, they are ready again", keys.name, returned, extra=about(keys.name)
-            )
+        self._count(poison, returned)
         if payloads:
             self._served[lease_us] = next(self._turns)
         if lease_us:
@@ -263,6 +262,20 @@ class TransferTask:
         if moved:
             self.pushes.found(listeners)
         return 0 if left and taker.waiting else due_us(now, wait)
+
+    def _count(self, poison: int, returned: int) -> None:
+        """Count, and log, what a call found besides."""
+        keys = self.keys
+        if poison:
+            self.quarantined += poison
+            _log.warning(
+                "queue %r: %d unreadable records moved to %r", keys.name, poison, keys.quarantine, extra=about(keys.name)
+            )
+        if returned:
+            self.returned += returned
+            _log.warning(
+                "queue %r: the lease of %d messages ended, they are ready again", keys.name, returned, extra=about(keys.name)
+            )
 
     async def poll_pending(self, limit: int, *, listed: int) -> tuple[HandOut, int, list[bytes]]:
         """Take up to ``limit`` records out of what is pending. They go back unless :meth:`confirm_all` follows within minutes.
