@@ -14,6 +14,7 @@ from tests.servers import Kind, PrivateServer, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from typing import Self
 
 # How long a server is silent before the others count it as dead, ms.
@@ -71,18 +72,20 @@ class TestCluster(_Several):
 
     __test__ = False
 
-    def __init__(self, kind: Kind, masters: int = 3, replicas: int = 0) -> None:
+    def __init__(
+        self, kind: Kind, masters: int = 3, replicas: int = 0, *, options: tuple[str, ...] = (), within: Path | None = None
+    ) -> None:
         self.masters = masters
-        self.nodes = [self._node(kind) for _ in range(masters + replicas)]
+        self.nodes = [self._node(kind, options, within) for _ in range(masters + replicas)]
 
     @staticmethod
-    def _node(kind: Kind) -> PrivateServer:
+    def _node(kind: Kind, more: tuple[str, ...], within: Path | None) -> PrivateServer:
         options: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--appendonly", "yes")
         options += ("--cluster-node-timeout", str(NODE_TIMEOUT))
         options += ("--cluster-port", str(free_port()), "--cluster-replica-validity-factor", "0")
         # While one master is away, the others go on.
         options += ("--cluster-require-full-coverage", "no")
-        return PrivateServer(kind, tcp=True, options=options + _FAST)
+        return PrivateServer(kind, tcp=True, options=options + _FAST + more, within=within)
 
     @property
     def url(self) -> str:
@@ -199,8 +202,9 @@ class Watched(_Several):
 
     SERVICE = "shop"
 
-    def __init__(self, kind: Kind) -> None:
-        self.servers = [PrivateServer(kind, tcp=True, options=("--appendonly", "yes", *_FAST)) for _ in range(3)]
+    def __init__(self, kind: Kind, *, options: tuple[str, ...] = (), within: Path | None = None) -> None:
+        options = ("--appendonly", "yes", *_FAST, *options)
+        self.servers = [PrivateServer(kind, tcp=True, options=options, within=within) for _ in range(3)]
         self.sentinels = [SentinelServer(kind, self.servers[0].port, 2) for _ in range(3)]
 
     @property
@@ -224,9 +228,9 @@ class Watched(_Several):
         for each in (*self.sentinels, *self.servers):
             each.close()
 
-    def master(self) -> PrivateServer:
-        """Who the Sentinels say is the master."""
-        with admin(self.sentinels[0]) as redis:
+    def master(self, by: SentinelServer | None = None) -> PrivateServer:
+        """Return the master, as a Sentinel says: the first one, unless ``by`` names another."""
+        with admin(by or self.sentinels[0]) as redis:
             port = int(redis.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.SERVICE)[1])
         return next(server for server in self.servers if server.port == port)
 

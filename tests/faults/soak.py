@@ -138,10 +138,11 @@ async def soak(
             result.messages += len(history.offered)
             result.deliveries += len(history.delivered)
             (pid,) = storm.crowd.pids
-            memory = await storm.raw.info("memory")
+            raw = await storm.raw(server)
+            memory = await raw.info("memory")
             ago = time.monotonic() - started
             files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-            sample = Sample(ago, _rss_kb(pid), files, memory["used_memory"] // 1024, await storm.raw.dbsize())
+            sample = Sample(ago, _rss_kb(pid), files, memory["used_memory"] // 1024, await raw.dbsize())
             result.samples.append(sample)
             result.seconds = ago
             told(f"{ago:6.0f} s  {result.messages:,} messages  {result.samples[-1]}  {summary(result.violations, 1)}")

@@ -5,6 +5,7 @@
     make storms                                                       # a few minutes of each kind
     python -m tests.faults.storm --minutes 10 --kind plain            # one kind for longer
     python -m tests.faults.storm --kind reliable --round-trip 60 --mbit 40
+    python -m tests.faults.storm --kind reliable --servers sentinel   # or cluster: see tests.faults.replicated
 
 A seed chooses which fault comes when; chance decides what it hits. The proof is :mod:`tests.faults.checker`'s.
 """
@@ -49,6 +50,7 @@ from tests.faults.consumers import (
     shorten_deadlines,
 )
 from tests.faults.history import Delivered, End, Fault, History, Offered, Told, demand_one_clock, now_us, read_notes
+from tests.faults.replicated import BehindSentinels, InCluster
 from tests.links import BOTH, Links
 from tests.servers import PrivateServer, find_kinds, memory_disk
 from tests.waiting import until
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 
     from delayq._offering import OnDuplicate
     from tests.faults.checker import Violation
+    from tests.faults.replicated import Replicated
 
 WITHIN = 30.0
 """A message that is due, and that nothing keeps back any more, may take so long: leases, deadlines and a busy machine."""
@@ -113,10 +116,10 @@ class Plan:
 
 
 class Storm:
-    """A server, the network before it, and clients. Use it with ``async with``, then :meth:`blow`, several times if you like."""
+    """Clients, and a server behind a network, or several servers. Use it with ``async with``; :meth:`blow` it, at will again."""
 
-    def __init__(self, server: PrivateServer, plan: Plan, folder: Path) -> None:
-        self._server = server
+    def __init__(self, servers: PrivateServer | Replicated, plan: Plan, folder: Path) -> None:
+        self._servers = servers
         self._plan = plan
         self._folder = folder
         self._chance = random.Random(f"storm {plan.seed}")
@@ -129,6 +132,9 @@ class Storm:
         self._numbers = itertools.count()
         self._reusing: set[asyncio.Task[None]] = set()
         self._doubts = _Doubts()
+        self._raw: dict[PrivateServer, Any] = {}
+        self.links: Links | None = None
+        """What clients reach the server through; None where there are several."""
         self.crowd: Crowd = Crowd(folder, plan)
         self.history: History = History()
         self.injected: Counter[str] = Counter()
@@ -136,15 +142,13 @@ class Storm:
 
     async def __aenter__(self) -> Self:
         plan, stack = self._plan, self._stack
-        demand_one_clock(self._server)
+        for server in await self.masters():
+            demand_one_clock(server)
         try:
-            self.links: Links = await stack.enter_async_context(
-                Links(self._server, tcp=plan.tcp, round_trip=plan.round_trip, mbit=plan.mbit)
-            )
-            self.raw: Any = await stack.enter_async_context(
-                Redis.from_url(self._server.unix_url, retry_on_error=[ConnectionError])
-            )
-            self.crowd.url = self.links.url
+            if isinstance(self._servers, PrivateServer):
+                self.links = Links(self._servers, tcp=plan.tcp, round_trip=plan.round_trip, mbit=plan.mbit)
+                await stack.enter_async_context(self.links)
+            self.crowd.url = self._url
             stack.push_async_callback(asyncio.to_thread, self.crowd.close)
             logging.getLogger("delayq").addHandler(self._doubts)
             stack.callback(logging.getLogger("delayq").removeHandler, self._doubts)
@@ -162,6 +166,27 @@ class Storm:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._stack.aclose()
+
+    @property
+    def _url(self) -> str:
+        return self.links.url if self.links is not None else self._servers.url
+
+    async def masters(self) -> Sequence[PrivateServer]:
+        """Return every server that has messages."""
+        servers = self._servers
+        return [servers] if isinstance(servers, PrivateServer) else await asyncio.to_thread(servers.list_masters)
+
+    async def master_of(self, key: str) -> PrivateServer:
+        """Return the server that has a key."""
+        servers = self._servers
+        return servers if isinstance(servers, PrivateServer) else await asyncio.to_thread(servers.master_of, key)
+
+    async def raw(self, server: PrivateServer) -> Any:
+        """Return a client of our own to a server, past all links."""
+        if server not in self._raw:
+            redis = Redis.from_url(server.unix_url, retry_on_error=[ConnectionError])
+            self._raw[server] = await self._stack.enter_async_context(redis)
+        return self._raw[server]
 
     # What consumers here tell
 
@@ -192,7 +217,7 @@ class Storm:
                 await asyncio.sleep(self._chance.uniform(0, 0.01))
                 fault = Fault(name, now_us(), 0)
                 self.history.faults.append(fault)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(120):
                     await self._faults.inject(name, self._chance)
                 fault.to_us = now_us()
                 self.injected[name] += 1
@@ -223,7 +248,8 @@ class Storm:
     async def _is_small(self) -> bool:
         await asyncio.sleep(0.02)
         key = open_reliable(self._producers[0])._keys.messages[10] if self._plan.kind == "reliable" else QUEUE
-        return int(await (self.raw.hlen if self._plan.kind == "reliable" else self.raw.llen)(key)) < BACKLOG
+        raw = await self.raw(await self.master_of(key))
+        return int(await (raw.hlen if self._plan.kind == "reliable" else raw.llen)(key)) < BACKLOG
 
     async def end(self) -> History:
         """Close everything, look at what is left, and return all that was seen since :meth:`blow`."""
@@ -237,9 +263,10 @@ class Storm:
             await client.aclose()
         if self._plan.kind == "plain":
             # What was fetched ahead when it ended has gone back.
-            for value in await self.raw.lrange(QUEUE, 0, -1):
+            raw = await self.raw(await self.master_of(QUEUE))
+            for value in await raw.lrange(QUEUE, 0, -1):
                 history.delivered.append(Delivered(int(value), now_us(), "the end", claimed_us=now_us()))
-            await self.raw.delete(QUEUE)
+            await raw.delete(QUEUE)
         history.left += [f"stays on the server for ever: {name}" for name in await self._lasting_keys()]
         return history
 
@@ -266,7 +293,7 @@ class Storm:
         await asyncio.gather(*tasks)
 
     async def _client(self) -> delayq.Client:
-        client = await self._stack.enter_async_context(delayq.connect(self.links.url, resync_interval=RESYNC))
+        client = await self._stack.enter_async_context(delayq.connect(self._url, resync_interval=RESYNC))
         self._clients.append(client)
         return client
 
@@ -405,7 +432,8 @@ class Storm:
             await asyncio.gather(consuming, return_exceptions=True)
 
     async def _lasting_keys(self) -> list[str]:
-        return [name.decode() for name in await self.raw.keys("*") if await self.raw.pttl(name) == -1]
+        clients = [await self.raw(server) for server in await self.masters()]
+        return [name.decode() for raw in clients for name in await raw.keys("*") if await raw.pttl(name) == -1]
 
 
 class Crowd:
@@ -502,6 +530,21 @@ class _Doubts(logging.Handler):
             self.nameless += 1
 
 
+# Faults of the links to one server, and of its users.
+_OF_LINKS = (
+    "cut",
+    "half open",
+    "requests stalled",
+    "replies stalled",
+    "slow",
+    "cut in a request",
+    "cut in a reply",
+    "refused",
+    "right lost",
+)
+_FAILOVERS = ("planned failover", "Sentinel killed")
+
+
 class _Faults:
     """Everything that can be done to a storm, by name. Each ends healed."""
 
@@ -525,12 +568,14 @@ class _Faults:
             "consumer killed": self._kill_consumer,
             "client closed": self._close_client,
             "right lost": self._lose_right,
+            "planned failover": self._hand_over,
+            "Sentinel killed": self._kill_sentinel,
         }
 
     def order(self, count: int, chance: random.Random) -> list[str]:
         """So many names: all of them about equally often, in an order of chance."""
         plan = self._storm._plan
-        names = [name for name in self._all if name in plan.only or not plan.only]
+        names = [name for name in self._all if (name in plan.only or not plan.only) and self._fits(name)]
         if not plan.processes:
             names = [name for name in names if name != "consumer killed"]
         order: list[str] = []
@@ -538,44 +583,66 @@ class _Faults:
             order += chance.sample(names, len(names))
         return order[:count]
 
+    def _fits(self, name: str) -> bool:
+        match self._storm._servers:
+            case PrivateServer():
+                return name not in _FAILOVERS
+            case BehindSentinels():
+                return name not in _OF_LINKS
+            case InCluster():
+                return name not in _OF_LINKS and name != "Sentinel killed"
+
     async def inject(self, name: str, chance: random.Random) -> None:
         try:
             await self._all[name](chance)
         finally:
-            self._storm.links.heal()
+            if self._storm.links is not None:
+                self._storm.links.heal()
+            elif not isinstance(self._storm._servers, PrivateServer):
+                await asyncio.to_thread(self._storm._servers.wait_until_sound)
+
+    @property
+    def _links(self) -> Links:
+        assert self._storm.links is not None
+        return self._storm.links
+
+    async def _one(self, chance: random.Random) -> PrivateServer:
+        """The server, or one of the masters: most often one at work."""
+        return await self._storm.master_of(chance.choice((QUEUE, QUEUE, IDS)))
 
     async def _cut(self, _: random.Random) -> None:
-        self._storm.links.cut()
+        self._links.cut()
 
     async def _half_open(self, chance: random.Random) -> None:
-        self._storm.links.half_open()
+        self._links.half_open()
         await asyncio.sleep(chance.uniform(0.1, 0.8))
 
     async def _stall(self, chance: random.Random, direction: Any) -> None:
-        self._storm.links.stall(direction)
+        self._links.stall(direction)
         # At times for longer than a call waits.
         await asyncio.sleep(chance.uniform(0.1, 1.3))
 
     async def _slow(self, chance: random.Random) -> None:
-        self._storm.links.delay(chance.uniform(1, 150))
+        self._links.delay(chance.uniform(1, 150))
         await asyncio.sleep(chance.uniform(0.2, 0.6))
 
     async def _drop(self, chance: random.Random, direction: Any) -> None:
         assert direction in BOTH
-        self._storm.links.cut_after(int(chance.random() * 20_000), direction)
+        self._links.cut_after(int(chance.random() * 20_000), direction)
         await asyncio.sleep(chance.uniform(0.05, 0.3))
 
     async def _refuse(self, chance: random.Random) -> None:
-        self._storm.links.refuse()
-        self._storm.links.cut()
+        self._links.refuse()
+        self._links.cut()
         await asyncio.sleep(chance.uniform(0.05, 0.5))
 
     async def _sigstop(self, chance: random.Random) -> None:
-        with self._storm._server.paused():
-            await asyncio.sleep(chance.uniform(0.1, 1.3))
+        longest = 1.3 if self._storm.links is not None else 2.0
+        with (await self._one(chance)).paused():
+            await asyncio.sleep(chance.uniform(0.1, longest))
 
     async def _sigkill(self, chance: random.Random) -> None:
-        server = self._storm._server
+        server = await self._one(chance)
         server.kill()
         await asyncio.sleep(chance.choice((0.0, 0.2)))
         await asyncio.to_thread(server.start)
@@ -586,8 +653,9 @@ class _Faults:
         await asyncio.sleep(milliseconds / 1000)
 
     async def _ask(self, *words: str) -> None:
-        reply = await asyncio.to_thread(self._storm._server.call, *words)
-        assert not reply.startswith(b"-"), reply
+        for server in await self._storm.masters():
+            reply = await asyncio.to_thread(server.call, *words)
+            assert not reply.startswith(b"-"), reply
 
     async def _close_client(self, _: random.Random) -> None:
         await self._storm.close_one()
@@ -596,7 +664,8 @@ class _Faults:
     async def _lose_right(self, chance: random.Random) -> None:
         """Together with all connections, for what was seen of a user's rights on a connection counts for a while."""
         command = chance.choice(("publish", "lpush", "rpush", "lpop", "set", "hset", "hdel", "zadd", "zrem", "zremrangebyrank"))
-        async with self._storm.raw.pipeline(transaction=True) as pipeline:
+        raw = await self._storm.raw(await self._one(chance))
+        async with raw.pipeline(transaction=True) as pipeline:
             pipeline.execute_command("ACL", "SETUSER", "default", f"-{command}")
             pipeline.execute_command("CLIENT", "KILL", "TYPE", "normal")
             await pipeline.execute()
@@ -606,6 +675,14 @@ class _Faults:
     async def _kill_consumer(self, _: random.Random) -> None:
         await asyncio.to_thread(self._storm.crowd.kill_one)
         await asyncio.to_thread(self._storm.crowd.start)
+
+    async def _hand_over(self, chance: random.Random) -> None:
+        assert not isinstance(self._storm._servers, PrivateServer)
+        await asyncio.to_thread(self._storm._servers.hand_over, chance.choice((QUEUE, QUEUE, IDS)), chance)
+
+    async def _kill_sentinel(self, _: random.Random) -> None:
+        assert isinstance(self._storm._servers, BehindSentinels)
+        await asyncio.to_thread(self._storm._servers.kill_a_sentinel)
 
 
 def main() -> None:
@@ -617,8 +694,11 @@ def main() -> None:
     parser.add_argument("--workers", action="store_true", help="consume by workers: --kind reliable only")
     parser.add_argument("--rate", type=int, default=200, help="messages for each fault")
     parser.add_argument("--server", help="one of those that the tests find; the first one without it")
+    parser.add_argument("--servers", choices=["one", "sentinel", "cluster"], default="one")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if options.servers != "one" and (options.round_trip or options.mbit):
+        parser.error("--round-trip and --mbit need --servers one")
     found, _ = find_kinds()
     if not found:
         sys.exit("no server found on this machine")
@@ -637,23 +717,30 @@ def main() -> None:
         mbit=options.mbit,
         workers=options.workers,
     )
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        PrivateServer(found[options.server or next(iter(found))], appendonly="always", within=memory_disk()) as server,
-    ):
-        violations = asyncio.run(_for_minutes(server, plan, Path(folder), options.minutes))
+    kind = found[options.server or next(iter(found))]
+    servers: PrivateServer | Replicated
+    match options.servers:
+        case "sentinel":
+            servers = BehindSentinels(kind)
+        case "cluster":
+            servers = InCluster(kind)
+        case _:
+            servers = PrivateServer(kind, appendonly="always", within=memory_disk())
+    with tempfile.TemporaryDirectory() as folder, servers:
+        violations = asyncio.run(_for_minutes(servers, plan, Path(folder), options.minutes))
     sys.exit(f"FAILED: {summary(violations, 20)}" if violations else None)
 
 
-async def _for_minutes(server: PrivateServer, plan: Plan, folder: Path, minutes: float) -> list[Violation]:
+async def _for_minutes(servers: PrivateServer | Replicated, plan: Plan, folder: Path, minutes: float) -> list[Violation]:
     """Have storms, each with a seed of its own, until so many minutes have passed, or one finds something."""
     started, messages, deliveries, injected = time.monotonic(), 0, 0, Counter[str]()
     violations: list[Violation] = []
     while time.monotonic() - started < minutes * 60 and not violations:
-        async with Storm(server, plan, folder) as storm:
+        async with Storm(servers, plan, folder) as storm:
             await storm.blow()
             history = await storm.end()
-        await asyncio.to_thread(server.flush)
+            for server in await storm.masters():
+                await asyncio.to_thread(server.flush)
         violations = check(history, plan.rules)
         messages, deliveries = messages + len(history.offered), deliveries + len(history.delivered)
         injected += storm.injected
