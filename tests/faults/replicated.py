@@ -42,7 +42,7 @@ _KEEPS_ALL = ("--appendfsync", "always")
 # Milliseconds, longer than any fault: Sentinels must not choose another master by themselves.
 _DOWN_AFTER = 120_000
 _PAUSE = 60_000
-# Seconds for which a replica tries to take over before it gives up.
+# Seconds after which a failover is asked for again: a cluster's replica gives up after five.
 _TAKES_OVER = 6.0
 
 
@@ -71,12 +71,23 @@ class BehindSentinels(Watched):
         """Let a replica take the place of the master that has a key, with every write."""
         old = self.master_of(key)
         others = [server for server in self.servers if server is not old]
+        asked_at = 0.0
+
+        def done() -> bool:
+            nonlocal asked_at
+            if self._agreed() not in (None, old):
+                return True
+            if time.monotonic() - asked_at > _TAKES_OVER:
+                # One that was begun may have been abandoned.
+                sentinel.execute_command("SENTINEL", "FAILOVER", self.SERVICE)
+                asked_at = time.monotonic()
+            return False
+
         with admin(old) as redis, admin(chance.choice(self.sentinels)) as sentinel:
             redis.execute_command("CLIENT", "PAUSE", _PAUSE, "WRITE")
             try:
                 wait_for(lambda: all(_follows(other, old) for other in others), "the replicas have everything")
-                wait_for(lambda: sentinel.execute_command("SENTINEL", "FAILOVER", self.SERVICE), "a replica can be promoted")
-                wait_for(lambda: self._agreed() not in (None, old), "the failover")
+                wait_for(done, "the failover")
                 redis.execute_command("REPLICAOF", "127.0.0.1", self.master().port)
             finally:
                 redis.execute_command("CLIENT", "UNPAUSE")
