@@ -116,7 +116,7 @@ SAFEGUARDS = {
         {"habits": Habits(dawdles=0.3), "only": ("process stopped",), **OFTEN},
     ),
     "a give-back is carried out once": Case(
-        altered(scripts.GIVE_BACK, ("'', 'NX', 'PX', ARGV[1]", "'', 'PX', ARGV[1]")),
+        altered(scripts.GIVE_BACK, ("if redis.call('EXISTS', KEYS[6]) == 1 then return 0 end", "")),
         ("duplicate",),
         "plain",
         {"only": ANSWERS, "habits": Habits(leaves=0.3), **OFTEN},

@@ -439,13 +439,13 @@ class TestAServerThatDoesNotStart:
         with EmbeddedServer(place) as server:
             raw_call(server.socket_path, "EVAL", "for i = 1, 3000 do redis.call('SET', i, 'x') end", "0")
         slow = program(
-            place / "slow", f'exec {find_server()} "$@" --key-load-delay 1000 --loading-process-events-interval-bytes 1024'
+            place / "slow", f'exec {find_server()} "$@" --key-load-delay 2000 --loading-process-events-interval-bytes 1024'
         )
         monkeypatch.setenv("DELAYQ_SERVER_BINARY", str(slow))
-        monkeypatch.setattr(embedded, "START_TIMEOUT", 2.0)
+        monkeypatch.setattr(embedded, "START_TIMEOUT", 4.0)
         began = time.monotonic()
         with EmbeddedServer(place) as server:
-            assert time.monotonic() - began > 2.5
+            assert time.monotonic() - began > 4.5
             assert raw_call(server.socket_path, "DBSIZE") == b":3000"
 
 
