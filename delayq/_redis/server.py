@@ -40,7 +40,7 @@ _SCANNED = 1000
 
 
 class Confirmation(NamedTuple):
-    """Commands that say that an answer has come. ``told`` is called with the answer to the first of them, or with an error."""
+    """Commands that say that an answer has come. ``told`` is called with the answer to the last of them, and with errors."""
 
     commands: Sequence[tuple[str, ...]]
     told: Callable[[Any], object]
@@ -532,17 +532,21 @@ class Server:
         return reply
 
     def _confirm(self, wire: Wire, asking: bool, confirmation: Confirmation) -> None:
-        told: Callable[[Any], object] | None = confirmation.told
-        for command in confirmation.commands:
+        *others, last = confirmation.commands
+        told = confirmation.told
+
+        def failed(answer: Any) -> None:
+            if isinstance(answer, Exception):
+                told(answer)
+
+        for command, heard in [*((other, failed) for other in others), (last, told)]:
             self.round_trips += 1
             try:
                 if asking:
                     wire.tell("ASKING")
-                wire.call(command, told)
+                wire.call(command, heard)
             except OSError as error:
-                if told is not None:
-                    told(error)
-            told = None
+                told(error)
 
     async def _acquire(self, connections: Connections, until: float | None = None) -> Wire:
         try:
