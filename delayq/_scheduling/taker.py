@@ -453,7 +453,9 @@ class Taker(Generic[Item]):
                     # What it brings comes behind these, so it has to go back before them.
                     await asyncio.wait({self._attempt})
                 self._chunks += self._cut()
-                chunks = self._chunks[:_AT_ONCE]
+                if not (chunks := self._chunks[:_AT_ONCE]):
+                    # Handed out meanwhile.
+                    continue
                 await send(self._server, [chunk.call for chunk in chunks])
                 left = []
                 for chunk in chunks:
