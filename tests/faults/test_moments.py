@@ -17,8 +17,8 @@ AT_ONCE = 8
 
 
 def flaws(outcomes: list[Outcome]) -> list[tuple[int, str]]:
-    """What went wrong, by seed; not that a close or an answer took long, for the machine may be busy."""
-    slow = ("the close took", "did not answer within")
+    """What went wrong, by seed; not that a close or an answer took too long, for the machine may be busy."""
+    slow = ("the close took", "ServerUnavailable")
     return [(one.plan.seed, words) for one in outcomes for words in one.flaws if not any(each in words for each in slow)]
 
 
