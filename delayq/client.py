@@ -70,8 +70,8 @@ def connect(
             ``Sentinel.master_for()``), whose address is used and whose connections stay the caller's. Without it,
             ``$DELAYQ_URL``; without that, ``embedded:`` if it is installed, and a warning in the log.
         resync_interval: How long a lost notification may delay a message: seconds or a timedelta.
-        max_connections: Calls on their way at the same time. The subscription, and one blocked connection for each
-            queue on which somebody waits, come on top.
+        max_connections: Connections on which calls are made, to each server; when all are in use, calls share them. The
+            subscription, and one blocked connection for each queue on which somebody waits, come on top.
         name_mapper: Turns a queue's name into its name on the server, as the ``NameMapper`` of a Redisson client does:
             ``"prod:{}".format`` puts a prefix before each.
 

@@ -476,7 +476,7 @@ async def test_one_answer_that_leaves_out_a_master_ends_none_of_its_calls(client
     nodes._install(older)
     nodes._install(older)
     assert not wire.is_open
-    pool.drop(wire)
+    pool.release(wire)
     await client.reliable_queue(name, lease=LEASE).offer(2)
 
 

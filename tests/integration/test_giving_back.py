@@ -125,7 +125,7 @@ async def test_no_call_shares_the_connection_by_which_others_are_proven_dead(own
         pool.release(silent)
         with pytest.raises(TimeoutError):
             await asked
-        pool.drop(silent)
+        pool.release(silent)
         await pool.aclose()
 
 
