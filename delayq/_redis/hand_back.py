@@ -36,7 +36,7 @@ class HandBack:
 
     Attributes:
         request: The call.
-        fence: The key that makes a repetition harmless, if there is one; not needed any more once the only try was answered.
+        fence: The key that makes a repetition harmless, if it is not needed any more once the only try was answered.
         tries: How often it was sent.
         outcome: The server's answer, or the error of the last try; None before.
         is_unsure: Whether a try may have been carried out without our knowing.

@@ -340,6 +340,17 @@ class Server:
             told(error)
         return done
 
+    def spare_fence(self, call: HandBack, fence: str) -> None:
+        """Delete the fence of a call when it has been answered: what it kept from being carried out cannot be any more."""
+        call.fence = fence
+        if (cleanup := call.cleanup) is None:
+            return
+        with suppress(DelayqError, OSError):
+            connections = self._nodes.of(fence)
+            if (wire := connections.acquire_any()) is not None:
+                wire.tell(*cleanup)
+                connections.release(wire)
+
     async def open(self) -> None:
         """Find out whether there is a server to ask. Raises as :meth:`run`."""
         if not self._nodes.spread:
