@@ -6,6 +6,8 @@ import asyncio
 import os
 from contextlib import suppress
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -41,12 +43,13 @@ class Connections:
         self._free: list[Wire] = []
         # By how many calls each is held.
         self._used: dict[Wire, int] = {}
-        # How many may be in use at the same time, how many are being opened for that, and how many callers wait for one.
+        # How many may be in use at the same time, and how many are being opened for that.
         self._limit = limit
         self._opening = 0
-        self._waiting = 0
-        # Set for a moment whenever those who wait may look again.
-        self._changed = asyncio.Event()
+        # The callers who wait for one, a heap by the order in which they came; and how many were woken and have yet to run.
+        self._row: list[tuple[int, asyncio.Future[None]]] = []
+        self._tickets = count()
+        self._awake = 0
         # Those among them that block or listen, so that nothing else may be sent on them.
         self._own: set[Wire] = set()
         # Those among them that lead to a server which is not the one any more.
@@ -82,7 +85,7 @@ class Connections:
 
     def acquire_nowait(self) -> Wire | None:
         """Return an open connection as :meth:`acquire` does, if one is free; otherwise None."""
-        if self._ended is not None or self._waiting:
+        if self._ended is not None or self._row or self._awake:
             return None
         return self._take_free()
 
@@ -118,34 +121,70 @@ class Connections:
             ServerUnavailable: Nobody answers at the address.
             ServerRefused: The server does not let us in.
         """
-        while True:
-            self._demand_open()
-            if (wire := self._take_free()) is not None:
-                return wire
-            if len(self._used) - len(self._own) + self._opening < self._limit:
-                self._opening += 1
-                try:
-                    return await self._opened_anew()
-                finally:
-                    self._opening -= 1
-                    self._look_again()
-            if (wire := self._least_busy()) is not None:
-                return wire
-            self._waiting += 1
-            try:
-                await self._changed.wait()
-            finally:
-                self._waiting -= 1
+        ticket: int | None = None
+        try:
+            while True:
+                self._demand_open()
+                # What only one can have, those who came first have first.
+                if ticket is not None or len(self._row) + self._awake < len(self._free) + self._places:
+                    if (wire := self._take_free()) is not None:
+                        return wire
+                    if self._places:
+                        return await self._opened_in_place()
+                if (shareable := self._shareable()) and self.share(shareable[0]):
+                    return shareable[0]
+                if ticket is None:
+                    ticket = next(self._tickets)
+                await self._turn(ticket)
+        finally:
+            # Also where this one has gone, or has failed: the next one may do better.
+            self._wake()
 
-    def _least_busy(self) -> Wire | None:
-        """Hold the connection in use that has the fewest answers to come once more; None if none can be shared."""
-        usable = [wire for wire in self._used if not (wire.is_blocked or wire.is_doubted or wire in self._outdated)]
-        return next((wire for wire in sorted(usable, key=lambda wire: wire.unanswered) if self.share(wire)), None)
+    @property
+    def _places(self) -> int:
+        """How many connections more may be opened for calls."""
+        return max(0, self._limit - (len(self._used) - len(self._own)) - self._opening)
 
-    def _look_again(self) -> None:
-        """Wake the callers who wait for a connection."""
-        self._changed.set()
-        self._changed.clear()
+    async def _opened_in_place(self) -> Wire:
+        self._opening += 1
+        try:
+            return await self._opened_anew()
+        finally:
+            self._opening -= 1
+
+    def _shareable(self) -> list[Wire]:
+        """The connections in use on which a call may follow others, the least busy one first."""
+        usable = [
+            wire
+            for wire in self._used
+            if wire.is_open
+            and not (wire.is_blocked or wire.is_doubted or wire.is_abandoned or wire in self._own or wire in self._outdated)
+        ]
+        # Behind what is large, a call waits for long.
+        return sorted(usable, key=lambda wire: (wire.bytes_to_send, wire.unanswered))
+
+    async def _turn(self, ticket: int) -> None:
+        """Wait until there may be a connection, behind those whose tickets are older."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heappush(self._row, (ticket, turn))
+        try:
+            await turn
+        finally:
+            # Not if the caller was cancelled before it was woken.
+            self._awake -= turn.done() and not turn.cancelled()
+
+    def _wake(self) -> None:
+        """Wake as many of the callers who wait as may find a connection now: all of them where one can be shared."""
+        if not self._row:
+            return
+        everybody = self._ended is not None or bool(self._shareable())
+        found = len(self._row) if everybody else len(self._free) + self._places - self._awake
+        while found > 0 and self._row:
+            _, turn = heappop(self._row)
+            if not turn.done():
+                turn.set_result(None)
+                self._awake += 1
+                found -= 1
 
     def share(self, wire: Wire) -> bool:
         """Hold an acquired connection once more, for another call behind the first; both release it. Return whether it can be."""
@@ -160,17 +199,20 @@ class Connections:
         if held > 1:
             # Nobody else may have it yet: the next one would perhaps subscribe on it.
             self._used[wire] = held - 1
+            # What was doubted or blocked may be usable again.
+            self._wake()
             return
         if wire in self._outdated:
             self.close(wire)
         elif self._used.pop(wire, 0) and wire.is_open:
             self._free.append(wire)
-        self._look_again()
+        self._wake()
 
     def abandon(self, wire: Wire) -> None:
         """Take back a connection whose holder has gone: it is in use until the answers that are on their way have come.
 
-        Closing it would cost the other calls on it their answers, and the next call a new connection.
+        Closing it would cost the other calls on it their answers, and the next call a new connection. Until then no further call
+        shares it: the holder may have gone because no answer comes.
         """
         wire.when_answered(partial(self.release, wire))
 
@@ -209,7 +251,7 @@ class Connections:
             self.close(wire)
         self._free.clear()
         self._discard_aside()
-        self._look_again()
+        self._wake()
 
     async def open_own(self, *, anew: bool = False) -> Wire:
         """A connection that counts against no limit: for calls that block. To be closed by :meth:`close`.
@@ -234,7 +276,7 @@ class Connections:
         self._outdated.discard(wire)
         self._own.discard(wire)
         wire.close()
-        self._look_again()
+        self._wake()
 
     async def aclose(self) -> None:
         """Close every connection, also those in use."""
@@ -308,6 +350,7 @@ class Connections:
             self._aside.discard(wire)
             if not isinstance(answer, OSError) and wire.is_open:
                 self._free.append(wire)
+                self._wake()
 
     def _discard_aside(self) -> None:
         aside, self._aside = self._aside, set()
@@ -340,6 +383,7 @@ class Connections:
             self._own.discard(fresh)
             if proven and self._ended is None:
                 self._free.append(fresh)
+                self._wake()
             else:
                 fresh.close()
         dead = [wire for wire in (*self._used, *self._aside) if self._is_dead(wire, began, now())]

@@ -55,11 +55,18 @@ class _Question(NamedTuple):
         told: Called with the answer; None where it interests nobody.
         sent_at: When the command was sent, seconds.
         patience: How many seconds more than others the answer may take.
+        afterwards: Called when the answer has come, or will not come any more.
     """
 
     told: Callable[[Any], object] | None
     sent_at: float
     patience: float
+    afterwards: list[Callable[[], object]] | None = None
+
+    def tell(self, answer: Any) -> None:
+        _tell(self.told, answer)
+        for each in self.afterwards or ():
+            each()
 
 
 class Wire(asyncio.Protocol):
@@ -89,6 +96,8 @@ class Wire(asyncio.Protocol):
         self._doubted_at = -math.inf
         # How many commands are on their way for which the server may hold its answers back.
         self._blocking = 0
+        # How many calls of `when_answered` are to come.
+        self._abandoned = 0
         # Bytes that had not left when we last looked.
         self._queued = 0
         # When something was sent whose answer comes to `read`.
@@ -136,6 +145,11 @@ class Wire(asyncio.Protocol):
         return self._blocking > 0
 
     @property
+    def is_abandoned(self) -> bool:
+        """Whether a caller has gone before an answer came that has not come yet."""
+        return self._abandoned > 0
+
+    @property
     def is_doubted(self) -> bool:
         """Whether an answer has been missing for too long, and nothing has moved since that was found."""
         return self._doubted_at > self.moved_at
@@ -167,17 +181,19 @@ class Wire(asyncio.Protocol):
         self._transport.write(packed)
 
     def when_answered(self, told: Callable[[], object]) -> None:
-        """Call ``told`` when the last answer that is on its way now has come, or will not come any more; now if none is."""
+        """Call ``told`` when the last answer that is on its way now has come, or will not come any more; now if none is.
+
+        The connection counts as abandoned until then.
+        """
         if not self._asked:
             told()
             return
+        self._abandoned += 1
         last = self._asked[-1]
-
-        def both(answer: Any) -> None:
-            _tell(last.told, answer)
-            told()
-
-        self._asked[-1] = last._replace(told=both)
+        if last.afterwards is None:
+            self._asked[-1] = last._replace(afterwards=[told])
+        else:
+            last.afterwards.append(told)
 
     def tell(self, *command: Any) -> None:
         """Send a command whose answer interests nobody. Raises as :meth:`ask`."""
@@ -280,9 +296,11 @@ class Wire(asyncio.Protocol):
             if self._reading is not None and not self._reading.done():
                 self._reading.set_result(None)
             return
-        told, sent_at, _ = self._asked.popleft()
-        self.round_trip = min(self.round_trip, self.moved_at - sent_at)
-        _tell(told, answer)
+        question = self._asked.popleft()
+        self.round_trip = min(self.round_trip, self.moved_at - question.sent_at)
+        if question.afterwards:
+            self._abandoned -= len(question.afterwards)
+        question.tell(answer)
 
     def _unblocked(self, told: Callable[[Any], object] | None, answer: Any) -> None:
         self._blocking -= 1
@@ -341,7 +359,7 @@ class Wire(asyncio.Protocol):
         self.resume_writing()
         asked, self._asked = self._asked, deque()
         for question in asked:
-            _tell(question.told, _copy(error))
+            question.tell(_copy(error))
         if self._reading is not None and not self._reading.done():
             self._reading.set_exception(_copy(error))
 

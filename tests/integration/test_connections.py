@@ -105,12 +105,106 @@ async def test_nobody_shares_a_connection_that_is_doubted(own_server: PrivateSer
         waiting = asyncio.create_task(pool.acquire())
         with pytest.raises(TimeoutError):
             await asked
-        pool.release(silent)
-        fresh = await waiting
+        # The connection that has shown it is there to be used, also before the silent one is released.
+        fresh = await asyncio.wait_for(waiting, 10)
         assert fresh is not silent
         assert await fresh.ask("PING") == b"PONG"
+        pool.release(silent)
         pool.release(fresh)
         await pool.aclose()
+
+
+async def test_nobody_shares_a_connection_whose_caller_has_gone_without_an_answer(server: PrivateServer) -> None:
+    """It may have gone because the server hangs: what is sent there now would have no known outcome."""
+    pool = Connections(one_server(server.url), 1)
+    wire = await pool.acquire()
+    wire.tell("BLPOP", "nothing", 0.3)
+    pool.abandon(wire)
+    waiting = asyncio.create_task(pool.acquire())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    assert await asyncio.wait_for(waiting, 10) is wire
+    pool.release(wire)
+    await pool.aclose()
+
+
+async def test_callers_who_wait_share_a_connection_as_soon_as_it_can_be_shared(server: PrivateServer) -> None:
+    """They need not wait until it is free: with many callers, that may never be."""
+    pool = Connections(one_server(server.url), 1)
+    wire = await pool.acquire()
+    assert pool.share(wire)
+    unblocked = asyncio.Event()
+    wire.call(("BLPOP", "nothing", 0.1), lambda _: unblocked.set(), 30)
+    waiting = [asyncio.create_task(pool.acquire()) for _ in range(10)]
+    await unblocked.wait()
+    # One of two calls is over, the other goes on.
+    pool.release(wire)
+    assert await asyncio.wait_for(asyncio.gather(*waiting), 10) == [wire] * 10
+    for _ in range(11):
+        pool.release(wire)
+    assert pool.acquire_nowait() is wire
+    pool.release(wire)
+    await pool.aclose()
+
+
+async def test_callers_who_wait_for_a_connection_are_not_overtaken(server: PrivateServer) -> None:
+    pool = Connections(one_server(server.url), 1)
+    order: list[str] = []
+
+    async def call(name: str) -> None:
+        wire = await pool.acquire()
+        order.append(name)
+        held: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        wire.call(("BLPOP", "nothing", 0.05), held.set_result, 30)
+        await held
+        pool.release(wire)
+
+    wire = await pool.acquire()
+    blocked: list[Any] = []
+    wire.call(("BLPOP", "nothing", 0.05), blocked.append, 30)
+    early = [asyncio.create_task(call(name)) for name in ("first", "gone", "second")]
+    await until(lambda: bool(blocked))
+    early[1].cancel()
+    pool.release(wire)
+    # This one looks before those who were woken run.
+    await call("third")
+    await asyncio.gather(*early, return_exceptions=True)
+    assert order == ["first", "second", "third"]
+    await pool.aclose()
+
+
+async def test_callers_look_for_a_connection_a_few_times_each_however_many_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """While a server hangs up on everybody, each failure wakes one caller."""
+    looks = 0
+
+    def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    def look(_: Connections) -> None:
+        nonlocal looks
+        looks += 1
+
+    monkeypatch.setattr(Connections, "_demand_open", look)
+    pool = Connections(one_server(f"unix://{tmp_path / 's'}"), 4)
+    async with await asyncio.start_unix_server(hang_up, tmp_path / "s"):
+        outcomes = await asyncio.gather(*(pool.acquire() for _ in range(200)), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {delayq.ServerUnavailable}
+    assert looks <= 200 * 4
+
+
+async def test_calls_do_not_follow_what_is_still_leaving_where_another_connection_can_be_shared(
+    server: PrivateServer,
+) -> None:
+    pool = Connections(one_server(server.url), 2)
+    large, small = await pool.acquire(), await pool.acquire()
+    large.tell("ECHO", b"x" * 16 * 1024 * 1024)
+    for _ in range(3):
+        small.tell("PING")
+    assert await pool.acquire() is small
+    large.give_up("the test is over")
+    await pool.aclose()
 
 
 async def test_callers_share_a_connection_as_soon_as_one_is_open(connections: Connections) -> None:
@@ -128,6 +222,17 @@ async def test_an_abandoned_connection_is_free_when_its_answers_have_come(connec
     assert connections.acquire_nowait() is wire
     # With nothing on its way, at once.
     connections.abandon(wire)
+    assert connections.acquire_nowait() is wire
+
+
+async def test_thousands_may_abandon_a_connection_at_once(connections: Connections) -> None:
+    wire = await connections.acquire()
+    asked = wire.ask("PING")
+    for _ in range(4999):
+        assert connections.share(wire)
+    for _ in range(5000):
+        connections.abandon(wire)
+    assert await asked == b"PONG"
     assert connections.acquire_nowait() is wire
 
 
