@@ -521,7 +521,8 @@ class Server:
             if confirm is not None and (confirmation := confirm(reply)) is not None:
                 self._confirm(wire, asking, confirmation)
         except ReplyError as error:
-            arrived = True
+            # What follows it may be held back for a while.
+            arrived = then is None
             if (elsewhere := self._elsewhere(error, connections)) is not None:
                 raise elsewhere from error
             raise self._refused(error, connections) from error

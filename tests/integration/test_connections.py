@@ -10,6 +10,9 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq._redis.connections import Connections
+from delayq._redis.nodes import OneServer
+from delayq._redis.scripts import TRANSFER
+from delayq._redis.server import Server
 from tests.links import Links
 from tests.servers import one_server
 from tests.waiting import until
@@ -125,6 +128,18 @@ async def test_nobody_shares_a_connection_whose_caller_has_gone_without_an_answe
     assert not waiting.done()
     assert await asyncio.wait_for(waiting, 10) is wire
     pool.release(wire)
+    await pool.aclose()
+
+
+async def test_a_connection_is_in_use_until_what_follows_a_refused_call_is_answered(server: PrivateServer) -> None:
+    pool = Connections(one_server(server.url), 4)
+    asked = Server(OneServer(pool))
+    with pytest.raises(delayq.ServerRefused):
+        # Without the keys that it needs.
+        await asked.run(TRANSFER, ["orders"], then=("BLPOP", "nothing", 1))
+    assert pool.open == 1
+    assert pool.acquire_nowait() is None
+    await until(lambda: pool.acquire_nowait() is not None)
     await pool.aclose()
 
 
