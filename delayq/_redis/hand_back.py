@@ -94,6 +94,8 @@ class Owed:
         self._calls: dict[HandBack, tuple[float, str]] = {}
         self._task: asyncio.Task[None] | None = None
         self._last: LastCalls | None = None
+        # Where the last one was sent, so that the next one follows it.
+        self._wire: Wire | None = None
 
     def send(self, call: HandBack, within: float, too_late: str) -> None:
         """Send a call, before this returns if a connection is open.
@@ -107,9 +109,11 @@ class Owed:
             self._last.send(self._queue, [call])
             return
         self._calls[call] = asyncio.get_running_loop().time() + within, too_late
-        sent = self._server.pipeline_now([call])
+        sent = self._server.pipeline_now([call], self._wire)
         if sent is None:
             call.note(ServerUnavailable("no connection is open"))
+        else:
+            self._wire, _ = sent
         if self._task is None:
             self._task = self._background.spawn(self._run(), "owed")
 

@@ -14,7 +14,7 @@ from delayq._logging import about
 from delayq._redis.group_commit import Request
 from delayq._redis.hand_back import HandBack, Owed
 from delayq._redis.retry import retry_delay
-from delayq._redis.scripts import ACK, EXTEND, GIVE_BACK, POLL_PENDING, TRANSFER
+from delayq._redis.scripts import ACK, EXTEND, GIVE_BACK, POLL_PENDING, SET_ASIDE, TRANSFER
 from delayq._redis.server import Confirmation
 from delayq._scheduling.counts import Counts
 from delayq._scheduling.lease_keeper import LeaseKeeper
@@ -429,13 +429,11 @@ class TransferTask:
 
     def set_aside(self, payload: bytes, lease: Lease | None = None) -> None:
         """Put a payload that the codec cannot read into quarantine, and be done with its lease, if it has one."""
-        keys, call = self.keys, self.new_call()
-        names = (keys.quarantine, keys.timeout, keys.ordered, keys.leases, keys.leased, keys.fence(call))
-        aside = HandBack(Request(GIVE_BACK, names, (REPEAT_MS, call, 0, payload)), keys.fence(call))
+        keys, fence = self.keys, self.keys.fence(self.new_call())
+        names = (keys.quarantine, keys.leases, keys.leased, fence)
+        token = "" if lease is None else lease.token
+        aside = HandBack(Request(SET_ASIDE, names, (REPEAT_MS, token, payload)), fence)
         self._owed.send(aside, REPEAT_MS / 1000, "the server did not answer: an unreadable message did not reach quarantine")
-        if lease is not None:
-            # In this order: dying between the two doubles it, and loses nothing.
-            self._confirm([lease.token])
 
     def _release(self, leases: Sequence[Lease]) -> HandBack:
         return HandBack(self.leases.releasing([lease.token for lease in leases]))
