@@ -39,17 +39,22 @@ class HandBack:
         fence: The key that makes a repetition harmless, if there is one; not needed any more once the only try was answered.
         tries: How often it was sent.
         outcome: The server's answer, or the error of the last try; None before.
-        is_unsure: Whether a try may have been carried out without our knowing.
     """
 
-    __slots__ = ("fence", "is_unsure", "outcome", "request", "tries")
+    __slots__ = ("_decided", "fence", "outcome", "request", "tries")
 
     def __init__(self, request: Request, fence: str | None = None) -> None:
         self.request: Request = request
         self.fence: str | None = fence
         self.tries: int = 0
         self.outcome: Any = None
-        self.is_unsure: bool = False
+        # How many tries are known to have been carried out, or not.
+        self._decided: int = 0
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the server may have carried it out without our knowing, or may still do so."""
+        return not self.is_done and self._decided < self.tries
 
     @property
     def is_done(self) -> bool:
@@ -61,7 +66,12 @@ class HandBack:
         if self.is_done:
             return
         self.outcome = outcome
-        self.is_unsure = self.is_unsure or isinstance(outcome, OutcomeUnknown)
+        self._decided += not isinstance(outcome, OutcomeUnknown)
+
+    def note_unsent(self, error: DelayqError) -> None:
+        """Note that it could not be tried."""
+        if not self.is_done:
+            self.outcome = error
 
     @property
     def cleanup(self) -> tuple[str, str] | None:
@@ -78,7 +88,7 @@ async def send(server: Server, calls: Sequence[HandBack]) -> None:
         answers = await server.pipeline(calls) if sent is None else sent[1]
     except DelayqError as error:
         for call in calls:
-            call.note(error)
+            call.note_unsent(error)
     else:
         await asyncio.wait(answers)
 
@@ -111,7 +121,7 @@ class Owed:
         self._calls[call] = asyncio.get_running_loop().time() + within, too_late
         sent = self._server.pipeline_now([call], self._wire)
         if sent is None:
-            call.note(ServerUnavailable("no connection is open"))
+            call.note_unsent(ServerUnavailable("no connection is open"))
         else:
             self._wire, _ = sent
         if self._task is None:
@@ -175,7 +185,7 @@ class LastCalls:
             self._answers += answers
             return
         for call in calls:
-            call.note(ServerUnavailable("no connection is open"))
+            call.note_unsent(ServerUnavailable("no connection is open"))
 
     async def settle(self, within: float) -> None:
         """Wait until all that was sent is answered, ``within`` seconds at most, or while it is still leaving this machine."""

@@ -201,17 +201,22 @@ async def test_closing_fetches_what_a_lost_answer_had_handed_out(server: Private
         assert await asyncio.wait_for(client.delayed_queue("orders").take(), 5) == 1
 
 
-async def test_closing_says_what_it_could_not_give_back(
-    server: PrivateServer, faults: Faults, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("fault", "words"), [("unsent", "could not be given back"), ("lost", "may not have been given back")])
+async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back(
+    server: PrivateServer, faults: Faults, caplog: pytest.LogCaptureFixture, fault: str, words: str
 ) -> None:
     async with delayq.connect(server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer_many([(i, 0) for i in range(10)])
-        faults.plan = lambda name, _n: "unsent" if name == GIVE_BACK.name else None
+        faults.plan = lambda name, _n: fault if name == GIVE_BACK.name else None
         async for value in queue:
             if value == 4:
                 break
-    assert "2 messages of queue 'orders' were taken and could not be given back" in caplog.text
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        f"2 messages of queue 'orders' were taken and {words}: planned"
+    ]
+    async with delayq.connect(server.url) as client:
+        assert await client.delayed_queue("orders").ready.size() == (3 if fault == "unsent" else 5)
 
 
 async def test_an_offer_that_was_not_sent_is_tried_again(queue: DelayedQueue[int], faults: Faults) -> None:
