@@ -104,7 +104,7 @@ class Owed:
         self._calls: dict[HandBack, tuple[float, str]] = {}
         self._task: asyncio.Task[None] | None = None
         self._last: LastCalls | None = None
-        # Where the last one was sent, so that the next one follows it.
+        # The connection of the last one: the next one follows it there.
         self._wire: Wire | None = None
 
     def send(self, call: HandBack, within: float, too_late: str) -> None:
