@@ -325,9 +325,10 @@ class Server:
                 # The next try goes there.
                 with suppress(DelayqError):
                     self._elsewhere(answer, connections)
-                call.note(ServerUnavailable(str(answer)))
+                call.note(ServerUnavailable(str(answer)), put_off=True)
             else:
-                call.note(self._refused(answer, connections))
+                error = self._refused(answer, connections)
+                call.note(error, put_off=isinstance(error, ServerUnavailable))
             if not done.done():
                 done.set_result(None)
 
