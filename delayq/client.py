@@ -70,8 +70,8 @@ def connect(
             ``Sentinel.master_for()``), whose address is used and whose connections stay the caller's. Without it,
             ``$DELAYQ_URL``; without that, ``embedded:`` if it is installed, and a warning in the log.
         resync_interval: How long a lost notification may delay a message: seconds or a timedelta.
-        max_connections: Calls on their way at the same time. The subscription, and one blocked connection for each
-            queue on which somebody waits, come on top.
+        max_connections: Connections on which calls are made, to each server; when all are in use, calls share them. The
+            subscription, and one blocked connection for each queue on which somebody waits, come on top.
         name_mapper: Turns a queue's name into its name on the server, as the ``NameMapper`` of a Redisson client does:
             ``"prod:{}".format`` puts a prefix before each.
 
@@ -391,7 +391,10 @@ class Client:
         self._hooks.remove(observer)
 
     async def aclose(self) -> None:
-        """Close every queue and connection, within a second.
+        """Close every queue and connection, within a second and two round trips.
+
+        It takes up to five seconds more while messages that go back are still leaving this machine, or while the server answers
+        that it cannot serve just now.
 
         Waiting calls end with :class:`~delayq.errors.Closed`, loops over a queue just end, what was taken for nobody goes
         back to the server. Closing twice does nothing.

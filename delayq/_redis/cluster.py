@@ -210,22 +210,17 @@ class Cluster:
         if wire is None:
             # Not from the limited ones: calls that hang may have them all.
             wire = await pool.open_own()
-        answered = False
         try:
             answer = await wire.ask("CLUSTER", "SLOTS")
-            answered = True
         except ReplyError as error:
-            answered = True
             raise self._refused(pool, str(error)) from error
         except OSError as error:
             raise ServerUnavailable(f"{pool.label} does not answer: {error}") from error
         finally:
             if own:
                 pool.close(wire)
-            elif answered:
-                pool.release(wire)
             else:
-                pool.drop(wire)
+                pool.abandon(wire)
         if not answer:
             raise ServerUnavailable(f"{pool.label} knows of no slots")
         return read_slots(answer, self._places.get(pool, ("", 0)))

@@ -9,8 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-import anyio
-
 from delayq._redis.opening import Opener
 from delayq._redis.wire import DOUBT_AFTER, ReplyError
 from delayq.errors import Closed, DelayqError, ServerUnavailable
@@ -29,7 +27,8 @@ class Connections:
     """A small pool of connections that redis-py opens.
 
     redis-py's own pools raise or wait when they are full, hide whether a command was sent before an error, and count
-    nothing. Here acquiring and sending are two steps, so that an error in the first means: nothing was sent.
+    nothing. Here acquiring and sending are two steps, so that an error in the first means: nothing was sent. When as many
+    connections are in use as may be, calls share them: on a distant server, waiting for a free one would cost a round trip.
 
     Where one connection has died without a word, the others may have too. So when one is doubted, the free ones are put aside
     until they have answered a PING, and a fresh connection is asked too. Silence alone proves nothing, for the server may be
@@ -42,6 +41,12 @@ class Connections:
         self._free: list[Wire] = []
         # By how many calls each is held.
         self._used: dict[Wire, int] = {}
+        # How many may be in use at the same time, how many are being opened for that, and how many callers wait for one.
+        self._limit = limit
+        self._opening = 0
+        self._waiting = 0
+        # Set for a moment whenever those who wait may look again.
+        self._changed = asyncio.Event()
         # Those among them that block or listen, so that nothing else may be sent on them.
         self._own: set[Wire] = set()
         # Those among them that lead to a server which is not the one any more.
@@ -51,11 +56,8 @@ class Connections:
         # Those that were free when one was doubted, and have not answered since.
         self._aside: set[Wire] = set()
         self._probing: asyncio.Task[None] | None = None
-        self._slots = anyio.Semaphore(limit, fast_acquire=True)
         self._ended: DelayqError | None = None
         self.opened: int = 0
-        # How long an answer takes at least, seconds; 0 before the first one.
-        self.round_trip: float = 0.0
         _of_this_process.add(self)
 
     @property
@@ -73,21 +75,19 @@ class Connections:
         """How many connections are open now."""
         return len(self._free) + len(self._aside) + len(self._used)
 
+    @property
+    def round_trip(self) -> float:
+        """How long an answer takes at least, seconds; 0 while no connection is open."""
+        return min((wire.round_trip for wire in (*self._free, *self._used)), default=0.0)
+
     def acquire_nowait(self) -> Wire | None:
-        """As :meth:`acquire`, if an open connection is free; otherwise None."""
-        if self._ended is not None or not self._free:
+        """Return an open connection as :meth:`acquire` does, if one is free; otherwise None."""
+        if self._ended is not None or self._waiting:
             return None
-        try:
-            self._slots.acquire_nowait()
-        except anyio.WouldBlock:
-            return None
-        wire = self._take_free()
-        if wire is None:
-            self._slots.release()
-        return wire
+        return self._take_free()
 
     def acquire_any(self, preferred: Wire | None = None) -> Wire | None:
-        """An open connection, even if it is in use; None if none is. To be handed to :meth:`release` or :meth:`drop`.
+        """Return an open connection, even if it is in use; None if none is open. Hand it to :meth:`release` afterwards.
 
         Args:
             preferred: This one, if it is still open.
@@ -95,8 +95,7 @@ class Connections:
         if preferred is not None and preferred.is_open:
             if self.share(preferred):
                 return preferred
-            if preferred in self._free and not self._slots.statistics().tasks_waiting and self._slots.value:
-                self._slots.acquire_nowait()
+            if preferred in self._free:
                 self._free.remove(preferred)
                 self._spare = min(self._spare, len(self._free))
                 self._used[preferred] = 1
@@ -111,43 +110,69 @@ class Connections:
         return sum(wire.bytes_to_send for wire in self._used) + sum(wire.bytes_to_send for wire in self._free)
 
     async def acquire(self) -> Wire:
-        """An open connection, to be handed to :meth:`release` or :meth:`drop`. Waits while all are in use.
+        """Return an open connection, to be handed to :meth:`release` or :meth:`abandon`.
+
+        Opens one if none is free, and shares one where as many are in use as may be.
 
         Raises:
             ServerUnavailable: Nobody answers at the address.
             ServerRefused: The server does not let us in.
         """
-        await self._slots.acquire()
-        try:
-            return await self._connected()
-        except BaseException:
-            self._slots.release()
-            raise
+        while True:
+            self._demand_open()
+            if (wire := self._take_free()) is not None:
+                return wire
+            if len(self._used) - len(self._own) + self._opening < self._limit:
+                self._opening += 1
+                try:
+                    return await self._opened_anew()
+                finally:
+                    self._opening -= 1
+                    self._look_again()
+            if (wire := self._least_busy()) is not None:
+                return wire
+            self._waiting += 1
+            try:
+                await self._changed.wait()
+            finally:
+                self._waiting -= 1
+
+    def _least_busy(self) -> Wire | None:
+        """Hold the connection in use that has the fewest answers to come once more; None if none can be shared."""
+        usable = [wire for wire in self._used if not (wire.is_blocked or wire.is_doubted or wire in self._outdated)]
+        return next((wire for wire in sorted(usable, key=lambda wire: wire.unanswered) if self.share(wire)), None)
+
+    def _look_again(self) -> None:
+        """Wake the callers who wait for a connection."""
+        self._changed.set()
+        self._changed.clear()
 
     def share(self, wire: Wire) -> bool:
-        """Hold an acquired connection once more, for another call behind the first; both release it. Says if that works."""
+        """Hold an acquired connection once more, for another call behind the first; both release it. Return whether it can be."""
         if wire not in self._used or wire in self._own or not wire.is_open:
             return False
         self._used[wire] += 1
         return True
 
     def release(self, wire: Wire) -> None:
-        """Take back a connection on which no answer is to come that interests whoever held it."""
+        """Take back a connection, open or not, on which no answer is to come that interests whoever held it."""
         held = self._used.get(wire, 1)
         if held > 1:
             # Nobody else may have it yet: the next one would perhaps subscribe on it.
             self._used[wire] = held - 1
             return
-        self._slots.release()
         if wire in self._outdated:
             self.close(wire)
         elif self._used.pop(wire, 0) and wire.is_open:
             self._free.append(wire)
+        self._look_again()
 
-    def drop(self, wire: Wire) -> None:
-        """Close a connection whose state is unknown, and release it."""
-        wire.close()
-        self.release(wire)
+    def abandon(self, wire: Wire) -> None:
+        """Take back a connection whose holder has gone: it is in use until the answers that are on their way have come.
+
+        Closing it would cost the other calls on it their answers, and the next call a new connection.
+        """
+        wire.when_answered(partial(self.release, wire))
 
     def disown(self) -> None:
         """Use none of them any more, and close none: we are a forked child, and they are our parent's."""
@@ -184,6 +209,7 @@ class Connections:
             self.close(wire)
         self._free.clear()
         self._discard_aside()
+        self._look_again()
 
     async def open_own(self, *, anew: bool = False) -> Wire:
         """A connection that counts against no limit: for calls that block. To be closed by :meth:`close`.
@@ -208,6 +234,7 @@ class Connections:
         self._outdated.discard(wire)
         self._own.discard(wire)
         wire.close()
+        self._look_again()
 
     async def aclose(self) -> None:
         """Close every connection, also those in use."""
@@ -255,7 +282,6 @@ class Connections:
             raise
         self._used[wire] = 1
         self.opened += 1
-        self.round_trip = min(wire.round_trip, self.round_trip or wire.round_trip)
         return wire
 
     # Whether silent connections are dead

@@ -26,7 +26,8 @@ _log = logging.getLogger("delayq")
 
 # The first try at closing has this long, and a round trip, before a second one is made over a new connection; seconds.
 _FIRST_DOUBT = 0.35
-# Bytes that are still leaving this machine when the time is up get this much more of it, seconds.
+# Bytes that are still leaving this machine when the time is up get this much more of it, and so does a server that answers that
+# it cannot serve just now; seconds.
 _MOST = 5.0
 _LOOK_EVERY = 0.1
 
@@ -36,13 +37,14 @@ class HandBack:
 
     Attributes:
         request: The call.
-        fence: The key that makes a repetition harmless, if there is one; not needed any more once the only try was answered.
+        fence: The key that makes a repetition harmless, if it is not needed any more once the only try was answered.
         tries: How often it was sent.
         outcome: The server's answer, or the error of the last try; None before.
         is_unsure: Whether a try may have been carried out without our knowing.
+        is_put_off: Whether the server has answered the last try, and may carry out the same call later.
     """
 
-    __slots__ = ("fence", "is_unsure", "outcome", "request", "tries")
+    __slots__ = ("fence", "is_put_off", "is_unsure", "outcome", "request", "tries")
 
     def __init__(self, request: Request, fence: str | None = None) -> None:
         self.request: Request = request
@@ -50,17 +52,19 @@ class HandBack:
         self.tries: int = 0
         self.outcome: Any = None
         self.is_unsure: bool = False
+        self.is_put_off: bool = False
 
     @property
     def is_done(self) -> bool:
         """Whether the server has carried it out."""
         return self.outcome is not None and not isinstance(self.outcome, DelayqError)
 
-    def note(self, outcome: Any) -> None:
+    def note(self, outcome: Any, *, put_off: bool = False) -> None:
         """Note what became of a try. A late failure changes nothing once another try was answered."""
         if self.is_done:
             return
         self.outcome = outcome
+        self.is_put_off = put_off
         self.is_unsure = self.is_unsure or isinstance(outcome, OutcomeUnknown)
 
     @property
@@ -174,7 +178,11 @@ class LastCalls:
             call.note(ServerUnavailable("no connection is open"))
 
     async def settle(self, within: float) -> None:
-        """Wait until all that was sent is answered, ``within`` seconds at most, or while it is still leaving this machine."""
+        """Wait until all that was sent is answered, ``within`` seconds at most.
+
+        Wait up to five seconds more while bytes are still leaving this machine, or while the server answers that it cannot serve
+        just now, as it does while a slot moves or another server takes its place.
+        """
         if self._settling is None or self._settling.done():
             self._settling = asyncio.create_task(self._settle(within))
         await asyncio.shield(self._settling)
@@ -197,7 +205,8 @@ class LastCalls:
                     retry = asyncio.create_task(self._server.pipeline_anew(missing))
                 if now >= until:
                     left = self._server.bytes_to_send
-                    if not 0 < left < to_send or now >= until + _MOST:
+                    moves = 0 < left < to_send or any(call.is_put_off for call in missing)
+                    if not moves or now >= until + _MOST:
                         break
                     to_send = left
                 pending: list[asyncio.Future[None]] = [answer for answer in self._answers if not answer.done()]

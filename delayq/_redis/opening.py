@@ -138,9 +138,7 @@ async def _open(
     then = [*([("SELECT", database)] if database else []), *questions]
     try:
         auth = ("AUTH", *secrets) if secrets else ()
-        asked_at = asyncio.get_running_loop().time()
         hello, *answers = await _ask(wire, ("HELLO", 2, *auth, "SETNAME", name), *then)
-        wire.round_trip = asyncio.get_running_loop().time() - asked_at
         if isinstance(hello, ReplyError) and "unknown command" in str(hello):
             # Some proxies know only what came before it.
             hello, _, *answers = await _ask(wire, auth or ("PING",), ("CLIENT", "SETNAME", name), *then)

@@ -163,7 +163,7 @@ class Server:
             return [_lost(error)] * len(places)
         finally:
             # A caller who is cancelled leaves answers to come.
-            (connections.release if arrived else connections.drop)(wire)
+            (connections.release if arrived else connections.abandon)(wire)
         if not arrived:
             self._nodes.suspect(connections)
         return [self._meaning(answer, connections) for answer in answers]
@@ -211,14 +211,12 @@ class Server:
         form = self._rights.form(wire, script, keys[0])
 
         def landed(answer: Any) -> None:
+            connections.release(wire)
             if isinstance(answer, OSError):
-                connections.drop(wire)
                 self._nodes.suspect(connections)
                 self.errors += 1
                 told(_lost(answer))
-                return
-            connections.release(wire)
-            if not isinstance(answer, ReplyError):
+            elif not isinstance(answer, ReplyError):
                 self._rights.permitted(wire, script, keys[0], form)
                 told(answer)
             elif _is_unknown_script(answer) or _ELSEWHERE.match(str(answer)):
@@ -236,7 +234,7 @@ class Server:
         connections.share(wire)
 
         def landed(answer: Any) -> None:
-            (connections.drop if isinstance(answer, OSError) else connections.release)(wire)
+            connections.release(wire)
             told(answer)
 
         self.round_trips += 1
@@ -336,9 +334,10 @@ class Server:
                 # The next try goes there.
                 with suppress(DelayqError):
                     self._elsewhere(answer, connections)
-                call.note(ServerUnavailable(str(answer)))
+                call.note(ServerUnavailable(str(answer)), put_off=True)
             else:
-                call.note(self._refused(answer, connections))
+                error = self._refused(answer, connections)
+                call.note(error, put_off=isinstance(error, ServerUnavailable))
             if not done.done():
                 done.set_result(None)
 
@@ -350,6 +349,17 @@ class Server:
         except OSError as error:
             told(error)
         return done
+
+    def spare_fence(self, call: HandBack, fence: str) -> None:
+        """Delete the fence of a call when it has been answered: what it kept from being carried out cannot be any more."""
+        call.fence = fence
+        if (cleanup := call.cleanup) is None:
+            return
+        with suppress(DelayqError, OSError):
+            connections = self._nodes.of(fence)
+            if (wire := connections.acquire_any()) is not None:
+                wire.tell(*cleanup)
+                connections.release(wire)
 
     async def open(self) -> None:
         """Find out whether there is a server to ask. Raises as :meth:`run`."""
@@ -514,14 +524,14 @@ class Server:
         until: float | None = None,
     ) -> Any:
         wire = await self._acquire(connections, until)
-        keep = False
+        arrived = False
         try:
             reply = await self._exchange(wire, asking, command, script, then)
-            keep = True
+            arrived = True
             if confirm is not None and (confirmation := confirm(reply)) is not None:
                 self._confirm(wire, asking, confirmation)
         except ReplyError as error:
-            keep = True
+            arrived = True
             if (elsewhere := self._elsewhere(error, connections)) is not None:
                 raise elsewhere from error
             raise self._refused(error, connections) from error
@@ -534,10 +544,8 @@ class Server:
             self.errors += 1
             raise _lost(error) from error
         finally:
-            if keep:
-                connections.release(wire)
-            else:
-                connections.drop(wire)
+            # A caller who is cancelled leaves answers to come.
+            (connections.release if arrived else connections.abandon)(wire)
         return reply
 
     def _confirm(self, wire: Wire, asking: bool, confirmation: Confirmation) -> None:
@@ -567,7 +575,7 @@ class Server:
         except TimeoutError as error:
             self.errors += 1
             self._nodes.suspect(connections)
-            raise ServerUnavailable("every connection is busy, or the server accepts none") from error
+            raise ServerUnavailable("no connection could be had in time: the server accepts none, or answers on none") from error
         except DelayqError as error:
             self.errors += 1
             if isinstance(error, ServerUnavailable):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import struct
 import sys
@@ -74,7 +75,7 @@ class Wire(asyncio.Protocol):
 
     Attributes:
         doubted: Called as said above.
-        round_trip: How long the answer to its greeting took, seconds.
+        round_trip: How long the fastest answer took, seconds; infinite before the first one.
         moved_at: When bytes came in or left last, as far as that was noticed; seconds of the event loop's clock.
     """
 
@@ -83,7 +84,11 @@ class Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.doubted: Callable[[], object] = lambda: None
         self.moved_at: float = self._loop.time()
-        self.round_trip: float = 0.0
+        self.round_trip: float = math.inf
+        # When an answer was last found to be missing for too long.
+        self._doubted_at = -math.inf
+        # How many commands are on their way for which the server may hold its answers back.
+        self._blocking = 0
         # Bytes that had not left when we last looked.
         self._queued = 0
         # When something was sent whose answer comes to `read`.
@@ -120,6 +125,21 @@ class Wire(asyncio.Protocol):
         """How many bytes wait here for the network to take them."""
         return 0 if self._lost is not None else self._transport.get_write_buffer_size()
 
+    @property
+    def unanswered(self) -> int:
+        """How many answers are on their way."""
+        return len(self._asked)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the server may hold back the answers to what is sent now."""
+        return self._blocking > 0
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether an answer has been missing for too long, and nothing has moved since that was found."""
+        return self._doubted_at > self.moved_at
+
     def ask(self, *command: Any) -> asyncio.Future[Any]:
         """Send a command. The future has its answer, or raises :class:`ReplyError` or an ``OSError``.
 
@@ -138,10 +158,26 @@ class Wire(asyncio.Protocol):
         ``blocks``: For how many seconds the server may hold the answer back because the command says so.
         """
         self._check()
+        if blocks:
+            self._blocking += 1
+            told = partial(self._unblocked, told)
         packed = pack_command(tuple(command))
         self._asked.append(_Question(told, self._loop.time(), blocks + len(packed) / _SLOWEST))
         self._keep_watch()
         self._transport.write(packed)
+
+    def when_answered(self, told: Callable[[], object]) -> None:
+        """Call ``told`` when the last answer that is on its way now has come, or will not come any more; now if none is."""
+        if not self._asked:
+            told()
+            return
+        last = self._asked[-1]
+
+        def both(answer: Any) -> None:
+            _tell(last.told, answer)
+            told()
+
+        self._asked[-1] = last._replace(told=both)
 
     def tell(self, *command: Any) -> None:
         """Send a command whose answer interests nobody. Raises as :meth:`ask`."""
@@ -244,7 +280,14 @@ class Wire(asyncio.Protocol):
             if self._reading is not None and not self._reading.done():
                 self._reading.set_result(None)
             return
-        _tell(self._asked.popleft().told, answer)
+        told, sent_at, _ = self._asked.popleft()
+        self.round_trip = min(self.round_trip, self.moved_at - sent_at)
+        _tell(told, answer)
+
+    def _unblocked(self, told: Callable[[Any], object] | None, answer: Any) -> None:
+        self._blocking -= 1
+        if told is not None:
+            told(answer)
 
     def _keep_watch(self) -> None:
         if self._watch is None:
@@ -263,6 +306,7 @@ class Wire(asyncio.Protocol):
         wait = min(DOUBT_AFTER if silent >= DOUBT_AFTER else DOUBT_AFTER - silent, ANSWER_WITHIN - silent)
         self._watch = self._loop.call_later(wait, self._look)
         if silent >= DOUBT_AFTER:
+            self._doubted_at = self._loop.time()
             self.doubted()
 
     def _count_queued(self) -> int:

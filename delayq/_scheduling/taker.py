@@ -34,8 +34,6 @@ Taken = tuple[int, Item]
 
 # Turns of the event loop until the task that makes the call has started and has sent it.
 _TURNS_TO_LEAVE = 2
-# And until a loop that was handed something has noticed that the queue is closed.
-_TURNS_TO_RESUME = 3
 # One call gives back this many items at most, and no more bytes unless it is one item: a script blocks the whole server.
 _CHUNK = 100
 _CHUNK_BYTES = 256 * 1024
@@ -71,9 +69,14 @@ class _Waiter(Generic[Item]):
         self.limit: Timeout | None = None
 
     def take_result(self) -> list[Taken[Item]]:
-        """Return the items that it was handed, if any."""
+        """Take away the items that it was handed, if any."""
         future = self.future
-        return future.result() if future.done() and not future.cancelled() and future.exception() is None else []
+        if not future.done() or future.cancelled() or future.exception() is not None:
+            return []
+        items = future.result()
+        taken = items.copy()
+        items.clear()
+        return taken
 
 
 class Reader(Generic[Item]):
@@ -167,6 +170,8 @@ class Taker(Generic[Item]):
         self._patient = 0
         # In the order in which they came.
         self._waiters: dict[_Waiter[Item], None] = {}
+        # Those among them whose caller awaits them, also when they have something already and their task has yet to run.
+        self._awaited: set[_Waiter[Item]] = set()
         self._readers: dict[Reader[Item], None] = {}
         # What goes back: not in a call yet, and in calls, those first that go back first.
         self._returned: list[Taken[Item]] = []
@@ -200,13 +205,18 @@ class Taker(Generic[Item]):
         if self._last is not None:
             raise Closed("the queue is closed")
         waiter = self._join(want, timeout)
+        self._awaited.add(waiter)
         try:
-            return await waiter.future
+            taken = await waiter.future
         except asyncio.CancelledError:
             self.give_back(waiter.take_result())
             raise
         finally:
+            self._awaited.discard(waiter)
             self._leave(waiter)
+        if not taken and self._last is not None:
+            raise Closed("the queue is closed")
+        return taken
 
     def _join(self, want: int, timeout: float | None) -> _Waiter[Item]:
         """Put a caller into the row, as :meth:`get` does. It is to be taken out by :meth:`_leave`."""
@@ -355,6 +365,8 @@ class Taker(Generic[Item]):
             self._leave(waiter)
             if not waiter.future.done():
                 waiter.future.set_exception(Closed("the queue is closed"))
+        for waiter in self._awaited:
+            self._returned += waiter.take_result()
         for reader in self._readers:
             self._returned += self._take_all(reader)
         if self._returning is not None:
@@ -369,9 +381,6 @@ class Taker(Generic[Item]):
     async def aclose(self, grace: float) -> None:
         """Wait until everything is back, for ``grace`` seconds at most."""
         assert self._last is not None, "closed before"
-        # A caller who was handed something in the turn in which we closed gives it back when it resumes.
-        for _ in range(_TURNS_TO_RESUME):
-            await asyncio.sleep(0)
         await self._last.settle(grace)
         if lost := sum(len(chunk.items) for chunk in self._chunks if not chunk.call.is_done):
             _log.error(

@@ -110,8 +110,9 @@ class TransferTask:
         self.leases: Leases = Leases(keys, services, self.announced, self.counts, listed=listed)
         self.taker: Taker[bytes] = self._new_taker(self._back_by_value, len)
         self._lessees: dict[int, Lessee] = {}
-        # Calls whose messages no caller has yet: still on their way, and those whose answer was lost.
-        self._under_way: dict[HandOut, None] = {}
+        # Calls whose messages no caller has yet: still on their way, with what gives them back once the queue is closed; and
+        # those whose answer was lost.
+        self._under_way: dict[HandOut, HandBack | None] = {}
         self._lost: dict[HandOut, None] = {}
         # And those that have arrived, while their caller waits for more.
         self._at_hand: dict[HandOut, None] = {}
@@ -340,16 +341,21 @@ class TransferTask:
     def handing_out(self, handed: HandOut) -> Iterator[None]:
         """Make a call that may hand something out. Unless the call ends well, its messages go back where they were."""
         self._under_way[handed] = None
+        lost = False
         try:
             yield
         except (ServerUnavailable, ServerRefused):
             # It was not carried out.
             raise
         except BaseException:
+            lost = True
             self._lost[handed] = None
             raise
         finally:
-            del self._under_way[handed]
+            back = self._under_way.pop(handed)
+            if back is not None and not lost:
+                # It cannot be carried out any more.
+                self._server.spare_fence(back, self._fence(handed.call))
 
     def lose(self, handed: Iterable[HandOut]) -> None:
         """Have the server take back what these calls handed out: those who wanted it have gone."""
@@ -431,8 +437,11 @@ class TransferTask:
 
     def _give_back(self, call: str, fence_ms: int, places: int, payloads: Sequence[bytes]) -> HandBack:
         keys = self.keys
-        names = (keys.ready, keys.timeout, keys.ordered, keys.leases, keys.leased, keys.fence(call.partition(":")[0]))
+        names = (keys.ready, keys.timeout, keys.ordered, keys.leases, keys.leased, self._fence(call))
         return HandBack(Request(GIVE_BACK, names, (fence_ms, call, places, *payloads)))
+
+    def _fence(self, call: str) -> str:
+        return self.keys.fence(call.partition(":")[0])
 
     def set_aside(self, payload: bytes, lease: Lease | None = None) -> None:
         """Put a payload that the codec cannot read into quarantine, and be done with its lease, if it has one."""
@@ -453,8 +462,9 @@ class TransferTask:
         self.pushes.close()
         self._watch.close()
         # The messages at hand here were handed out before these, so they go back after them.
-        calls = newest_first([*self._lost, *self._at_hand, *self._under_way])
-        last.send(self.keys.name, map(self.back_by_name, calls))
+        calls = {handed: self.back_by_name(handed) for handed in newest_first([*self._lost, *self._at_hand, *self._under_way])}
+        self._under_way = {handed: calls[handed] for handed in self._under_way}
+        last.send(self.keys.name, calls.values())
         # Answers that have arrived are confirmed once more, for the first try may be lost.
         unconfirmed, self._unconfirmed = [*self._unconfirmed], {}
         last.send(self.keys.name, self._confirming(unconfirmed))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delayq._scheduling.taker import Taker
-from tests.faults.moments import LEASING, Outcome, Plan, run_all, table
+from tests.faults.moments import Outcome, Plan, run_all, table
 
 if TYPE_CHECKING:
     from tests.servers import PrivateServer
@@ -17,19 +17,8 @@ AT_ONCE = 8
 
 
 def flaws(outcomes: list[Outcome]) -> list[tuple[int, str]]:
-    """What went wrong, by seed; not that a close or an answer took too long, for the machine may be busy."""
-    slow = ("the close took", "ServerUnavailable")
-    return [
-        (one.plan.seed, words)
-        for one in outcomes
-        for words in one.flaws
-        if not any(each in words for each in slow) and not is_once_more(words)
-    ]
-
-
-def is_once_more(words: str) -> bool:
-    """Whether a message under a lease came again: its loop had not waited for its acknowledgement, which the close cut off."""
-    return " doubled of " in words and any(f"({way})" in words for way in LEASING)
+    """What went wrong, by seed."""
+    return [(one.plan.seed, words) for one in outcomes for words in one.flaws]
 
 
 async def test_clients_that_go_at_random_moments_lose_nothing(own_server: PrivateServer) -> None:
@@ -61,6 +50,4 @@ async def test_a_thousand_clients_that_go_at_random_moments_lose_nothing(own_ser
     await run_all(own_server, map(Plan.of, range(MANY)), AT_ONCE, outcomes.append)
     print(*table(outcomes), sep="\n")
     assert len(outcomes) == MANY
-    assert sum(one.closed_in > one.bound for one in outcomes) <= MANY // 20
-    assert sum(is_once_more(words) for one in outcomes for words in one.flaws) <= MANY // 200
     assert flaws(outcomes) == []

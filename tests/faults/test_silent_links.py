@@ -207,7 +207,7 @@ async def test_one_silent_connection_makes_the_free_ones_prove_that_they_live(co
     silent = wires[0].ask("PING")
     with pytest.raises(TimeoutError, match="a new connection is answered"):
         await asyncio.wait_for(silent, 4)
-    pool.drop(wires[0])
+    pool.release(wires[0])
     fresh = await pool.acquire()
     assert fresh not in wires
     assert await fresh.ask("PING") == b"PONG"

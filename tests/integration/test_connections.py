@@ -10,7 +10,9 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq._redis.connections import Connections
+from tests.links import Links
 from tests.servers import one_server
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -64,13 +66,84 @@ async def test_a_connection_that_is_in_use_is_not_closed(connections: Connection
     connections.release(used)
 
 
-async def test_whoever_comes_when_all_are_in_use_waits(connections: Connections) -> None:
+async def test_calls_share_the_least_busy_connection_when_all_are_in_use(connections: Connections) -> None:
     used = [await connections.acquire() for _ in range(4)]
+    for busy in (0, 1, 3):
+        used[busy].tell("PING")
+    assert await connections.acquire() is used[2]
+    assert connections.open == 4
+    # It is free once both have released it.
+    connections.release(used[2])
+    assert connections.acquire_nowait() is None
+    connections.release(used[2])
+    assert connections.acquire_nowait() is used[2]
+
+
+async def test_nobody_shares_a_connection_whose_answers_the_server_holds_back(connections: Connections) -> None:
+    used = [await connections.acquire() for _ in range(4)]
+    held: list[Any] = []
+    for wire in used:
+        wire.call(("BLPOP", "nothing", 30), held.append, 30)
     waiting = asyncio.create_task(connections.acquire())
     await asyncio.sleep(0.02)
     assert not waiting.done()
+    # Whoever waits comes first.
     connections.release(used[0])
+    assert connections.acquire_nowait() is None
     assert await waiting is used[0]
+
+
+async def test_nobody_shares_a_connection_that_is_doubted(own_server: PrivateServer) -> None:
+    async with Links(own_server) as links:
+        pool = Connections(one_server(links.url), 1)
+        silent = await pool.acquire()
+        links.half_open(new=False)
+        asked = silent.ask("PING")
+        assert await pool.acquire() is silent
+        pool.release(silent)
+        await until(lambda: silent.is_doubted)
+        waiting = asyncio.create_task(pool.acquire())
+        with pytest.raises(TimeoutError):
+            await asked
+        pool.release(silent)
+        fresh = await waiting
+        assert fresh is not silent
+        assert await fresh.ask("PING") == b"PONG"
+        pool.release(fresh)
+        await pool.aclose()
+
+
+async def test_callers_share_a_connection_as_soon_as_one_is_open(connections: Connections) -> None:
+    """They need not wait until the one who has opened it has finished."""
+    acquired = await asyncio.wait_for(asyncio.gather(*(connections.acquire() for _ in range(50))), 10)
+    assert len(set(acquired)) == connections.opened == 4
+
+
+async def test_an_abandoned_connection_is_free_when_its_answers_have_come(connections: Connections) -> None:
+    wire = await connections.acquire()
+    asked = wire.ask("PING")
+    connections.abandon(wire)
+    assert connections.acquire_nowait() is None
+    assert await asked == b"PONG"
+    assert connections.acquire_nowait() is wire
+    # With nothing on its way, at once.
+    connections.abandon(wire)
+    assert connections.acquire_nowait() is wire
+
+
+async def test_a_caller_who_goes_takes_no_answer_from_those_who_share_its_connection(
+    own_server: PrivateServer,
+) -> None:
+    async with Links(own_server, round_trip=50) as links, delayq.connect(links.url, max_connections=1) as client:
+        queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+        await queue.offer(0, 3600)
+        opened = client.statistics().connections_opened
+        looks = [asyncio.create_task(queue.pending.size()) for _ in range(20)]
+        await asyncio.sleep(0.02)
+        for look in looks[::2]:
+            look.cancel()
+        assert await asyncio.gather(*looks[1::2]) == [1] * 10
+        assert client.statistics().connections_opened == opened
 
 
 async def test_a_connection_that_the_server_has_closed_is_replaced(connections: Connections, server: PrivateServer) -> None:
@@ -148,13 +221,12 @@ async def test_a_connection_that_two_calls_share_is_nobody_elses_until_both_are_
 async def test_a_shared_connection_that_breaks_takes_one_place_and_gives_back_one(connections: Connections) -> None:
     shared = await connections.acquire()
     assert connections.share(shared)
-    connections.drop(shared)
+    shared.close()
+    connections.release(shared)
     assert not connections.share(shared)
-    connections.drop(shared)
+    connections.release(shared)
     assert connections.open == 0
-    assert len({await asyncio.wait_for(connections.acquire(), 10) for _ in range(4)}) == 4
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(connections.acquire(), 0.01)
+    assert len({await asyncio.wait_for(connections.acquire(), 10) for _ in range(5)}) == 4
 
 
 async def test_subscriptions_and_watches_start_beside_calls_that_share_a_connection(server: PrivateServer) -> None:

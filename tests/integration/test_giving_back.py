@@ -9,12 +9,18 @@ import pytest
 
 import delayq
 from delayq._redis.connections import Connections
+from delayq._redis.hand_back import LastCalls
+from delayq._redis.scripts import GIVE_BACK
+from delayq._scheduling.taker import Taker
 from delayq.codecs import StringCodec
 from tests.links import Links
 from tests.servers import one_server
 from tests.waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from delayq._redis.hand_back import HandBack
     from tests.servers import PrivateServer
 
 
@@ -44,6 +50,44 @@ async def test_what_a_drain_has_taken_goes_back_when_the_client_closes_before_it
         with pytest.raises(delayq.Closed):
             await draining
     assert await everything(own_server.url) == [*range(150)]
+
+
+async def test_closing_takes_back_in_order_what_callers_were_handed_before_their_tasks_ran(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise what they give back by themselves comes later, and goes before what the close has given back."""
+    client = delayq.connect(own_server.unix_url)
+    await client.__aenter__()
+    queue = client.delayed_queue("orders")
+    await queue.offer_many([(n, 0) for n in range(20)])
+    scheduler = client._open_session().scheduler
+    end = Taker.end
+    written: list[HandBack] = []
+    ending: list[Any] = []
+
+    def end_and_close(self: Taker[Any], items: Any, *, more: bool = False) -> None:
+        end(self, items := list(items), more=more)
+        if items and not ending:
+            ending.append(scheduler.close(scheduler.queues)())
+
+    send = LastCalls.send
+
+    def note(self: LastCalls, name: str, calls: Iterable[HandBack]) -> None:
+        written.extend(calls := list(calls))
+        send(self, name, calls)
+
+    monkeypatch.setattr(Taker, "end", end_and_close)
+    monkeypatch.setattr(LastCalls, "send", note)
+    drains = [asyncio.create_task(queue.drain(10)) for _ in range(2)]
+    for drain in drains:
+        with pytest.raises(delayq.Closed):
+            await drain
+    # In one call, for one call keeps the order.
+    (back,) = [call for call in written if call.request.script is GIVE_BACK]
+    assert [int(payload) for payload in back.request.args[3:]] == [*range(20)]
+    await ending[0]
+    await client.aclose()
+    assert await everything(own_server.url) == [*range(20)]
 
 
 async def test_a_client_that_closes_waits_for_a_queue_that_is_closing(own_server: PrivateServer) -> None:
@@ -125,7 +169,7 @@ async def test_no_call_shares_the_connection_by_which_others_are_proven_dead(own
         pool.release(silent)
         with pytest.raises(TimeoutError):
             await asked
-        pool.drop(silent)
+        pool.release(silent)
         await pool.aclose()
 
 
