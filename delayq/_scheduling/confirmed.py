@@ -1,17 +1,14 @@
-"""Confirmations that a failover may have lost."""
+"""Confirmations that a failover may have lost. Pure."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
 from delayq.errors import DelayqError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from delayq._redis.server import Server
+    from collections.abc import Callable, Sequence
 
 # A replica that becomes the master may lack what the old one had answered in this time; seconds.
 _LAG = 10.0
@@ -26,30 +23,30 @@ class Confirmed:
     would come again. So they are confirmed once more when the connections since then may lead to another server.
     """
 
-    def __init__(self, server: Server, key: str) -> None:
+    def __init__(self, path: Callable[[], object], now: Callable[[], float]) -> None:
         """Args:
-        server: Where they were confirmed.
-        key: One of the queue's keys.
+        path: As :meth:`Server.path`, for the queue.
+        now: The time, seconds.
         """
-        self._server = server
-        self._key = key
+        self._find_path = path
+        self._now = now
         self._path: object = None
         self._tokens: deque[tuple[float, str]] = deque(maxlen=_MOST)
 
     def add(self, token: str) -> None:
         """Note that a call was confirmed."""
-        self._tokens.append((asyncio.get_running_loop().time(), token))
+        self._tokens.append((self._now(), token))
 
     def in_doubt(self) -> Sequence[str]:
         """Return the tokens to confirm once more. To be called now and then, while the server answers."""
         try:
-            path = self._server.path(self._key)
+            path = self._find_path()
         except DelayqError:
             return []
         if path != self._path:
             self._path = path
             return [token for _, token in self._tokens]
-        too_old = asyncio.get_running_loop().time() - _LAG
+        too_old = self._now() - _LAG
         while self._tokens and self._tokens[0][0] < too_old:
             self._tokens.popleft()
         return []

@@ -119,7 +119,7 @@ class TransferTask:
         self._recovering: asyncio.Task[Any] | None = None
         # Tokens of what has arrived, while the server has not answered that it knows.
         self._unconfirmed: dict[str, None] = {}
-        self._confirmed = Confirmed(services.server, keys.ready)
+        self._confirmed = Confirmed(lambda: services.server.path(keys.ready), services.clock.local)
         self._owed = Owed(keys.name, services.server, services.background)
         # Names this task's calls on the server.
         self._token = secrets.token_hex(6)

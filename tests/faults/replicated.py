@@ -5,7 +5,8 @@
     python -m tests.faults.storm --servers sentinel --kind reliable --minutes 10
     python -m tests.faults.storm --servers cluster --kind plain --minutes 10
 
-Every fault here keeps each write that the servers have answered, so the checker allows nothing that it does not allow
+Clients reach every server and Sentinel over links of its own (``tests.links.detour``), which break as on one server. Every fault
+here keeps each write that the servers have answered, so the checker allows nothing that it does not allow
 on one server:
 
 - A planned failover hands over when the replica has received everything. A cluster does that itself
