@@ -286,6 +286,15 @@ class Server:
 
         await asyncio.gather(*(send(*each) for each in servers.items()))
 
+    def path(self, key: str) -> object:
+        """Return what is another object once connections to the server that has ``key`` were opened: it may be another server.
+
+        Raises:
+            ServerUnavailable: No server is known to have it now.
+        """
+        connections = self._nodes.of(key)
+        return connections, connections.opened
+
     @property
     def bytes_to_send(self) -> int:
         """How many bytes wait here for the network to take them."""
