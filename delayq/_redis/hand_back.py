@@ -30,6 +30,8 @@ _FIRST_DOUBT = 0.35
 # it cannot serve just now; seconds.
 _MOST = 5.0
 _LOOK_EVERY = 0.1
+# The longest pause between two tries while a client closes: the slot may have moved meanwhile, and time is short; seconds.
+_AGAIN_WITHIN = 0.5
 
 
 class HandBack:
@@ -216,7 +218,7 @@ class LastCalls:
                 if now >= again_at and (retry is None or retry.done()):
                     # The server may start soon, or another one take its place.
                     retries += 1
-                    again_at = now + retry_delay(retries, base=_LOOK_EVERY)
+                    again_at = now + retry_delay(retries, base=_LOOK_EVERY, most=_AGAIN_WITHIN)
                     retry = asyncio.create_task(self._server.pipeline_anew(missing))
                 if now >= until:
                     left = self._server.bytes_to_send
