@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delayq._logging import about
+from delayq.errors import OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -40,7 +41,7 @@ async def paced(ahead: object, settling: Awaitable[None]) -> None:
 async def settle_quietly(settling: Awaitable[object], queue: str, message: str | None = None) -> None:
     """Settle a message while its block's own error is on its way out, so that this error goes on unchanged.
 
-    What settling raises is logged: the message comes again when its lease ends. Cancellation is never held back.
+    Errors of settling are logged: a message that was not settled comes again when its lease ends. Cancellation is not held back.
 
     Args:
         settling: The call that settles the message.
@@ -53,11 +54,14 @@ async def settle_quietly(settling: Awaitable[object], queue: str, message: str |
         with anyio.CancelScope(shield=True):
             await settling
     except Exception as error:  # noqa: BLE001 - whatever it is, the block's own error says more
+        unsure = isinstance(error, OutcomeUnknown)
         _log.warning(
-            "queue %r: %s failed, and could not be given back: %s: %s. It comes again when its lease ends",
+            "queue %r: %s failed, and %s given back: %s: %s. %s comes again when its lease ends",
             queue,
             name,
+            "may not have been" if unsure else "could not be",
             type(error).__name__,
             error,
+            "If it was not, it" if unsure else "It",
             extra=about(queue, message),
         )

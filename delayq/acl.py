@@ -85,6 +85,7 @@ DELAYED: dict[Role, _Delayed] = {
         (
             delayed_scripts.TRANSFER,
             delayed_scripts.GIVE_BACK,
+            delayed_scripts.SET_ASIDE,
             delayed_scripts.RESYNC,
             delayed_scripts.ACK,
             delayed_scripts.NACK,
@@ -113,9 +114,10 @@ DELAYED: dict[Role, _Delayed] = {
             delayed_scripts.POLL_LAST,
             delayed_scripts.EXPIRE,
             delayed_scripts.MIGRATE,
-            # What it polled is confirmed, or goes back.
+            # What it polled is confirmed, goes back, or goes to quarantine.
             delayed_scripts.ACK,
             delayed_scripts.GIVE_BACK,
+            delayed_scripts.SET_ASIDE,
         ),
         f"{_LOOKS_AT_DELAYED} zscan unlink",
         lambda keys: (

@@ -391,7 +391,10 @@ class Client:
         self._hooks.remove(observer)
 
     async def aclose(self) -> None:
-        """Close every queue and connection, within a second.
+        """Close every queue and connection, within a second and two round trips.
+
+        It takes up to five seconds more while messages that go back are still leaving this machine, or while the server answers
+        that it cannot serve just now.
 
         Waiting calls end with :class:`~delayq.errors.Closed`, loops over a queue just end, what was taken for nobody goes
         back to the server. Closing twice does nothing.

@@ -411,7 +411,7 @@ class DelayedQueue(Generic[T]):
         """Close the queue on this client, for every handle of that name. Its messages stay on the server.
 
         Waiting calls end with :class:`~delayq.errors.Closed`, loops over the queue just end, and what was taken for
-        nobody goes back. Takes less than a second. Closing twice does nothing.
+        nobody goes back. Takes as long as :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
             await self._session.close_queue(self._open)

@@ -98,6 +98,7 @@ class Pending(Generic[T]):
             raise BadInput("n is an int of at least 0, not None")
         check_count(n, "n")
         values: list[T] = []
+        unreadable: list[tuple[bytes, Exception]] = []
         taken: list[HandOut] = []
         started = asyncio.get_running_loop().time()
         try:
@@ -110,14 +111,15 @@ class Pending(Generic[T]):
                     try:
                         values.append(self._codec.decode(payload))
                     except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
-                        self._transfer.set_aside(payload)
-                        _log.warning(
-                            "queue %r: a message went to quarantine: %s", self._keys.name, error, extra=about(self._keys.name)
-                        )
+                        unreadable.append((payload, error))
         except BaseException:
             self._transfer.lose(taken)
             raise
         await self._transfer.confirm_all(taken, started)
+        # Not before: a call that fails gives them back with the rest.
+        for payload, reason in unreadable:
+            self._transfer.set_aside(payload)
+            _log.warning("queue %r: a message went to quarantine: %s", self._keys.name, reason, extra=about(self._keys.name))
         return values
 
     async def read_all(self) -> list[T]:

@@ -344,7 +344,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Close the queue on this client, for every handle of that name. Its messages stay on the server.
 
         Waiting calls end with :class:`~delayq.Closed`, loops over the queue just end, and what was claimed for nobody goes
-        back. Takes less than a second. Closing twice does nothing.
+        back. Takes as long as :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
             await self._session.close_queue(self._open)

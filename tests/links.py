@@ -12,12 +12,15 @@ import socket
 import struct
 import tempfile
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import quote
 
+from redis.asyncio.connection import Connection
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -44,6 +47,7 @@ class Links:
 
     Attributes:
         url: The address for clients.
+        port: The port of 127.0.0.1 where they listen; 0 on a Unix socket.
         accepted: The number of links opened so far.
     """
 
@@ -64,6 +68,7 @@ class Links:
         self._cut_new_after: dict[Direction, int] = {}
         self._losing = _Losing()
         self.url = ""
+        self.port: int = 0
         self.accepted: int = 0
 
     @property
@@ -166,8 +171,8 @@ class Links:
             self.url = f"unix://{quote(str(path))}"
         else:
             self._server = await loop.create_server(self._accept, "127.0.0.1", 0 if self._tcp is True else self._tcp)
-            port = self._server.sockets[0].getsockname()[1]
-            self.url = f"redis://127.0.0.1:{port}/0"
+            self.port = self._server.sockets[0].getsockname()[1]
+            self.url = f"redis://127.0.0.1:{self.port}/0"
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -185,6 +190,23 @@ class Links:
 
     def _accept(self) -> _End:
         return _Link(self).pipes["requests"].source
+
+
+@contextmanager
+def detour(ports: Mapping[int, int]) -> Iterator[None]:
+    """Let this process's connections to these ports of 127.0.0.1 go to others: servers tell clients their own addresses."""
+    connection: Any = Connection
+    direct = connection._connection_arguments
+
+    def detoured(self: Connection) -> Any:
+        arguments = direct(self)
+        return {**arguments, "port": ports.get(arguments["port"], arguments["port"])}
+
+    connection._connection_arguments = detoured
+    try:
+        yield
+    finally:
+        connection._connection_arguments = direct
 
 
 def _bytes_a_second(mbit: float | None) -> float | None:

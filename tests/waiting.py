@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
 async def until(condition: Callable[[], Any], within: float = 20.0) -> None:
     """Wait until ``condition``, plain or async, is true; fail after ``within`` seconds, which is far more than it takes."""
-    async with asyncio.timeout(within):
+    async with asyncio.timeout(within) as limit:
         while True:
             result = condition()
             if await result if inspect.isawaitable(result) else result:
                 return
+            if limit.expired():
+                # The condition has swallowed the cancellation, which may come while a call of its own ends.
+                raise TimeoutError
             await asyncio.sleep(0.005)

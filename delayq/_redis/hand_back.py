@@ -26,9 +26,12 @@ _log = logging.getLogger("delayq")
 
 # The first try at closing has this long, and a round trip, before a second one is made over a new connection; seconds.
 _FIRST_DOUBT = 0.35
-# Bytes that are still leaving this machine when the time is up get this much more of it, seconds.
+# Bytes that are still leaving this machine when the time is up get this much more of it, and so does a server that answers that
+# it cannot serve just now; seconds.
 _MOST = 5.0
 _LOOK_EVERY = 0.1
+# The longest pause between two tries while a client closes: the slot may have moved meanwhile, and time is short; seconds.
+_AGAIN_WITHIN = 0.5
 
 
 class HandBack:
@@ -39,29 +42,43 @@ class HandBack:
         fence: The key that makes a repetition harmless, if it is not needed any more once the only try was answered.
         tries: How often it was sent.
         outcome: The server's answer, or the error of the last try; None before.
-        is_unsure: Whether a try may have been carried out without our knowing.
+        is_put_off: Whether the server has answered the last try, and may carry out the same call later.
     """
 
-    __slots__ = ("fence", "is_unsure", "outcome", "request", "tries")
+    __slots__ = ("_decided", "fence", "is_put_off", "outcome", "request", "tries")
 
     def __init__(self, request: Request, fence: str | None = None) -> None:
         self.request: Request = request
         self.fence: str | None = fence
         self.tries: int = 0
         self.outcome: Any = None
-        self.is_unsure: bool = False
+        self.is_put_off: bool = False
+        # How many tries are known to have been carried out, or not.
+        self._decided: int = 0
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the server may have carried it out without our knowing, or may still do so."""
+        return not self.is_done and self._decided < self.tries
 
     @property
     def is_done(self) -> bool:
         """Whether the server has carried it out."""
         return self.outcome is not None and not isinstance(self.outcome, DelayqError)
 
-    def note(self, outcome: Any) -> None:
+    def note(self, outcome: Any, *, put_off: bool = False) -> None:
         """Note what became of a try. A late failure changes nothing once another try was answered."""
         if self.is_done:
             return
         self.outcome = outcome
-        self.is_unsure = self.is_unsure or isinstance(outcome, OutcomeUnknown)
+        self.is_put_off = put_off
+        self._decided += not isinstance(outcome, OutcomeUnknown)
+
+    def note_unsent(self, error: DelayqError) -> None:
+        """Note that it could not be tried."""
+        if not self.is_done:
+            self.outcome = error
+            self.is_put_off = False
 
     @property
     def cleanup(self) -> tuple[str, str] | None:
@@ -78,7 +95,7 @@ async def send(server: Server, calls: Sequence[HandBack]) -> None:
         answers = await server.pipeline(calls) if sent is None else sent[1]
     except DelayqError as error:
         for call in calls:
-            call.note(error)
+            call.note_unsent(error)
     else:
         await asyncio.wait(answers)
 
@@ -94,6 +111,8 @@ class Owed:
         self._calls: dict[HandBack, tuple[float, str]] = {}
         self._task: asyncio.Task[None] | None = None
         self._last: LastCalls | None = None
+        # The connection of the last one: the next one follows it there.
+        self._wire: Wire | None = None
 
     def send(self, call: HandBack, within: float, too_late: str) -> None:
         """Send a call, before this returns if a connection is open.
@@ -107,9 +126,11 @@ class Owed:
             self._last.send(self._queue, [call])
             return
         self._calls[call] = asyncio.get_running_loop().time() + within, too_late
-        sent = self._server.pipeline_now([call])
+        sent = self._server.pipeline_now([call], self._wire)
         if sent is None:
-            call.note(ServerUnavailable("no connection is open"))
+            call.note_unsent(ServerUnavailable("no connection is open"))
+        else:
+            self._wire, _ = sent
         if self._task is None:
             self._task = self._background.spawn(self._run(), "owed")
 
@@ -171,10 +192,14 @@ class LastCalls:
             self._answers += answers
             return
         for call in calls:
-            call.note(ServerUnavailable("no connection is open"))
+            call.note_unsent(ServerUnavailable("no connection is open"))
 
     async def settle(self, within: float) -> None:
-        """Wait until all that was sent is answered, ``within`` seconds at most, or while it is still leaving this machine."""
+        """Wait until all that was sent is answered, ``within`` seconds at most.
+
+        Wait up to five seconds more while bytes are still leaving this machine, or while the server answers that it cannot serve
+        just now, as it does while a slot moves or another server takes its place.
+        """
         if self._settling is None or self._settling.done():
             self._settling = asyncio.create_task(self._settle(within))
         await asyncio.shield(self._settling)
@@ -193,11 +218,12 @@ class LastCalls:
                 if now >= again_at and (retry is None or retry.done()):
                     # The server may start soon, or another one take its place.
                     retries += 1
-                    again_at = now + retry_delay(retries, base=_LOOK_EVERY)
+                    again_at = now + retry_delay(retries, base=_LOOK_EVERY, most=_AGAIN_WITHIN)
                     retry = asyncio.create_task(self._server.pipeline_anew(missing))
                 if now >= until:
                     left = self._server.bytes_to_send
-                    if not 0 < left < to_send or now >= until + _MOST:
+                    moves = 0 < left < to_send or any(call.is_put_off for call in missing)
+                    if not moves or now >= until + _MOST:
                         break
                     to_send = left
                 pending: list[asyncio.Future[None]] = [answer for answer in self._answers if not answer.done()]

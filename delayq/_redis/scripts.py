@@ -57,6 +57,9 @@ GIVE_BACK = Script(
     ("fence_ms", "call", "places", "payload..."),
     repeatable=True,
 )
+SET_ASIDE = Script(
+    "delayed/set_aside", ("quarantine", "leases", "leased", "fence"), ("fence_ms", "token", "payload"), repeatable=True
+)
 RESYNC = Script("resync", ("due...",), ("kind...",), repeatable=True)
 CANCEL = Script("delayed/cancel", ("timeout", "ordered"), ("stale", "record..."))
 RESCHEDULE = Script("delayed/reschedule", ("timeout", "channel"), ("record", "delay_us"))
@@ -78,6 +81,7 @@ ALL = (
     OFFER,
     TRANSFER,
     GIVE_BACK,
+    SET_ASIDE,
     RESYNC,
     CANCEL,
     RESCHEDULE,

@@ -286,6 +286,15 @@ class Server:
 
         await asyncio.gather(*(send(*each) for each in servers.items()))
 
+    def path(self, key: str) -> object:
+        """Return what is another object once connections to the server that has ``key`` were opened: it may be another server.
+
+        Raises:
+            ServerUnavailable: No server is known to have it now.
+        """
+        connections = self._nodes.of(key)
+        return connections, connections.opened
+
     @property
     def bytes_to_send(self) -> int:
         """How many bytes wait here for the network to take them."""
@@ -325,9 +334,10 @@ class Server:
                 # The next try goes there.
                 with suppress(DelayqError):
                     self._elsewhere(answer, connections)
-                call.note(ServerUnavailable(str(answer)))
+                call.note(ServerUnavailable(str(answer)), put_off=True)
             else:
-                call.note(self._refused(answer, connections))
+                error = self._refused(answer, connections)
+                call.note(error, put_off=isinstance(error, ServerUnavailable))
             if not done.done():
                 done.set_result(None)
 

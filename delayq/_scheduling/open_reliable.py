@@ -58,7 +58,7 @@ class OpenReliableQueue:
         )
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.closed: bool = False
-        self.offers: ReliableOffers = ReliableOffers(keys, policy, services, self.counts)
+        self.offers: ReliableOffers = ReliableOffers(keys, policy, services, self.counts, self.push)
         self.clock: ServerClock = services.clock
         self.hooks: Hooks = services.hooks
         self._server = services.server

@@ -62,8 +62,14 @@ class ReliableOffers:
             ``offer.lua`` says of it.
     """
 
-    def __init__(self, keys: ReliableKeys, policy: Policy, services: Services, counts: Counts) -> None:
+    def __init__(
+        self, keys: ReliableKeys, policy: Policy, services: Services, counts: Counts, unannounced: Callable[[], None]
+    ) -> None:
+        """Args:
+        unannounced: Called after a new head was stored that the user may not announce, so that this client looks at least.
+        """
         self._keys = keys
+        self._unannounced = unannounced
         self._counts = counts
         self._policy = policy
         self._services = services
@@ -103,9 +109,11 @@ class ReliableOffers:
 
         def results(messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
             outcomes: list[int] = answer[: len(messages)]
-            if len(answer) > len(messages) and not self._told_of_refusal:
-                self._told_of_refusal = True
-                tell_of_refusal(self._keys.name)
+            if len(answer) > len(messages):
+                self._unannounced()
+                if not self._told_of_refusal:
+                    self._told_of_refusal = True
+                    tell_of_refusal(self._keys.name)
             # Stored, or in the place of an earlier one.
             self._counts.offered += outcomes.count(1) + outcomes.count(2)
             return outcomes

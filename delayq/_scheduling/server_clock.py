@@ -30,7 +30,8 @@ class ServerClock:
     def observe(self, server_us: int, asked_at: float) -> None:
         """Note the time that an answer carried, microseconds since the epoch, to a question that left at ``asked_at``."""
         arrived = self.local()
-        lowest, highest = server_us / 1_000_000 - arrived, server_us / 1_000_000 - asked_at
+        # The server cuts its time to microseconds: it was up to one later.
+        lowest, highest = server_us / 1_000_000 - arrived, (server_us + 1) / 1_000_000 - asked_at
         kept = None if self._offset is None else self._offset - _DRIFT * (arrived - self._seen_at)
         # Above the highest, one of the clocks was set.
         if kept is None or not lowest <= kept <= highest:

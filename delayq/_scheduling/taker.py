@@ -381,14 +381,24 @@ class Taker(Generic[Item]):
     async def aclose(self, grace: float) -> None:
         """Wait until everything is back, for ``grace`` seconds at most."""
         assert self._last is not None, "closed before"
-        await self._last.settle(grace)
-        if lost := sum(len(chunk.items) for chunk in self._chunks if not chunk.call.is_done):
-            _log.error(
-                "%d messages of queue %r were taken and could not be given back: the server does not answer",
-                lost,
-                self._queue,
-                extra=about(self._queue),
-            )
+        try:
+            await self._last.settle(grace)
+        finally:
+            self._report_what_is_left()
+
+    def _report_what_is_left(self) -> None:
+        """Log how many messages are not known to be back."""
+        for unsure, words in ((False, "could not be given back"), (True, "may not have been given back")):
+            chunks = [chunk for chunk in self._chunks if not chunk.call.is_done and chunk.call.is_unsure is unsure]
+            if chunks:
+                _log.error(
+                    "%d messages of queue %r were taken and %s: %s",
+                    sum(len(chunk.items) for chunk in chunks),
+                    self._queue,
+                    words,
+                    chunks[0].call.outcome or "the server has not answered in time",
+                    extra=about(self._queue),
+                )
 
     def _send_last(self) -> None:
         # First what was sent already: it is repeated as it was.

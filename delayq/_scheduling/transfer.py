@@ -14,8 +14,9 @@ from delayq._logging import about
 from delayq._redis.group_commit import Request
 from delayq._redis.hand_back import HandBack, Owed
 from delayq._redis.retry import retry_delay
-from delayq._redis.scripts import ACK, EXTEND, GIVE_BACK, POLL_PENDING, TRANSFER
+from delayq._redis.scripts import ACK, EXTEND, GIVE_BACK, POLL_PENDING, SET_ASIDE, TRANSFER
 from delayq._redis.server import Confirmation
+from delayq._scheduling.confirmed import Confirmed
 from delayq._scheduling.counts import Counts
 from delayq._scheduling.lease_keeper import LeaseKeeper
 from delayq._scheduling.leases import Lease, Leases
@@ -118,6 +119,7 @@ class TransferTask:
         self._recovering: asyncio.Task[Any] | None = None
         # Tokens of what has arrived, while the server has not answered that it knows.
         self._unconfirmed: dict[str, None] = {}
+        self._confirmed = Confirmed(lambda: services.server.path(keys.ready), services.clock.local)
         self._owed = Owed(keys.name, services.server, services.background)
         # Names this task's calls on the server.
         self._token = secrets.token_hex(6)
@@ -155,6 +157,7 @@ class TransferTask:
 
     def resynced(self, due_us: int, ready: int) -> None:
         """The safety re-check found when the next one is due, as :meth:`Pushes.next_due` takes it, and ``ready`` payloads."""
+        self._confirm(self._confirmed.in_doubt())
         if ready:
             self._watch.overlooked()
         self.pushes.next_due(0 if ready and self.waiting else due_us)
@@ -315,6 +318,7 @@ class TransferTask:
             raise
         for handed in taken:
             del self._at_hand[handed]
+            self._confirmed.add(handed.call)
         self._confirm([handed.call for handed in taken])
 
     def _demand_open(self) -> None:
@@ -372,6 +376,7 @@ class TransferTask:
         keys = self.keys
 
         def told(answer: Any) -> None:
+            self._confirmed.add(token)
             if self._unconfirmed.pop(token, token) is None and isinstance(answer, Exception):
                 self._confirm([token])
 
@@ -398,7 +403,9 @@ class TransferTask:
             (ours,) = await self._server.run(ACK, (self.keys.leases, self.keys.leased), (token,))
         except OutcomeUnknown:
             self._confirm([token])
-            return True
+            ours = 1
+        if ours:
+            self._confirmed.add(token)
         return bool(ours)
 
     async def _recover(self) -> None:
@@ -438,13 +445,11 @@ class TransferTask:
 
     def set_aside(self, payload: bytes, lease: Lease | None = None) -> None:
         """Put a payload that the codec cannot read into quarantine, and be done with its lease, if it has one."""
-        keys, call = self.keys, self.new_call()
-        names = (keys.quarantine, keys.timeout, keys.ordered, keys.leases, keys.leased, keys.fence(call))
-        aside = HandBack(Request(GIVE_BACK, names, (REPEAT_MS, call, 0, payload)), keys.fence(call))
+        keys, fence = self.keys, self.keys.fence(self.new_call())
+        names = (keys.quarantine, keys.leases, keys.leased, fence)
+        token = "" if lease is None else lease.token
+        aside = HandBack(Request(SET_ASIDE, names, (REPEAT_MS, token, payload)), fence)
         self._owed.send(aside, REPEAT_MS / 1000, "the server did not answer: an unreadable message did not reach quarantine")
-        if lease is not None:
-            # In this order: dying between the two doubles it, and loses nothing.
-            self._confirm([lease.token])
 
     def _release(self, leases: Sequence[Lease]) -> HandBack:
         return HandBack(self.leases.releasing([lease.token for lease in leases]))

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import delayq
 from tests.faults.history import Delivered, End, Notes, now_us
+from tests.links import detour
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
     from datetime import datetime
     from pathlib import Path
 
@@ -293,11 +294,14 @@ def shorten_deadlines(set_to: Callable[[str, float], None]) -> None:
         set_to(name, DEADLINE)
 
 
-def main(url: str, notes: Path, who: str, kind: Kind, loops: int, seed: object, habits: Habits) -> None:
-    """Consume until killed."""
+def main(
+    url: str, detours: Mapping[int, int], notes: Path, who: str, kind: Kind, loops: int, seed: object, habits: Habits
+) -> None:
+    """Consume until killed, with connections that take these detours."""
     logging.getLogger("delayq").setLevel(logging.CRITICAL)
     shorten_deadlines(_set)
-    asyncio.run(_consume(url, Notes(notes, who), who, kind, loops, seed, habits))
+    with detour(detours):
+        asyncio.run(_consume(url, Notes(notes, who), who, kind, loops, seed, habits))
 
 
 async def _consume(url: str, notes: Notes, who: str, kind: Kind, loops: int, seed: object, habits: Habits) -> None:

@@ -5,7 +5,8 @@
     python -m tests.faults.storm --servers sentinel --kind reliable --minutes 10
     python -m tests.faults.storm --servers cluster --kind plain --minutes 10
 
-Every fault here keeps each write that the servers have answered, so the checker allows nothing that it does not allow
+Clients reach every server and Sentinel over links of its own (``tests.links.detour``), which break as on one server. Every fault
+here keeps each write that the servers have answered, so the checker allows nothing that it does not allow
 on one server:
 
 - A planned failover hands over when the replica has received everything. A cluster does that itself
@@ -21,7 +22,6 @@ These faults are left out:
   (``durability="replicas:N"``) covers offers alone. A checker that allowed all of that would overlook real flaws.
   ``tests/integration`` has unplanned failovers with bounds for what they lose.
 - *A plain* ``SENTINEL FAILOVER``, for the same reason: what the old master answers meanwhile is lost.
-- *Broken links and lost rights.* Clients go to the addresses that the servers tell, past ``tests/links.py``.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ class BehindSentinels(Watched):
         for sentinel in self.sentinels:
             with admin(sentinel) as redis:
                 redis.execute_command("SENTINEL", "SET", self.SERVICE, "down-after-milliseconds", _DOWN_AFTER)
+
+    def list_all(self) -> Sequence[PrivateServer]:
+        """Return every server that clients connect to."""
+        return [*self.servers, *self.sentinels]
 
     def list_masters(self) -> Sequence[PrivateServer]:
         """Return every server that takes writes."""
@@ -123,6 +127,10 @@ class InCluster(TestCluster):
     def __init__(self, kind: Kind) -> None:
         options = (*_KEEPS_ALL, "--cluster-replica-no-failover", "yes")
         super().__init__(kind, masters=3, replicas=3, options=options, within=memory_disk())
+
+    def list_all(self) -> Sequence[PrivateServer]:
+        """Return every server that clients connect to."""
+        return self.nodes
 
     def list_masters(self) -> Sequence[PrivateServer]:
         """Return every server that takes writes."""

@@ -51,7 +51,7 @@ from tests.faults.consumers import (
 )
 from tests.faults.history import Delivered, End, Fault, History, Offered, Told, demand_one_clock, now_us, read_notes
 from tests.faults.replicated import BehindSentinels, InCluster
-from tests.links import BOTH, Links
+from tests.links import BOTH, Links, detour
 from tests.servers import PrivateServer, find_kinds, memory_disk
 from tests.waiting import until
 
@@ -133,8 +133,8 @@ class Storm:
         self._reusing: set[asyncio.Task[None]] = set()
         self._doubts = _Doubts()
         self._raw: dict[PrivateServer, Any] = {}
-        self.links: Links | None = None
-        """What clients reach the server through; None where there are several."""
+        self.links: list[Links] = []
+        """What clients reach each server through."""
         self.crowd: Crowd = Crowd(folder, plan)
         self.history: History = History()
         self.injected: Counter[str] = Counter()
@@ -145,9 +145,7 @@ class Storm:
         for server in await self.masters():
             demand_one_clock(server)
         try:
-            if isinstance(self._servers, PrivateServer):
-                self.links = Links(self._servers, tcp=plan.tcp, round_trip=plan.round_trip, mbit=plan.mbit)
-                await stack.enter_async_context(self.links)
+            await self._lay_links()
             self.crowd.url = self._url
             stack.push_async_callback(asyncio.to_thread, self.crowd.close)
             logging.getLogger("delayq").addHandler(self._doubts)
@@ -167,9 +165,21 @@ class Storm:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._stack.aclose()
 
+    async def _lay_links(self) -> None:
+        plan, servers = self._plan, self._servers
+        alone = isinstance(servers, PrivateServer)
+        for server in [servers] if isinstance(servers, PrivateServer) else servers.list_all():
+            links = Links(server, tcp=plan.tcp or not alone, round_trip=plan.round_trip, mbit=plan.mbit)
+            self.links.append(await self._stack.enter_async_context(links))
+            if not alone:
+                assert server.port is not None
+                self.crowd.detours[server.port] = links.port
+        self._stack.enter_context(detour(self.crowd.detours))
+
     @property
     def _url(self) -> str:
-        return self.links.url if self.links is not None else self._servers.url
+        # Several servers tell where they are: the connections to there take detours.
+        return self.links[0].url if isinstance(self._servers, PrivateServer) else self._servers.url
 
     async def masters(self) -> Sequence[PrivateServer]:
         """Return every server that has messages."""
@@ -448,6 +458,8 @@ class Crowd:
         self._numbers = itertools.count(1)
         self._processes: list[Any] = []
         self.url = ""
+        self.detours: dict[int, int] = {}
+        """From the ports that servers tell to those of the links that lead there."""
 
     @property
     def pids(self) -> list[int]:
@@ -458,7 +470,16 @@ class Crowd:
         who, plan = f"process {number}", self._plan
         process = self._context.Process(
             target=consumers.main,
-            args=(self.url, self._folder / f"notes-{number}", who, plan.kind, plan.loops, (plan.seed, who), plan.habits),
+            args=(
+                self.url,
+                self.detours,
+                self._folder / f"notes-{number}",
+                who,
+                plan.kind,
+                plan.loops,
+                (plan.seed, who),
+                plan.habits,
+            ),
             daemon=True,
         )
         process.start()
@@ -530,18 +551,6 @@ class _Doubts(logging.Handler):
             self.nameless += 1
 
 
-# Faults of the links to one server, and of its users.
-_OF_LINKS = (
-    "cut",
-    "half open",
-    "requests stalled",
-    "replies stalled",
-    "slow",
-    "cut in a request",
-    "cut in a reply",
-    "refused",
-    "right lost",
-)
 _FAILOVERS = ("planned failover", "Sentinel killed")
 
 
@@ -588,22 +597,21 @@ class _Faults:
             case PrivateServer():
                 return name not in _FAILOVERS
             case BehindSentinels():
-                return name not in _OF_LINKS
+                return True
             case InCluster():
-                return name not in _OF_LINKS and name != "Sentinel killed"
+                return name != "Sentinel killed"
 
     async def inject(self, name: str, chance: random.Random) -> None:
         try:
             await self._all[name](chance)
         finally:
-            if self._storm.links is not None:
-                self._storm.links.heal()
-            elif not isinstance(self._storm._servers, PrivateServer):
+            for links in self._links:
+                links.heal()
+            if not isinstance(self._storm._servers, PrivateServer):
                 await asyncio.to_thread(self._storm._servers.wait_until_sound)
 
     @property
-    def _links(self) -> Links:
-        assert self._storm.links is not None
+    def _links(self) -> Sequence[Links]:
         return self._storm.links
 
     async def _one(self, chance: random.Random) -> PrivateServer:
@@ -611,33 +619,41 @@ class _Faults:
         return await self._storm.master_of(chance.choice((QUEUE, QUEUE, IDS)))
 
     async def _cut(self, _: random.Random) -> None:
-        self._links.cut()
+        for links in self._links:
+            links.cut()
 
     async def _half_open(self, chance: random.Random) -> None:
-        self._links.half_open()
+        for links in self._links:
+            links.half_open()
         await asyncio.sleep(chance.uniform(0.1, 0.8))
 
     async def _stall(self, chance: random.Random, direction: Any) -> None:
-        self._links.stall(direction)
+        for links in self._links:
+            links.stall(direction)
         # At times for longer than a call waits.
         await asyncio.sleep(chance.uniform(0.1, 1.3))
 
     async def _slow(self, chance: random.Random) -> None:
-        self._links.delay(chance.uniform(1, 150))
+        milliseconds = chance.uniform(1, 150)
+        for links in self._links:
+            links.delay(milliseconds)
         await asyncio.sleep(chance.uniform(0.2, 0.6))
 
     async def _drop(self, chance: random.Random, direction: Any) -> None:
         assert direction in BOTH
-        self._links.cut_after(int(chance.random() * 20_000), direction)
+        count = int(chance.random() * 20_000)
+        for links in self._links:
+            links.cut_after(count, direction)
         await asyncio.sleep(chance.uniform(0.05, 0.3))
 
     async def _refuse(self, chance: random.Random) -> None:
-        self._links.refuse()
-        self._links.cut()
+        for links in self._links:
+            links.refuse()
+            links.cut()
         await asyncio.sleep(chance.uniform(0.05, 0.5))
 
     async def _sigstop(self, chance: random.Random) -> None:
-        longest = 1.3 if self._storm.links is not None else 2.0
+        longest = 1.3 if isinstance(self._storm._servers, PrivateServer) else 2.0
         with (await self._one(chance)).paused():
             await asyncio.sleep(chance.uniform(0.1, longest))
 
@@ -697,8 +713,6 @@ def main() -> None:
     parser.add_argument("--servers", choices=["one", "sentinel", "cluster"], default="one")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    if options.servers != "one" and (options.round_trip or options.mbit):
-        parser.error("--round-trip and --mbit need --servers one")
     found, _ = find_kinds()
     if not found:
         sys.exit("no server found on this machine")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from tests.links import Links
+import delayq
+from tests.links import Links, detour
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -379,3 +380,15 @@ def test_links_work_on_uvloop(server: PrivateServer) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(talk())
+
+
+async def test_connections_take_a_detour_while_it_lasts(server: PrivateServer) -> None:
+    async with Links(server, tcp=True) as direct, Links(server, tcp=True) as around:
+        with detour({direct.port: around.port}):
+            async with delayq.connect(direct.url) as client:
+                await client.delayed_queue("orders").ready.size()
+        assert around.accepted > 0
+        assert direct.accepted == 0
+        async with delayq.connect(direct.url) as client:
+            await client.delayed_queue("orders").ready.size()
+        assert direct.accepted > 0

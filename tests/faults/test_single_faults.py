@@ -290,6 +290,29 @@ async def test_what_the_user_may_not_do_is_refused_whole(server: PrivateServer, 
     assert await stored(raw) == 0
 
 
+async def test_a_reliable_message_that_may_not_be_announced_reaches_its_offerer_in_time_and_others_by_the_recheck(
+    server: PrivateServer, raw: Any
+) -> None:
+    async with (
+        limited(server, raw, "-publish", resync_interval=HOUR) as silent,
+        delayq.connect(server.url, resync_interval=0.3) as other,
+    ):
+        mine, theirs = silent.reliable_queue("jobs"), other.reliable_queue("jobs")
+        # Both have looked by then, and nothing was there.
+        assert [await mine.claim(), await theirs.claim()] == [[], []]
+        claiming = asyncio.create_task(mine.claim(wait=20))
+        await mine.offer("to itself", 0.2)
+        (message,) = await claiming
+        assert message.due_at <= await silent.server_time()
+        await message.ack()
+        claiming = asyncio.create_task(theirs.claim(wait=20))
+        await mine.offer("to others", 0.2)
+        assert await stored(raw) == 1
+        (message,) = await claiming
+        assert message.due_at <= await other.server_time()
+        await message.ack()
+
+
 @pytest.mark.parametrize("denied", ["-zadd", "-publish"])
 @pytest.mark.parametrize("kind", ["reliable", "delayed"])
 async def test_what_is_refused_is_not_offered_again_and_again(server: PrivateServer, raw: Any, kind: str, denied: str) -> None:
@@ -304,11 +327,11 @@ async def test_what_is_refused_is_not_offered_again_and_again(server: PrivateSer
 
 
 @asynccontextmanager
-async def limited(server: PrivateServer, raw: Any, denied: str) -> AsyncIterator[Client]:
+async def limited(server: PrivateServer, raw: Any, denied: str, **options: Any) -> AsyncIterator[Client]:
     """A client whose user may do everything but this."""
     await raw.acl_setuser("limited", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", *denied.split()])
     try:
-        async with delayq.connect(f"unix://limited:any@{server.socket_path}") as client:
+        async with delayq.connect(f"unix://limited:any@{server.socket_path}", **options) as client:
             yield client
     finally:
         await raw.acl_deluser("limited")

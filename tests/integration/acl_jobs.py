@@ -15,7 +15,7 @@ from delayq._dashboard.source import DelayedSource, ReliableSource
 from delayq._redis.keys import DelayedKeys, ReliableKeys
 from delayq._redis.records import pack
 from delayq._redis.reliable_scripts import CLAIM
-from delayq._redis.scripts import TRANSFER
+from delayq._redis.scripts import POLL_PENDING, TRANSFER
 from delayq.errors import OutcomeUnknown
 from delayq.migration import migrate
 from tests.waiting import until
@@ -180,6 +180,10 @@ async def drained(queue: DelayedQueue[Any], count: int, _seen: dict[int, int] = 
     return _seen[id(queue)] >= count
 
 
+async def has_pending(queue: DelayedQueue[Any], values: list[Any]) -> bool:
+    return await queue.pending.read_all() == values
+
+
 async def is_long(raw: Any, key: str, length: int) -> bool:
     return bool(await raw.llen(key) == length)
 
@@ -248,6 +252,11 @@ async def delayed_admin(place: Place) -> None:
     await raw.lpush(keys.ordered, b"junk")
     assert await queue.pending.poll() == 6
     await place.until(lambda: is_long(raw, keys.quarantine, 1))
+    # An answer that is lost: what it had goes back.
+    place.lose(POLL_PENDING.name)
+    with suppress(OutcomeUnknown):
+        await queue.pending.poll_many(2)
+    await place.until(lambda: has_pending(theirs, [8, 9, 10, 11, 12, 13, 14, 15, 16]))
     # In an outdated form, in both structures and in one.
     old = [b"%08d" % i + (1).to_bytes(8, "little") + b"1" for i in range(2)]
     await raw.zadd(keys.timeout, dict.fromkeys(old, 2e15))
@@ -288,7 +297,7 @@ async def reliable_producer(place: Place) -> None:
     await asyncio.sleep(0.005)
     await place.raw.persist(keys.done)
     await place.raw.zadd(keys.done, {b"long ago": 1})
-    queue = place.client.reliable_queue(NAME, max_size=100)
+    queue = place.client.reliable_queue(NAME, max_size=11)
     await queue.offer(1)
     assert await place.raw.hlen(keys.messages[10]) == 1
     await queue.offer_many([delayq.Offer(i, delay=60, priority=i % 3, ttl=600) for i in range(9)])
@@ -300,6 +309,10 @@ async def reliable_producer(place: Place) -> None:
     assert not await queue.reschedule(leased.id, 5)
     assert await queue.reschedule("a", 5)
     assert await queue.cancel("a")
+    # There is room only because one has expired.
+    await theirs.offer(4, ttl=0.001)
+    await asyncio.sleep(0.005)
+    await queue.offer(5, delay=60)
     await listens(place, keys.wake, queue)
     # It has left nothing behind of its calls.
     await theirs.aclose()

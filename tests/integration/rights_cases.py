@@ -321,6 +321,8 @@ CASES: list[tuple[Script, str, Any]] = [
     (delayed.GIVE_BACK, "by value", leased(60_000, "none", 0, b"x", b"y")),
     (delayed.GIVE_BACK, "by name", leased(60_000, "a", 2)),
     (delayed.GIVE_BACK, "pending", polled),
+    (delayed.SET_ASIDE, "", leased(60_000, "", b"x")),
+    (delayed.SET_ASIDE, "leased", leased(60_000, "a:001", b"1")),
     (delayed.RESYNC, "", leased("delayed")),
     (delayed.MIGRATE, "", outdated),
     (reliable.OFFER, "full", full_offer),

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import delayq
 from delayq import Offer
+from delayq._scheduling.claims import Claims
 from tests.integration.reliable_fixtures import raw, store
 from tests.integration.reliable_store import HOUR, Store
 
@@ -74,11 +76,22 @@ async def test_what_a_worker_has_is_there_although_it_has_expired(jobs: Reliable
     await message.ack()
 
 
-async def test_many_expired_messages_in_front_hold_up_nothing(client: Client, raw: Any) -> None:
+async def test_many_expired_messages_in_front_hold_up_nothing(client: Client, raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, store = client.reliable_queue("many", lease=HOUR), Store(raw, "many")
     for _ in range(40):
         await queue.offer_many([Offer(0, ttl=HOUR) for _ in range(1_000)])
     await store.let_pass(2 * HOUR)
     await queue.offer("alive")
+    depths: list[int] = []
+    call = Claims._call
+
+    async def measured(self: Claims, take: int) -> Any:
+        depths.append(sum(1 for _ in traceback.walk_stack(None)))
+        return await call(self, take)
+
+    monkeypatch.setattr(Claims, "_call", measured)
     assert [message.value for message in await queue.claim(5)] == ["alive"]
     assert client.statistics().errors == 0
+    # However many calls it takes, they do not lie one within the other.
+    assert len(depths) > 50
+    assert max(depths) <= depths[0] + 3

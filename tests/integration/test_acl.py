@@ -33,11 +33,7 @@ USER, PASSWORD = "limited", "its-password"
 # others have made a schedule.
 NOT_SEEN = {
     ("delayed", "consumer"): {"+unlink"},
-    # Needed only where the answer to a poll of what is pending is lost.
-    ("delayed", "admin"): {"+hdel", "+hget", "+set"},
     ("reliable", "consumer"): {"+hlen"},
-    # Only an offer to a queue with a bound counts what has expired.
-    ("reliable", "producer"): {"+hgetall"},
 }
 
 

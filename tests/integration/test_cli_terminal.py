@@ -162,11 +162,12 @@ def seeded(own_server: PrivateServer, tmp_path: Path) -> dict[str, Any]:
 # At a terminal
 
 
-_RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ INFO ")
+# A worker's log is the same at a terminal and in a file: a record is one line, which search tools find whole.
+_RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ INFO delayq\.worker: ")
 
 
 def fits(seen: Seen) -> None:
-    """No line is longer than the terminal is wide, which would break it anywhere. Records of the log have no such bound."""
+    """No line is longer than the terminal is wide, which would break it anywhere. A worker's log records have no such bound."""
     assert "Traceback" not in seen.text
     for line in seen.raw.replace("\r\n", "\n").split("\n"):
         if _RECORD.match(line):

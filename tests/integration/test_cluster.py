@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -566,15 +567,43 @@ async def test_a_client_that_closes_while_its_cluster_is_away_leaves_nothing(clu
                 node.resume()
 
 
+async def test_closing_waits_for_a_slot_that_is_moving(cluster: TestCluster, client: delayq.Client) -> None:
+    """Meanwhile no server carries out a script: what a loop had fetched for good would be lost."""
+    async with delayq.connect(cluster.url) as other:
+        queue = other.delayed_queue("moving")
+        _loop, last = await _fetch_ahead(queue)
+        target = next(node for node in cluster.nodes if node is not cluster.owner("moving"))
+        halfway, closed = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            halfway.set()
+            # Longer than a close takes otherwise.
+            closed.wait(2.5)
+
+        moving = asyncio.create_task(asyncio.to_thread(cluster.move, "moving", target, between=wait))
+        await asyncio.to_thread(halfway.wait, 10)
+        await other.aclose()
+        closed.set()
+        await moving
+    assert await client.delayed_queue("moving").drain() == [*range(last + 1, 300)]
+
+
 async def test_what_was_fetched_ahead_goes_back_to_where_its_queue_has_moved(cluster: TestCluster, client: delayq.Client) -> None:
     async with delayq.connect(cluster.url) as other:
         queue = other.delayed_queue("moving")
-        await queue.offer_many([(n, 0) for n in range(150)])
-        async for first in queue:
-            assert first == 0
-            target = next(node for node in cluster.nodes if node is not cluster.owner("moving"))
-            # Without a call in between that would be told.
-            cluster.move("moving", target)
-            break
+        _loop, last = await _fetch_ahead(queue)
+        target = next(node for node in cluster.nodes if node is not cluster.owner("moving"))
+        # Without a call in between that would be told.
+        cluster.move("moving", target)
         await other.aclose()
-    assert await client.delayed_queue("moving").drain() == [*range(1, 150)]
+    assert await client.delayed_queue("moving").drain() == [*range(last + 1, 300)]
+
+
+async def _fetch_ahead(queue: delayq.DelayedQueue[int]) -> tuple[AsyncIterator[int], int]:
+    """Consume some of 300 messages, until more are at hand. Return the loop, to be kept while it shall last, and the last one."""
+    await queue.offer_many([(n, 0) for n in range(300)])
+    values = aiter(queue)
+    while True:
+        value = await anext(values)
+        if any(len(reader.ahead) >= 20 for reader in queue._taker._readers):
+            return values, value

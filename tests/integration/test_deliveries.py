@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 import delayq
 from delayq._redis.keys import DelayedKeys
 from delayq._redis.records import pack
-from delayq._redis.scripts import ACK, NACK, TRANSFER
+from delayq._redis.scripts import ACK, NACK, SET_ASIDE, TRANSFER
 from delayq._scheduling.ready_watch import LINGER
 from tests.integration.test_faults import Faults
 from tests.waiting import until
@@ -267,6 +267,19 @@ async def test_what_the_codec_cannot_read_goes_to_quarantine(
     await until(settled, 10)
     assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"\xff not json"]
     assert "JsonCodec cannot decode" in caplog.text
+
+
+async def test_an_unreadable_payload_whose_lease_has_ended_is_not_quarantined_by_who_had_it(
+    queue: DelayedQueue[int], raw: Redis
+) -> None:
+    keys, server = queue._open.transfer.keys, queue._server
+    await raw.zadd(LEASES, {"call:001": 1e15})
+    await raw.hset(LEASED, "call:001", b"{")
+    for token, carried_out, left in (("gone:001", 0, 0), ("call:001", 1, 1), ("call:001", 0, 1)):
+        names = (keys.quarantine, keys.leases, keys.leased, keys.fence("aside"))
+        assert await server.run(SET_ASIDE, names, (60_000, token, b"{")) == carried_out
+        assert await raw.llen(keys.quarantine) == left
+    assert await raw.exists(LEASES, LEASED) == 0
 
 
 async def test_takers_for_good_and_under_a_lease_share_a_queue(queue: DelayedQueue[int]) -> None:

@@ -12,11 +12,14 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq._redis.hand_back import HandBack
+from delayq._redis.keys import DelayedKeys
+from delayq._redis.records import pack
 from delayq._redis.rights import Rights
-from delayq._redis.scripts import GIVE_BACK, OFFER, TRANSFER, Script
+from delayq._redis.scripts import GIVE_BACK, OFFER, POLL_PENDING, SET_ASIDE, TRANSFER, Script
 from delayq._redis.server import Server
 from delayq._scheduling.transfer import HandOut
 from delayq.errors import OutcomeUnknown, ServerUnavailable
+from tests.integration.foreign import store
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -198,17 +201,22 @@ async def test_closing_fetches_what_a_lost_answer_had_handed_out(server: Private
         assert await asyncio.wait_for(client.delayed_queue("orders").take(), 5) == 1
 
 
-async def test_closing_says_what_it_could_not_give_back(
-    server: PrivateServer, faults: Faults, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("fault", "words"), [("unsent", "could not be given back"), ("lost", "may not have been given back")])
+async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back(
+    server: PrivateServer, faults: Faults, caplog: pytest.LogCaptureFixture, fault: str, words: str
 ) -> None:
     async with delayq.connect(server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer_many([(i, 0) for i in range(10)])
-        faults.plan = lambda name, _n: "unsent" if name == GIVE_BACK.name else None
+        faults.plan = lambda name, _n: fault if name == GIVE_BACK.name else None
         async for value in queue:
             if value == 4:
                 break
-    assert "2 messages of queue 'orders' were taken and could not be given back" in caplog.text
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        f"2 messages of queue 'orders' were taken and {words}: planned"
+    ]
+    async with delayq.connect(server.url) as client:
+        assert await client.delayed_queue("orders").ready.size() == (3 if fault == "unsent" else 5)
 
 
 async def test_an_offer_that_was_not_sent_is_tried_again(queue: DelayedQueue[int], faults: Faults) -> None:
@@ -290,6 +298,42 @@ async def test_what_a_drain_cannot_read_goes_to_quarantine_and_the_rest_back(
         with pytest.raises(delayq.DecodeError):
             await queue.drain()
         assert [await queue.take(), await queue.take()] == [1, 2]
+        await until(lambda: raw.exists("delayq_quarantine:{orders}"))
+        assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
+
+
+@pytest.mark.parametrize("fault", ["unsent", "lost"])
+async def test_an_unreadable_payload_reaches_quarantine_once_though_its_first_calls_fail(
+    queue: DelayedQueue[int], faults: Faults, fault: str, server: PrivateServer
+) -> None:
+    async with Redis.from_url(server.url) as raw:
+        await raw.rpush("orders", "{", "1")
+        faults.plan = first(SET_ASIDE, fault, times=2)
+        async for value in queue.deliveries():
+            async with value:
+                break
+
+        async def settled() -> bool:
+            lasting = [name for name in await raw.keys() if await raw.pttl(name) == -1]
+            return faults.calls.count(SET_ASIDE.name) >= 3 and lasting == [b"delayq_quarantine:{orders}"]
+
+        await until(settled)
+        assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
+
+
+async def test_a_poll_of_pending_messages_that_fails_quarantines_nothing(
+    queue: DelayedQueue[int], faults: Faults, server: PrivateServer
+) -> None:
+    async with Redis.from_url(server.url) as raw:
+        await store(raw, DelayedKeys.of("orders"), {pack(b"ABCDEFGH", b"{", 8): 1e15})
+        await queue.offer_many([(n, 60) for n in range(150)])
+        faults.plan = lambda name, n: "lost" if name == POLL_PENDING.name and n == 2 else None
+        with pytest.raises(delayq.OutcomeUnknown):
+            await queue.pending.poll_many(150)
+        await until(lambda: not queue._open.transfer._lost)
+        assert await queue.pending.size() == 151
+        assert await raw.keys("delayq_quarantine*") == []
+        assert await queue.pending.poll_many(150) == list(range(150))
         await until(lambda: raw.exists("delayq_quarantine:{orders}"))
         assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
 

@@ -108,6 +108,34 @@ async def test_a_client_that_closes_waits_for_a_queue_that_is_closing(own_server
     assert [first, *await everything(own_server.url)] == [*range(150)]
 
 
+async def test_closing_does_not_claim_to_know_what_arrives_later(
+    own_server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Links(own_server) as links:
+        async with delayq.connect(links.url) as client:
+            queue = client.delayed_queue("orders")
+            await queue.offer_many([(n, 0) for n in range(10)])
+            values = aiter(queue)
+            taken = [await anext(values) for _ in range(5)]
+            # At hand here are some of the others; the rest is on the server.
+            ready = await queue.ready.size()
+            assert ready < 5
+            links.stall()
+        said = [record.getMessage() for record in caplog.records if "given back" in record.getMessage()]
+        count = f"{5 - ready} messages of queue 'orders' were taken and may not have been given back: "
+        assert len(said) == 1
+        assert said[0].startswith(count)
+        links.heal()
+        left: list[Any] = []
+
+        async def all_back() -> bool:
+            left.extend(await everything(own_server.url))
+            return len(left) == 5
+
+        await until(all_back)
+    assert sorted([*taken, *left]) == [*range(10)]
+
+
 async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: PrivateServer) -> None:
     value = "x" * 1000
     async with Links(server) as links, delayq.connect(links.url) as client:

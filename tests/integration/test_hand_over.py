@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -228,6 +229,44 @@ async def test_a_confirmation_that_is_lost_is_repeated_and_doubles_nothing(
         await until(lambda: is_confirmed(raw), 20)
         async with delayq.connect(own_server.url, resync_interval=0.1) as other:
             assert await other.delayed_queue("orders").poll(4.0) is None
+
+
+@pytest.mark.parametrize("refused", ["hdel", "zrem"])
+async def test_a_confirmation_of_which_one_half_is_refused_is_repeated_until_nothing_is_left(
+    own_server: PrivateServer, raw: Any, refused: str
+) -> None:
+    async with delayq.connect(own_server.url) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await filled(raw, "orders", 1)
+        # It was seen to have all rights, which counts for some seconds.
+        assert await queue.poll(5) == 0
+        await until(lambda: is_confirmed(raw))
+        await raw.execute_command("ACL", "SETUSER", "default", f"-{refused}")
+        await filled(raw, "orders", 1)
+        assert await queue.poll(5) == 0
+        await until(lambda: half_confirmed(raw))
+        await raw.execute_command("ACL", "SETUSER", "default", "+@all")
+        await until(lambda: is_confirmed(raw))
+
+
+async def half_confirmed(raw: Any) -> bool:
+    return bool(await raw.exists("delayq_leased:{orders}", "delayq_leases:{orders}") == 1)
+
+
+async def test_a_confirmation_that_a_new_master_lacks_is_repeated(own_server: PrivateServer, raw: Any) -> None:
+    async with delayq.connect(own_server.url, resync_interval=0.1) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await filled(raw, "orders", 1)
+        assert await queue.poll(5) == 0
+        confirmed = queue._open.transfer._confirmed
+        await until(lambda: confirmed._tokens and confirmed._path)
+        # A replica becomes the master. It had received the call, and not what confirms it.
+        (_, token), *_ = confirmed._tokens
+        await raw.hset("delayq_leased:{orders}", token, "1:0")
+        await raw.zadd("delayq_leases:{orders}", {token: int(time.time() * 1000) + 300_000})
+        await raw.client_kill_filter(_type="normal", skipme=True)
+        await until(lambda: is_confirmed(raw))
+        assert await queue.poll() is None
 
 
 async def is_confirmed(raw: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -67,7 +68,8 @@ async def test_an_error_goes_on_though_the_server_is_away(
         async with held:
             own_server.kill()
             raise ZeroDivisionError
-    assert "could not be given back" in caplog.text
+    # Which of both depends on who notices first that the connection is gone.
+    assert re.search("could not be given back: ServerUnavailable|may not have been given back: OutcomeUnknown", caplog.text)
 
 
 @HOLD

@@ -26,7 +26,7 @@ USER, PASSWORD = "limited", "its-password"
 BESIDES = {"UNLINK", "EVAL", "EVALSHA"}
 ONLY_LOOK = {delayed.RESYNC, reliable.GET, reliable.LIST, reliable.LEASED, reliable.STATS}
 # A consumer has what a transfer needs, for else it would have nothing to give back.
-TAKEN = {"delayed/nack", "delayed/release", "delayed/give_back"}
+TAKEN = {"delayed/nack", "delayed/release", "delayed/give_back", "delayed/set_aside"}
 
 
 def test_every_script_has_a_case() -> None:

@@ -17,6 +17,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 import delayq
+from delayq._redis.keys import DelayedKeys
+from tests.integration.foreign import store
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -143,8 +145,7 @@ async def test_a_record_without_a_notification_is_found_by_the_recheck(server: P
         await asyncio.sleep(0.05)
         record = b"\x08ABCDEFGH" + (2).to_bytes(8, "little") + b"17"
         due = int(now_ms()) + 100
-        await foreign.zadd("redisson_delay_queue_timeout:{orders}", {record: due})
-        await foreign.rpush("redisson_delay_queue:{orders}", record)
+        await store(foreign, DelayedKeys.of("orders"), {record: due})
         assert await asyncio.wait_for(taker, BOUND + 1) == 17
         assert due <= now_ms() < due + BOUND * 1000
         assert await foreign.keys() == []

@@ -47,13 +47,13 @@ class Tries:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        connected: Any = Connections._connected
+        opened_anew: Any = Connections._opened_anew
 
         async def counted(connections: Connections) -> Any:
             self.count += 1
-            return await connected(connections)
+            return await opened_anew(connections)
 
-        monkeypatch.setattr(Connections, "_connected", counted)
+        monkeypatch.setattr(Connections, "_opened_anew", counted)
 
 
 @pytest.fixture

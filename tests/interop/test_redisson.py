@@ -332,15 +332,17 @@ async def test_a_java_client_that_is_killed_takes_along_only_what_it_had_in_hand
     async with consuming(log, queue):
         left, _ = await asyncio.gather(java.offer(from_java), offer_in_parts(log, queue, from_python[::2]))
         log.all_offered_by_java(from_java, left)
-        offering = asyncio.create_task(offer_in_parts(log, queue, from_python[1::2]))
+        meanwhile, afterwards = from_python[1:-200:2], from_python[-199::2]
+        offering = asyncio.create_task(offer_in_parts(log, queue, meanwhile))
         # Early: the other side takes most of them.
         await until(lambda: len(taken) >= 100, DEADLINE)
         victim.kill()
-        # In the middle of it.
-        assert not offering.done() or await queue.pending.size() > 0
         ends = await asyncio.gather(*takes, return_exceptions=True)
+        # Each of them was still taking.
         assert all(isinstance(end, RuntimeError) for end in ends)
         await offering
+        # However slow the machine is, the queue goes on without it.
+        await offer_in_parts(log, queue, afterwards)
         await until(lambda: len(log.arrived) + len(taken) >= MESSAGES - TAKERS, DEADLINE)
         await nothing_is_left(server)
     victim.close()

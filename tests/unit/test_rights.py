@@ -33,6 +33,8 @@ def test_what_takes_tries_what_gives_back_as_well() -> None:
     for script, following in (
         (delayed.TRANSFER, delayed.GIVE_BACK),
         (delayed.POLL_PENDING, delayed.GIVE_BACK),
+        (delayed.TRANSFER, delayed.SET_ASIDE),
+        (delayed.POLL_PENDING, delayed.SET_ASIDE),
         (reliable.CLAIM, reliable.RELEASE),
     ):
         assert tried(script) >= commands(following) - {"PUBLISH"}

@@ -174,7 +174,7 @@ class TestTurns:
             st.one_of(
                 st.just(("won",)),
                 st.just(("nothing",)),
-                st.tuples(st.just("given"), st.integers(1, 9), st.floats(0, 1e6)),
+                st.tuples(st.just("given"), st.integers(1, 8), st.floats(0, 1e6)),
                 st.tuples(st.just("heard"), st.floats(0, 1e6), st.booleans(), st.booleans()),
             ),
             max_size=30,

@@ -6,10 +6,10 @@
 --
 -- Returns 1 or 0 for each: 0 when it is not out under that token any more.
 
-redis.call('HLEN', KEYS[2])
+-- Read first: a key of a foreign type must fail here.
+redis.call('ZSCORE', KEYS[1], '')
+-- Also where an earlier try has removed only the entry: nobody would find the field.
+redis.call('HDEL', KEYS[2], unpack(ARGV))
 local reply = {}
-for i, token in ipairs(ARGV) do
-  reply[i] = redis.call('ZREM', KEYS[1], token)
-  if reply[i] == 1 then redis.call('HDEL', KEYS[2], token) end
-end
+for i, token in ipairs(ARGV) do reply[i] = redis.call('ZREM', KEYS[1], token) end
 return reply

@@ -1,0 +1,52 @@
+"""Confirmations that a failover may have lost. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from delayq.errors import DelayqError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# A replica that becomes the master may lack what the old one had answered in this time; seconds.
+_LAG = 10.0
+# And no more than this: the memory of a client that takes very quickly.
+_MOST = 10_000
+
+
+class Confirmed:
+    """The calls that were confirmed in the last seconds.
+
+    Replication is asynchronous: a new master may know what a call handed out, and not that the call was confirmed. Its messages
+    would come again. So they are confirmed once more when the connections since then may lead to another server.
+    """
+
+    def __init__(self, path: Callable[[], object], now: Callable[[], float]) -> None:
+        """Args:
+        path: As :meth:`Server.path`, for the queue.
+        now: The time, seconds.
+        """
+        self._find_path = path
+        self._now = now
+        self._path: object = None
+        self._tokens: deque[tuple[float, str]] = deque(maxlen=_MOST)
+
+    def add(self, token: str) -> None:
+        """Note that a call was confirmed."""
+        self._tokens.append((self._now(), token))
+
+    def in_doubt(self) -> Sequence[str]:
+        """Return the tokens to confirm once more. To be called now and then, while the server answers."""
+        try:
+            path = self._find_path()
+        except DelayqError:
+            return []
+        if path != self._path:
+            self._path = path
+            return [token for _, token in self._tokens]
+        too_old = self._now() - _LAG
+        while self._tokens and self._tokens[0][0] < too_old:
+            self._tokens.popleft()
+        return []
