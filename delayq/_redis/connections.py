@@ -60,6 +60,7 @@ class Connections:
         self._aside: set[Wire] = set()
         self._probing: asyncio.Task[None] | None = None
         self._ended: DelayqError | None = None
+        self._round_trip = 0.0
         self.opened: int = 0
         _of_this_process.add(self)
 
@@ -80,8 +81,9 @@ class Connections:
 
     @property
     def round_trip(self) -> float:
-        """How long an answer takes at least, seconds; 0 while no connection is open."""
-        return min((wire.round_trip for wire in (*self._free, *self._used)), default=0.0)
+        """How long an answer takes at least, seconds, or took before all connections were lost; 0 before the first one."""
+        self._round_trip = min((wire.round_trip for wire in (*self._free, *self._used)), default=self._round_trip)
+        return self._round_trip
 
     def acquire_nowait(self) -> Wire | None:
         """Return an open connection as :meth:`acquire` does, if one is free; otherwise None."""
@@ -105,7 +107,7 @@ class Connections:
                 return preferred
         if (wire := self.acquire_nowait()) is not None:
             return wire
-        return next((wire for wire in self._used if self.share(wire)), None)
+        return next((wire for wire in (*self._shareable(), *self._used) if self.share(wire)), None)
 
     @property
     def bytes_to_send(self) -> int:
@@ -378,14 +380,14 @@ class Connections:
                 await fresh.ask("PING")
             proven = True
         finally:
-            # It holds no place, whoever takes it next does.
-            self._used.pop(fresh, None)
-            self._own.discard(fresh)
-            if proven and self._ended is None:
+            if proven and self._ended is None and fresh not in self._outdated:
+                # It holds no place, whoever takes it next does.
+                self._used.pop(fresh, None)
+                self._own.discard(fresh)
                 self._free.append(fresh)
                 self._wake()
             else:
-                fresh.close()
+                self.close(fresh)
         dead = [wire for wire in (*self._used, *self._aside) if self._is_dead(wire, began, now())]
         if not dead:
             return
