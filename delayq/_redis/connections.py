@@ -62,6 +62,8 @@ class Connections:
         self._ended: DelayqError | None = None
         self._round_trip = 0.0
         self.opened: int = 0
+        # How often connections broke, or led to another server: then the next ones may, too.
+        self.breaks: int = 0
         _of_this_process.add(self)
 
     @property
@@ -95,9 +97,9 @@ class Connections:
         """Return an open connection, even if it is in use; None if none is open. Hand it to :meth:`release` afterwards.
 
         Args:
-            preferred: This one, if it is still open.
+            preferred: This one, if it is still open and may be used.
         """
-        if preferred is not None and preferred.is_open:
+        if preferred is not None and preferred.is_open and not preferred.is_doubted and preferred not in self._outdated:
             if self.share(preferred):
                 return preferred
             if preferred in self._free:
@@ -196,7 +198,7 @@ class Connections:
         return True
 
     def release(self, wire: Wire) -> None:
-        """Take back a connection, open or not, on which no answer is to come that interests whoever held it."""
+        """Take back a connection, open or not. No answer that its holder waits for is to come on it any more."""
         held = self._used.get(wire, 1)
         if held > 1:
             # Nobody else may have it yet: the next one would perhaps subscribe on it.
@@ -237,6 +239,7 @@ class Connections:
 
     def renew(self) -> None:
         """Use no connection again that is open now: where they lead is another server's place. Calls on the way go on."""
+        self._broken()
         for wire in self._free:
             wire.close()
         self._free.clear()
@@ -313,6 +316,7 @@ class Connections:
         try:
             wire = await self._opener.open()
             wire.doubted = self._doubt
+            wire.broken = self._broken
         except DelayqError:
             raise
         except Exception as error:
@@ -327,6 +331,9 @@ class Connections:
         self._used[wire] = 1
         self.opened += 1
         return wire
+
+    def _broken(self) -> None:
+        self.breaks += 1
 
     # Whether silent connections are dead
 

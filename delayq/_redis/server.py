@@ -287,13 +287,13 @@ class Server:
         await asyncio.gather(*(send(*each) for each in servers.items()))
 
     def path(self, key: str) -> object:
-        """Return what is another object once connections to the server that has ``key`` were opened: it may be another server.
+        """Return what differs once a connection to the server that has ``key`` broke: the next one may lead to another server.
 
         Raises:
             ServerUnavailable: No server is known to have it now.
         """
         connections = self._nodes.of(key)
-        return connections, connections.opened
+        return connections, connections.breaks
 
     @property
     def bytes_to_send(self) -> int:

@@ -82,6 +82,7 @@ class Wire(asyncio.Protocol):
 
     Attributes:
         doubted: Called as said above.
+        broken: Called when the connection ends otherwise than by :meth:`close`.
         round_trip: How long the fastest answer took, seconds; infinite before the first one.
         moved_at: When bytes came in or left last, as far as that was noticed; seconds of the event loop's clock.
     """
@@ -90,6 +91,7 @@ class Wire(asyncio.Protocol):
         """Take over a connection on which no answer is to come."""
         self._loop = asyncio.get_running_loop()
         self.doubted: Callable[[], object] = lambda: None
+        self.broken: Callable[[], object] = lambda: None
         self.moved_at: float = self._loop.time()
         self.round_trip: float = math.inf
         # When an answer was last found to be missing for too long.
@@ -354,6 +356,7 @@ class Wire(asyncio.Protocol):
             self._watch.cancel()
         if abort:
             self._transport.abort()
+            self.broken()
         else:
             self._transport.close()
         self.resume_writing()

@@ -21,6 +21,9 @@ class Confirmed:
 
     Replication is asynchronous: a new master may know what a call handed out, and not that the call was confirmed. Its messages
     would come again. So they are confirmed once more when the connections since then may lead to another server.
+
+    That deletes on the server what the call handed out. It must not happen to messages that went back meanwhile, since the new
+    master may not know that either, and has no other copy. So all is forgotten when something goes back.
     """
 
     def __init__(self, path: Callable[[], object], now: Callable[[], float]) -> None:
@@ -35,13 +38,17 @@ class Confirmed:
 
     def add(self, token: str) -> None:
         """Note that a call was confirmed."""
+        if self._path is None:
+            self._path = self._current_path()
         self._tokens.append((self._now(), token))
 
+    def forget(self) -> None:
+        """Confirm nothing once more: of what was handed out, something goes back."""
+        self._tokens.clear()
+
     def in_doubt(self) -> Sequence[str]:
-        """Return the tokens to confirm once more. To be called now and then, while the server answers."""
-        try:
-            path = self._find_path()
-        except DelayqError:
+        """Return the tokens to confirm once more. Call it at each re-check, while the server answers."""
+        if (path := self._current_path()) is None:
             return []
         if path != self._path:
             self._path = path
@@ -50,3 +57,9 @@ class Confirmed:
         while self._tokens and self._tokens[0][0] < too_old:
             self._tokens.popleft()
         return []
+
+    def _current_path(self) -> object:
+        try:
+            return self._find_path()
+        except DelayqError:
+            return None

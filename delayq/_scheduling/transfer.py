@@ -376,13 +376,14 @@ class TransferTask:
         keys = self.keys
 
         def told(answer: Any) -> None:
-            self._confirmed.add(token)
             if self._unconfirmed.pop(token, token) is None and isinstance(answer, Exception):
                 self._confirm([token])
 
         if self._last is not None or not self.is_ours(asked_at):
             return None
         self._unconfirmed[token] = None
+        # Before anything of it can go back.
+        self._confirmed.add(token)
         # In this order: a field without an entry in the sorted set would never be found.
         return Confirmation((("HDEL", keys.leased, token), ("ZREM", keys.leases, token)), told)
 
@@ -431,6 +432,7 @@ class TransferTask:
         return self._give_back(handed.call, FENCE_MS, handed.places, ())
 
     def _back_by_value(self, payloads: Sequence[bytes]) -> HandBack:
+        self._confirmed.forget()
         call = self.new_call()
         back = self._give_back(call, REPEAT_MS, 0, payloads)
         return HandBack(back.request, self.keys.fence(call))
@@ -445,6 +447,7 @@ class TransferTask:
 
     def set_aside(self, payload: bytes, lease: Lease | None = None) -> None:
         """Put a payload that the codec cannot read into quarantine, and be done with its lease, if it has one."""
+        self._confirmed.forget()
         keys, fence = self.keys, self.keys.fence(self.new_call())
         names = (keys.quarantine, keys.leases, keys.leased, fence)
         token = "" if lease is None else lease.token

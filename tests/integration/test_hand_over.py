@@ -13,6 +13,8 @@ from redis.asyncio import Redis
 import delayq
 from delayq._redis.server import Server
 from delayq._scheduling import transfer as transfers
+from delayq._scheduling.confirmed import Confirmed
+from delayq._scheduling.transfer import HandOut
 from tests.links import Links
 from tests.waiting import until
 
@@ -267,6 +269,67 @@ async def test_a_confirmation_that_a_new_master_lacks_is_repeated(own_server: Pr
         await raw.client_kill_filter(_type="normal", skipme=True)
         await until(lambda: is_confirmed(raw))
         assert await queue.poll() is None
+
+
+async def test_what_went_back_is_not_confirmed_once_more(
+    own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new master has the only copy of it, if it has heard neither of the confirmation nor that it went back."""
+    tokens: list[str] = []
+    add = Confirmed.add
+
+    def noted(self: Confirmed, token: str) -> None:
+        tokens.append(token)
+        add(self, token)
+
+    monkeypatch.setattr(Confirmed, "add", noted)
+    async with delayq.connect(own_server.url, resync_interval=0.1) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await filled(raw, "orders", 300)
+        async for _ in queue:
+            if any(reader.ahead for reader in queue._taker._readers):
+                break
+        await until(lambda: queue._taker.is_idle)
+        await until(lambda: is_confirmed(raw))
+        await raw.hset("delayq_leased:{orders}", tokens[-1], "1:0")
+        await raw.zadd("delayq_leases:{orders}", {tokens[-1]: int(time.time() * 1000) + 300_000})
+        confirmed = queue._open.transfer._confirmed
+        before = confirmed._path
+        await raw.client_kill_filter(_type="normal", skipme=True)
+        # The re-check has heeded it.
+        await until(lambda: confirmed._path != before)
+        await client.server_time()
+        assert await raw.hexists("delayq_leased:{orders}", tokens[-1])
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_the_fence_of_a_call_stays_until_it_is_known_to_be_over(
+    own_server: PrivateServer, raw: Any, answered: bool
+) -> None:
+    async with delayq.connect(own_server.url) as client:
+        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        await queue.drain()
+        transfer = queue._open.transfer
+        handed = HandOut(transfer.new_call())
+        over = asyncio.Event()
+
+        async def call() -> None:
+            with transfer.handing_out(handed):
+                await over.wait()
+                if not answered:
+                    raise delayq.OutcomeUnknown("the connection broke")
+
+        calling = asyncio.create_task(call())
+        await asyncio.sleep(0)
+        # It is given back by its name meanwhile.
+        await queue.aclose()
+        fence = queue._open.transfer.keys.fence(handed.call)
+        assert await raw.exists(fence)
+        over.set()
+        await asyncio.wait({calling})
+        assert isinstance(calling.exception(), delayq.OutcomeUnknown if not answered else type(None))
+        await client.server_time()
+        assert await raw.exists(fence) == (not answered)
 
 
 async def is_confirmed(raw: Any) -> bool:

@@ -13,8 +13,6 @@ class Case:
         self.now = 100.0
         self.path: object = "the old master"
         self.confirmed = Confirmed(self._find, lambda: self.now)
-        # The first look learns where we are.
-        self.in_doubt()
 
     def _find(self) -> object:
         if self.path is None:
@@ -39,6 +37,16 @@ def test_what_was_confirmed_lately_is_repeated_once_for_each_change() -> None:
         case.path = master
         assert case.in_doubt() == ["a", "b"]
         assert case.in_doubt() == []
+
+
+def test_nothing_is_repeated_after_something_went_back() -> None:
+    """The new master may know neither, and the repetition would delete the only copy."""
+    case = Case()
+    case.confirmed.add("a")
+    case.confirmed.forget()
+    case.confirmed.add("b")
+    case.path = "another"
+    assert case.in_doubt() == ["b"]
 
 
 def test_what_the_replicas_have_by_now_is_forgotten() -> None:
