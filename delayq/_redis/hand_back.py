@@ -232,7 +232,8 @@ class LastCalls:
                 if pending:
                     await asyncio.wait(pending, timeout=_LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
                 else:
-                    await asyncio.sleep(max(0.0, min(again_at, until) - now))
+                    # The time may be up already, and be lengthened.
+                    await asyncio.sleep((again_at if now >= until else min(again_at, until)) - now)
         finally:
             if retry is not None:
                 retry.cancel()

@@ -11,6 +11,7 @@ import delayq
 from delayq._redis.connections import Connections
 from delayq._redis.hand_back import LastCalls
 from delayq._redis.scripts import GIVE_BACK
+from delayq._redis.server import Server
 from delayq._scheduling.taker import Taker
 from delayq.codecs import StringCodec
 from tests.links import Links
@@ -176,6 +177,31 @@ async def test_closing_gives_back_also_while_the_server_has_lost_its_office(own_
     own_server.call("REPLICAOF", "NO", "ONE")
     await closing
     assert [*taken, *await everything(own_server.url)] == [*range(150)]
+
+
+async def test_closing_tries_now_and_then_while_the_server_cannot_serve(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits longer than otherwise, and leaves the processor alone meanwhile."""
+    client = delayq.connect(own_server.unix_url)
+    await client.__aenter__()
+    queue = client.delayed_queue("orders")
+    await queue.offer_many([(n, 0) for n in range(150)])
+    values = aiter(queue)
+    while not any(reader.ahead for reader in queue._taker._readers):
+        await anext(values)
+    looks = 0
+
+    def look(_: Server) -> int:
+        nonlocal looks
+        looks += 1
+        return 0
+
+    monkeypatch.setattr(Server, "bytes_to_send", property(look))
+    monkeypatch.setattr("delayq._redis.hand_back._MOST", 1.0)
+    own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    await client.aclose()
+    assert 1 <= looks < 100
 
 
 async def test_a_connection_that_blocks_or_listens_is_shared_with_no_call(own_server: PrivateServer) -> None:
