@@ -1,11 +1,11 @@
-"""The ``delayq`` command, also as ``python -m delayq``."""
+"""The ``delayq`` command, also available as ``python -m delayq``."""
 
 from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
 
-# What the extra `cli` brings.
+# The packages that the extra `cli` installs.
 _NEEDED = ("typer", "rich")
 
 
@@ -19,7 +19,7 @@ def main() -> int:
         if missing := [name for name in _NEEDED if find_spec(name) is None]:
             print(f"delayq: {missing[0]} is missing: pip install 'delayq[cli,embedded]'", file=sys.stderr)  # noqa: T201
             return 2
-        from delayq.cli.app import run  # noqa: PLC0415 - not before it is known that it can be imported
+        from delayq.cli.app import run  # noqa: PLC0415 - only after checking that it can be imported
 
         return run()
     except KeyboardInterrupt:

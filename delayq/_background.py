@@ -16,20 +16,20 @@ _log = logging.getLogger("delayq")
 class Background:
     """Starts tasks and ends them all together.
 
-    Not a task group: a client may be opened in one task and closed in another, as test fixtures and web servers do, and
-    one queue's trouble must not end the others.
+    Not a task group: a client may be opened in one task and closed in another, as test fixtures and web servers do, and a failure
+    in one queue must not end the others.
     """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Start ``work``, after the caller's next wait. An exception that leaves it is logged.
+        """Start ``work``, after the caller's next wait. If it raises, the error is logged.
 
-        The caller notes the task, and the task's end clears the note. An eager task factory would let the task end before it is
-        noted, so the factory is not asked.
+        Callers keep a reference to the task, which the end of the task clears. An eager task factory would let the task end
+        before the reference is stored, so the factory is bypassed.
         """
-        # A context of its own, or a connection opened during a web request would keep that request's variables alive.
+        # A context of its own: otherwise a connection opened during a web request would keep that request's variables alive.
         loop, context = asyncio.get_running_loop(), contextvars.Context()
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, name=f"delayq {name}", context=context)
         self._tasks.add(task)
@@ -42,7 +42,7 @@ class Background:
             _log.error("%s ended with an error", task.get_name(), exc_info=error)
 
     async def aclose(self) -> None:
-        """Cancel what is still running, and wait until it has ended."""
+        """Cancel the tasks that are still running, and wait until they have ended."""
         while tasks := [task for task in self._tasks if task is not asyncio.current_task()]:
             for task in tasks:
                 task.cancel()

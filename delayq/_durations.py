@@ -1,4 +1,4 @@
-"""Durations and moments as users write them, in microseconds."""
+"""Converts the durations and moments that users pass to microseconds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from delayq.errors import BadDelay, BadInput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Beyond 2^53 ms a sorted set's score is no longer exact.
+# Above 2**53 ms, a sorted set's score is no longer exact.
 MAX_MS = 2**53
-# How far the server's clock may be ahead of ours: where it is, a delay that ends with the scores is let through, seconds.
+# How far the server's clock may be ahead of ours, seconds. If it is farther ahead, a delay that ends at the limit of the scores
+# passes the check.
 _AHEAD = 366 * 86_400
-# The server's proto-max-bulk-len, with room for what stands around a payload.
+# The server's proto-max-bulk-len, minus room for the data around a payload.
 _LARGEST_STRING = 512 * 1024 * 1024 - 64 * 1024
 MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -26,12 +27,12 @@ Duration = float | timedelta
 
 
 def microseconds(duration: Duration, what: str = "delay") -> int:
-    """``duration`` in whole microseconds, rounded up.
+    """Return ``duration`` in whole microseconds, rounded up.
 
     Raises:
-        BadDelay: It is negative, NaN, infinite, past 2**53 ms after 1970, or no duration at all.
+        BadDelay: It is negative, NaN, infinite, past 2**53 ms after 1970, or not a duration at all.
     """
-    # Before rounding: the smallest one would become 0.
+    # Before rounding, because the smallest negative duration would become 0.
     if duration < timedelta() if isinstance(duration, timedelta) else isinstance(duration, int | float) and duration < 0:
         raise BadDelay(f"{what} must not be negative, as {_shown(duration)} is")
     if type(duration) is int:
@@ -41,28 +42,28 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
     elif isinstance(duration, int | float) and not isinstance(duration, bool):
         if not math.isfinite(duration):
             raise BadDelay(f"{what} must be finite, not {duration}")
-        # Capped, for the product of a huge one is infinite.
+        # Capped, because the product of a huge duration is infinite.
         exact = min(duration, 2.0 * MAX_MS) * 1_000_000
         result = int(exact)
         if result != exact:
-            # Rounded first: 1.1 s is 1,100,000 microseconds, and not one more because the float is a little above.
+            # Round first: 1.1 s is 1,100,000 microseconds, not one more because the float is slightly larger.
             result = math.ceil(round(exact, 3))
     else:
         raise BadDelay(f"{what} is seconds or a timedelta, not {type(duration).__name__}")
-    # Known here, for the server would refuse all that comes with it in one call.
+    # Check here, because the server would refuse everything that is sent in the same call.
     if result > MAX_MS * 1000 - int((time.time() + _AHEAD) * 1_000_000):
         raise BadDelay(f"{what} is too long: what is delayed has to be due before 2**53 ms after 1970")
     return result
 
 
 def check_count(count: int | None, what: str, least: int = 0) -> None:
-    """Raise :class:`~delayq.BadInput` unless it is None or an int of at least ``least``."""
+    """Raise :class:`~delayq.BadInput` unless ``count`` is None or an int of at least ``least``."""
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
         raise BadInput(f"{what} is an int of at least {least}, not {count!r}")
 
 
 def check_flag(flag: bool, what: str) -> None:
-    """Raise :class:`~delayq.BadInput` unless it is True or False."""
+    """Raise :class:`~delayq.BadInput` unless ``flag`` is True or False."""
     if not isinstance(flag, bool):
         raise BadInput(f"{what} is True or False, not {flag!r}")
 
@@ -71,28 +72,28 @@ def _shown(number: object) -> str:
     try:
         return str(number)
     except ValueError:
-        # Python writes out no int of more than some thousand digits.
+        # Python refuses to format ints of more than some thousand digits.
         return "this huge number"
 
 
 def check_max_payload(size: int) -> None:
-    """Raise :class:`~delayq.BadInput` unless it is a number of bytes that the server can hold."""
+    """Raise :class:`~delayq.BadInput` unless ``size`` is a number of bytes that the server can store."""
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _LARGEST_STRING:
         raise BadInput(f"max_payload is an int from 0 to {_LARGEST_STRING}, not {size!r}")
 
 
 def seconds(duration: Duration, what: str) -> float:
-    """``duration`` in seconds. Raises as :func:`microseconds` does."""
+    """Return ``duration`` in seconds. Raises as :func:`microseconds`."""
     return microseconds(duration, what) / 1_000_000
 
 
 def delay_us(delay: Duration | None, at: datetime | None, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> int:
-    """The delay that ``delay=`` or ``at=`` asks for, in microseconds; 0 when neither is given or ``at`` has passed.
+    """Return the delay that ``delay`` or ``at`` asks for, in microseconds; 0 if neither is given or ``at`` has passed.
 
-    ``at`` and ``now`` are read from the same clock, so the distance between them is right even where that clock is wrong.
+    ``at`` and ``now`` are read from the same clock, so the distance between them is right even if that clock is wrong.
 
     Raises:
-        BadDelay: As :func:`microseconds`; or both are given; or ``at`` has no timezone.
+        BadDelay: As for :func:`microseconds`; or both are given; or ``at`` has no timezone.
     """
     if at is None:
         return 0 if delay is None else microseconds(delay)
@@ -104,7 +105,7 @@ def delay_us(delay: Duration | None, at: datetime | None, now: Callable[[], date
 
 
 def moment(ms: int) -> datetime:
-    """The moment ``ms`` milliseconds after the epoch; the last one there is where that is past the year 9999."""
+    """Return the moment ``ms`` milliseconds after the epoch; if that is past the year 9999, the last moment of that year."""
     try:
         return _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
@@ -112,7 +113,7 @@ def moment(ms: int) -> datetime:
 
 
 def moment_us(us: float) -> datetime:
-    """The same for microseconds."""
+    """Return the moment ``us`` microseconds after the epoch; if that is past the year 9999, the last moment of that year."""
     try:
         return _EPOCH + timedelta(microseconds=us)
     except OverflowError:

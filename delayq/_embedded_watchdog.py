@@ -1,4 +1,4 @@
-"""Own one Valkey server for as long as somebody uses it. :mod:`delayq.embedded` runs this file as a script.
+"""Owns one Valkey server for as long as any process uses it. :mod:`delayq.embedded` runs this file as a script.
 
 ::
 
@@ -6,22 +6,22 @@
     user process ─┼──────────▶ server.fifo ──▶ watchdog ──▶ valkey-server
     user process ─┘            (our stdin)
 
-Each user process holds a write end of ``server.fifo``, so the kernel tells us when the last one has gone, however it
-went: our read end sees end-of-file. Three rules keep that free of races:
+Each user process holds a write end of ``server.fifo``, so the kernel tells us when the last one has gone, no matter how it ended:
+our read end sees end-of-file. Three rules keep this free of races:
 
-* Whoever joins, starts or ends a server holds ``server.lock`` meanwhile. We look once more for users under that lock:
-  one may have joined between the end-of-file and our turn.
-* A read end of the FIFO exists exactly as long as a watchdog does. So a user who can open the write end has joined.
-* The server holds a lock on ``server.pid`` until it is dead. No second server can write the same files, even if a
-  watchdog was killed and its server was not.
+* A process that joins, starts or stops a server holds ``server.lock`` meanwhile. We check again for users under that lock: one
+  may have joined between the end-of-file and our turn.
+* A read end of the FIFO exists exactly as long as a watchdog does. So a user that can open the write end has joined.
+* The server holds a lock on ``server.pid`` until it is dead. No second server can write the same files, even if a watchdog was
+  killed and its server was not.
 
-A server that was killed comes back, on the same socket and files. One that gives up by itself at its first start has
-written why into its log, and the watchdog gives up as well: it removes the FIFO, by which the starter knows.
+A server that was killed is restarted, on the same socket and files. If it exits by itself at its first start, it has written the
+reason into its log, and the watchdog gives up as well: it removes the FIFO, which tells the starting process.
 
-SIGTERM ends neither us nor the server while a process uses it: systemd sends it to every process of a service at once, and
-the users need the server until they have finished. A cleaner of temporary files may remove the socket: we look after it.
+SIGTERM stops neither us nor the server while a process uses it: systemd sends it to every process of a service at once, and the
+users need the server until they have finished. A cleaner of temporary files may remove the socket, so we restore it.
 
-This file is run with ``python -I -S`` to start quickly, so it imports nothing but a few standard modules.
+This file is run with ``python -I -S`` to start quickly, so it imports only a few standard modules.
 """
 
 from __future__ import annotations
@@ -43,25 +43,26 @@ if sys.platform != "win32":
 
 LOCK, FIFO, SOCKET, PID, LOG = "server.lock", "server.fifo", "server.sock", "server.pid", "server.log"
 LINK = "server.link"
-"""A second name of the socket, from which the first one is restored: in the directory, or beside a socket on another disk.
-Whoever started the server makes it as soon as the server answers; we make it for a server that was started again."""
+"""A second name of the socket, from which the first is restored: in the directory, or beside a socket on another disk. The
+process that starts the server creates it as soon as the server answers; we create it for a server that was restarted.
+"""
 
 TEMPORARY = "temporary"
-"""As the third argument: the directory goes with the server."""
+"""The value of the third argument for a directory that is removed with the server."""
 CHECK_EVERY = 1.0
-"""Seconds between two looks whether the socket is still there."""
+"""Seconds between two checks that the socket is still there."""
 STEADY = 10.0
-"""Seconds. A server that ran that long has started well."""
+"""Seconds that a server must run to count as started successfully."""
 STOP_TIMEOUT = 5.0
 """Seconds that a server has to write its files before it is killed."""
 
 
 def pause_before_restart(code: int, starts: int, lasted: float) -> float | None:
-    """Decide what follows the death of the server.
+    """Decide what to do after the server has died.
 
     Args:
         code: Its exit code, negative if a signal ended it.
-        starts: How often it was started since it last ran steadily.
+        starts: The number of starts since it last ran steadily.
         lasted: How many seconds it ran.
 
     Returns:
@@ -71,12 +72,12 @@ def pause_before_restart(code: int, starts: int, lasted: float) -> float | None:
         return 0.0
     if starts == 1 and code > 0:
         return None
-    # The first kill is mended at once, a series of them ever more slowly.
+    # Restart at once after the first kill, and ever more slowly after a series of them.
     return min((starts - 1) * 0.1, 2.0)
 
 
 class Watchdog:
-    """One server, restarted when it is killed, ended when nobody uses it. The working directory is the server's."""
+    """One server, restarted when it is killed, and stopped when it has no users. The working directory is the server's."""
 
     def __init__(self, directory: str, socket: str, temporary: bool, command: list[str]) -> None:
         self._directory = directory
@@ -90,9 +91,9 @@ class Watchdog:
         self._restart_at: float | None = None
         self._links = (LINK, os.path.join(os.path.dirname(socket), LINK))  # noqa: PTH118, PTH120
         self._had_socket = False
-        # Whether it was told to end, and will start again.
+        # Whether the server was told to stop, to be restarted afterwards.
         self._ending = False
-        # Signals arrive as bytes in a pipe: one place to wait, and none is lost between looking and waiting.
+        # Signals arrive as bytes in a pipe: there is one place to wait, and none is lost between checking and waiting.
         self._signals, self._signalled = os.pipe()
         os.set_blocking(self._signals, False)
         os.set_blocking(self._signalled, False)
@@ -118,7 +119,7 @@ class Watchdog:
     def _timeout(self) -> float:
         if self._restart_at is not None:
             return max(0.0, self._restart_at - time.monotonic())
-        # Linux wakes a reader at end-of-file; elsewhere that is not to be relied on for a FIFO, so look more often.
+        # Linux wakes a reader at end-of-file; other systems do not reliably do so for a FIFO, so check more often.
         often = CHECK_EVERY if sys.platform == "linux" else CHECK_EVERY / 2
         return often if self._had_socket else CHECK_EVERY / 50
 
@@ -127,7 +128,7 @@ class Watchdog:
         self._starts += 1
         self._started = time.monotonic()
         self._had_socket = self._ending = False
-        # Those of the server before, if any.
+        # Those of the previous server, if any.
         unlink(*self._links, self._socket)
         watchdog = os.getpid()
         self._server = os.fork()
@@ -140,9 +141,9 @@ class Watchdog:
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             self._die_with_us()
-            if os.getppid() != watchdog:  # it died before it could be tied to
+            if os.getppid() != watchdog:  # the watchdog died before we were tied to it
                 os._exit(1)
-            # We decide when it ends, by SIGINT: SIGTERM may have gone to every process of a service.
+            # The watchdog decides when the server stops, by SIGINT: SIGTERM may have gone to every process of a service.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # only the watchdog may hold the FIFO's read end
             claim_directory()
@@ -168,7 +169,7 @@ class Watchdog:
         self._restart_at = time.monotonic() + (pause or 0.0)
 
     def _look_after_socket(self) -> None:
-        """Restore the socket's path if it was removed: the server does not notice, and no client can connect any more."""
+        """Restore the socket's path if it was removed: the server does not notice, and clients could no longer connect."""
         if self._server is None:
             return
         try:
@@ -178,7 +179,7 @@ class Watchdog:
             return
         self._had_socket = True
         with contextlib.suppress(OSError):
-            # So that it never looks old.
+            # So that it never looks old to a cleaner.
             os.utime(self._socket)
         for link in self._links:
             try:
@@ -198,10 +199,10 @@ class Watchdog:
             with contextlib.suppress(OSError):
                 os.link(link, self._socket)
                 return
-        # Without a second name it may not have made the first one yet.
+        # If there is no second name, the server may not have created the first one yet.
         had_one = self._had_socket or time.monotonic() - self._started > STEADY
         if had_one and not self._temporary and not self._ending:
-            # It keeps its data, so it may start again, and make a new socket.
+            # The server keeps its data, so it can restart and create a new socket.
             self._ending = True
             os.kill(self._server, signal.SIGINT)
 
@@ -216,7 +217,7 @@ class Watchdog:
         lock = take_lock()
         if not has_users():
             self._end()
-        # Somebody joined between the end-of-file and the lock.
+        # A process joined between the end-of-file and the lock.
         if lock is not None:
             os.close(lock)
 
@@ -225,10 +226,10 @@ class Watchdog:
         self._clean_up()
 
     def _stop_server(self) -> None:
-        """End the server, by force if it takes too long, and wait until it is dead."""
+        """Stop the server, by force if it takes too long, and wait until it is dead."""
         if self._server is None:
             return
-        # What is thrown away need not be written out first.
+        # A temporary server's data is thrown away, so it need not be written first.
         os.kill(self._server, signal.SIGKILL if self._temporary else signal.SIGINT)
         deadline = time.monotonic() + STOP_TIMEOUT
         while os.waitpid(self._server, os.WNOHANG)[0] == 0:
@@ -237,13 +238,13 @@ class Watchdog:
             time.sleep(0.002)
 
     def _clean_up(self) -> NoReturn:
-        # Only the exit gives the directory's lock back, after the last file is gone.
+        # Only the exit releases the directory's lock, after the last file is gone.
         unlink(PID, *self._links, self._socket)
         place = os.path.dirname(self._socket)  # noqa: PTH120 - pathlib would slow down every start
         if place != self._directory:
             with contextlib.suppress(OSError):
                 os.rmdir(place)  # noqa: PTH106
-        unlink(FIFO)  # the last one: who waits for our end looks at it, and may then remove the directory
+        unlink(FIFO)  # the last file: a process waiting for our end checks it, and may then remove the directory
         if self._temporary:
             import shutil  # noqa: PLC0415 - as would this
 
@@ -252,7 +253,7 @@ class Watchdog:
 
 
 def has_users() -> bool:
-    """Tell whether somebody holds a write end of the FIFO."""
+    """Return whether any process holds a write end of the FIFO."""
     try:
         return os.read(0, 4096) != b""
     except BlockingIOError:
@@ -260,7 +261,7 @@ def has_users() -> bool:
 
 
 def take_lock() -> int | None:
-    """Wait for the directory's lock. None if the directory was removed under us: then nobody can join either."""
+    """Wait for the directory's lock. Return None if the directory was removed: then no process can join either."""
     try:
         lock = os.open(LOCK, os.O_RDWR)
     except OSError:
@@ -270,15 +271,15 @@ def take_lock() -> int | None:
 
 
 def claim_directory() -> None:
-    """Lock ``server.pid`` in the name of this process, to be a server soon, and end the one that holds it still.
+    """Lock ``server.pid`` for this process, which is about to become a server, and kill a server that still holds the lock.
 
-    A record lock belongs to the process: it outlives ``exec`` and ends with it, and no child inherits it.
+    A record lock belongs to the process: it outlives ``exec``, ends with the process, and is not inherited by children.
 
     Raises:
-        OSError: The other one does not end.
+        OSError: The other server does not exit.
     """
     pid = os.open(PID, os.O_RDWR | os.O_CREAT, 0o600)
-    os.set_inheritable(pid, True)  # closing it would give the lock back
+    os.set_inheritable(pid, True)  # closing it would release the lock
     deadline = time.monotonic() + STOP_TIMEOUT
     while True:
         try:
@@ -287,8 +288,8 @@ def claim_directory() -> None:
         except OSError:
             if time.monotonic() > deadline:
                 raise
-        # An orphan: its watchdog was killed. Either it is about to die of that, or it did not notice and has to be
-        # told. As it holds the lock, the number in the file is its own.
+        # An orphan, whose watchdog was killed: either it is about to die of that, or it did not notice and must be killed. As it
+        # holds the lock, the number in the file is its own.
         time.sleep(0.01)
         orphan = os.pread(pid, 32, 0).strip()
         if orphan.isdigit():
@@ -305,7 +306,7 @@ def unlink(*paths: str) -> None:
 
 
 def link_one(path: str, names: Iterable[str]) -> None:
-    """Give the file one of these names as well: the first that lies on the same disk. One that exists will do."""
+    """Give the file one of these names as well: the first on the same disk. A name that already exists will do."""
     for name in names:
         try:
             os.link(path, name)
@@ -317,7 +318,7 @@ def link_one(path: str, names: Iterable[str]) -> None:
 
 
 def tie_to_parent() -> Callable[[], object]:
-    """Return a function that has the kernel kill the calling process when its parent dies. Only Linux can."""
+    """Return a function that makes the kernel kill the calling process when its parent dies. Works on Linux only."""
     if sys.platform != "linux":
         return lambda: None
     try:
@@ -328,12 +329,12 @@ def tie_to_parent() -> Callable[[], object]:
     except (ImportError, OSError, AttributeError):
         return lambda: None
     set_parent_death_signal = 1
-    # SIGKILL, as the next watchdog may be about to start another: what was written is in the append-only file.
+    # SIGKILL, as the next watchdog may be about to start another server. Written data is in the append-only file.
     return lambda: prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
 
 
 def main(directory: str, socket: str, temporary: str, *command: str) -> None:
-    os.setsid()  # Ctrl-C in the users' terminal is for them: they may need the server to finish
+    os.setsid()  # Ctrl-C in a terminal is for the user processes, which may need the server to finish
     os.closerange(3, 65536)
     os.umask(0o077)
     os.chdir(directory)

@@ -1,23 +1,23 @@
-"""What is kept of an error beside a message: one line that names it, and its traceback. Pure."""
+"""The text stored of an error beside a message: one line that names it, and its traceback. Pure."""
 
 from __future__ import annotations
 
 import traceback
 
-# What is kept of each, characters. Of a traceback the end says most.
+# The most that is stored of each, characters. The end of a traceback says the most.
 _LINE_MOST = 500
 _TEXT_MOST = 8000
-# Errors of a group that its line names.
+# The number of errors in a group that its line names.
 _NAMED = 5
 
 
 def describe(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message; of a group, also the errors in it."""
+    """Return the type of an error and the first line of its message; for a group, also the errors in it."""
     return _describe(error)[:_LINE_MOST]
 
 
 def pack_error(error: BaseException | str | None) -> str:
-    """Return what is stored of an error: its line, a newline, and its traceback or the whole text; of one line, that."""
+    """Return the text to store of an error: its line, a newline, and its traceback or whole text; a single line by itself."""
     if error is None:
         return ""
     if isinstance(error, str):
@@ -30,15 +30,15 @@ def pack_error(error: BaseException | str | None) -> str:
 
 
 def kept_text(text: str) -> str:
-    """Return what is stored of a text: its end."""
+    """Return the part of a text that is stored: its end."""
     return _clean(text[-_TEXT_MOST:])
 
 
 def unpack_error(stored: str) -> tuple[str, str]:
-    """Return the line and the traceback, of what :func:`pack_error` made."""
+    """Return the line and the traceback from the result of :func:`pack_error`."""
     line, newline, text = stored.partition("\n")
     if line.startswith("Traceback"):
-        # Stored by something else.
+        # Stored by another program.
         return _line_of(stored), stored
     return line, text if newline else stored
 
@@ -56,11 +56,11 @@ def _describe(error: BaseException) -> str:
 
 
 def _line_of(text: str) -> str:
-    """Return the line that says most: the first one, or that of the error in what ``traceback.format_exc()`` returned."""
+    """Return the line that says the most: the first, or the error's line in the result of ``traceback.format_exc()``."""
     lines = text.splitlines()
     headers = [place for place, line in enumerate(lines) if line.startswith("Traceback")]
     after = lines[headers[-1] + 1 :] if headers else []
-    # What is indented are the calls.
+    # Indented lines are the calls.
     return next((line for line in after if line[:1].strip()), None) or _first_line(text)
 
 
@@ -69,5 +69,5 @@ def _first_line(text: str) -> str:
 
 
 def _clean(text: str) -> str:
-    # What UTF-8 cannot hold would fail the call that settles the message.
+    # Characters that UTF-8 cannot encode would fail the call that retries or buries the message.
     return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Ids that delayq makes up for messages: twelve characters, in the order in which they were made."""
+"""Ids that delayq generates for messages: twelve characters, sorted by the time they were made."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from delayq.errors import BadInput
 
 _LONGEST = 512
 
-# Those of base64 for URLs, in ASCII's order: so ids sort as the numbers that they stand for.
+# The digits of base64 for URLs, in ASCII order, so that ids sort like the numbers they represent.
 _DIGITS = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
 
-# The last millisecond, how its ids begin, and how they go on.
+# The last millisecond, the prefix of its ids, and the counter for the rest of each id.
 _state: tuple[int, str, itertools.count[int]] = (0, "", itertools.count())
 
 
 def new_id() -> str:
-    """A new id. No two of one process are equal.
+    """Return a new id, different from all others of this process.
 
-    A millisecond in 42 bits, then a number in 30 that begins at random in each and counts up. Two processes make the same one
-    hardly ever; the server notices if they do. It is so short because the server keeps it twice, and 12 bytes with their header
-    fill the smallest piece of memory that fits.
+    It consists of the millisecond in 42 bits, and a number in 30 bits that starts at random in each millisecond and counts up.
+    Two processes hardly ever make the same id, and the server notices if they do. It is short because the server stores it twice,
+    and 12 bytes with their header fill the smallest allocation they fit in.
     """
     global _state  # noqa: PLW0603
     now = time.time_ns() // 1_000_000
     milliseconds, prefix, numbers = _state
-    # A clock that was set back: the ids go on where they were.
+    # If the clock was set back, the ids continue where they were.
     if now > milliseconds:
         prefix = _digits(now)
         numbers = itertools.count(secrets.randbits(29))
@@ -43,7 +43,7 @@ def _digits(milliseconds: int) -> str:
 
 
 def _after_fork() -> None:
-    # Processes that were one would make the same ids.
+    # After a fork, parent and child would make the same ids.
     global _state  # noqa: PLW0603
     _state = (0, "", itertools.count())
 
@@ -53,7 +53,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def checked_id(id: str) -> str:  # noqa: A002
-    """Return the id if it may be one. Raises BadInput."""
+    """Return the id if it is valid. Raises BadInput otherwise."""
     if not isinstance(id, str) or not id:
         raise BadInput("an id is a non-empty str")
     try:

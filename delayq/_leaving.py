@@ -1,4 +1,4 @@
-"""Leaves an ``async with`` block around a message."""
+"""Acknowledges or hands back a message at the end of its ``async with`` block."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _log = logging.getLogger("delayq")
 
 
 class Paced:
-    """What a loop has at hand, and how long it waited for acknowledgements meanwhile: that is no part of handling.
+    """The messages that a loop has at hand, and how long it has waited for acknowledgements, which does not count as handling.
 
     Attributes:
-        waited: Seconds.
+        waited: Time spent waiting for acknowledgements, seconds.
     """
 
     waited: float = 0.0
 
 
 async def paced(ahead: object, settling: Awaitable[None]) -> None:
-    """Settle a message, and note how long that took with what its loop has at hand."""
+    """Await the call that acknowledges or retries a message, and add the time it takes to ``ahead.waited``."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     try:
@@ -39,12 +39,13 @@ async def paced(ahead: object, settling: Awaitable[None]) -> None:
 
 
 async def settle_quietly(settling: Awaitable[object], queue: str, message: str | None = None) -> None:
-    """Settle a message while its block's own error is on its way out, so that this error goes on unchanged.
+    """Acknowledge or hand back a message while its block raises an error, and let that error propagate unchanged.
 
-    Errors of settling are logged: a message that was not settled comes again when its lease ends. Cancellation is not held back.
+    Errors of the call itself are logged: a message that was not acknowledged or handed back is redelivered when its lease ends.
+    Cancellation still propagates.
 
     Args:
-        settling: The call that settles the message.
+        settling: The call that acknowledges, retries or releases the message.
         queue: The queue's name, for the log.
         message: The message's id, if it has one.
     """
@@ -53,7 +54,7 @@ async def settle_quietly(settling: Awaitable[object], queue: str, message: str |
         # Shielded: a handler that is cancelled still hands its message back.
         with anyio.CancelScope(shield=True):
             await settling
-    except Exception as error:  # noqa: BLE001 - whatever it is, the block's own error says more
+    except Exception as error:  # noqa: BLE001 - the block's own error matters more
         unsure = isinstance(error, OutcomeUnknown)
         _log.warning(
             "queue %r: %s failed, and %s given back: %s: %s. %s comes again when its lease ends",

@@ -1,4 +1,4 @@
-"""Offers to a reliable queue: what is checked before they leave, and what their outcomes mean."""
+"""Offers to a reliable queue: the checks before they are sent, and the meaning of their outcomes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from delayq._redis.group_commit import GroupCommit
     from delayq.codecs import Codec
 
-    # What becomes of each is a number of offer.lua's, perhaps in Unconfirmed.
+    # The outcome of each message is a number from offer.lua, possibly inside Unconfirmed.
     Commits = GroupCommit[NewMessage, Any]
 
 T = TypeVar("T")
 
 OnDuplicate = Literal["raise", "ignore", "replace"]
 
-# What offer.lua says of a message.
+# The outcomes of offer.lua.
 _STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL = 1, 2, 0, -1, -2
 THERE = (_STORED, _REPLACED, _IGNORED)
 _LARGEST_HEADERS = 16 * 1024
@@ -50,9 +50,9 @@ _LARGEST_HEADERS = 16 * 1024
 # No slots: with them, frozen and generic, Offer[int](...) fails on Python 3.11.
 @dataclass(frozen=True, kw_only=True)
 class Offer(Generic[T]):
-    """One message for :meth:`ReliableQueue.offer_many`. Its fields are the arguments of :meth:`ReliableQueue.offer`.
+    """A message for :meth:`ReliableQueue.offer_many`. Its fields are the arguments of :meth:`ReliableQueue.offer`.
 
-    ``repr`` shows neither value nor headers: they may be private, and tracebacks are logged.
+    ``repr`` shows neither the value nor the headers: they may be private, and tracebacks are logged.
     """
 
     value: T = field(kw_only=False, repr=False)
@@ -66,12 +66,13 @@ class Offer(Generic[T]):
 
 
 class Offering(Generic[T]):
-    """One handle's way in."""
+    """Checks, encodes and stores the messages offered through one queue handle."""
 
     def __init__(self, codec: Codec[T], max_payload: int, *, waits: bool) -> None:
         """Args:
-        max_payload: Bytes.
-        waits: Whether offers wait for room where the queue is full.
+        codec: Encodes the values.
+        max_payload: The largest encoded value allowed, bytes.
+        waits: Whether offers wait for room if the queue is full.
         """
         self._codec = codec
         self._max_payload = max_payload
@@ -88,10 +89,10 @@ class Offering(Generic[T]):
         ttl: Duration | None,
         on_duplicate: OnDuplicate,
     ) -> NewMessage:
-        """Check everything about one message, and encode it.
+        """Check everything about a message, and encode it.
 
         Raises:
-            BadInput, EncodeError: As :meth:`delayq.ReliableQueue.offer`.
+            BadInput, EncodeError: As for :meth:`delayq.ReliableQueue.offer`.
         """
         payload = self._codec.encode(value)
         if not isinstance(payload, bytes):
@@ -118,7 +119,7 @@ class Offering(Generic[T]):
         )
 
     async def outcomes(self, commits: Commits, messages: Sequence[NewMessage]) -> MutableSequence[Any]:
-        """Send them, and say what became of each."""
+        """Send the messages, and return the outcome of each."""
         try:
             futures = commits.submit_many((message, len(message.content)) for message in messages)
             return await asyncio.gather(*futures, return_exceptions=True)
@@ -128,10 +129,15 @@ class Offering(Generic[T]):
     async def store(
         self, commits: Commits, messages: MutableSequence[NewMessage], outcomes: MutableSequence[Any], *, made_up: Sequence[bool]
     ) -> Sequence[NewMessage]:
-        """Offer again what was not stored and may be, until all are stored. ``made_up``: whose id is our own.
+        """Resubmit messages that hit a full queue or a generated id that was taken, until all are stored.
 
-        Raises:
-            What :meth:`delayq.ReliableQueue.offer_many` does.
+        Raises as :meth:`delayq.ReliableQueue.offer_many`.
+
+        Args:
+            commits: Sends the messages.
+            messages: The messages.
+            outcomes: The outcome so far of each message.
+            made_up: For each message, whether its id is generated.
         """
         tries = 0
         unconfirmed: dict[int, str] = {}
@@ -141,7 +147,7 @@ class Offering(Generic[T]):
                 if isinstance(outcome, Unconfirmed):
                     outcomes[place], unconfirmed[place] = outcome
                 if outcome == _DUPLICATE and made_up[place]:
-                    # Another process has made up the same one.
+                    # Another process has generated the same id.
                     messages[place] = messages[place]._replace(id=new_id())
                     again.append(place)
             if not again and self._waits and _FULL in outcomes:
@@ -159,8 +165,8 @@ class Offering(Generic[T]):
                 outcomes[place] = outcome
 
     def raise_for(self, ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> None:
-        """Raise what says that not all of these messages are stored; return if they are."""
-        # Each id once: one list may name it twice.
+        """Raise the error for messages that are not stored; return if all of them are."""
+        # Each id once: a list may contain the same id twice.
         stored = tuple(dict.fromkeys(name for name, outcome in zip(ids, outcomes, strict=True) if outcome in THERE))
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
@@ -179,12 +185,12 @@ class Offering(Generic[T]):
 
 
 def with_headers(offers: Sequence[Offer[T]], headers: Mapping[str, str]) -> Sequence[Offer[T]]:
-    """Offers that have these headers too, but for those that have others of that name."""
+    """Add these headers to the offers that have no header of the same name."""
     return [replace(offer, headers=merged(offer.headers, headers)) for offer in offers] if headers else offers
 
 
 def merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> Mapping[str, str] | None:
-    """``headers``, and those of ``more`` that are not among them. What is no mapping stays as it is, to be refused."""
+    """Return ``headers``, plus those of ``more`` that they lack. Anything but a mapping is returned as it is, to be refused."""
     if not more or (headers is not None and not isinstance(headers, Mapping)):
         return headers
     return {**more, **(headers or {})}

@@ -1,4 +1,4 @@
-"""What exists while a client is open."""
+"""The objects that exist while a client is open."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from delayq._scheduling.scheduler import OpenQueue
     from delayq.hooks import Hooks
 
-# So short that the wheel adds next to nothing to what the alarm can do. An idle one costs nothing however short it is.
+# Short enough that the wheel adds next to nothing to the alarm's own error. An idle wheel costs nothing, however short its ticks.
 _TICK = 0.0001
 
 
 class Session:
-    """Connections, the one timer, the background tasks and the scheduler, which all queues of a client share."""
+    """The connections, the timer, the background tasks and the scheduler, shared by all queues of a client."""
 
     def __init__(self, address: AnyAddress, max_connections: int, resync_interval: float, hooks: Hooks) -> None:
         self._loop = asyncio.get_running_loop()
@@ -38,15 +38,15 @@ class Session:
         self.timer: HashedWheelTimer = HashedWheelTimer(tick_duration=_TICK)
         self.background: Background = Background()
         self._closing: asyncio.Task[None] | None = None
-        # What waits until queues that were closed on their own have given everything back.
+        # Tasks that wait until queues closed on their own have given everything back.
         self._closing_queues: set[asyncio.Task[None]] = set()
         self.scheduler: Scheduler = Scheduler(self.server, self.nodes, self.timer, self.background, resync_interval, hooks)
 
     def check_loop(self) -> None:
-        """Raise a clear error where asyncio would hang or fail late.
+        """Raise a clear error in cases where asyncio would hang, or fail late.
 
         Raises:
-            ConfigurationError: We are not in the event loop, or the process, in which the client was opened.
+            ConfigurationError: The current event loop or process is not the one in which the client was opened.
         """
         if asyncio._get_running_loop() is not self._loop:  # noqa: SLF001 - documented for libraries; it does not raise
             raise self.server.wrong_loop()
@@ -54,19 +54,19 @@ class Session:
     async def aclose(self) -> None:
         """Close every queue, then everything else.
 
-        All that was taken for nobody is on its way back before anything is waited for, and a caller who is cancelled leaves the
-        rest to a task.
+        Messages that were fetched but not handed to a consumer are on their way back before this waits for anything. If the
+        caller is cancelled, a task does the rest.
         """
         if self._closing is None:
             end = self.scheduler.close(self.scheduler.queues)
-            # Not one of the background tasks, for it ends them.
+            # Not one of the background tasks, because it ends them.
             self._closing = asyncio.create_task(self._end(end), name="delayq close")
         await _ended(self._closing)
 
     async def close_queue(self, queue: OpenQueue) -> None:
         """Close one queue, as :meth:`aclose` does."""
         end = self.scheduler.close([queue])
-        # Not one of the background tasks: a client that closes meanwhile waits for it.
+        # Not one of the background tasks: if the client closes meanwhile, it waits for this one.
         closing = asyncio.create_task(end(), name=f"delayq close {queue.name}")
         self._closing_queues.add(closing)
         closing.add_done_callback(self._closing_queues.discard)
@@ -84,7 +84,7 @@ class Session:
 
 
 async def _ended(closing: asyncio.Task[None]) -> None:
-    """Wait until closing has ended, also when cancelled. A second cancellation leaves it to its task."""
+    """Wait until closing has ended, even if cancelled. After a second cancellation, the task finishes on its own."""
     try:
         await asyncio.shield(closing)
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""How a client treats a reliable queue."""
+"""The settings that a client uses for a reliable queue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
 
 @dataclass(frozen=True)
 class Settings:
-    """How a client treats a queue; see :meth:`delayq.Client.reliable_queue`."""
+    """The settings of one queue; see :meth:`delayq.Client.reliable_queue`."""
 
     lease: Duration = 30.0
     max_attempts: int | None = 10
@@ -37,10 +37,10 @@ class Settings:
     durability: str = "memory"
 
     def policy(self) -> Policy:
-        """What of it the server is told.
+        """Return the part of the settings that is sent to the server.
 
         Raises:
-            BadInput: A setting cannot work.
+            BadInput: A setting is invalid.
         """
         lease_us = microseconds(self.lease, "lease")
         if lease_us < _SHORTEST_LEASE_US:
@@ -80,7 +80,7 @@ def _count(count: int) -> str:
     return str(count or None)
 
 
-# The name of each setting, its field, and how its value is written.
+# The name of each setting, its field, and a function that formats its value.
 _SETTINGS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("lease", "lease_us", _seconds),
     ("max_attempts", "max_attempts", _count),

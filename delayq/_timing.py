@@ -1,9 +1,9 @@
-"""When a recurring message is due: a period, or a cron expression in a time zone. Pure.
+"""Computes when a recurring message is due: a period, or a cron expression in a time zone. Pure.
 
-**Daylight saving.** An expression whose minute and hour are both fixed means a time of day, and runs once on each day that
-it names: where the clock jumps over that time, at the first moment after the jump; where it shows it twice, the first
-time. An expression whose minute or hour begins with ``*`` follows the clock: it runs whenever the clock shows what it says,
-twice in an hour that comes twice, and not in one that does not come.
+**Daylight saving.** An expression whose minute and hour are both fixed means a time of day, and runs once on each day that it
+names: if the clock skips that time, it runs at the first moment after the jump; if the clock shows it twice, the first time. An
+expression whose minute or hour begins with ``*`` follows the clock: it runs whenever the clock shows a matching time, so it runs
+twice in an hour that is repeated, and not in an hour that is skipped.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 AHEAD = 32
-"""So many moments of an expression are computed at a time."""
+"""The number of an expression's moments that are computed at a time."""
 
 _SHORTEST_US = 1_000
 _LONGEST_CRON = 512
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIXED_OFFSET = re.compile(r"UTC(?:([+-])(\d\d):(\d\d))?")
-# Longer than any jump of a clock: one country moved across the date line.
+# Longer than any jump of a clock: one country has moved across the date line.
 _LONGEST_JUMP = timedelta(hours=25)
-# No clock is set twice within so long.
+# No clock changes twice within this time.
 _STEADY = timedelta(hours=6)
 _SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What says when a message recurs.
+    """The rule by which a message recurs.
 
     Attributes:
         every_us: The period, microseconds; 0 for an expression.
-        cron: The expression, fields apart by one space; empty for a period.
+        cron: The expression, with single spaces between its fields; empty for a period.
         timezone: The name of its time zone; empty for a period.
     """
 
@@ -52,24 +52,24 @@ class Timing:
 
     @property
     def text(self) -> str:
-        """As it is stored: the same for the same timing."""
+        """The stored form: equal timings have equal texts."""
         facts = {"cron": self.cron, "timezone": self.timezone} if self.cron else {"every_us": self.every_us}
         return json.dumps(facts, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> Timing:
-        """Read what :attr:`text` gave. Raises ValueError, TypeError or KeyError if it did not."""
+        """Parse the value of :attr:`text`. Raises ValueError, TypeError or KeyError if it is not one."""
         facts: dict[str, Any] = json.loads(text)
         if "cron" in facts:
             return cls(0, str(facts["cron"]), str(facts["timezone"]))
         return cls(int(facts["every_us"]))
 
     def moments(self, after_us: int) -> list[int]:
-        """The next moments of the expression after ``after_us``, microseconds since the epoch; none of a period.
+        """Return the next moments of the expression after ``after_us``, microseconds since the epoch; none for a period.
 
         Raises:
-            BadInput: The expression or the time zone cannot be read, or never comes.
-            ConfigurationError: The library for it is not installed.
+            BadInput: The expression or the time zone cannot be read, or no moment ever matches.
+            ConfigurationError: The library for cron expressions is not installed.
         """
         if not self.cron:
             return []
@@ -84,10 +84,10 @@ class Timing:
 
 
 def timing_of(cron: str | None, every: Duration | None, timezone: str | tzinfo) -> Timing:
-    """Check what a caller says.
+    """Check the arguments of a call, and return the timing they describe.
 
     Raises:
-        BadInput: Neither or both of ``cron`` and ``every``, or one that cannot work.
+        BadInput: Neither or both of ``cron`` and ``every`` are given, or a value is invalid.
     """
     if (cron is None) == (every is None):
         raise BadInput("give cron or every, and not both")
@@ -104,10 +104,10 @@ def timing_of(cron: str | None, every: Duration | None, timezone: str | tzinfo) 
 
 
 def zone_of(timezone: str | tzinfo) -> tuple[str, tzinfo]:
-    """A time zone, and a name for it that every process understands.
+    """Return a time zone, and a name for it that every process understands.
 
     Raises:
-        BadInput: There is none of that name, or it is one that has none.
+        BadInput: There is no time zone of that name, or the time zone has no name.
     """
     name = timezone if isinstance(timezone, str) else _zone_name(timezone)
     if fixed := _FIXED_OFFSET.fullmatch(name):
@@ -140,12 +140,13 @@ def _zone_name(zone: tzinfo) -> str:
 
 
 def cron_moments(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:
-    """The moments (UTC) after ``after`` at which an expression comes, in order; see the module for daylight saving.
+    """Return the moments (UTC) after ``after`` that match an expression, in order; see the module for daylight saving.
 
-    The library reads the expression and counts in plain local time. What that means in a zone is decided here.
+    The library parses the expression and counts in plain local time; this function decides which moments those times mean in a
+    zone.
 
     Raises:
-        BadInput: The expression cannot be read.
+        BadInput: The expression cannot be parsed.
         ConfigurationError: The library is not installed.
     """
     fields = expression.split()
@@ -156,9 +157,9 @@ def cron_moments(expression: str, zone: tzinfo, after: datetime) -> Iterator[dat
 
 
 def _local_times(expression: str, after: datetime) -> Iterator[datetime]:
-    """The plain local times after ``after`` at which the expression comes."""
+    """Return the plain local times after ``after`` that match the expression."""
     try:
-        from cronsim import CronSim, CronSimError  # noqa: PLC0415 - an extra, loaded only when it is asked for
+        from cronsim import CronSim, CronSimError  # noqa: PLC0415 - an extra, loaded only when needed
     except ImportError:
         raise ConfigurationError("cron expressions need the extra: pip install 'delayq[cron]'") from None
     try:
@@ -168,24 +169,24 @@ def _local_times(expression: str, after: datetime) -> Iterator[datetime]:
 
 
 def _once_a_day(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:
-    # What the clock has shown by now for the first time, or jumped over, is over.
+    # Times that the clock has already shown once, or has jumped over, are past.
     times = _local_times(expression, _shown(zone, after))
     last = after
     return (last := moment for time in times if (moment := first_moment(time, zone)) > last)
 
 
 def first_moment(local: datetime, zone: tzinfo) -> datetime:
-    """The first moment (UTC) at which a clock in ``zone`` shows a local time; the end of the jump if it never does."""
-    # Of a time that is shown twice, the first one: a fold may be left from the moment that it was computed from.
+    """Return the first moment (UTC) at which a clock in ``zone`` shows a local time; the end of the jump if it never does."""
+    # For a time that is shown twice, the first one: the moment it was computed from may have left a fold.
     moment = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     if moment.astimezone(zone).replace(tzinfo=None) == local:
         return moment
-    # It lies within the longest jump before that moment.
+    # The change is within the longest jump before that moment.
     return _change(zone, moment - _LONGEST_JUMP, moment)
 
 
 def _change(zone: tzinfo, before: datetime, after: datetime) -> datetime:
-    """The first moment at which the clock has the offset that it has at ``after``, and had not at ``before``."""
+    """Return the first moment at which the clock has its offset of ``after``, which it did not have at ``before``."""
     offset = after.astimezone(zone).utcoffset()
     while after - before > _SECOND:
         middle = before + (after - before) // 2 // _SECOND * _SECOND
@@ -197,7 +198,7 @@ def _change(zone: tzinfo, before: datetime, after: datetime) -> datetime:
 
 
 def _following_the_clock(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:
-    # Here, so that a bad expression is found before the first moment is asked for.
+    # Called here, so that an invalid expression is found before the first moment is requested.
     times = _local_times(expression, _shown(zone, after))
 
     def moments() -> Iterator[datetime]:
@@ -207,7 +208,7 @@ def _following_the_clock(expression: str, zone: tzinfo, after: datetime) -> Iter
         while True:
             for time in times:
                 moment = (time - offset).replace(tzinfo=UTC)
-                # From here to there, is the clock set?
+                # Does the clock change between these two moments?
                 while at < moment and _offset(zone, min(at + _STEADY, moment)) == offset:
                     at = min(at + _STEADY, moment)
                 if at < moment:

@@ -1,7 +1,7 @@
-"""What a user of the server needs for its part with queues, and no more: rules for ``ACL SETUSER`` and for ACL files.
+"""The rights that a user of the server needs for its work with queues, and no more: rules for ``ACL SETUSER`` and ACL files.
 
-The rules work from Redis 6.2 on. The server checks the commands within scripts as if the user had sent them, so a role has those
-of its scripts. Tests let each role do its whole job, and take away each rule in turn to see something fail.
+The rules work from Redis 6.2 on. The server checks the commands within scripts as if the user had sent them, so a role includes
+the commands of its scripts. Tests let each role do its whole job, then remove one rule at a time to see something fail.
 """
 
 from __future__ import annotations
@@ -23,35 +23,36 @@ if TYPE_CHECKING:
     from delayq._redis.scripts import Script
 
 Role = Literal["producer", "consumer", "admin", "dashboard"]
-"""Who offers, cancels and reschedules; who takes and settles; who cleans up; who only looks."""
+"""A producer offers, cancels and reschedules; a consumer takes and acknowledges; an admin cleans up; a dashboard only reads."""
 
 Servers = Literal["one", "cluster", "sentinel"]
-"""Whether there is one server, a cluster, or one behind Sentinels."""
+"""Whether there is a single server, a cluster, or a server behind Sentinels."""
 
 ROLES: tuple[Role, ...] = ("producer", "consumer", "admin", "dashboard")
 
-# Everybody greets the server and listens for notifications. EVAL is for a server that does not know a script yet.
+# Every role connects and listens for notifications. EVAL is for a server that does not know a script yet.
 _EVERYBODY = "ping subscribe unsubscribe"
 _SCRIPTS = "eval evalsha"
 
-# What stands for the rest of a name, one character of a token, and a priority, until the pattern is written: no characters.
+# Placeholders, until the pattern is written, for the rest of a name, one character of a token, a priority and a digit: these code
+# points are noncharacters.
 _REST, _ONE, _PRIORITY, _DIGIT = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 _SPECIAL = re.compile(r"[*?\[\\]")
-# What a rule cannot hold: it would end there.
+# Characters that a rule cannot contain, because it would end there.
 _NOT_IN_RULES = re.compile(f"[\0\t\n\v\f\r {_REST}{_ONE}{_PRIORITY}{_DIGIT}]")
-# What finds the server, or the right one, and waits for a promise about what was written.
+# Commands that find the right server.
 _SERVERS: dict[Servers, str] = {"one": "", "cluster": "asking cluster|slots", "sentinel": ""}
 
 
 @dataclass(frozen=True)
 class _Delayed:
-    """The work of a role with a delayed queue.
+    """The work that a role does with a delayed queue.
 
     Attributes:
-        scripts: Those that it runs.
-        besides: The commands that it sends besides.
-        keys: The keys that it reaches.
-        never: Commands of its scripts that it never gets to.
+        scripts: The scripts it runs.
+        besides: The commands it sends in addition.
+        keys: The keys it accesses.
+        never: Commands in its scripts that it never reaches.
     """
 
     scripts: tuple[Script, ...]
@@ -62,7 +63,7 @@ class _Delayed:
 
 @dataclass(frozen=True)
 class _Reliable:
-    """The same of a reliable queue."""
+    """The work that a role does with a reliable queue. Attributes as in :class:`_Delayed`."""
 
     scripts: tuple[Script, ...]
     besides: str
@@ -75,7 +76,7 @@ _LOOKS_AT_DELAYED = "time llen lindex lrange hmget zcard zcount zrange zrevrange
 _LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall hkeys hscan"
 
 DELAYED: dict[Role, _Delayed] = {
-    # No way to the ready list: others move what is due.
+    # No access to the ready list: other processes move due messages.
     "producer": _Delayed(
         (delayed_scripts.OFFER, delayed_scripts.CANCEL, delayed_scripts.RESCHEDULE),
         "",
@@ -114,7 +115,7 @@ DELAYED: dict[Role, _Delayed] = {
             delayed_scripts.POLL_LAST,
             delayed_scripts.EXPIRE,
             delayed_scripts.MIGRATE,
-            # What it polled is confirmed, goes back, or goes to quarantine.
+            # The messages it polled are confirmed, go back, or go to quarantine.
             delayed_scripts.ACK,
             delayed_scripts.GIVE_BACK,
             delayed_scripts.SET_ASIDE,
@@ -161,7 +162,7 @@ RELIABLE: dict[Role, _Reliable] = {
         ),
         "hscan hmget hget time",
         lambda keys: (*_messages(keys), keys.wake, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules),
-        # Of the re-check only what it does for a reliable queue.
+        # Of the re-check, it reaches only the part for reliable queues.
         never="llen",
     ),
     "admin": _Reliable(
@@ -207,30 +208,32 @@ def acl_rules(
     servers: Servers = "one",
     durability: str = "memory",
 ) -> list[str]:
-    """The rules for a user who has one role with some queues: ``ACL SETUSER name on >password`` and these.
+    """Return the rules for a user with one role for some queues, to be used as ``ACL SETUSER name on >password`` plus these.
 
-    They take away whatever the user had before. Two roles need two users, or the rules of both with what resets
-    left out of the second; a client needs all rights of whatever it does.
+    They take away all rights the user had before. For two roles, use two users, or the rules of both with the reset rules removed
+    from the second; a client needs the rights for everything it does.
 
     Args:
-        role: ``"producer"``: offer, cancel, reschedule. ``"consumer"``: take, settle, let recur; what a worker does. ``"admin"``:
-            look, purge, redrive, pause, migrate. ``"dashboard"``: look, and change nothing.
-        delayed: Names of delayed queues, as the server knows them: with a ``name_mapper``, what it makes of them.
-        reliable: The same of reliable queues.
-        prefix: They are the beginnings of names. Of delayed queues then only those without braces, unless the
-            beginning has a whole hash tag.
+        role: ``"producer"``: offer, cancel, reschedule. ``"consumer"``: take, acknowledge, schedule recurring messages:
+            everything a worker does. ``"admin"``: inspect, purge, redrive, pause, migrate. ``"dashboard"``: inspect, without
+            changing anything.
+        delayed: Names of delayed queues as the server knows them: with a ``name_mapper``, the names it returns.
+        reliable: The same for reliable queues.
+        prefix: Whether the names are prefixes. For delayed queues, a prefix then covers only names without braces, unless it
+            contains a complete hash tag.
         database: The database, if it is not the first.
-        partitions: How many the reliable queues have; None: they are not in partitions.
-        servers: ``"cluster"`` or ``"sentinel"``, where there are several. What Sentinels themselves ask of a user is
-            ``+sentinel|get-master-addr-by-name``.
-        durability: What offers are promised, as :meth:`~delayq.ReliableQueue.offer` takes it.
+        partitions: The number of partitions of the reliable queues; None if they are not partitioned.
+        servers: ``"cluster"`` or ``"sentinel"``, if there are several servers. The Sentinels themselves require
+            ``+sentinel|get-master-addr-by-name`` of a user.
+        durability: The durability that offers ask for, as in :meth:`~delayq.ReliableQueue.offer`.
 
     Returns:
         The rules, each one word.
 
     Raises:
-        BadInput: No queue is named, or there is no such role, number of partitions, kind of servers, or durability.
-        BadName: As for a queue; a name has white space, which no rule can hold; or a prefix reaches into other queues' keys.
+        BadInput: No queue is named; or the role, number of partitions, kind of servers or durability is invalid.
+        BadName: As for a queue; or a name contains white space, which no rule can contain; or a prefix covers keys of other
+            queues.
     """
     if role not in ROLES:
         raise BadInput(f"a role is one of {', '.join(ROLES)}, not {role!r}")
@@ -266,7 +269,7 @@ def acl_rules(
 
 
 def _of_partitions(name: str, partitions: int | None) -> list[ReliableKeys]:
-    """The keys of a queue; of one in partitions, for each number of digits that these have."""
+    """Return the keys of a queue; for a partitioned one, for each number of digits that its partitions have."""
     if partitions is None:
         return [ReliableKeys.of(name)]
     check_partitions(partitions)
@@ -282,7 +285,7 @@ def _messages(keys: ReliableKeys) -> tuple[str, ...]:
 
 
 def _whole(name: str, *, prefix: bool, ready: bool) -> str:
-    """A name, with a mark for its end if it is only its beginning."""
+    """Return a name, with a placeholder for its end if it is only a prefix."""
     if not isinstance(name, str) or not name:
         raise BadName("a queue's name is a non-empty str")
     if _NOT_IN_RULES.search(name):

@@ -1,7 +1,7 @@
-"""What wakes an event loop at a moment, as exactly as the platform can.
+"""Wakes an event loop at a given moment, as exactly as the platform allows.
 
-asyncio rounds its own timeouts up to whole milliseconds, because epoll counts in them. A Linux timerfd that the loop
-watches like a socket counts in nanoseconds, for one file descriptor. Where there is none, the loop's own timer does.
+asyncio rounds its own timeouts up to whole milliseconds, because epoll counts in them. A Linux timerfd that the loop watches like
+a socket counts in nanoseconds, for one file descriptor. Without a timerfd, the loop's own timer is used.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _CLOCK_MONOTONIC = 1
 _NONBLOCK, _CLOEXEC = 0o4000, 0o2000000
 _ABSOLUTE = 1
 _NANO = 1_000_000_000
-# Seconds after the system's start: nobody lives to see it, and more of them Python cannot count in nanoseconds.
+# Seconds since the system started: centuries away, and larger values overflow Python's count of nanoseconds.
 _FARTHEST = 2.0**33
 
 
 class Cancellable(Protocol):
-    """A call to come."""
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> object: ...
 
 
 class TimerLoop(Protocol):
-    """What :class:`~delayq.HashedWheelTimer` needs of an event loop."""
+    """The methods of an event loop that :class:`~delayq.HashedWheelTimer` needs."""
 
     def time(self) -> float: ...
     def call_soon(self, callback: Callable[[], object], *, context: contextvars.Context) -> Cancellable: ...
@@ -50,20 +50,20 @@ class Alarm(Protocol):
     kind: AlarmKind
 
     def set(self, when: float, callback: Callable[[], object]) -> None:
-        """Call ``callback`` at ``when``, seconds on the loop's clock, instead of whatever was set before."""
+        """Call ``callback`` at ``when``, seconds on the loop's clock, replacing any previous setting."""
         ...
 
     def clear(self) -> None:
-        """Call nobody."""
+        """Cancel the call that is set, if any."""
         ...
 
     def close(self) -> None:
-        """Call nobody any more. Safe again, and when the loop is closed."""
+        """Cancel the call that is set, for good. Safe to repeat, and after the loop is closed."""
         ...
 
 
 class LoopAlarm:
-    """The loop's own timer. On asyncio up to a millisecond late; uvloop may be early as well."""
+    """The loop's own timer. Up to a millisecond late on asyncio; uvloop may be early as well."""
 
     kind: AlarmKind = "loop"
 
@@ -86,11 +86,11 @@ class LoopAlarm:
 
 
 class TimerfdAlarm:
-    """A Linux timerfd. Its file descriptor is closed with it, with its owner, or with the loop, whichever ends first.
+    """A Linux timerfd. Its file descriptor is closed with the alarm, its owner or the loop, whichever ends first.
 
     Raises:
-        OSError: The system gives none.
-        NotImplementedError: The loop watches no file descriptors.
+        OSError: The system provides none.
+        NotImplementedError: The loop cannot watch file descriptors.
     """
 
     kind: AlarmKind = "timerfd"
@@ -99,19 +99,19 @@ class TimerfdAlarm:
         create, self._settime = _system_calls()
         self._fd = create()
         self._loop = loop
-        # Held only while it is set: then an owner that nobody needs any more takes us along.
+        # Held only while the alarm is set, so that an unused owner and its alarm can be collected together.
         self._callback: Callable[[], object] | None = None
         try:
             context.run(loop.add_reader, self._fd, self._ring)
         except BaseException:
             self.close()
             raise
-        # Weakly: while it is set, it holds its owner.
+        # A weak reference: while the alarm is set, it refers to its owner.
         weakref.finalize(owner, _close_soon, weakref.ref(self), loop).atexit = False
 
     def set(self, when: float, callback: Callable[[], object]) -> None:
         self._callback = callback
-        # Zero would stop it, and what is cut off on the way must not make it early.
+        # Zero would stop the timer, and rounding down on the way must not make it early.
         self._settime(self._fd, min(max(when, 0.0) + 2 / _NANO, _FARTHEST))
 
     def clear(self) -> None:
@@ -128,7 +128,7 @@ class TimerfdAlarm:
             os.close(fd)
 
     def __del__(self) -> None:
-        # The loop that watched it is gone.
+        # The loop that watched it no longer exists.
         if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -137,7 +137,7 @@ class TimerfdAlarm:
         try:
             os.read(self._fd, 8)
         except (BlockingIOError, InterruptedError):
-            return  # it was set anew meanwhile
+            return  # it was set again meanwhile
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
@@ -146,18 +146,18 @@ class TimerfdAlarm:
 def _close_soon(weak: weakref.ref[TimerfdAlarm], loop: asyncio.AbstractEventLoop) -> None:
     alarm = weak()
     if alarm is not None:
-        # The owner's last reference may have gone in any thread; and a loop that is closed needs nothing.
+        # The owner's last reference may have gone in any thread; a loop that is closed needs nothing.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(alarm.close)
 
 
 def new_alarm(loop: Any, context: contextvars.Context, owner: object) -> Alarm:
-    """The most exact alarm for a loop: a timerfd where there is one, else the loop's own timer.
+    """Return the most exact alarm for a loop: a timerfd if available, otherwise the loop's own timer.
 
     Args:
-        loop: An event loop, or what a test has in place of one.
-        context: The callbacks run in this.
-        owner: Whoever sets it. It lives no longer than this.
+        loop: An event loop, or a test's replacement for one.
+        context: The context in which callbacks run.
+        owner: The object that sets the alarm. The alarm lives no longer than its owner.
     """
     if isinstance(loop, asyncio.AbstractEventLoop) and sys.platform == "linux":
         with suppress(OSError, AttributeError, ImportError, NotImplementedError):
@@ -167,7 +167,7 @@ def new_alarm(loop: Any, context: contextvars.Context, owner: object) -> Alarm:
 
 @functools.cache
 def _system_calls() -> tuple[Callable[[], int], Callable[[int, float], object]]:
-    """How to make a timerfd, and how to set one to seconds on the monotonic clock; 0 stops it."""
+    """Return functions that create a timerfd, and set one to seconds on the monotonic clock; 0 stops it."""
     if sys.version_info >= (3, 13):
         flags = os.TFD_NONBLOCK | os.TFD_CLOEXEC
         absolute = os.TFD_TIMER_ABSTIME
@@ -180,7 +180,7 @@ def _system_calls() -> tuple[Callable[[], int], Callable[[int, float], object]]:
 
 
 def _by_ctypes() -> tuple[Callable[[], int], Callable[[int, float], object]]:
-    import ctypes  # noqa: PLC0415 - only where the standard library has no function for it
+    import ctypes  # noqa: PLC0415 - needed only if the standard library lacks these functions
 
     if ctypes.sizeof(ctypes.c_long) != 8:
         raise OSError("the size of a time_t is not known here")

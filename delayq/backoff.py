@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt. Pure."""
+"""How long a failed message waits for its next attempt. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from delayq.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# Longer waits mean nothing: a hundred years, seconds.
+# Longer waits are meaningless: a hundred years, seconds.
 _MOST = 100 * 365.25 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Retry delays by attempt. Made by one of the class methods.
+    """Retry delays by attempt. Create one with one of the class methods.
 
     Attributes:
-        delays: The delays after the first attempts, seconds. The last one counts for all later attempts, times ``factor``
+        delays: The delays after the first attempts, seconds. The last one applies to all later attempts, multiplied by ``factor``
             for each.
-        factor: What each further delay is multiplied by: above 1 they grow, below 1 they shrink.
-        max: No delay is longer, seconds.
-        jitter: The part of a delay that is left to chance, 0 to 1: with 0.1 it is anything from 90 to 110 %, so that what
-            failed together does not come back together.
+        factor: The multiplier for each further delay: above 1 the delays grow, below 1 they shrink.
+        max: The longest delay, seconds.
+        jitter: The random part of a delay, 0 to 1: with 0.1, the delay is anything from 90 to 110 %, so that messages that failed
+            together do not come back together.
     """
 
     delays: tuple[float, ...]
@@ -46,40 +46,40 @@ class Backoff:
 
     @classmethod
     def fixed(cls, delay: float, *, jitter: float = 0.0) -> Backoff:
-        """Always the same delay."""
+        """Wait the same delay every time, seconds."""
         return cls((delay,), jitter=jitter)
 
     @classmethod
     def exponential(cls, base: float = 1.0, factor: float = 2.0, max: float = 3600.0, jitter: float = 0.1) -> Backoff:  # noqa: A002
-        """``base``, then each ``factor`` times the one before, up to ``max``. A factor below 1 makes them shrink."""
+        """Start with ``base`` seconds and multiply by ``factor`` each time, up to ``max``. A factor below 1 shrinks delays."""
         return cls((base,), factor=factor, max=max, jitter=jitter)
 
     @classmethod
     def fibonacci(cls, base: float = 1.0, max: float = 3600.0, jitter: float = 0.1) -> Backoff:  # noqa: A002
-        """1, 1, 2, 3, 5, 8 ... times ``base``, up to ``max``."""
+        """Wait 1, 1, 2, 3, 5, 8 ... times ``base``, up to ``max`` (seconds)."""
         steps = [1, 1]
-        # As many as matter: then they are beyond any maximum.
+        # Enough steps to exceed any maximum.
         while len(steps) < 60:
             steps.append(steps[-1] + steps[-2])
         return cls(tuple(base * step for step in steps), max=max, jitter=jitter)
 
     @classmethod
     def explicit(cls, delays: Iterable[float], *, jitter: float = 0.0) -> Backoff:
-        """These delays, one after the other; the last one again and again."""
+        """Wait these delays, in seconds, one after the other, and repeat the last one."""
         return cls(tuple(delays), jitter=jitter)
 
     def delay(self, attempt: int, chance: Callable[[], float] = random.random) -> float:
-        """How long to wait after attempt number ``attempt`` has failed, seconds.
+        """Return how long to wait after attempt number ``attempt`` has failed, seconds.
 
         Args:
-            attempt: From 1.
-            chance: A number from 0 to 1, for the jitter.
+            attempt: The number of the attempt, starting at 1.
+            chance: Returns a random number from 0 to 1, for the jitter.
         """
         place = max(attempt, 1) - 1
         beyond = place - (len(self.delays) - 1)
         delay = self.delays[min(place, len(self.delays) - 1)]
         if beyond > 0 and self.factor != 1 and delay:
-            # By logarithms, because the power of a large attempt is more than a float holds.
+            # Use logarithms, because a power with a large attempt exceeds what a float can hold.
             exponent = math.log(delay) + beyond * (math.log(self.factor) if self.factor else -math.inf)
             delay = math.exp(min(exponent, math.log(_MOST)))
         delay = min(delay, self.max)

@@ -1,4 +1,4 @@
-"""connect() and the client: connections, the timer, the wake-up subscription, and the queues that share them."""
+"""connect() and the client, which owns the connections, the timer, the wake-up subscription and the queues that share them."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _log = logging.getLogger("delayq")
 
 URL_VARIABLE = "DELAYQ_URL"
 
-# Calls that are on their way at the same time. Offers share calls, so few are needed.
+# Concurrent calls per server. Offers share calls, so a few connections are enough.
 _CONNECTIONS = 4
-# A re-check that comes more often does nothing else, seconds.
+# Re-checking more often than this would leave no time for anything else, seconds.
 _LEAST_RESYNC = 0.001
 
 
@@ -60,24 +60,24 @@ def connect(
     max_connections: int = _CONNECTIONS,
     name_mapper: Callable[[str], str] | None = None,
 ) -> Client:
-    """Make a client, to be opened with ``async with``.
+    """Create a client, to be opened with ``async with``.
 
     Args:
-        address: ``redis://host:port/db``, ``rediss://``, ``unix:///path`` (or ``valkey://``, ``valkeys://``,
-            ``valkey+unix://``); ``embedded:`` for a private server that lives as long as the client, ``embedded:./data``
-            for one that keeps its data in that directory; ``redis+cluster://host:port,host:port``,
-            ``redis+sentinel://host:port,host:port/service/db``; or a client of ``redis.asyncio`` (``Redis``, ``RedisCluster``,
-            ``Sentinel.master_for()``), whose address is used and whose connections stay the caller's. Without it,
-            ``$DELAYQ_URL``; without that, ``embedded:`` if it is installed, and a warning in the log.
-        resync_interval: How long a lost notification may delay a message: seconds or a timedelta.
-        max_connections: Connections on which calls are made, to each server; when all are in use, calls share them. The
-            subscription, and one blocked connection for each queue on which somebody waits, come on top.
-        name_mapper: Turns a queue's name into its name on the server, as the ``NameMapper`` of a Redisson client does:
-            ``"prod:{}".format`` puts a prefix before each.
+        address: ``redis://host:port/db``, ``rediss://``, ``unix:///path`` (or ``valkey://``, ``valkeys://``, ``valkey+unix://``);
+            ``embedded:`` for a private server that lives as long as the client, ``embedded:./data`` for one that keeps its data
+            in that directory; ``redis+cluster://host:port,host:port``, ``redis+sentinel://host:port,host:port/service/db``; or a
+            client of ``redis.asyncio`` (``Redis``, ``RedisCluster``, ``Sentinel.master_for()``): delayq uses its address and
+            leaves its connections to you. If omitted, ``$DELAYQ_URL``; if that is not set either, ``embedded:`` where it is
+            installed, with a warning in the log.
+        resync_interval: The longest a lost notification can delay a message: seconds or a timedelta.
+        max_connections: The number of connections that carry calls to each server; when all of them are in use, calls share them.
+            The subscription comes on top, and so does one blocked connection for each queue that has a waiting consumer.
+        name_mapper: Maps a queue's name to its name on the server, like the ``NameMapper`` of a Redisson client:
+            ``"prod:{}".format`` puts a prefix before each name.
 
     Raises:
-        ConfigurationError: There is no address, or it cannot be read.
-        BadInput: ``resync_interval`` or ``max_connections`` cannot be.
+        ConfigurationError: There is no address, or it cannot be parsed.
+        BadInput: ``resync_interval`` or ``max_connections`` is invalid.
     """
     if address is None:
         address = os.environ.get(URL_VARIABLE) or None
@@ -97,9 +97,9 @@ def connect(
 
 
 class Client:
-    """A connection to one server, and the queues on it. Made by :func:`connect`, opened with ``async with``.
+    """A connection to one server, and the queues on it. Create one with :func:`connect` and open it with ``async with``.
 
-    It belongs to the event loop in which it was opened.
+    A client belongs to the event loop in which it was opened.
     """
 
     def __init__(
@@ -114,7 +114,8 @@ class Client:
         if max_connections is None:
             raise BadInput("max_connections is an int of at least 1, not None")
         check_count(max_connections, "max_connections", 1)
-        # redis-py takes longer to import than all the rest. Who makes a client waits for it, and not who imports delayq.
+        # redis-py takes longer to import than everything else together: pay for it when a client is made, not when delayq is
+        # imported.
         from delayq._redis.address import from_client, from_url  # noqa: PLC0415
 
         self._resync_interval = resync_interval
@@ -131,20 +132,20 @@ class Client:
 
     @property
     def is_new(self) -> bool:
-        """Whether it was never opened, and still can be."""
+        """Whether the client has never been opened, and still can be."""
         return self._session is None and not self._closed
 
     async def __aenter__(self) -> Self:
-        """Open the client: start the embedded server if it is to be one, and ask the server once.
+        """Open the client: start the embedded server if there is one, and make a first call to the server.
 
         Raises:
-            ServerUnavailable, ServerRefused: The server does not answer, or does not let us in.
+            ServerUnavailable, ServerRefused: The server does not answer, or denies access.
             EmbeddedServerError: The private server did not start.
-            Closed: The client was opened before.
+            Closed: The client has been opened before.
         """
         if self._session is not None or self._closed:
             raise Closed("a client is opened once; make another with connect()")
-        from delayq._session import Session  # noqa: PLC0415 - stands on redis-py
+        from delayq._session import Session  # noqa: PLC0415 - imports redis-py
 
         try:
             if self._embedded is not None:
@@ -181,23 +182,24 @@ class Client:
     ) -> DelayedQueue[Any]:
         """Open a queue. It needs no declaration on the server, and is closed with the client or on its own.
 
-        While it is open, this process helps to move what comes due, also if it only offers.
+        While the queue is open, this process helps to move due messages to the ready list, even if it only offers.
 
         Args:
-            name: Also the key of the list from which Java consumers take.
-            codec: How values become bytes; :class:`~delayq.JsonCodec` unless given. Every side must use the same.
-            max_payload: Bytes that an encoded value may have.
-            ordered_list: False spares the second copy of each pending message, in offer order, which only the views of
-                ``RDelayedQueue`` need: choose it, in every process alike, for a queue that Java never lists, searches or
-                removes from. Java still delivers what it finds there.
+            name: The queue's name. It is also the key of the list from which Java consumers take.
+            codec: Converts values to bytes and back; :class:`~delayq.JsonCodec` by default. All producers and consumers must use
+                the same one.
+            max_payload: The largest encoded value allowed, bytes.
+            ordered_list: False saves the second copy of each pending message, kept in offer order, which only the views of
+                ``RDelayedQueue`` need. Choose it, in every process alike, for a queue that Java never lists, searches or removes
+                from. Java still delivers the messages it finds there.
             durability: How safe an offer must be before it returns: ``"memory"``, ``"fsync"`` or ``"replicas:N"``; see
                 :meth:`delayq.DelayedQueue.offer`.
 
         Raises:
-            BadName: Empty, or its keys would not share one cluster slot.
-            BadInput: ``ordered_list`` is no bool; ``codec`` is no codec; ``max_payload`` cannot be.
+            BadName: The name is empty, or its keys would not share one cluster slot.
+            BadInput: ``ordered_list`` is not a bool, ``codec`` is not a codec, or ``max_payload`` is invalid.
             Closed: The client is not open.
-            ConfigurationError: The client was opened in another event loop, or the queue is open here with another
+            ConfigurationError: The client was opened in another event loop, or the queue is open on this client with a different
                 ``ordered_list``.
         """
         session = self._open_session()
@@ -298,29 +300,31 @@ class Client:
     ) -> ReliableQueue[Any] | PartitionedQueue[Any]:
         """Open a queue. It needs no declaration on the server, and is closed with the client or on its own.
 
-        The settings are this client's: every client that uses the queue should have the same.
+        The settings apply to this client: every client that uses the queue should use the same ones.
 
         Args:
-            name: The queue.
-            codec: How values become bytes; :class:`~delayq.JsonCodec` unless given.
-            lease: How long a worker has a message: seconds or a timedelta. Renewed while ``async with message`` runs.
-            max_attempts: After so many a message becomes a dead letter; None: never.
-            backoff: How long a message that failed waits for its next attempt.
-            dedup_window: For how long after a message was handled its id still counts as taken.
-            expired: What happens to a message past its ``ttl``: ``"drop"``, or ``"dead"`` for a dead letter.
-            max_size: Live messages that the queue holds at most; None: as many as the server.
-            when_full: What an offer beyond ``max_size`` does: ``"raise"`` :class:`~delayq.QueueFull`, or ``"wait"`` for room.
-            max_payload: Bytes that an encoded value may have.
+            name: The queue's name.
+            codec: Converts values to bytes and back; :class:`~delayq.JsonCodec` by default.
+            lease: How long a worker holds a message before it is redelivered: seconds or a timedelta. Renewed while
+                ``async with message`` runs.
+            max_attempts: The number of attempts after which a message becomes a dead letter; None for no limit.
+            backoff: How long a failed message waits for its next attempt.
+            dedup_window: How long the id of a handled message still counts as taken.
+            expired: How to treat a message past its ``ttl``: ``"drop"`` it, or make it a dead letter (``"dead"``).
+            max_size: The largest number of live messages the queue may hold; None to be limited by the server only.
+            when_full: How to treat an offer beyond ``max_size``: ``"raise"`` :class:`~delayq.QueueFull`, or ``"wait"`` for room.
+            max_payload: The largest encoded value allowed, bytes.
             durability: How safe an offer must be before it returns: ``"memory"``, ``"fsync"`` or ``"replicas:N"``; see
-                :meth:`delayq.ReliableQueue.offer`. Acknowledgements do not wait: at worst a message comes again.
-            partitions: Spread it over so many slots of a cluster: a :class:`~delayq.PartitionedQueue`. Every process must say the
-                same number.
+                :meth:`delayq.ReliableQueue.offer`. Acknowledgements do not wait for it: at worst a message is redelivered.
+            partitions: The number of cluster slots to spread the queue over, as a :class:`~delayq.PartitionedQueue`. Every
+                process must use the same number.
 
         Raises:
-            BadName: Empty, or its keys would not share one cluster slot.
-            BadInput: A setting cannot work.
+            BadName: The name is empty, or its keys would not share one cluster slot.
+            BadInput: A setting is invalid.
             Closed: The client is not open.
-            ConfigurationError: The client was opened in another event loop, or the queue is open here with other settings.
+            ConfigurationError: The client was opened in another event loop, or the queue is open on this client with other
+                settings.
         """
         session = self._open_session()
         session.check_loop()
@@ -334,16 +338,16 @@ class Client:
         return PartitionedQueue(name, [ReliableQueue(keys, chosen, settings, session) for keys in parts])
 
     async def server_time(self) -> datetime:
-        """What the server's clock shows (UTC): the clock that decides when a message is due.
+        """Return the time on the server's clock (UTC), which decides when a message is due.
 
         Raises:
-            ServerUnavailable, ServerRefused: The server does not answer, or not this.
+            ServerUnavailable, ServerRefused: The server does not answer, or refuses the command.
         """
         whole, rest = await self._open_session().server.command("TIME")
         return datetime.fromtimestamp(int(whole), UTC) + timedelta(microseconds=int(rest))
 
     def statistics(self) -> ClientStatistics:
-        """What the client holds and has done."""
+        """Return what the client holds and has done so far."""
         session = self._open_session()
         queues = session.scheduler.queues
         transfers = [queue.transfer for queue in queues if isinstance(queue, OpenDelayedQueue)]
@@ -365,17 +369,18 @@ class Client:
         )
 
     def queue_statistics(self) -> list[QueueStatistics]:
-        """What the client has done with each queue that is open."""
+        """Return what the client has done with each open queue."""
         return [statistics_of(queues) for queues in self._open_queues().values()]
 
     async def queue_stats(self, *, without: Container[tuple[str, str]] = ()) -> dict[tuple[str, str], Stats | ServerError]:
-        """How many messages each open queue has: by the queue's kind and name, as :meth:`queue_statistics` says them.
+        """Return how many messages each open queue holds, by the queue's kind and name as in :meth:`queue_statistics`.
 
-        Of a delayed queue, ``delayed`` is what is pending, and ``oldest_due_age`` that of what is due and was not moved yet.
-        Where the server did not answer, or refused, there is the error; of partitions, that of the first.
+        For a delayed queue, ``delayed`` counts the pending messages, and ``oldest_due_age`` is the age of the oldest message that
+        is due but not yet transferred. If the server did not answer, or refused, the value is the error; for a partitioned queue,
+        the error of the first partition that failed.
 
         Args:
-            without: Queues about which the server is not asked.
+            without: Queues to leave out, about which the server is not asked.
         """
         queues = {name: parts for name, parts in self._open_queues().items() if name not in without}
         asked = [part for parts in queues.values() for part in parts]
@@ -383,38 +388,38 @@ class Client:
         return {name: stats_of([depths[part] for part in parts]) for name, parts in queues.items()}
 
     def observe(self, observer: Observer) -> None:
-        """Let ``observer`` know what happens to messages, from now on, or from its opening on: see :mod:`delayq.hooks`."""
+        """Notify ``observer`` of what happens to messages, from now on or from when the client opens: see :mod:`delayq.hooks`."""
         self._hooks.add(observer)
 
     def unobserve(self, observer: Observer) -> None:
-        """Let it know no more. Nothing happens if it did not."""
+        """Stop notifying ``observer``. Does nothing if it is not registered."""
         self._hooks.remove(observer)
 
     async def aclose(self) -> None:
         """Close every queue and connection, within a second and two round trips.
 
-        It takes up to five seconds more while messages that go back are still leaving this machine, or while the server answers
-        that it cannot serve just now.
+        This takes up to five seconds longer while messages that are being handed back are still leaving this machine, or while
+        the server answers that it cannot serve at the moment.
 
-        Waiting calls end with :class:`~delayq.errors.Closed`, loops over a queue just end, what was taken for nobody goes
-        back to the server. Closing twice does nothing.
+        Waiting calls raise :class:`~delayq.errors.Closed`, loops over a queue simply end, and messages that were fetched but not
+        handed to a consumer go back to the server. Closing twice does nothing.
 
         Raises:
-            ConfigurationError: The client was opened in another event loop, and is to be closed there. It stays open.
+            ConfigurationError: The client was opened in another event loop, and must be closed there. It stays open.
         """
         session = self._session
         if session is not None and not session.server.is_inherited:
             session.check_loop()
         self._closed = True
         if session is not None and session.server.is_inherited:
-            # All that is open is our parent's.
+            # After a fork: everything that is open belongs to the parent process.
             self._session = None
             return
-        # Shielded: a cancelled caller still gets everything closed, or messages and sockets would be left behind.
+        # Shielded: everything is closed even if the caller is cancelled, or messages and sockets would be left behind.
         with anyio.CancelScope(shield=True):
             try:
                 if session is not None:
-                    # Whoever closes it a second time waits for the same.
+                    # A second caller waits for the same close.
                     await session.aclose()
             finally:
                 self._session = None
@@ -422,10 +427,10 @@ class Client:
                     await to_thread.run_sync(self._embedded.stop)
 
     async def _restart_embedded(self) -> str:
-        """Start the embedded server again if it has died with its watchdog. Returns the path of its socket.
+        """Start the embedded server again if it has died together with its watchdog, and return the path of its socket.
 
         Raises:
-            ServerUnavailable: It does not start. It may with the next try.
+            ServerUnavailable: It did not start. The next attempt may succeed.
         """
         assert self._embedded is not None
         try:
@@ -435,7 +440,7 @@ class Client:
             raise ServerUnavailable(str(error)) from error
 
     def _open_queues(self) -> dict[tuple[str, str], list[AnyOpen]]:
-        """By kind and name; several where a queue has partitions."""
+        """Return the open queues by kind and name: several for a queue that has partitions."""
         found: dict[tuple[str, str], list[AnyOpen]] = {}
         for queue in self._open_session().scheduler.queues:
             if isinstance(queue, OpenDelayedQueue | OpenReliableQueue):

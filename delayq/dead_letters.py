@@ -1,4 +1,4 @@
-"""Messages that died: looked at, given another life, or dropped."""
+"""Dead letters: list them, redrive them, or drop them for good."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ T = TypeVar("T")
 
 _AT_A_TIME = 100
 _TAKEN, _UNREADABLE, _EMPTY = -1, -2, -3
-# A second letter of one id has a name of its own: see lua/reliable/include/letters.lua.
+# A second letter with the same id gets a name of its own: see lua/reliable/include/letters.lua.
 _STAMPED = re.compile(rb"(.*)\0[0-9]{16}", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class DeadLetter(Generic[T]):
-    """A message that will not be tried again.
+    """A message that will not be retried.
 
     Attributes:
-        id: Its id.
-        reason: Why it died: ``attempts`` (all were used), ``expired`` (past its time to live), or what ``bury`` was told;
-            ``unreadable`` where the letter is damaged: its value raises, and it can only be purged.
+        id: The message's id.
+        reason: Why it died: ``attempts`` (all were used), ``expired`` (past its time to live), or the reason passed to ``bury``;
+            ``unreadable`` if the letter is damaged: its value raises, and it can only be purged.
         error: The last error in one line: its type, and the first line of its message; empty if there was none.
         traceback: The last error's traceback; empty if there was none.
-        attempt: How many attempts it had used.
-        died_at: When it died, by the server's clock (UTC).
-        enqueued_at: When it was offered, by the server's clock (UTC); when it died, where that cannot be read.
-        headers: What was offered with it.
+        attempt: The number of attempts it used.
+        died_at: The time it died, by the server's clock (UTC).
+        enqueued_at: The time it was offered, by the server's clock (UTC); if that cannot be read, the time it died.
+        headers: The headers that were offered with it.
         priority: 0 to 9.
     """
 
@@ -61,10 +61,10 @@ class DeadLetter(Generic[T]):
 
     @property
     def value(self) -> T:
-        """What was offered. Decoded when it is asked for: one that nobody can read hides no other.
+        """The value that was offered, decoded on access, so that an unreadable letter does not hide the others.
 
         Raises:
-            DecodeError: The codec cannot read it.
+            DecodeError: The codec cannot decode it.
         """
         return self._decode()
 
@@ -78,15 +78,15 @@ class DeadLetters(Generic[T]):
         self._codec = codec
 
     async def size(self) -> int:
-        """How many there are."""
+        """Return the number of dead letters."""
         return int(await self._server.command("ZCARD", self._keys.dead))
 
     async def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter[T]]:
-        """Some of them, the one that died first first.
+        """List dead letters, oldest first.
 
         Args:
-            limit: So many at most.
-            offset: Pass over so many.
+            limit: The largest number of letters to return.
+            offset: The number of letters to skip.
         """
         check_page(offset, limit)
         if not limit:
@@ -103,25 +103,25 @@ class DeadLetters(Generic[T]):
         ]
 
     async def redrive(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
-        """Give dead letters another life: they are due now, and have all their attempts again.
+        """Requeue dead letters: they are due now, and have all their attempts again.
 
         Args:
-            ids: Which; all that there are now if None. One whose id a live message has stays: of several letters of one id,
-                the oldest lives again. One that cannot be read stays too.
-            progress: Called after each step with how many were looked at, and of how many.
+            ids: The ids to requeue; all dead letters that exist now if None. A letter stays if a live message has its id: of
+                several letters with one id, the oldest is requeued. Unreadable letters stay as well.
+            progress: Called after each step with the number of letters examined so far, and the total.
 
         Returns:
-            How many live again.
+            The number of messages that were requeued.
 
         Raises:
-            OutcomeUnknown: Some live again, or may do so. Any other error: none does.
+            OutcomeUnknown: Some were requeued, or may have been. With any other error, none was.
         """
         return await self.redrive_letters(checked_ids(ids), progress)
 
     async def redrive_letters(
         self, chosen: Sequence[str] | Sequence[bytes] | None, progress: Callable[[int, int], None] | None = None
     ) -> int:
-        """As :meth:`redrive`, by ids or by the names of letters as the server has them."""
+        """Redrive as :meth:`redrive`, by ids or by the names of letters as stored on the server."""
         keys = (*self._keys.messages, self._keys.wake, self._keys.dead, self._keys.dead_messages)
         total = await self.size() if chosen is None else len(chosen)
         done = looked_at = stayed = 0
@@ -134,7 +134,7 @@ class DeadLetters(Generic[T]):
                 raise half_way(error, done) from error.__cause__
             if chosen is None and not some:
                 break
-            # All were there a moment ago. What is not there any more lives again: the answer of a first try was lost.
+            # All of them existed a moment ago. A missing letter has been requeued: the reply to a first try was lost.
             left = answer.count(_TAKEN) + answer.count(_UNREADABLE)
             done += len(some) - left - answer.count(_EMPTY)
             stayed += left
@@ -147,23 +147,23 @@ class DeadLetters(Generic[T]):
         """Drop dead letters for good.
 
         Args:
-            ids: Which; all if None.
+            ids: The ids to drop; all dead letters if None.
             progress: As for :meth:`redrive`.
 
         Returns:
-            How many were dropped.
+            The number of letters that were dropped.
 
         Raises:
-            OutcomeUnknown: Some were dropped, or may have been. Any other error: none was.
+            OutcomeUnknown: Some were dropped, or may have been. With any other error, none was.
         """
         return await self.purge_letters(checked_ids(ids), progress)
 
     async def purge_letters(
         self, chosen: Sequence[str] | Sequence[bytes] | None, progress: Callable[[int, int], None] | None = None
     ) -> int:
-        """As :meth:`purge`, by ids or by the names of letters as the server has them."""
+        """Purge as :meth:`purge`, by ids or by the names of letters as stored on the server."""
         dropped = looked_at = 0
-        # Asked for only to be told.
+        # Needed only to report progress.
         total = (await self.size() if chosen is None else len(chosen)) if progress is not None else 0
         while True:
             try:
@@ -175,13 +175,13 @@ class DeadLetters(Generic[T]):
             dropped += len(some)
             looked_at += _AT_A_TIME
             if progress is not None:
-                # Others may add some meanwhile.
+                # Other clients may add letters meanwhile.
                 progress(min(looked_at, total), total)
             if len(some) < _AT_A_TIME if chosen is None else looked_at >= len(chosen):
                 return dropped
 
     async def _some(self, chosen: Sequence[str] | Sequence[bytes] | None, offset: int) -> Sequence[str | bytes]:
-        """A page of those that there are, or those of a page of ``chosen`` that there are; each once."""
+        """Return a page of the existing letters, or the existing ones of a page of ``chosen``; each once."""
         if chosen is None:
             page: list[bytes] = await self._server.command("ZRANGE", self._keys.dead, offset, offset + _AT_A_TIME - 1)
             return page
@@ -194,7 +194,7 @@ class DeadLetters(Generic[T]):
         some += [[id, *(id + b"\0" + stamp for stamp in (more or b"").split())] for id, more in zip(ids, stamps, strict=True)]  # noqa: A001
         names = [name for each in some for name in each]
         died = dict(zip(names, await self._server.command("ZMSCORE", self._keys.dead, *names), strict=True))
-        # Of one id the oldest comes first: it is the one that is redriven.
+        # Of several letters with one id, the oldest comes first: that one is redriven.
         there = ([(float(died[name]), name) for name in each if died[name] is not None] for each in some)
         return [name for each in there for _, name in sorted(each)]
 
@@ -229,7 +229,7 @@ def _decoded(codec: Codec[T], letter: bytes, *, readable: bool, payload: bytes) 
 
 
 def checked_ids(ids: Iterable[str] | None) -> Sequence[str] | None:
-    """Make a list of ids. Raises BadInput unless it is one."""
+    """Return the ids as a list. Raises BadInput unless they are a list of ids."""
     if ids is None:
         return None
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
@@ -238,7 +238,7 @@ def checked_ids(ids: Iterable[str] | None) -> Sequence[str] | None:
 
 
 def half_way(error: ServerError, done: int) -> ServerError:
-    """What to raise when a step of many has failed, after ``done`` messages: nobody shall think that nothing was done."""
+    """Return the error to raise when one of many steps failed after ``done`` messages, lest the caller think none was done."""
     return OutcomeUnknown(f"{done} messages were done, then: {error}") if done else error
 
 

@@ -1,4 +1,4 @@
-"""The delayed queue on Redisson's layout: offers, receipts, and taking what is due."""
+"""The delayed queue in Redisson's layout: offers, receipts, and taking due messages."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ _log = logging.getLogger("delayq")
 
 MAX_PAYLOAD = 512 * 1024
 """The default of ``max_payload``, bytes."""
-# As many as one call hands out.
+# The most messages that one call returns.
 _AT_A_TIME = 100
 
 
 class Receipt(Generic[T]):
-    """What :meth:`DelayedQueue.offer` returns: the message's handle, as long as it is pending.
+    """The handle that :meth:`DelayedQueue.offer` returns, with which you can cancel or reschedule a pending message.
 
     Attributes:
         id: The message's id, 16 hexadecimal digits. Ids sort by offer order.
-        due_at: When the message is due, by the server's clock (UTC). The last moment of the year 9999 stands for later ones.
+        due_at: When the message is due, by the server's clock (UTC). Later moments appear as the last moment of the year 9999.
     """
 
     __slots__ = ("_due_ms", "_id", "_length_bytes", "_payload", "_queue")
 
     def __init__(self, queue: DelayedQueue[T], payload: bytes, stored: Stored) -> None:
         self._queue = queue
-        # The record, in parts: the server finds a message by the whole of it.
+        # The parts of the record: the server finds a message by its complete record.
         self._payload = payload
         self._id, self._due_ms, self._length_bytes = stored
 
@@ -83,29 +83,29 @@ class Receipt(Generic[T]):
         return moment(self._due_ms)
 
     async def cancel(self) -> bool:
-        """Take the message out of the queue.
+        """Remove the message from the queue.
 
         Returns:
-            True if it was still pending, and now will not be delivered; False if it is due or cancelled already.
+            True if it was still pending and will not be delivered; False if it is already due or cancelled.
 
         Raises:
-            OutcomeUnknown: The answer was lost: it may have been cancelled. Any other error: it was not.
+            OutcomeUnknown: The reply was lost: it may have been cancelled. With any other error, it was not.
         """
         return await self._queue._cancel(self._record())  # noqa: SLF001
 
     async def reschedule(self, delay: Duration | None = None, *, at: datetime | None = None) -> bool:
-        """Make the message due ``delay`` from now, or at ``at``, instead of when it was.
+        """Make the message due ``delay`` from now, or at ``at``, instead of at its previous time.
 
         Args:
-            delay: Seconds or a timedelta from now on.
+            delay: Seconds or a timedelta from now.
             at: A moment with a timezone.
 
         Returns:
-            True if it was still pending: :attr:`due_at` has changed. False if it is due or cancelled already.
+            True if it was still pending: :attr:`due_at` has changed. False if it is already due or cancelled.
 
         Raises:
-            BadDelay: As in :meth:`DelayedQueue.offer`.
-            OutcomeUnknown: The answer was lost: it may have been rescheduled. Any other error: it was not.
+            BadDelay: As for :meth:`DelayedQueue.offer`.
+            OutcomeUnknown: The reply was lost: it may have been rescheduled. With any other error, it was not.
         """
         due_ms = await self._queue._reschedule(self._record(), delay, at)  # noqa: SLF001
         if due_ms is None:
@@ -123,8 +123,8 @@ class Receipt(Generic[T]):
 class DelayedQueue(Generic[T]):
     """A queue that delivers each message after its own delay, in Redisson's format.
 
-    Made by :meth:`delayq.Client.delayed_queue`. What comes due moves to the *ready* list, from which Python and Java
-    consumers take it; what is taken is gone.
+    Create one with :meth:`delayq.Client.delayed_queue`. When a message comes due, it moves to the *ready* list, from which Python
+    and Java consumers take it. Taking a message removes it from the server.
 
     Attributes:
         name: The queue's name. It is also the ready list's key, unless the client has a ``name_mapper``.
@@ -154,7 +154,7 @@ class DelayedQueue(Generic[T]):
             self._keys.channel, lambda services: OpenDelayedQueue(self._keys, services, listed=listed)
         )
         if self._open.keys.ready != self._keys.ready:
-            # "a" and "{a}": Redisson gives both the same keys, but for the ready list.
+            # "a" and "{a}": Redisson gives both the same keys, except for the ready list.
             raise BadName(f"{name!r} shares its keys with {self._open.keys.ready!r}, which is open on this client")
         if self._open.listed != listed:
             raise ConfigurationError(f"queue {name!r} is open on this client with ordered_list={self._open.listed}")
@@ -174,23 +174,23 @@ class DelayedQueue(Generic[T]):
         """Store a message that becomes due after a delay.
 
         Args:
-            value: What the codec can encode.
+            value: Any value that the codec can encode.
             delay: Seconds or a timedelta; without ``delay`` and ``at`` the message is due now.
-            at: Instead of ``delay``, the moment when it is due, with a timezone. It is read on this machine's clock, and
-                the distance from now is what counts: a clock that is wrong by an hour does no harm. The past is now.
-            durability: Instead of the queue's own: how safe it must be before this returns. ``"memory"``: the server has it.
-                ``"fsync"``: it is on the server's disk; Valkey, Redis 7.2 and later, with ``appendonly yes``.
-                ``"replicas:N"``: N replicas have it too.
+            at: Instead of ``delay``, the moment when it is due, with a timezone. It is compared with this machine's clock, and
+                only the distance from now counts: a clock that is wrong by an hour does no harm. A moment in the past means now.
+            durability: How safe the message must be before this returns, overriding the queue's own setting. ``"memory"``: the
+                server has it. ``"fsync"``: it is on the server's disk; needs Valkey, or Redis 7.2 or later, with
+                ``appendonly yes``. ``"replicas:N"``: N replicas have it too.
 
         Returns:
-            The receipt, with which the message can be cancelled or rescheduled while it is pending.
+            The receipt, with which you can cancel or reschedule the message while it is pending.
 
         Raises:
-            BadDelay: Negative, NaN, infinite, past 2**53 ms; or ``at`` has no timezone. Nothing was written.
+            BadDelay: The delay is negative, NaN, infinite, or past 2**53 ms; or ``at`` has no timezone. Nothing was written.
             EncodeError, PayloadTooLarge: Nothing was written.
             ServerUnavailable, ServerRefused: It is not stored. Offering it again is safe.
             OutcomeUnknown: It may be stored. Offering it again may store it twice.
-            NotDurable: It is stored, but not as safely as asked, within 2 s; ``stored`` has the receipt.
+            NotDurable: It is stored, but did not become as safe as requested within 2 s; ``stored`` has the receipt.
             Closed: The queue or client is closed. It is not stored.
         """
         self._check_open()
@@ -203,7 +203,7 @@ class DelayedQueue(Generic[T]):
         return receipt
 
     async def _offer(self, value: T, delay: Duration | None, at: datetime | None, durability: str | None) -> Receipt[T]:
-        """As :meth:`offer`, which nobody watches."""
+        """Offer as :meth:`offer`, without notifying observers."""
         plain = durability is None and self._promise is None
         commits = self._open.offers.commits if plain else await self._commits(durability)
         since = await commits.room() if commits.is_full else None
@@ -216,19 +216,19 @@ class DelayedQueue(Generic[T]):
     async def offer_many(self, messages: Iterable[tuple[T, Duration]], *, durability: str | None = None) -> list[Receipt[T]]:
         """Store many messages, each a pair of value and delay, in few round trips.
 
-        Everything is checked before anything is written. Batches of 200 are stored one after the other.
+        All messages are checked before any is written. They are stored in batches of 200, one batch after the other.
 
         Args:
             messages: The pairs.
-            durability: Instead of the queue's own, as in :meth:`offer`.
+            durability: Overrides the queue's own setting, as in :meth:`offer`.
 
         Returns:
             One receipt per message, in order.
 
         Raises:
-            OutcomeUnknown: Some may be stored: its ``stored`` has the receipts of those that certainly are. Raised for every
-                error after the first batch was stored. Otherwise as :meth:`offer`.
-            NotDurable: All are stored; its ``stored`` has the receipts of those that are not as safe as asked, within 2 s.
+            OutcomeUnknown: Some may be stored: ``stored`` has the receipts of those that certainly are. Any error after the first
+                batch was stored raises this. Otherwise as :meth:`offer`.
+            NotDurable: All are stored; ``stored`` has the receipts of those that did not become as safe as requested within 2 s.
         """
         self._check_open()
         items = [(microseconds(delay), self._encode(value)) for value, delay in messages]
@@ -271,15 +271,15 @@ class DelayedQueue(Generic[T]):
     # Taking
 
     async def take(self) -> T:
-        """Take the next message that is due, waiting until there is one.
+        """Take the next due message, waiting until there is one.
 
-        A server that is away is waited for. A cancelled call loses nothing: what was taken for it goes to the next
-        caller, or back to the head of the ready list.
+        If the server is unavailable, the call waits for it. A cancelled call loses nothing: a message already taken for it goes
+        to the next caller, or back to the head of the ready list.
 
         Raises:
-            DecodeError: The codec cannot read the message. Its bytes are in the error and in the quarantine list.
-            ServerRefused: The server does not let us take.
-            Closed: The queue or client is closed, or closes meanwhile.
+            DecodeError: The codec cannot decode the message. Its bytes are in the error and in the quarantine list.
+            ServerRefused: The server does not permit taking.
+            Closed: The queue or client is closed, or is closed while the call waits.
         """
         self._check_open()
         taken = await self._taker.get(1, None)
@@ -288,10 +288,10 @@ class DelayedQueue(Generic[T]):
         return value
 
     async def poll(self, timeout: Duration = 0.0) -> T | None:
-        """Take the next message that is due, waiting ``timeout`` for one; None if there was none.
+        """Take the next due message, waiting up to ``timeout`` for one; return None if none came.
 
         Args:
-            timeout: Seconds or a timedelta. 0 does not wait for messages, only for the server's answer.
+            timeout: Seconds or a timedelta. With 0 the call does not wait for messages, only for the server's reply.
 
         Raises:
             ServerUnavailable, OutcomeUnknown: Only with ``timeout=0``: the server did not answer. A longer poll waits
@@ -304,15 +304,15 @@ class DelayedQueue(Generic[T]):
         return value
 
     async def drain(self, max_items: int | None = None) -> list[T]:
-        """Take every message that is due now, at most ``max_items``, without waiting for more.
+        """Take every message that is due now, up to ``max_items``, without waiting for more.
 
-        It ends also where producers are faster: messages that come due meanwhile may stay. A cancelled call puts back what it had
-        taken. Raises as :meth:`poll` with ``timeout=0``, and BadInput if ``max_items`` is no number of messages.
+        The call ends even if producers are faster: messages that come due meanwhile may be left. A cancelled call puts back what
+        it has taken. Raises as :meth:`poll` with ``timeout=0``, and BadInput if ``max_items`` is not a valid number of messages.
         """
         self._check_open()
         check_count(max_items, "max_items")
         values: list[T] = []
-        # What is in this buffer goes back when we are left with an error, and already when the queue closes.
+        # The messages in this buffer go back if this block is left with an error, and as soon as the queue closes.
         with self._taker.at_hand() as taken:
             most = max_items
             while most is None or len(taken) < most:
@@ -336,9 +336,9 @@ class DelayedQueue(Generic[T]):
     def __aiter__(self) -> AsyncIterator[T]:
         """Take messages as they come due, until the queue or client closes.
 
-        Some are fetched ahead: few where handling takes long, up to 100 where it is quick. What was fetched and not
-        handled when the loop is left, or the queue closed, goes back to the head of the ready list. A message that the
-        codec cannot read goes to the quarantine list with a log line.
+        Some messages are fetched ahead: a few where handling takes long, up to 100 where it is quick. Messages that were fetched
+        but not handled go back to the head of the ready list when you leave the loop or the queue closes. A message that the
+        codec cannot decode goes to the quarantine list, and is logged.
         """
         self._check_open()
         reader: Reader[bytes] = Reader()
@@ -357,29 +357,29 @@ class DelayedQueue(Generic[T]):
                         yield value
 
     def deliveries(self, lease: Duration = 30.0, *, retry_delay: Duration = 5.0) -> AsyncIterator[Delivery[T]]:
-        """Take messages as they come due, each under a lease, until the queue or client closes: at least once.
+        """Take messages as they come due, each under a lease, until the queue or client closes: at-least-once delivery.
 
-        A message stays on the server until :meth:`~delayq.Delivery.ack`. When its lease ends before that, because its
-        consumer died or was too slow, it goes back to the head of the ready list, at the latest when any process that has
-        the queue open makes its next re-check. Java's producers and transfers do not notice; Java's consumers
-        compete for what is ready, as ever.
+        A message stays on the server until :meth:`~delayq.Delivery.ack`. If its lease ends before that, because its consumer died
+        or was too slow, it goes back to the head of the ready list, no later than the next re-check of any process that has the
+        queue open. Java's producers and transfers do not notice; Java's consumers compete for ready messages, as ever.
 
-        Some are fetched ahead, as by ``async for value in queue``, and their leases run from then on. What was not handed
-        to you goes back when the loop is left. A message that the codec cannot read goes to the quarantine list.
+        Some messages are fetched ahead, as with ``async for value in queue``, and their leases run from then on. Messages that
+        were not handed to you go back when you leave the loop. A message that the codec cannot decode goes to the quarantine
+        list.
 
         Args:
-            lease: How long a message is yours: seconds or a timedelta. :meth:`~delayq.Delivery.extend` lengthens it.
-            retry_delay: When a message whose block raised is due again.
+            lease: How long you hold a message: seconds or a timedelta. :meth:`~delayq.Delivery.extend` prolongs it.
+            retry_delay: How long a message waits to be redelivered after its block raised: seconds or a timedelta.
 
         Raises:
-            BadDelay, BadInput: ``lease`` is no duration, or 0; or ``retry_delay`` is no duration.
+            BadDelay, BadInput: ``lease`` is not a duration, or is 0; or ``retry_delay`` is not a duration.
         """
         self._check_open()
         lease_us, retry_us = microseconds(lease, "lease"), microseconds(retry_delay, "retry_delay")
         if not lease_us:
             raise BadInput("lease must be more than 0")
         reader: Reader[Lease] = Reader()
-        # Not kept: who takes under leases of this length is forgotten between two loops.
+        # Looked up each time: consumers with leases of this length are forgotten between two loops.
         return Loop(
             self._deliveries(lease_us, retry_us, reader), lambda: self._open.transfer.lessee(lease_us).taker.abandon(reader)
         )
@@ -390,7 +390,7 @@ class DelayedQueue(Generic[T]):
             async for batch in batches:
                 while batch:
                     if lessee.keeper.is_short(batch[0][1]):
-                        # Not taken out of the batch yet: if we are cancelled now, it goes back.
+                        # Still in the batch: if we are cancelled now, it goes back.
                         lost = {id(lease) for lease in await lessee.keeper.freshen([lease for _, lease in batch])}
                         for taken in [taken for taken in batch if id(taken[1]) in lost]:
                             batch.remove(taken)
@@ -410,8 +410,8 @@ class DelayedQueue(Generic[T]):
     async def aclose(self) -> None:
         """Close the queue on this client, for every handle of that name. Its messages stay on the server.
 
-        Waiting calls end with :class:`~delayq.errors.Closed`, loops over the queue just end, and what was taken for
-        nobody goes back. Takes as long as :meth:`delayq.Client.aclose`. Closing twice does nothing.
+        Waiting calls raise :class:`~delayq.errors.Closed`, loops over the queue simply end, and messages that were fetched but
+        not handed to a consumer go back. Takes as long as :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
             await self._session.close_queue(self._open)
@@ -425,7 +425,7 @@ class DelayedQueue(Generic[T]):
     def __repr__(self) -> str:
         return f"<DelayedQueue {self.name!r}>"
 
-    # Inside
+    # Internals
 
     async def _commits(self, durability: str | None) -> GroupCommit[Offer, Any]:
         promise = self._promise if durability is None else durabilities.parse(durability)

@@ -1,4 +1,4 @@
-"""Messages that are out under a lease: nothing is lost when their handler dies."""
+"""Messages delivered under a lease: none is lost when its handler dies."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ T = TypeVar("T")
 
 
 class Delivery(Generic[T]):
-    """One message of :meth:`DelayedQueue.deliveries`, and the lease under which it is yours.
+    """A message of :meth:`DelayedQueue.deliveries`, and the lease under which you hold it.
 
-    Until the lease ends, nobody else gets it. Then it goes back to the head of the ready list, for Python and Java alike.
-    As a context manager it renews its lease while the block runs, and settles itself: :meth:`ack` where the block ends,
-    :meth:`nack` where it raises, and where it is cancelled the message goes back at once. What the block raises goes on, and an
-    error of settling is then only logged. Where the loop has more messages at hand, the ack's answer is not waited for: the log
-    tells if the lease was lost.
+    Until the lease ends, no other consumer gets the message. Then it goes back to the head of the ready list, for Python and Java
+    alike. Use it as a context manager: it renews its lease while the block runs, then calls :meth:`ack` if the block ends
+    normally and :meth:`nack` if it raises; if the block is cancelled, the message goes back at once. Errors that the block raises
+    propagate, and an error in handing the message back is then only logged. If the loop has more messages at hand, the ack does
+    not wait for its reply: if the lease was lost, that is logged.
 
     Attributes:
-        value: The message.
+        value: The message's value.
     """
 
     __slots__ = ("_ahead", "_keeper", "_lease", "_leases", "_retry_us", "_settled", "value")
@@ -42,12 +42,12 @@ class Delivery(Generic[T]):
         self, value: T, lease: Lease, leases: Leases, keeper: LeaseKeeper[Lease], retry_us: int, ahead: Sized = ()
     ) -> None:
         """Args:
-        value: The message.
-        lease: What it is known by.
-        leases: Where it is settled.
-        keeper: Renews its lease.
-        retry_us: When it is due again after its block raised, microseconds.
-        ahead: What its taker has fetched and will handle next.
+        value: The message's value.
+        lease: Identifies the message on the server.
+        leases: Acknowledges the message or puts it back.
+        keeper: Renews the lease.
+        retry_us: How long the message waits to be redelivered after its block raised, microseconds.
+        ahead: The messages its consumer has fetched and will handle next.
         """
         self.value: T = value
         self._lease = lease
@@ -59,42 +59,42 @@ class Delivery(Generic[T]):
 
     @property
     def lease_ends_at(self) -> datetime:
-        """When the lease ends, by the server's clock (UTC)."""
+        """The time the lease ends, by the server's clock (UTC)."""
         return moment(self._lease.ends_us // 1000)
 
     async def ack(self) -> None:
-        """Be done with the message: it is gone. Concurrent calls share a round trip.
+        """Acknowledge the message: it is removed for good. Concurrent calls share a round trip.
 
         Raises:
             LeaseLost: The lease had ended, and another consumer may have the message. Nothing was changed.
-            OutcomeUnknown: The answer was lost. If it was not carried out, the message comes again.
-            ServerUnavailable, ServerRefused: It was not carried out: the message comes again when the lease ends.
-            Closed: The queue or client is closed; likewise.
+            OutcomeUnknown: The reply was lost. If the call was not carried out, the message is redelivered.
+            ServerUnavailable, ServerRefused: The call was not carried out: the message is redelivered when the lease ends.
+            Closed: The queue or client is closed; the message is redelivered, too.
         """
         await self._leases.ack(self._lease)
         self._done()
 
     async def nack(self, delay: Duration | None = None) -> None:
-        """Offer the message again, as any other, for Python and Java alike.
+        """Offer the message again, like any other, for Python and Java alike.
 
         Args:
-            delay: Seconds or a timedelta until it is due. Without it, the ``retry_delay`` of the deliveries.
+            delay: Seconds or a timedelta until it is due. By default, the ``retry_delay`` of the deliveries.
 
         Raises:
-            BadDelay: As :meth:`DelayedQueue.offer`. Otherwise as :meth:`ack`.
+            BadDelay: As for :meth:`DelayedQueue.offer`. Otherwise as :meth:`ack`.
         """
         await self._leases.nack(self._lease, self._retry_us if delay is None else microseconds(delay))
         self._done()
 
     async def extend(self, duration: Duration) -> None:
-        """Let the lease end ``duration`` (seconds or a timedelta) from now, instead of when it would. Raises as :meth:`nack`."""
+        """Make the lease end ``duration`` (seconds or a timedelta) from now instead. Raises as :meth:`nack`."""
         (mine,) = await self._leases.extend([self._lease], microseconds(duration, "lease"))
         if not mine:
             raise LeaseLost(LOST)
 
     async def __aenter__(self) -> Self:
         if not self._settled:
-            # Losing it all the same is told by what settles it.
+            # If the lease is lost all the same, the ack or nack reports it.
             self._keeper.hold(self._lease, lambda: None)
         return self
 
@@ -107,7 +107,7 @@ class Delivery(Generic[T]):
             self._settled = True
             return
         if error is None:
-            # Shielded: what is handled is acknowledged, also when the handler is cancelled now.
+            # Shielded: a handled message is acknowledged even if its handler is cancelled now.
             with anyio.CancelScope(shield=True):
                 await paced(self._ahead, self.ack())
         else:

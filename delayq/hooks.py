@@ -1,4 +1,4 @@
-"""What a client tells those who watch it: metrics, traces, whatever else. Costs next to nothing while nobody does."""
+"""Notifies observers such as metrics and traces of what a client does. Costs next to nothing while there are none."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Around = AbstractContextManager[object] | None
 
 @dataclass(slots=True)
 class Sending:
-    """One call that offers.
+    """One call that offers messages.
 
     Attributes:
-        queue: Where to.
-        kind: ``"reliable"``, or ``"delayed"``: in Redisson's format, which has no headers.
-        count: How many messages.
+        queue: The queue it offers to.
+        kind: ``"reliable"``, or ``"delayed"`` for Redisson's format, which has no headers.
+        count: The number of messages.
         batch: Whether it is an ``offer_many``.
         delay: Seconds until the message is due; None in a batch.
-        headers: Put something in, and each message that has no header of that name gets it. Of a delayed queue: ignored.
-        ids: Those of the messages, once they are stored.
+        headers: Headers that you add here go to each message that has no header of that name. Ignored for a delayed queue.
+        ids: The ids of the messages, once they are stored.
     """
 
     queue: str
@@ -39,32 +39,35 @@ class Sending:
 
 
 class Observer:
-    """Override what you want to know, and give it to :meth:`delayq.Client.observe`. What is not overridden costs nothing.
+    """Override the methods you need, and pass an instance to :meth:`delayq.Client.observe`. The others cost nothing.
 
-    Methods are called in the event loop and must not block. What they raise is logged, and harms no message.
+    Methods are called in the event loop and must not block. Errors that they raise are logged, and harm no message.
     """
 
     def sending(self, sending: Sending) -> Around:
-        """Somebody offers. What is returned is entered before the call and left after it, with its error if it has one."""
+        """Wrap a call that offers messages.
+
+        The context manager you return is entered before the call and left after it, with its error if it has one.
+        """
         del sending
         return None
 
     def handling(self, queue: str, message: Any) -> Around:
-        """A message of a reliable queue is about to be handled, by ``async with message`` or a worker.
+        """Wrap the handling of a message of a reliable queue, by ``async with message`` or a worker.
 
-        What is returned is entered before and left after it, with the error if it failed; context variables that it sets
-        are seen by the handler.
+        The context manager you return is entered before the handling and left after it, with the error if it failed; the handler
+        sees the context variables that it sets.
         """
         del queue, message
         return None
 
     def delivered(self, queue: str, late: float) -> None:
-        """A message of a reliable queue is handed out, ``late`` seconds after it was due, by the server's clock."""
+        """Observe a message of a reliable queue being handed out, ``late`` seconds after it was due by the server's clock."""
         del queue, late
 
 
 class Hooks:
-    """The observers of one client, by what they want to know."""
+    """The observers of one client, by the events they observe."""
 
     __slots__ = ("delivered", "handling", "sending")
 
@@ -74,20 +77,20 @@ class Hooks:
         self.delivered: tuple[Callable[[str, float], object], ...] = ()
 
     def add(self, observer: Observer) -> None:
-        """Let it know, from now on."""
+        """Notify an observer from now on."""
         for name in self.__slots__:
-            # Who does not override it is not called.
+            # A method that is not overridden is not called.
             if getattr(type(observer), name) is not getattr(Observer, name):
                 setattr(self, name, (*getattr(self, name), getattr(observer, name)))
 
     def remove(self, observer: Observer) -> None:
-        """Let it know no more."""
+        """Stop notifying an observer. Does nothing if it is not registered."""
         for name in self.__slots__:
             setattr(self, name, tuple(each for each in getattr(self, name) if each.__self__ is not observer))
 
     @contextmanager
     def around_sending(self, sending: Sending) -> Iterator[Sending]:
-        """Somebody offers, in this block."""
+        """Notify observers of a call that offers, which is made in this block."""
         observation = Observation()
         for observe in self.sending:
             observation.begin(observe, sending)
@@ -99,26 +102,26 @@ class Hooks:
         observation.end(None)
 
     def begin_handling(self, queue: str, message: Any) -> Observation:
-        """A message is handled until :meth:`Observation.end`."""
+        """Notify observers that a message is handled, until :meth:`Observation.end`."""
         observation = Observation()
         for observe in self.handling:
             observation.begin(observe, queue, message)
         return observation
 
     def tell_delivered(self, queue: str, late: float) -> None:
-        """A message is handed out."""
+        """Notify observers that a message is handed out."""
         for observe in self.delivered:
             try:
                 observe(queue, late)
-            except Exception:  # noqa: BLE001 - it is not ours, and no message's
+            except Exception:  # noqa: BLE001 - the observer's error must not harm a message
                 _log.exception("an observer raised")
 
 
 class Observation:
-    """What observers have put around one thing.
+    """The context managers that observers have put around one event.
 
     Attributes:
-        error: With what it has failed, where that does not reach :meth:`end`.
+        error: The error with which the handling failed, if that does not reach :meth:`end`.
     """
 
     __slots__ = ("_stack", "error")
@@ -128,7 +131,7 @@ class Observation:
         self.error: BaseException | None = None
 
     def begin(self, observe: Callable[..., Around], *facts: Any) -> None:
-        """Enter what an observer gives."""
+        """Enter the context manager that an observer returns, if any."""
         try:
             if (around := observe(*facts)) is not None:
                 self._stack.enter_context(around)
@@ -136,10 +139,10 @@ class Observation:
             _log.exception("an observer raised")
 
     def end(self, error: BaseException | None) -> None:
-        """Leave it all."""
+        """Leave all context managers."""
         error = self.error if error is None else error
         try:
-            # It cannot hold the error back: what becomes of that is not an observer's business.
+            # An observer cannot suppress the error: its caller decides what becomes of it.
             self._stack.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
         except BaseException as raised:  # noqa: BLE001 - a context manager may raise the very error it was given
             if raised is not error:

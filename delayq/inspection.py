@@ -1,8 +1,8 @@
-"""What stands on a server, seen from outside: which queues there are, and the records of a delayed queue.
+"""Inspects a server from outside: the queues on it, and the records of a delayed queue.
 
-Nothing here opens a queue, so nothing moves because somebody looks.
+Nothing here opens a queue, so looking at a queue moves no messages.
 """
-# ruff: noqa: SLF001 - a part of the client that has a module of its own
+# ruff: noqa: SLF001 - part of the client, in a module of its own
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class FoundQueue:
     Attributes:
         kind: ``"delayed"`` or ``"reliable"``.
         name: Its name on the server.
-        partitions: How many it has at least, for those that have messages are seen; None: it is not in partitions.
+        partitions: The smallest number of partitions it can have, as only those with messages are seen; None if it is not
+            partitioned.
     """
 
     kind: QueueKind
@@ -47,15 +48,16 @@ class FoundQueue:
 
 @dataclass(frozen=True)
 class DelayedStats:
-    """How many messages of a delayed queue are where.
+    """The number of messages of a delayed queue in each state.
 
     Attributes:
-        delayed: In the sorted set: not due yet, or not moved yet.
-        ready: Due, and not taken.
-        leased: With consumers that use ``deliveries()``.
-        quarantined: Unreadable ones; None where we may not look.
-        oldest_due_age: For how long the first one of ``delayed`` has been due without being moved, seconds; 0 when it is not due.
-        next_due_at: When the first one of ``delayed`` is due; None when there is none.
+        delayed: Messages in the sorted set: not due yet, or not transferred yet.
+        ready: Messages that are due and have not been taken.
+        leased: Messages held by consumers that use ``deliveries()``.
+        quarantined: Unreadable messages; None if our user may not look.
+        oldest_due_age: How long the first ``delayed`` message has been due without being transferred, seconds; 0 if it is not
+            due.
+        next_due_at: When the first ``delayed`` message is due; None if there is none.
     """
 
     delayed: int
@@ -68,13 +70,13 @@ class DelayedStats:
 
 @dataclass(frozen=True)
 class Record:
-    """A message of a delayed queue, as it stands on the server.
+    """A message of a delayed queue, as stored on the server.
 
     Attributes:
-        id: 16 hexadecimal digits; None where it has none any more, or nobody can read it.
-        due_at: When it is due, or when its lease ends; None where it is ready.
-        payload: What the codec made; None where nobody can read the record.
-        raw: All of it.
+        id: 16 hexadecimal digits; None if it no longer has an id, or its record cannot be read.
+        due_at: When it is due, or when its lease ends; None if it is ready.
+        payload: The value as the codec encoded it; None if the record cannot be read.
+        raw: The whole record.
     """
 
     id: str | None
@@ -84,12 +86,13 @@ class Record:
 
 
 async def queues(client: Client) -> list[FoundQueue]:
-    """Which queues there are, by kind and name. Goes through all keys of the server, in steps that do not hold it up.
+    """Return the queues on the server, by kind and name. Goes through all keys, in steps that do not hold the server up.
 
-    A delayed queue is found while something is pending, leased or in quarantine: a list of what is ready may be anybody's.
+    A delayed queue is found while it has pending, leased or quarantined messages: a ready list by itself could belong to any
+    program.
 
     Raises:
-        ServerError: As of every call.
+        ServerError: As for every call.
     """
     found: list[FoundQueue] = []
     for (kind, name), seen in sorted((await find_queues(_server(client))).items()):
@@ -101,7 +104,10 @@ async def queues(client: Client) -> list[FoundQueue]:
 
 
 async def delayed_stats(client: Client, name: str) -> DelayedStats:
-    """How many messages of a delayed queue are where. A :class:`~delayq.ReliableQueue` tells itself. Raises as :func:`queues`."""
+    """Return the number of messages of a delayed queue in each state. Raises as :func:`queues`.
+
+    For a reliable queue, use :meth:`delayq.ReliableQueue.stats`.
+    """
     server, keys = _server(client), _keys(client, name)
     delayed = int(await server.command("ZCARD", keys.timeout))
     ready = int(await server.command("LLEN", keys.ready))
@@ -117,14 +123,14 @@ async def delayed_stats(client: Client, name: str) -> DelayedStats:
     try:
         now = await client.server_time()
     except ServerRefused:
-        # Who may only look may not ask for it.
+        # A user that may only inspect queues may not ask for the time.
         now = datetime.now(UTC)
     age = max(0.0, (now - due_at).total_seconds())
     return DelayedStats(delayed, ready, leased, quarantined, age, due_at)
 
 
 async def reliable_stats(client: Client, name: str, partitions: int | None = None) -> Stats:
-    """What :meth:`delayq.ReliableQueue.stats` says, of a queue that is not opened. Raises as :func:`queues`."""
+    """Return the figures of :meth:`delayq.ReliableQueue.stats` without opening the queue. Raises as :func:`queues`."""
     server = _server(client)
     places = [None] if partitions is None else [*range(partitions)]
     parts = []
@@ -138,7 +144,7 @@ async def reliable_stats(client: Client, name: str, partitions: int | None = Non
 async def records(
     client: Client, name: str, state: PendingState | Literal["quarantined"], *, offset: int = 0, limit: int = 100
 ) -> list[Record]:
-    """Some messages of a delayed queue, in the order in which they come. Raises as :func:`queues`."""
+    """Return messages of a delayed queue, in the order in which they will come. Raises as :func:`queues`."""
     server, keys = _server(client), _keys(client, name)
     if limit < 1:
         return []
@@ -149,7 +155,7 @@ async def records(
     if state == "ready":
         return [Record(None, None, payload, payload) for payload in await server.command("LRANGE", keys.ready, offset, last)]
     if state == "quarantined":
-        # Records, and payloads that were no good: which, nobody can tell for sure.
+        # Records, and payloads that could not be decoded: nothing tells them apart for sure.
         return [_record(raw, None) for raw in await server.command("LRANGE", keys.quarantine, offset, last)]
     found = await server.command("ZRANGE", keys.leases, offset, last, "WITHSCORES")
     if not found:
@@ -158,15 +164,15 @@ async def records(
     return [
         Record(None, moment(_whole_ms(score)), payload, payload)
         for score, payload in zip(found[1::2], payloads, strict=True)
-        if payload is not None  # settled meanwhile
+        if payload is not None  # acknowledged or retried meanwhile
     ]
 
 
 async def find(client: Client, name: str, id: str) -> Record | None:  # noqa: A002
-    """The pending message of that id; None if there is none. Searches everything that is pending. Raises as :func:`queues`.
+    """Return the pending message with that id; None if there is none. Searches all pending messages. Raises as :func:`queues`.
 
     Raises:
-        BadInput: It is no id.
+        BadInput: ``id`` is not a valid id.
     """
     try:
         wanted = bytes.fromhex(id)
@@ -182,7 +188,7 @@ async def find(client: Client, name: str, id: str) -> Record | None:  # noqa: A0
 
 
 async def cancel(client: Client, name: str, id: str) -> bool:  # noqa: A002
-    """Take the pending message of that id out, and say whether there was one. Raises as :func:`find`."""
+    """Remove the pending message with that id, and return whether there was one. Raises as :func:`find`."""
     found = await find(client, name, id)
     if found is None:
         return False
@@ -198,7 +204,7 @@ async def reschedule(
     *,
     at: datetime | None = None,
 ) -> datetime | None:
-    """Make the pending message of that id due at another time, and say when; None if there is none. Raises as :func:`find`."""
+    """Reschedule the pending message with that id, and return its new due time; None if there is none. Raises as :func:`find`."""
     if delay is None and at is None:
         raise BadDelay("give delay or at")
     wait_us = delay_us(delay, at)
@@ -211,15 +217,15 @@ async def reschedule(
 
 
 async def purge(client: Client, name: str, state: Literal["delayed", "ready", "all"] = "all") -> int:
-    """Drop what is pending, what is ready, or both, at once, and say how many there were. Raises as :func:`queues`."""
+    """Drop pending messages, ready ones, or both, at once, and return how many there were. Raises as :func:`queues`."""
     keys = _keys(client, name)
     return int(await _server(client).run(PURGE, (keys.timeout, keys.ordered, keys.ready), (state,)))
 
 
 async def remove(client: Client, kind: QueueKind, name: str, partitions: int | None = None) -> int:
-    """Remove every key of a queue that nobody uses any more, and say how many there were. Raises as :func:`queues`.
+    """Remove every key of a queue that is no longer used, and return how many there were. Raises as :func:`queues`.
 
-    For a name that nobody else has: what another client does meanwhile may bring keys back.
+    Use it only if no other client uses the name: calls that other clients make meanwhile may bring keys back.
     """
     server = _server(client)
     if kind == "delayed":

@@ -1,4 +1,4 @@
-"""A message of a reliable queue, and what its holder can do with it."""
+"""A message of a reliable queue, and what you can do with it while you hold its lease."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 State = Literal["delayed", "ready", "leased"]
-"""Where a live message is: not due yet, due, or with a worker."""
+"""The state of a live message: not due yet, due, or leased to a worker."""
 
 
 class RetryAfter(Exception):
-    """Raise it in a handler: the message is due again after ``delay``, whatever the queue's backoff says.
+    """Raise this in a handler to retry the message after ``delay``, regardless of the queue's backoff.
 
-    The attempt counts, as that of any failure: after ``max_attempts`` the message is a dead letter with the reason
-    ``attempts``. To look again any number of times, give the queue ``max_attempts=None``.
+    The attempt counts like any other failure: after ``max_attempts`` the message becomes a dead letter with the reason
+    ``attempts``. To retry any number of times, give the queue ``max_attempts=None``.
 
     Args:
         delay: Seconds or a timedelta.
-        reason: Kept with the message.
+        reason: Stored with the message.
 
     Raises:
-        BadDelay: As :meth:`ReliableQueue.offer`.
+        BadDelay: As for :meth:`ReliableQueue.offer`.
     """
 
     def __init__(self, delay: Duration, reason: str = "") -> None:
@@ -59,10 +59,10 @@ class RetryAfter(Exception):
 
 
 class Reject(Exception):
-    """Raise it in a handler: the message becomes a dead letter at once.
+    """Raise this in a handler to make the message a dead letter at once.
 
     Args:
-        reason: Kept with the dead letter.
+        reason: Stored with the dead letter.
     """
 
     def __init__(self, reason: str = "") -> None:
@@ -71,7 +71,7 @@ class Reject(Exception):
 
 
 def errors_in(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors of an exception group, however deep; of another error, the error itself."""
+    """Yield the errors in an exception group, at any depth; for any other error, the error itself."""
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
             yield from errors_in(one)
@@ -80,7 +80,7 @@ def errors_in(error: BaseException) -> Iterator[BaseException]:
 
 
 def instruction_of(error: BaseException) -> RetryAfter | Reject | None:
-    """Return what an error tells to do with its message; of a group, :class:`Reject` goes first, then the longest delay."""
+    """Return the instruction in an error, if any. In a group, :class:`Reject` takes precedence, then the longest delay."""
     found = [one for one in errors_in(error) if isinstance(one, RetryAfter | Reject)]
     reject = next((one for one in found if isinstance(one, Reject)), None)
     delays = [one for one in found if isinstance(one, RetryAfter)]
@@ -88,19 +88,19 @@ def instruction_of(error: BaseException) -> RetryAfter | Reject | None:
 
 
 def is_instruction(error: BaseException | None) -> bool:
-    """Whether an error is an instruction and nothing else."""
+    """Return whether an error consists of instructions only."""
     return error is not None and all(isinstance(one, RetryAfter | Reject) for one in errors_in(error))
 
 
 @dataclass(frozen=True, slots=True)
 class Origin(Generic[T]):
-    """What the messages of one handle have in common.
+    """The properties that all messages of one queue handle share.
 
     Attributes:
-        codec: How bytes become values.
-        queue: Where they come from.
-        backoff: When a message that failed is tried again.
-        max_attempts: After so many it dies; 0: never.
+        codec: Decodes their values.
+        queue: The queue they come from.
+        backoff: Decides when a failed message is retried.
+        max_attempts: The number of attempts after which a message dies; 0 for no limit.
     """
 
     codec: Codec[T]
@@ -110,24 +110,25 @@ class Origin(Generic[T]):
 
 
 class Message(Generic[T]):
-    """A message, and the lease under which it is yours.
+    """A message, and the lease under which you hold it.
 
-    As a context manager it settles itself, and renews its lease while the block runs. When the block
+    Use it as a context manager: it renews its lease while the block runs, and acknowledges or retries the message afterwards.
+    When the block
 
-    - ends: :meth:`ack`; in a loop over the queue that has more messages at hand, without waiting for the server's answer: the
-      log tells if it was no;
-    - raises: :meth:`nack` with the queue's backoff, or a dead letter if that was the last attempt. The error goes on, and an
-      error of settling is only logged. :class:`RetryAfter` and :class:`Reject`, alone or in an exception group, are
-      instructions and end here;
-    - is cancelled: the message waits again at once, and the attempt is not counted. So put ``asyncio.timeout()`` inside the
-      block, where it raises ``TimeoutError``; around the block it cancels it, each time anew;
-    - runs when the lease is lost all the same: the block is cancelled, and :class:`~delayq.LeaseLost` raised.
+    - ends, the message is acknowledged with :meth:`ack`. In a loop over the queue that has more messages at hand, this does not
+      wait for the server's reply; a refusal is logged;
+    - raises, the message is retried with :meth:`nack` and the queue's backoff, or becomes a dead letter if that was the last
+      attempt. Your error propagates, and an error of that call is only logged. :class:`RetryAfter` and :class:`Reject`, alone or
+      in an exception group, are instructions and do not propagate;
+    - is cancelled, the message becomes available again at once, and the attempt does not count. So put ``asyncio.timeout()``
+      inside the block, where it raises ``TimeoutError``; around the block, it would cancel the block again on every delivery;
+    - is still running when the lease is lost, the block is cancelled and :class:`~delayq.LeaseLost` is raised.
 
     Attributes:
-        id: Its id.
-        attempt: Which attempt this is, from 1; of a message that is not leased, how many it has used.
+        id: The message's id.
+        attempt: The number of this attempt, starting at 1; for a message that is not leased, the number of attempts used.
         priority: 0 to 9.
-        state: Where it was when it was looked at.
+        state: The message's state when it was read.
     """
 
     __slots__ = (
@@ -155,10 +156,10 @@ class Message(Generic[T]):
         error: str | None = None,
     ) -> None:
         """Args:
-        claim: What is known of it.
-        origin: Where it comes from.
-        state: Where it is. It is ours to settle where ``claim`` has a token.
-        ahead: What its taker has fetched and will handle next.
+        claim: The facts known about the message.
+        origin: The queue handle it comes from.
+        state: Its state. It can be acknowledged or retried if ``claim`` has a token.
+        ahead: The messages its consumer has fetched and will handle next.
         error: Its last error.
         """
         self.state: State = state
@@ -187,10 +188,10 @@ class Message(Generic[T]):
 
     @property
     def value(self) -> T:
-        """What was offered. Decoded when it is first asked for.
+        """The value that was offered, decoded on first access.
 
         Raises:
-            DecodeError: The codec cannot read it.
+            DecodeError: The codec cannot decode it.
         """
         if self._value is None:
             payload = self._parts()[2]
@@ -204,59 +205,59 @@ class Message(Generic[T]):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What was offered with it."""
+        """The headers that were offered with it."""
         return self._parts()[1]
 
     @property
     def enqueued_at(self) -> datetime:
-        """When it was offered, by the server's clock (UTC)."""
+        """The time it was offered, by the server's clock (UTC)."""
         return moment_us(self._parts()[0])
 
     @property
     def due_at(self) -> datetime:
-        """When it was due, by the server's clock (UTC); of a message under somebody else's lease, when that ends."""
+        """The time it was due, by the server's clock (UTC); for a message leased to another worker, the time that lease ends."""
         return moment_us(self._claim.due_us)
 
     @property
     def lease_ends_at(self) -> datetime:
-        """When the lease ends, by the server's clock (UTC)."""
+        """The time the lease ends, by the server's clock (UTC)."""
         return moment_us(self._claim.ends_us)
 
     @property
     def last_error(self) -> str | None:
-        """With what the last attempt ended, for a message that was looked at and not claimed; a traceback, mostly."""
+        """The error of the last attempt, usually a traceback, for a message that was read without being claimed."""
         return None if self._error is None else unpack_error(self._error)[1]
 
     async def ack(self) -> None:
-        """The message is handled, and gone. Concurrent calls share a round trip.
+        """Acknowledge the message: it has been handled, and is deleted. Concurrent calls share a round trip.
 
         Raises:
             LeaseLost: The lease had ended: another worker may have the message. Nothing was changed.
-            OutcomeUnknown: The answer was lost. If it was not carried out, the message comes again.
-            ServerUnavailable, ServerRefused, Closed: Not carried out: the message comes again when the lease ends.
+            OutcomeUnknown: The reply was lost. If the call was not carried out, the message is redelivered.
+            ServerUnavailable, ServerRefused, Closed: Not carried out: the message is redelivered when the lease ends.
         """
         self._demand_lease()
         try:
             await self._settle(self._origin.queue.settling.ack(self._claim))
         except asyncio.CancelledError:
-            # It leaves all the same: nothing is left to give back.
+            # The acknowledgement is carried out all the same, so the message is not given back.
             self._done()
             raise
 
     async def nack(self, delay: Duration | None = None, error: BaseException | str | None = None) -> None:
-        """The message was not handled: it is due again after a delay, or a dead letter if that was its last attempt.
+        """Report a failure: the message is retried after a delay, or becomes a dead letter if that was its last attempt.
 
         Args:
-            delay: Seconds or a timedelta. Without it, what the queue's backoff says.
-            error: Kept with the message.
+            delay: Seconds or a timedelta. By default, the delay that the queue's backoff gives.
+            error: Stored with the message.
 
         Raises:
-            BadDelay: As :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
+            BadDelay: As for :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
         """
         self._demand_lease()
         text = pack_error(error)
         most = self._origin.max_attempts
-        # Attempts that were lost with a worker that another message may have killed do not count.
+        # Attempts do not count if they were lost with a worker that another message may have killed.
         if most and self.attempt - self._claim.forgiven >= most:
             await self._die("attempts", text)
             return
@@ -264,10 +265,10 @@ class Message(Generic[T]):
         await self._settle(self._origin.queue.settling.nack(self._claim, delay_us, text))
 
     async def extend(self, duration: Duration) -> None:
-        """Let the lease end ``duration`` (seconds or a timedelta) from now, instead of when it would.
+        """Make the lease end ``duration`` (seconds or a timedelta) from now, instead of at its previous end.
 
         Raises:
-            BadDelay: As :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
+            BadDelay: As for :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
         """
         self._demand_lease()
         (mine,) = await self._origin.queue.settling.extend([self._claim], microseconds(duration, "lease"))
@@ -276,17 +277,17 @@ class Message(Generic[T]):
             raise LeaseLost(LOST)
 
     async def bury(self, reason: str, error: BaseException | str | None = None) -> None:
-        """Make it a dead letter, whatever attempts are left. Raises as :meth:`ack`.
+        """Make the message a dead letter, even if attempts are left. Raises as :meth:`ack`.
 
         Args:
-            reason: Why.
-            error: Kept with it.
+            reason: Why it is buried.
+            error: Stored with it.
         """
         self._demand_lease()
         await self._die(reason, pack_error(error))
 
     async def release(self) -> None:
-        """Give it back untouched: it is due as before, and the attempt is not counted. Raises as :meth:`ack`."""
+        """Give the message back untouched: it keeps its due time, and the attempt does not count. Raises as :meth:`ack`."""
         self._demand_lease()
         await self._settle(self._origin.queue.settling.release(self._claim))
 
@@ -297,7 +298,7 @@ class Message(Generic[T]):
         if keeper.is_short(self._claim) and await keeper.freshen([self._claim]):
             self._lose()
             raise LeaseLost(LOST)
-        # Told the loop, it need not find it.
+        # The loop is passed explicitly, so that current_task() need not look it up.
         self._task = asyncio.current_task(queue.loop)
         assert self._task is not None, "an async with block runs in a task"
         self._cancelled = False
@@ -322,14 +323,14 @@ class Message(Generic[T]):
         if self._settled:
             return is_instruction(error)
         if error is None:
-            # Needs no shield: it is carried out whatever becomes of us.
+            # Needs no shield: the ack is carried out even if this task is cancelled.
             if self._ahead and not self._origin.queue.settling.is_behind:
                 self._ack_unattended()
             else:
                 await paced(self._ahead, self.ack())
             return False
         if is_instruction(error):
-            # Instructions end here, so an error of carrying them out hides none.
+            # Instructions do not propagate, so an error in carrying them out hides no other error.
             with anyio.CancelScope(shield=True):
                 await self._settle_failed(error)
             return True
@@ -357,10 +358,10 @@ class Message(Generic[T]):
         observation.end(LeaseLost(LOST) if self._lost else error)
 
     def _ack_unattended(self) -> None:
-        """As :meth:`ack`, for who does not wait: that the lease was lost after all, the log tells.
+        """Acknowledge the message without waiting for the reply. If the lease turns out to be lost, that is logged.
 
         Raises:
-            LeaseLost: It surely was.
+            LeaseLost: The lease is known to be lost.
             Closed: As :meth:`ack`.
         """
         self._demand_lease()
@@ -372,7 +373,10 @@ class Message(Generic[T]):
         await self._settle(self._origin.queue.settling.bury(self._claim, json.dumps(why, separators=(",", ":"))))
 
     async def _settle(self, call: Awaitable[None]) -> None:
-        """Make a call that settles it. A renewal that came second would find no lease, and take it for lost."""
+        """Make the call that acknowledges, retries or buries the message.
+
+        A renewal that arrived after it would find no lease, and report it as lost.
+        """
         keeper = self._origin.queue.keeper
         keeper.let_go(self._claim)
         try:
@@ -403,7 +407,7 @@ class Message(Generic[T]):
 
     def _lose(self) -> None:
         self._lost = self._settled = True
-        # Whoever finds out by asking is told by what he asked.
+        # If this task found the loss by a call of its own, that call raises.
         if self._task is not None and self._task is not asyncio.current_task():
             self._cancelled = True
             self._task.cancel("the lease of the message was lost")

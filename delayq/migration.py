@@ -1,7 +1,7 @@
-"""Brings the records of a delayed queue into the form that Redisson 3.21.1 and later reads.
+"""Converts the records of a delayed queue to the form that Redisson 3.21.1 and later reads.
 
-delayq reads every form, so it needs no migration. A newer Redisson does: it fails on the first older record that comes due,
-and delivers what stands before it again and again. ``delayq migrate`` is this from the command line.
+delayq reads every form, so it needs no migration. A newer Redisson does: it fails on the first older record that comes due, and
+delivers the records before it again and again. ``delayq migrate`` does this from the command line.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORMS = ("current, 8-byte length", "current, 4-byte length", "old, 8-byte length", "old, 4-byte length", "malformed")
-"""What a record may look like. Old is what Redisson wrote before 3.21.1; lengths have 4 bytes on 32-bit and Windows servers."""
+"""The forms a record may have. Old forms come from Redisson before 3.21.1; lengths have 4 bytes on 32-bit and Windows servers."""
 
 MAX_BATCH = 1000
-"""Records that one step may look at."""
+"""The largest number of records that one step may examine."""
 
-# By the bytes before the payload, as in the script.
+# By the number of bytes before the payload, as in the script.
 _FORM_OF_HEADER: dict[int, str] = dict(zip((17, 13, 16, 12), FORMS, strict=False))
 _MALFORMED = FORMS[4]
 
-# Further passes are for what was offered meanwhile. Somebody who still writes outdated records would keep us for ever.
+# Further passes are for records offered meanwhile. A client that still writes outdated records would keep us busy forever.
 _MAX_PASSES = 5
-# Steps grow while they block the server for less than the first, and shrink beyond the second, seconds.
+# Steps grow while they block the server for less than the first value, and shrink above the second, seconds.
 _QUICK, _SLOW = 0.0007, 0.0011
 _FIRST_BATCH = 10
 _PAGE = 500
 # Past the end of any list.
 _END = 2**53
-# So much of outdated records found in the sorted set is held before they are dealt with, bytes.
+# The most outdated records from the sorted set to hold before rewriting them, bytes.
 _HELD = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Migration:
-    """How far a migration has come. Counts are of records, and exact as long as nobody else changes the queue.
+    """The progress of a migration. Counts are of records, and exact as long as no other client changes the queue.
 
     Attributes:
         queue: The queue's name.
-        dry_run: Nothing is changed.
-        length_bytes: How wide lengths are on this server: what is current, but of the other width, is outdated too.
-        found: How many records of each of :data:`FORMS` were found. One that stands in both of the queue's structures
-            counts once.
-        rewritten: How many were brought up to date.
-        merged: How many were there in their current form as well, and gave way to it.
-        phase: What is being gone through; empty before the start.
+        dry_run: Whether nothing is changed.
+        length_bytes: The width of lengths on this server, bytes: a current record with the other width is outdated too.
+        found: The number of records found in each of :data:`FORMS`. A record that is in both of the queue's structures counts
+            once.
+        rewritten: The number of records brought up to date.
+        merged: The number of outdated records removed because their current form was already there.
+        phase: The current phase; empty before the start.
         done: How much of the phase is done, entries.
-        total: Of how many, about.
-        passes: How often the whole queue was gone through, this time included.
-        longest_step: The longest call so far, seconds, its way to the server and back included.
-        complete: A whole pass found nothing outdated. Always false in a dry run that found something.
-        finished: This is the last word.
+        total: The approximate number of entries in the phase.
+        passes: The number of passes over the whole queue, including this one.
+        longest_step: The longest call so far, including its round trip, seconds.
+        complete: Whether a whole pass found nothing outdated. Always false in a dry run that found something.
+        finished: Whether this is the last report.
     """
 
     queue: str
@@ -83,53 +83,54 @@ class Migration:
 
     @property
     def looked_at(self) -> int:
-        """How many records were found."""
+        """The number of records found."""
         return sum(self.found.values())
 
     @property
     def current(self) -> int:
-        """How many were up to date already."""
+        """The number of records that were already up to date."""
         return self.found.get(_up_to_date(self.length_bytes), 0)
 
     @property
     def malformed(self) -> int:
-        """How many are of no form at all. They stay as they are."""
+        """The number of records in no known form. They are left as they are."""
         return self.found.get(_MALFORMED, 0)
 
     @property
     def outdated(self) -> Mapping[str, int]:
-        """How many were found of each other form."""
+        """The number of records found in each other form."""
         kept = (_up_to_date(self.length_bytes), _MALFORMED)
         return {form: count for form, count in self.found.items() if form not in kept and count}
 
 
 async def migrate(client: Client, name: str, *, dry_run: bool = False, batch: int = 100) -> AsyncIterator[Migration]:
-    """Rewrite the outdated records of a delayed queue, in place, while everybody goes on using it.
+    """Rewrite the outdated records of a delayed queue in place, while other clients go on using it.
 
-    Each keeps its id, payload, due time and place in offer order. The work is done in small steps, each of them atomic;
-    leaving the loop, or a crash, leaves a queue in which every message is still there once, and a next run goes on. What is
-    ready is not touched: ready lists have no records. The queue is not opened: nothing is delivered.
+    Each record keeps its id, payload, due time and place in offer order. The work is done in small steps, each of them atomic: if
+    you leave the loop, or the process crashes, every message is still in the queue exactly once, and the next run continues.
+    Ready messages are not touched, because the ready list has no records. The queue is not opened, so nothing is delivered.
 
-    A Redisson before 3.21.1 cannot read what is rewritten. Stop or upgrade it first.
+    A Redisson before 3.21.1 cannot read the rewritten records. Stop or upgrade it first.
 
     Args:
         client: An open client.
         name: The queue's name.
-        dry_run: Only look.
-        batch: Records per step at most, 1 to 1,000. Steps become smaller by themselves where they would hold the server up.
+        dry_run: Only examine the records.
+        batch: The largest number of records per step, 1 to 1,000. Steps shrink by themselves if they would hold the server up.
 
     Yields:
-        How far it is: first before anything is changed, then after each step. Only the last one is ``finished``; if it is not
+        The progress: first before anything is changed, then after each step. Only the last one is ``finished``; if it is not
         ``complete``, outdated records kept coming in.
 
     Raises:
         BadName: As for :meth:`delayq.Client.delayed_queue`.
         BadInput: ``batch`` is out of range.
-        ServerUnavailable, OutcomeUnknown, ServerRefused: As everywhere. What was rewritten so far stays; run it again.
+        ServerUnavailable, OutcomeUnknown, ServerRefused: As for every call. Records rewritten so far stay rewritten; run it
+            again.
     """
     if not 1 <= batch <= MAX_BATCH:
         raise BadInput(f"batch must be 1 to {MAX_BATCH}")
-    session = client._open_session()  # noqa: SLF001 - a part of the client that has a module of its own
+    session = client._open_session()  # noqa: SLF001 - part of the client, in a module of its own
     session.check_loop()
     keys = DelayedKeys.of(name, client._name_mapper)  # noqa: SLF001
     async for progress in _Run(keys, session.server, batch, dry_run=dry_run).run():
@@ -139,12 +140,12 @@ async def migrate(client: Client, name: str, *, dry_run: bool = False, batch: in
 class _Run:
     """One migration.
 
-    The ordered list is walked from its tail to its head, by indexes from the head. Offers append at the tail; whatever is
-    removed moves what stands behind it nearer to the head. So what the walk has not reached stays before it, and a walk sees
+    The ordered list is walked from its tail to its head, by indexes from the head. Offers append at the tail; a removal moves the
+    entries behind it nearer to the head. So the entries that the walk has not reached stay before its position, and a walk sees
     every entry that was there when it began, and still is.
 
-    A record enters the list and the sorted set in one step of the server. So an outdated record that was seen in the sorted
-    set, and is still there after a whole walk of the list, is not in the list.
+    A record enters the list and the sorted set in one atomic step. So an outdated record that was seen in the sorted set, and is
+    still there after a whole walk of the list, is not in the list.
     """
 
     def __init__(self, keys: DelayedKeys, server: Server, batch: int, *, dry_run: bool) -> None:
@@ -154,15 +155,15 @@ class _Run:
         self._rewrite = not dry_run
         self._found: Counter[str] = Counter()
         self._now = Migration(keys.name, dry_run, 8, self._found)
-        # What the first pass found: entries of the list that stand in the sorted set too, and the sorted set.
+        # Results of the first pass: the list entries that are also in the sorted set, and the sorted set.
         self._in_both: Counter[str] = Counter()
         self._in_set: Counter[str] = Counter()
-        # How many were rewritten that stood in the sorted set alone.
+        # The number of rewritten records that were in the sorted set only.
         self._alone: int = 0
 
     async def run(self) -> AsyncIterator[Migration]:
         for _ in range(3):
-            # The server learns the script, and we learn how long the way there and back is.
+            # The server learns the script, and we measure the round trip.
             await self._step(0, 0)
         yield self._progress()
         complete = False
@@ -206,7 +207,7 @@ class _Run:
             await self._count_what_stands_alone()
 
     async def _walk(self, *, first: bool) -> AsyncIterator[Migration]:
-        """Look at the whole ordered list, and rewrite what is outdated, there and in the sorted set at once."""
+        """Walk the whole ordered list, and rewrite outdated records in it and in the sorted set at the same time."""
         before = _END
         while before > 0:
             length, reached, listed, in_both, _ = await self._step(before, self._pace.size)
@@ -215,7 +216,7 @@ class _Run:
             self._advance(min(before, length) - reached)
             before = reached
             for form, count in listed.items():
-                # Later passes see again what the first has counted.
+                # Later passes see the records that the first one has counted again.
                 if first or self._is_outdated(form):
                     self._found[form] += count
             if first:
@@ -223,7 +224,7 @@ class _Run:
             yield self._progress()
 
     async def _rewrite_alone(self, records: list[bytes]) -> AsyncIterator[Migration]:
-        """Rewrite those of the records, seen in the sorted set, that do not stand in the list."""
+        """Rewrite those of the records, seen in the sorted set, that are not in the list."""
         async for progress in self._walk(first=False):
             yield progress
         self._begin("sorted set", len(records))
@@ -240,7 +241,7 @@ class _Run:
     async def _step(
         self, before: int, limit: int, records: Sequence[bytes] = ()
     ) -> tuple[int, int, Counter[str], Counter[str], Counter[str]]:
-        """The list's length, the index reached, and counts by form: in the list, of these in the set, in the set alone."""
+        """Return the list's length, the index reached, and counts by form: in the list, in both, in the set only."""
         keys = (self._keys.timeout, self._keys.ordered)
         call = self._server.run(MIGRATE, keys, (int(self._rewrite), before, limit, *records))
         if limit or records:
@@ -258,10 +259,10 @@ class _Run:
         return sum(count for form, count in self._found.items() if self._is_outdated(form))
 
     async def _count_what_stands_alone(self) -> None:
-        """Count what is up to date or malformed, and stands in the sorted set alone."""
+        """Count the up-to-date or malformed records that are in the sorted set only."""
         alone = self._in_set - self._in_both
         if self._rewrite:
-            # What was rewritten may have been seen again while the set was read, so its size has to tell.
+            # Rewritten records may have been seen again while the set was read, so derive the count from its size.
             size = int(await self._server.command("ZCARD", self._keys.timeout))
             listed = self._in_both.total() - self._in_both[_MALFORMED]
             known = listed + self._alone - self._now.merged + self._in_set[_MALFORMED]
@@ -277,7 +278,7 @@ class _Run:
 
     def _advance(self, count: int) -> None:
         done = self._now.done + count
-        # Others may add to what we go through.
+        # Other clients may add entries to the structure that is being walked.
         self._now = replace(self._now, done=done, total=max(done, self._now.total))
 
     def _progress(self) -> Migration:
@@ -286,9 +287,9 @@ class _Run:
 
 
 class _Pace:
-    """How many records a step takes, from how long the last ones took.
+    """Decides how many records a step takes, from how long the last steps took.
 
-    The farther an entry is from both ends of the list, the longer the server walks to it: 0.5 microseconds or 200.
+    The farther an entry is from both ends of the list, the longer the server takes to reach it: 0.5 microseconds or 200.
     """
 
     def __init__(self, most: int) -> None:
@@ -298,14 +299,14 @@ class _Pace:
         self._way = float("inf")
 
     async def empty(self, call: Awaitable[T]) -> T:
-        """Wait for a call that does nothing: it takes as long as the way there and back."""
+        """Wait for a call that does nothing: it takes as long as a round trip."""
         started = perf_counter()
         reply = await call
         self._way = min(self._way, perf_counter() - started)
         return reply
 
     async def timed(self, call: Awaitable[T], *, adapt: bool = False) -> T:
-        """Wait for a call, and adapt the size of the next one to how long it took."""
+        """Wait for a call, and adapt the size of the next step to how long it took."""
         started = perf_counter()
         reply = await call
         took = perf_counter() - started
@@ -324,7 +325,7 @@ def _by_form(counts: list[int]) -> Counter[str]:
 
 
 def form_of(record: bytes) -> str:
-    """Which of :data:`FORMS` a record has."""
+    """Return the form of a record, one of :data:`FORMS`."""
     payload = payload_of(record)
     return _MALFORMED if payload is None else _FORM_OF_HEADER[len(record) - len(payload)]
 

@@ -1,5 +1,5 @@
-"""One logical reliable queue over several: each partition lies in a slot of its own, so a cluster shares the work."""
-# ruff: noqa: SLF001 - the partitions are its own
+"""One logical reliable queue over several: each partition is in a cluster slot of its own, so the servers share the work."""
+# ruff: noqa: SLF001 - it owns its partitions
 
 from __future__ import annotations
 
@@ -56,12 +56,15 @@ R = TypeVar("R")
 if TYPE_CHECKING:
     _Taken = tuple[ReliableQueue[T], Taken[Claim]]
 
-# With messages in hand, servers that have not answered are waited for this long, seconds.
+# While messages are in hand, how long to wait for servers that have not answered, seconds.
 _MOMENT = 0.05
 
 
 def partition_of(id: str, partitions: int) -> int:  # noqa: A002
-    """Where a message of that id lies: the same in every process, and for ever. What recurs lies where its schedule does."""
+    """Return the partition of a message id: the same in every process, and forever.
+
+    The occurrences of a schedule are in the partition of the schedule.
+    """
     name = id.encode()
     return crc32(schedule_of(name) if is_occurrence(name) else name) % partitions
 
@@ -69,13 +72,14 @@ def partition_of(id: str, partitions: int) -> int:  # noqa: A002
 class PartitionedQueue(Generic[T]):
     """A queue in partitions, each a :class:`~delayq.ReliableQueue` with keys of its own.
 
-    Made by :meth:`delayq.Client.reliable_queue` with ``partitions=N``. A message lies in the partition that its id names, so
-    every process must say the same number. Order, ``max_size`` and the rate of one server hold within a partition.
+    Create one with :meth:`delayq.Client.reliable_queue` and ``partitions=N``. A message's id determines its partition, so every
+    process must use the same number of partitions. Ordering, ``max_size`` and the throughput of one server apply to each
+    partition.
 
     Attributes:
         name: The queue's name.
-        partitions: The queues that it consists of.
-        dead: The messages that died, of all partitions.
+        partitions: The queues it consists of.
+        dead: The dead letters of all partitions.
     """
 
     def __init__(self, name: str, partitions: Sequence[ReliableQueue[T]]) -> None:
@@ -85,7 +89,7 @@ class PartitionedQueue(Generic[T]):
         self._next = 0
 
     def partition(self, id: str) -> ReliableQueue[T]:  # noqa: A002
-        """The partition in which a message of that id lies."""
+        """Return the partition that holds messages with that id."""
         return self.partitions[partition_of(checked_id(id), len(self.partitions))]
 
     # Offering
@@ -105,7 +109,7 @@ class PartitionedQueue(Generic[T]):
     ) -> str:
         """Store a message. As :meth:`delayq.ReliableQueue.offer`.
 
-        Without an ``id``, the message goes to another partition if the server of one is away.
+        Without an ``id``, the message goes to another partition if the server of one is unavailable.
         """
         while True:
             chosen = self._new_id() if id is None else id
@@ -122,16 +126,16 @@ class PartitionedQueue(Generic[T]):
                     durability=durability,
                 )
             except DuplicateMessage:
-                # Another process has made up the same one.
+                # Another process has generated the same id.
                 if id is not None:
                     raise
             except ServerUnavailable:
-                # It is not stored there. In a cluster, other partitions lie on other servers.
+                # It is not stored there. In a cluster, other partitions are on other servers.
                 if id is not None or not self._is_away(self.partition(chosen)) or all(map(self._is_away, self.partitions)):
                     raise
 
     def _new_id(self) -> str:
-        """Make an id of a partition whose server is there, as far as we know."""
+        """Generate an id in a partition whose server is available, as far as we know."""
         chosen = new_id()
         for _ in range(10 * len(self.partitions)):
             if not self._is_away(self.partition(chosen)):
@@ -156,7 +160,7 @@ class PartitionedQueue(Generic[T]):
         parts: dict[ReliableQueue[T], list[Offer[T]]] = {}
         for offer in named:
             parts.setdefault(self.partition(str(offer.id)), []).append(offer)
-        # All is checked before anything is written.
+        # Check all messages before writing any.
         checked = [(queue, queue._messages(some)) for queue, some in parts.items()]
         calls = [queue._store(messages, [False] * len(messages), durability) for queue, messages in checked]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
@@ -168,14 +172,15 @@ class PartitionedQueue(Generic[T]):
     # Taking
 
     async def claim(self, count: int = 1, wait: Duration = 0.0) -> list[Message[T]]:
-        """Take up to ``count`` messages that are due, of all partitions. As :meth:`delayq.ReliableQueue.claim`."""
+        """Take up to ``count`` due messages from all partitions. As :meth:`delayq.ReliableQueue.claim`."""
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise BadInput(f"count is an int of at least 1, not {count!r}")
         return [queue._leased(taken[1]) for queue, taken in await self._take(count, seconds(wait, "wait"))]
 
     async def __aiter__(self) -> AsyncIterator[Message[T]]:
-        """Take messages as they come due, of all partitions in turn, until they close. As a loop over a
-        :class:`~delayq.ReliableQueue`: where handling takes long, few are claimed ahead.
+        """Take messages as they come due, from all partitions in turn, until they close.
+
+        Works like a loop over a :class:`~delayq.ReliableQueue`: where handling takes long, few messages are claimed ahead.
         """
         loop = asyncio.get_running_loop()
         fetching: asyncio.Task[None] | None = None
@@ -195,9 +200,9 @@ class PartitionedQueue(Generic[T]):
                         return
                     count, started = len(ahead), loop.time()
                     if fetches_more(want, count):
-                        # While these are handled: neither we nor the server need wait for the other.
+                        # Fetch while these are handled, so that neither this process nor the server waits for the other.
                         fetching = asyncio.create_task(self._fetch(ahead, want), name=f"fetch {self.name}")
-                        # A reader who never waits would keep the call from leaving.
+                        # A consumer that never awaits anything would keep the call from being sent.
                         await asyncio.sleep(0)
                     ahead.waited = 0.0
                     for _ in range(count):
@@ -210,12 +215,12 @@ class PartitionedQueue(Generic[T]):
                     await asyncio.wait({fetching})
 
     async def _fetch(self, ahead: _Ahead[T], want: int) -> None:
-        # What cannot be had now, the loop asks for again.
+        # If messages cannot be fetched now, the loop asks again.
         with suppress(DelayqError):
             ahead.extend(await self._take(want, 0.0))
 
     async def _take(self, count: int, wait: float | None) -> deque[_Taken[T]]:
-        """Take up to ``count`` messages of all partitions, waiting ``wait`` seconds for the first (None: as long as it takes)."""
+        """Take up to ``count`` messages from all partitions, waiting ``wait`` seconds for the first (None: without limit)."""
         for queue in self.partitions:
             queue._check_open()
         loop = asyncio.get_running_loop()
@@ -224,7 +229,7 @@ class PartitionedQueue(Generic[T]):
         left = None if until is None else until - loop.time()
         if taken or (left is not None and left <= 0):
             return taken
-        # Nothing is due. One of each is enough to go on with.
+        # Nothing is due: wait for one message per partition, which is enough to continue with.
         taking = {asyncio.create_task(queue._take(1, left)): queue for queue in self.partitions}
         try:
             waiting = set(taking)
@@ -232,7 +237,7 @@ class PartitionedQueue(Generic[T]):
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if any(task.exception() is not None or task.result() for task in done):
                     break
-            # Those that are cancelled in time put back what they have; the others have something to give.
+            # Calls that are cancelled in time put back what they took; the others return something.
             for task in waiting:
                 task.cancel()
             await asyncio.wait(taking)
@@ -243,7 +248,7 @@ class PartitionedQueue(Generic[T]):
             raise
         found = _shared_out(taking, count)
         if found and len(found) < count:
-            # What became due together comes together.
+            # Messages that came due together are returned together.
             try:
                 with suppress(DelayqError):
                     found.extend(await self._take_due(count - len(found), waits=True))
@@ -253,16 +258,16 @@ class PartitionedQueue(Generic[T]):
         return found
 
     async def _take_due(self, count: int, *, waits: bool) -> deque[_Taken[T]]:
-        """Take up to ``count`` messages that are due. No more is claimed than that, so none is withheld from others.
+        """Take up to ``count`` due messages. No more are claimed than that, so none is withheld from other consumers.
 
-        One look tells which partitions have something due. A partition whose server does not answer holds up no other one.
+        A first look finds the partitions that have something due. A partition whose server does not answer holds up no other.
 
         Args:
-            count: At most so many.
-            waits: Whether the caller waits for messages, and so for servers that do not answer. Then the look ends soon
-                after the first answer, and raises only what no waiting would change.
+            count: The largest number of messages to take.
+            waits: Whether the caller waits for messages, and thus for servers that do not answer. Then the look ends soon after
+                the first answer, and raises only errors that waiting would not resolve.
         """
-        # Each time another one is the first.
+        # Start with a different partition each time.
         self._next = (self._next + 1) % len(self.partitions)
         queues = self.partitions[self._next :] + self.partitions[: self._next]
         looking = {asyncio.create_task(_due_of(some)) for some in _by_server(queues)}
@@ -271,7 +276,7 @@ class PartitionedQueue(Generic[T]):
         answered = False
         try:
             while looking and len(taken) < count:
-                # With something in hand, only what is known by now is taken.
+                # With messages in hand, take only what is known by now.
                 patience = _MOMENT if taken or (waits and answered) else None
                 done, looking = await asyncio.wait(looking, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
@@ -284,7 +289,7 @@ class PartitionedQueue(Generic[T]):
                         answered = True
                         due |= look.result()
                 await _take_of([queue for queue in queues if queue in due], count, taken, errors)
-                # What is not permitted is no matter of time: the caller has to know.
+                # A missing permission does not go away with time: tell the caller.
                 if any(isinstance(error, ServerRefused) for error in errors):
                     break
         except BaseException:
@@ -303,18 +308,18 @@ class PartitionedQueue(Generic[T]):
     # By id
 
     async def cancel(self, id: str) -> bool:  # noqa: A002
-        """As :meth:`delayq.ReliableQueue.cancel`."""
+        """Remove a message, due or not, unless a worker has it. As :meth:`delayq.ReliableQueue.cancel`."""
         return await self.partition(id).cancel(id)
 
     async def reschedule(self, id: str, delay: Duration | None = None, *, at: datetime | None = None) -> bool:  # noqa: A002
-        """As :meth:`delayq.ReliableQueue.reschedule`."""
+        """Change when a message is due, unless a worker has it. As :meth:`delayq.ReliableQueue.reschedule`."""
         return await self.partition(id).reschedule(id, delay, at=at)
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
-        """As :meth:`delayq.ReliableQueue.get`."""
+        """Return a live message without leasing it to you. As :meth:`delayq.ReliableQueue.get`."""
         return await self.partition(id).get(id)
 
-    # What recurs
+    # Recurring messages
 
     async def schedule(
         self,
@@ -329,7 +334,7 @@ class PartitionedQueue(Generic[T]):
         ttl: Duration | None = None,
         version: int = 0,
     ) -> datetime:
-        """Let a message recur, in the partition that ``name`` names. As :meth:`delayq.ReliableQueue.schedule`."""
+        """Schedule a recurring message, in the partition that ``name`` determines. As :meth:`delayq.ReliableQueue.schedule`."""
         return await self._home(name).schedule(
             name,
             cron=cron,
@@ -343,29 +348,29 @@ class PartitionedQueue(Generic[T]):
         )
 
     async def unschedule(self, name: str) -> bool:
-        """As :meth:`delayq.ReliableQueue.unschedule`."""
+        """Delete a schedule and its waiting message. As :meth:`delayq.ReliableQueue.unschedule`."""
         return await self._home(name).unschedule(name)
 
     async def schedules(self) -> list[Schedule]:
-        """What recurs in all partitions, by name."""
+        """Return the schedules of all partitions, by name."""
         parts = await _of_each(self.partitions, lambda queue: queue.schedules())
         return sorted((each for part in parts for each in part), key=lambda each: each.name)
 
-    # Looking, and cleaning up
+    # Inspection and cleanup
 
     async def stats(self) -> Stats:
-        """How many messages are where, in all partitions; paused if any is."""
+        """Return the number of messages in each state, over all partitions; ``paused`` if any partition is."""
         return Stats.total(await _of_each(self.partitions, lambda queue: queue.stats()))
 
     async def peek(self, count: int = 1) -> list[Message[T]]:
-        """Look at the messages that are claimed next. As :meth:`delayq.ReliableQueue.peek`."""
+        """Return the messages to be claimed next. As :meth:`delayq.ReliableQueue.peek`."""
         ready = await self.list("ready", limit=count)
         return ready if len(ready) >= count else ready + await self.list("delayed", limit=count - len(ready))
 
     async def list(self, state: State, *, offset: int = 0, limit: int = 100) -> list[Message[T]]:
-        """Look at messages in one state, of all partitions, in the order in which they come.
+        """Return messages in one state, from all partitions, in the order in which they will come.
 
-        Each partition is asked for ``offset + limit``: far pages cost much.
+        Each partition is asked for ``offset + limit`` messages, so later pages cost more.
         """
         check_page(offset, limit)
         parts = await _of_each(self.partitions, lambda queue: queue.list(state, limit=offset + limit))
@@ -379,11 +384,11 @@ class PartitionedQueue(Generic[T]):
         return sum(await _of_each(self.partitions, lambda queue: queue.purge(state, progress)))
 
     async def pause(self) -> None:
-        """Let nobody claim anything any more. As :meth:`delayq.ReliableQueue.pause`."""
+        """Stop all claims. As :meth:`delayq.ReliableQueue.pause`."""
         await _of_each(self.partitions, lambda queue: queue.pause())
 
     async def resume(self) -> bool:
-        """End a pause, and say whether there was one."""
+        """End a pause, and return whether there was one."""
         return any(await _of_each(self.partitions, lambda queue: queue.resume()))
 
     # Closing
@@ -412,17 +417,17 @@ class PartitionedDeadLetters(Generic[T]):
         self._queue = queue
 
     async def size(self) -> int:
-        """How many there are."""
+        """Return the number of dead letters."""
         return sum(await _of_each(self._queue.partitions, lambda queue: queue.dead.size()))
 
     async def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter[T]]:
-        """Some of them, the one that died first first. Each partition is asked for ``offset + limit``."""
+        """List dead letters, oldest first. Each partition is asked for ``offset + limit`` letters."""
         check_page(offset, limit)
         parts = await _of_each(self._queue.partitions, lambda queue: queue.dead.list(offset + limit))
         return [*islice(heapq.merge(*parts, key=lambda letter: letter.died_at), offset, offset + limit)]
 
     async def redrive(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
-        """Give dead letters another life. As :meth:`delayq.DeadLetters.redrive`, one partition after the other."""
+        """Requeue dead letters. As :meth:`delayq.DeadLetters.redrive`, one partition after the other."""
         return await self._of_each_part(ids, progress, lambda queue, some, tell: queue.dead.redrive(some, tell))
 
     async def purge(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
@@ -435,7 +440,7 @@ class PartitionedDeadLetters(Generic[T]):
         progress: Callable[[int, int], None] | None,
         act: Callable[[ReliableQueue[T], MutableSequence[str] | None, Callable[[int, int], None] | None], Awaitable[int]],
     ) -> int:
-        """What all partitions say that they have done, one after the other."""
+        """Apply ``act`` to the partitions, one after the other, and return the sum of its results."""
         parts = self._parts(ids)
         if progress is None:
             return sum([await act(queue, some, None) for queue, some in parts])
@@ -460,7 +465,7 @@ class PartitionedDeadLetters(Generic[T]):
 
 
 class _Ahead(Paced, Generic[T]):
-    """What a loop over all partitions has at hand. Each partition's is known to its taker, which brings it back."""
+    """The messages that a loop over all partitions has fetched. Each partition's taker knows its share, and gives it back."""
 
     def __init__(self, hands: Mapping[ReliableQueue[T], deque[Taken[Claim]]]) -> None:
         self._hands = hands
@@ -481,7 +486,7 @@ class _Ahead(Paced, Generic[T]):
                 self._order.append(queue)
 
     async def next(self) -> Message[T] | None:
-        """Hand out the first one, if it is still ours and to be handed out."""
+        """Return the next message; None if its lease was lost, it must not be handed out, or there is none."""
         while self._order:
             queue = self._order.popleft()
             if hand := self._hands[queue]:
@@ -491,7 +496,7 @@ class _Ahead(Paced, Generic[T]):
     async def _hand_out(self, queue: ReliableQueue[T], hand: deque[Taken[Claim]]) -> Message[T] | None:
         if queue._open.keeper.is_short(hand[0][1]):
             await queue._drop_lost(hand)
-            # The queue may have closed since: then all has gone back.
+            # The queue may have closed meanwhile, and then everything has gone back.
             if not hand:
                 return None
         taken = hand.popleft()
@@ -501,7 +506,7 @@ class _Ahead(Paced, Generic[T]):
 
 
 def _by_server(queues: Sequence[ReliableQueue[T]]) -> list[Sequence[ReliableQueue[T]]]:
-    """Sort partitions by the server that has them: each is asked by itself."""
+    """Group partitions by the server that holds them, since each server is asked separately."""
     parts: dict[object, list[ReliableQueue[T]]] = {}
     for queue in queues:
         try:
@@ -513,14 +518,14 @@ def _by_server(queues: Sequence[ReliableQueue[T]]) -> list[Sequence[ReliableQueu
 
 
 async def _due_of(queues: Sequence[ReliableQueue[T]]) -> set[ReliableQueue[T]]:
-    """Find out which of these partitions, which one server has, have something due."""
+    """Return those of these partitions, all on one server, that have something due."""
     calls = [((*queue._keys.live, queue._keys.schedules), ("reliable",)) for queue in queues]
     answers = await queues[0]._server.run_all(RESYNC, calls)
     return {queue for queue, (_, wait_us, _) in zip(queues, answers, strict=True) if wait_us == 0}
 
 
 async def _take_of(candidates: list[ReliableQueue[T]], count: int, taken: deque[_Taken[T]], errors: list[BaseException]) -> None:
-    """Put up to ``count`` messages of these into ``taken``. They have something, unless another client is faster."""
+    """Append up to ``count`` messages from these partitions to ``taken``. They have some, unless another client is faster."""
     while candidates and len(taken) < count:
         wants = shares(count - len(taken), [count] * len(candidates))
         asked = [(queue, want) for queue, want in zip(candidates, wants, strict=True) if want]
@@ -534,7 +539,7 @@ async def _take_of(candidates: list[ReliableQueue[T]], count: int, taken: deque[
 
 
 async def _all_of(asked: Sequence[tuple[ReliableQueue[T], int]]) -> Sequence[Sequence[Taken[Claim]] | BaseException]:
-    """Take so many of each of these, all at once. What came goes back if the caller is cancelled."""
+    """Take the given number of messages from each, concurrently. If the caller is cancelled, they go back."""
     taking = {asyncio.create_task(queue._take(want, 0.0)): queue for queue, want in asked}
     try:
         return await asyncio.gather(*taking, return_exceptions=True)
@@ -546,7 +551,7 @@ async def _all_of(asked: Sequence[tuple[ReliableQueue[T], int]]) -> Sequence[Seq
 
 
 def _shared_out(taking: Mapping[asyncio.Task[Sequence[Taken[Claim]]], ReliableQueue[T]], count: int) -> deque[_Taken[T]]:
-    """``count`` of what came; the rest goes back. Raises an error where only errors came."""
+    """Return ``count`` of the messages that came, and give the rest back. Raises an error if there were only errors."""
     found: deque[_Taken[T]] = deque()
     errors: list[BaseException] = []
     for task, queue in taking.items():
@@ -572,13 +577,13 @@ def _give_back(taken: Iterable[_Taken[T]]) -> None:
 
 
 def _give_back_late(queue: ReliableQueue[T], task: asyncio.Future[Sequence[Taken[Claim]]]) -> None:
-    """What came for a caller who has gone goes back."""
+    """Give back the messages that came for a caller who has gone."""
     if not task.cancelled() and task.exception() is None:
         queue._open.claims.taker.give_back(task.result())
 
 
 async def _of_each(queues: Iterable[ReliableQueue[T]], of: Callable[[ReliableQueue[T]], Awaitable[R]]) -> list[R]:
-    """What each says, all asked at once. Everybody is waited for, and the first error raised."""
+    """Call ``of`` for every queue concurrently, and return the results. Waits for all calls, then raises the first error."""
     outcomes = await asyncio.gather(*(of(queue) for queue in queues), return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -587,7 +592,7 @@ async def _of_each(queues: Iterable[ReliableQueue[T]], of: Callable[[ReliableQue
 
 
 def _of_all(errors: Sequence[BaseException], stored: Sequence[str], count: int) -> BaseException:
-    """One error for what failed in several partitions: the one that leaves most open, with all that is stored for certain."""
+    """Combine the errors of several partitions: return the one that leaves most open, with all ids certain to be stored."""
     safe = [*stored, *(name for error in errors if not isinstance(error, NotDurable) for name in getattr(error, "stored", ()))]
     unsafe = [name for error in errors if isinstance(error, NotDurable) for name in error.stored]
     unknown = next((error for error in errors if isinstance(error, OutcomeUnknown)), None)

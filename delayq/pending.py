@@ -1,4 +1,4 @@
-"""The pending side of a delayed queue: what is not due yet. Names and results are Redisson's, its defects are not."""
+"""The pending side of a delayed queue: messages that are not due yet. Names and results match Redisson's; its defects do not."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _BATCH = 100
 class Pending(Generic[T]):
     """The messages that are not due yet.
 
-    Two values are equal when the codec encodes them to the same bytes, as in Redisson. What searches or reads everything
-    does so in pages of at most 1,000 messages, or some 256 KiB, so that neither the server nor the network is held up; it sees
-    every message that is pending all the while. Records that cannot be read are passed over; they go to quarantine when they come
-    due. Every method may raise the errors of :class:`~delayq.errors.ServerError`; those that decode,
-    :class:`~delayq.errors.DecodeError`; those that encode, what :meth:`DelayedQueue.offer` raises.
+    Two values are equal if the codec encodes them to the same bytes, as in Redisson. Methods that search or read everything do so
+    in pages of at most 1,000 messages, or some 256 KiB, so that they hold up neither the server nor the network; they see every
+    message that is pending throughout the call. Records that cannot be read are skipped; they go to quarantine when they come
+    due. Every method may raise the errors of :class:`~delayq.errors.ServerError`; methods that decode,
+    :class:`~delayq.errors.DecodeError`; methods that encode, the errors of :meth:`DelayedQueue.offer`.
 
-    Without an ordered list the sorted set of due times is read instead: then what a poll or peek calls first is what is due
-    first, and last is what is due last.
+    Without an ordered list, the sorted set of due times is read instead: then the first message, for a poll or peek, is the one
+    that is due first, and the last is the one that is due last.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Pending(Generic[T]):
         self._keys_of = keys_of
 
     async def size(self) -> int:
-        """How many messages are pending."""
+        """Return the number of pending messages."""
         return await self._listing.size()
 
     async def peek(self) -> T | None:
-        """Return the message that was offered first, whenever it is due; None if there is none. It stays.
+        """Return the message that was offered first, whenever it is due, without removing it; None if there is none.
 
-        Records that cannot be read are passed over.
+        Records that cannot be read are skipped.
         """
         place = 0
         while (record := await self._listing.at(place)) is not None:
@@ -80,18 +80,18 @@ class Pending(Generic[T]):
         return None
 
     async def poll(self) -> T | None:
-        """Take out the message that was offered first, due or not; None if there is none. Raises as :meth:`poll_many`."""
+        """Remove and return the message offered first, due or not; None if there is none. Raises as :meth:`poll_many`."""
         values = await self.poll_many(1)
         return values[0] if values else None
 
     async def poll_many(self, n: int) -> list[T]:
-        """Take out up to ``n`` messages, due or not, in offer order.
+        """Remove and return up to ``n`` messages, due or not, in offer order.
 
-        What cannot be read goes to quarantine, with a line in the log, and the next message takes its place. A call that fails
-        or is cancelled takes nothing: what it had taken goes back where it was, with its due time.
+        A message that cannot be read goes to quarantine, is logged, and the next one takes its place. A call that fails or is
+        cancelled takes nothing: the messages it had taken go back to where they were, with their due times.
 
         Raises:
-            BadInput: ``n`` is no number of messages.
+            BadInput: ``n`` is not a valid number of messages.
             OutcomeUnknown, ServerUnavailable: The server did not answer. Nothing is lost.
         """
         if n is None:
@@ -116,14 +116,14 @@ class Pending(Generic[T]):
             self._transfer.lose(taken)
             raise
         await self._transfer.confirm_all(taken, started)
-        # Not before: a call that fails gives them back with the rest.
+        # Only now: a call that fails gives the unreadable ones back with the rest.
         for payload, reason in unreadable:
             self._transfer.set_aside(payload)
             _log.warning("queue %r: a message went to quarantine: %s", self._keys.name, reason, extra=about(self._keys.name))
         return values
 
     async def read_all(self) -> list[T]:
-        """Every pending message, in offer order. They stay."""
+        """Return every pending message, in offer order, without removing any."""
         records: dict[bytes, None] = {}
         async for page in self._listing.pages():
             records |= dict.fromkeys(page)
@@ -131,7 +131,7 @@ class Pending(Generic[T]):
         return [self._codec.decode(payload) for payload in payloads if payload is not None]
 
     async def entries(self) -> list[tuple[T, datetime]]:
-        """Every pending message with its due time (UTC), in due order. They stay."""
+        """Return every pending message with its due time (UTC), in due order, without removing any."""
         scores: dict[bytes, float] = {}
         async for page in DueOrder(self._keys, self._server).scored_pages():
             scores |= page
@@ -140,11 +140,11 @@ class Pending(Generic[T]):
         return [(self._codec.decode(payload), moment(_whole_ms(score))) for score, _, payload in due_order]
 
     async def contains(self, value: T) -> bool:
-        """Whether an equal message is pending."""
+        """Return whether an equal message is pending."""
         return await self.contains_all([value])
 
     async def contains_all(self, values: Iterable[T]) -> bool:
-        """Whether for each of ``values`` an equal message is pending; True for none at all."""
+        """Return whether an equal message is pending for each of ``values``; True if there are none."""
         missing = {self._encode(value) for value in values}
         if missing:
             async for page in self._listing.pages():
@@ -154,36 +154,36 @@ class Pending(Generic[T]):
         return not missing
 
     async def remove(self, value: T) -> bool:
-        """Take out the first equal message in offer order, and say whether there was one.
+        """Remove the first equal message in offer order, and return whether there was one.
 
-        Searches everything that is pending. With the receipt, :meth:`Receipt.cancel` needs no search.
+        This searches all pending messages. If you have the receipt, :meth:`Receipt.cancel` needs no search.
         """
         wanted = self._encode(value)
         while found := await self._find(lambda payload: payload == wanted):
             for record in found:
                 if await self._cancel([record]):
                     return True
-            # All of them came due while we searched. There may be others.
+            # All of them came due during the search. There may be others.
         return False
 
     async def remove_all(self, values: Iterable[T]) -> bool:
-        """Take out every message that equals one of ``values``, and say whether there was any."""
+        """Remove every message that equals one of ``values``, and return whether there were any."""
         unwanted = {self._encode(value) for value in values}
         return bool(unwanted) and await self._remove_if(lambda payload: payload in unwanted)
 
     async def retain_all(self, values: Collection[T]) -> bool:
-        """Take out every message that equals none of ``values``, and say whether there was any."""
+        """Remove every message that equals none of ``values``, and return whether there were any."""
         wanted = {self._encode(value) for value in values}
         return await self._remove_if(lambda payload: payload not in wanted)
 
     async def poll_last_and_offer_first_to(self, name: str) -> T | None:
-        """Move the message that was offered last, undelayed, to the head of the ready list of queue ``name``.
+        """Move the message that was offered last to the head of the ready list of queue ``name``, without further delay.
 
         Returns:
             The message, or None if there is none.
 
         Raises:
-            BadName: As for a queue's name.
+            BadName: As for :meth:`delayq.Client.delayed_queue`.
             OutcomeUnknown: It may have been moved.
         """
         keys = (self._keys.timeout, self._keys.ordered, self._keys.quarantine, self._keys_of(name).ready)
@@ -195,23 +195,23 @@ class Pending(Generic[T]):
                 return None
 
     async def clear(self) -> bool:
-        """Drop every pending message, and say whether there were any. What is ready stays."""
+        """Drop every pending message, and return whether there were any. Ready messages stay."""
         return bool(await self._server.run(PURGE, (self._keys.timeout, self._keys.ordered, self._keys.ready), ("delayed",)))
 
     async def expire(self, duration: Duration) -> bool:
-        """Let everything that is pending disappear ``duration`` from now, and say whether there was anything."""
+        """Make all pending messages disappear ``duration`` from now, and return whether there were any."""
         ttl_ms = -(-microseconds(duration, "duration") // 1000)
         return bool(await self._server.run(EXPIRE, (self._keys.timeout, self._keys.ordered), (ttl_ms,)))
 
     async def _find(self, condition: Callable[[bytes | None], bool]) -> list[bytes]:
-        """The records whose payloads fulfil it, in offer order."""
+        """Return the records whose payloads satisfy the condition, in offer order."""
         found: dict[bytes, None] = {}
         async for page in self._listing.pages():
             found |= dict.fromkeys(record for record in page if condition(payload_of(record)))
         return self._listing.offer_order(found)
 
     async def _remove_if(self, unwanted: Callable[[bytes | None], bool]) -> bool:
-        # Found first, removed afterwards: removing while reading would move the pages.
+        # Find first, remove afterwards: removing while reading would shift the pages.
         records = await self._find(unwanted)
         removed = 0
         for at in range(0, len(records), _BATCH):
@@ -219,7 +219,7 @@ class Pending(Generic[T]):
         return removed > 0
 
     async def _cancel(self, records: list[bytes]) -> int:
-        # A record that stands only in the list, as a crash of something else may have left it, goes as well.
+        # Also removes a record that is only in the list, as another program's crash may have left it.
         return int(await self._server.run(CANCEL, (self._keys.timeout, self._keys.ordered), (1, *records)))
 
 

@@ -1,4 +1,4 @@
-"""The ready side of a delayed queue: what is due and not taken yet."""
+"""The ready side of a delayed queue: messages that are due and have not been taken."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ class Ready(Generic[T]):
         self._codec = codec
 
     async def size(self) -> int:
-        """How many messages are ready."""
+        """Return the number of ready messages."""
         return int(await self._server.command("LLEN", self._keys.ready))
 
     async def leased(self) -> int:
-        """How many messages are out under a lease, of :meth:`DelayedQueue.deliveries`. They are not in :meth:`size`."""
+        """Return the number of messages leased by :meth:`DelayedQueue.deliveries`. They do not count in :meth:`size`."""
         return int(await self._server.command("ZCARD", self._keys.leases))
 
     async def read_all(self) -> list[T]:
-        """Every ready message, first the one that is taken next. They stay.
+        """Return every ready message without removing any, starting with the one that is taken next.
 
-        Read in pages of 1,000, so that the server is not held up: while others take, a longer list may show gaps.
+        The list is read in pages of 1,000, so that the server is not held up: while consumers take messages, the result of a
+        longer list may have gaps.
 
         Raises:
-            DecodeError: The codec cannot read one of them.
+            DecodeError: The codec cannot decode one of them.
         """
         values: list[T] = []
         while True:
@@ -48,5 +49,5 @@ class Ready(Generic[T]):
                 return values
 
     async def clear(self) -> bool:
-        """Drop every ready message, and say whether there were any. What is pending stays."""
+        """Drop every ready message, and return whether there were any. Pending messages stay."""
         return bool(await self._server.run(PURGE, (self._keys.timeout, self._keys.ordered, self._keys.ready), ("ready",)))

@@ -1,4 +1,4 @@
-"""Recurring messages, as callers see them."""
+"""The public interface to recurring messages."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ class Schedule:
     """A recurring message.
 
     Attributes:
-        name: Its name.
+        name: The schedule's name.
         cron: The cron expression, or None.
         every: The period, or None.
-        timezone: Where the expression's time of day is meant; None of a period.
-        next_at: When the next occurrence is due, by the server's clock (UTC); None while no process that can tell is there.
-        last_at: When the last one that was handed out had been due; None before the first.
+        timezone: The time zone in which the expression is evaluated; None for a period.
+        next_at: When the next occurrence is due, by the server's clock (UTC); None while no process that can compute it is
+            running.
+        last_at: When the last occurrence that was handed out had been due; None before the first.
         priority: 0 to 9.
-        version: As passed to :meth:`ReliableQueue.schedule`.
+        version: The version passed to :meth:`ReliableQueue.schedule`.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Schedule:
 
 
 def to_schedule(name: str, record: bytes, shift_us: int) -> Schedule:
-    """What a stored schedule says. Raises :class:`Unreadable`."""
+    """Convert a stored schedule's record. Raises :class:`Unreadable`."""
     facts, timing = read(record)
 
     def moment(text: str) -> datetime | None:
@@ -73,7 +74,7 @@ def to_schedule(name: str, record: bytes, shift_us: int) -> Schedule:
 
 
 class Recurring(Generic[T]):
-    """What a reliable queue does with recurring messages."""
+    """The methods of a reliable queue that deal with recurring messages."""
 
     _open: OpenReliableQueue
 
@@ -90,26 +91,26 @@ class Recurring(Generic[T]):
         ttl: Duration | None = None,
         version: int = 0,
     ) -> datetime:
-        """Let a message recur. One of each name waits, however many processes call this.
+        """Schedule a recurring message. One occurrence waits at a time, however many processes call this.
 
-        Call it wherever a process starts: saying the same again changes nothing, and never puts the next one off. Saying
-        something else replaces the definition and the message that waits; as long as ``cron`` and ``timezone``, or
-        ``every``, are the same, it stays due when it was.
+        Call it wherever a process starts: repeating the same definition changes nothing, and never postpones the next occurrence.
+        A different definition replaces the previous one and its waiting message; as long as ``cron`` and ``timezone``, or
+        ``every``, are the same, the message keeps its due time.
 
         Args:
-            name: Of the schedule; its messages have the ids ``name@<microseconds>``.
-            cron: Five fields, as in a crontab, or six, the first of them seconds. Needs ``delayq[cron]``.
-            every: Instead of ``cron``, a period: seconds or a timedelta. The first one is due after one period.
-            value: What the codec can encode.
-            timezone: Where the times of ``cron`` are meant: a name as ``"Europe/Berlin"``, or a tzinfo.
+            name: The schedule's name; its messages have the ids ``name@<microseconds>``.
+            cron: Five fields, as in a crontab, or six, the first of which is seconds. Needs ``delayq[cron]``.
+            every: Instead of ``cron``, a period: seconds or a timedelta. The first occurrence is due after one period.
+            value: Any value that the codec can encode.
+            timezone: The time zone in which ``cron`` is evaluated: a name such as ``"Europe/Berlin"``, or a tzinfo.
             headers: As in :meth:`offer`.
             priority: As in :meth:`offer`.
-            ttl: How long after its moment an occurrence is still worth handling.
-            version: Where releases with different definitions run side by side, the higher version wins. Among equal
-                ones the last call does.
+            ttl: How long after its due time an occurrence is still worth handling: seconds or a timedelta.
+            version: If releases with different definitions run side by side, the higher version wins. Among equal versions, the
+                last call wins.
 
         Returns:
-            When the next one is due, by the server's clock (UTC).
+            When the next occurrence is due, by the server's clock (UTC).
 
         Raises:
             BadInput, EncodeError: Nothing was written.
@@ -125,20 +126,20 @@ class Recurring(Generic[T]):
         return await self._open.recurrence.schedule(name, timing, version, message)
 
     async def unschedule(self, name: str) -> bool:
-        """Let it recur no more, and drop the message that waits. One that a worker has is handled to its end.
+        """Delete a schedule, and drop its waiting message. A message that a worker has is handled to completion.
 
         Returns:
             True if there was such a schedule.
 
         Raises:
-            OutcomeUnknown: The answer was lost: it may have been carried out. Any other error: it was not.
+            OutcomeUnknown: The reply was lost: it may have been carried out. With any other error, it was not.
         """
         self._check_open()
         _check_name(name)
         return await self._open.recurrence.unschedule(name)
 
     async def schedules(self) -> list[Schedule]:
-        """What recurs in this queue, by name. What cannot be read is left out, with a line in the log."""
+        """Return the queue's schedules, by name. Schedules that cannot be read are left out and logged."""
         self._check_open()
         stored, shift_us = await self._open.recurrence.stored()
         known = []
@@ -154,7 +155,7 @@ class Recurring(Generic[T]):
         raise NotImplementedError
 
     def _occurrence(self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None) -> NewMessage:
-        """What is stored again and again, checked."""
+        """Check the definition, and return the message that is stored for every occurrence."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""The reliable queue: at least once, with leases, retries and dead letters."""
+"""The reliable queue: at-least-once delivery, with leases, retries and dead letters."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ T = TypeVar("T")
 
 
 class ReliableQueue(Recurring[T], Generic[T]):
-    """A queue that delivers each message after its own delay, and again until it was handled.
+    """A queue that delivers each message after its own delay, and redelivers it until it has been handled.
 
-    Made by :meth:`delayq.Client.reliable_queue`. Order: priority, then due time, then offer order.
+    Create one with :meth:`delayq.Client.reliable_queue`. Messages are ordered by priority, then due time, then offer order.
 
     Attributes:
         name: The queue's name.
-        dead: The messages that died: :class:`~delayq.DeadLetters`.
+        dead: The queue's dead letters: :class:`~delayq.DeadLetters`.
     """
 
     def __init__(self, keys: ReliableKeys, codec: Codec[T], settings: Settings, session: Session) -> None:
@@ -99,29 +99,29 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Store a message that becomes due after a delay. Concurrent calls share a round trip.
 
         Args:
-            value: What the codec can encode.
+            value: Any value that the codec can encode.
             delay: Seconds or a timedelta; without ``delay`` and ``at`` the message is due now.
-            at: Instead of ``delay``, the moment when it is due, with a timezone. The past is now.
-            id: Your own name for it, up to 512 bytes; made up if None. One message of an id lives at a time.
-            headers: Text to go with it, by name; up to 16 KiB in all.
-            priority: 0 to 9. Of what is due, the highest goes first.
-            ttl: Seconds or a timedelta from now: what becomes due, or is tried again, after that is dropped, or becomes a
+            at: Instead of ``delay``, the moment when it is due, with a timezone. A moment in the past means now.
+            id: Your own id for the message, up to 512 bytes; generated if None. Only one message with a given id lives at a time.
+            headers: Text to store with it, by name; up to 16 KiB in all.
+            priority: 0 to 9. Among due messages, the highest priority goes first.
+            ttl: Seconds or a timedelta from now: if the message comes due or is retried after that, it is dropped or becomes a
                 dead letter, as the queue's ``expired`` says.
-            on_duplicate: What happens if ``id`` is taken: ``"raise"``, ``"ignore"`` (the earlier one stays), or
-                ``"replace"`` (this one takes its place; if a worker has the earlier one, it raises).
-            durability: Instead of the queue's own: how safe it must be before this returns. ``"memory"``: the server has it.
-                ``"fsync"``: it is on the server's disk; Valkey, Redis 7.2 and later, with ``appendonly yes``.
-                ``"replicas:N"``: N replicas have it too.
+            on_duplicate: How to treat an ``id`` that is taken: ``"raise"``, ``"ignore"`` (the earlier message stays), or
+                ``"replace"`` (this message takes its place; raises if a worker has the earlier one).
+            durability: How safe the message must be before this returns, overriding the queue's own setting. ``"memory"``: the
+                server has it. ``"fsync"``: it is on the server's disk; needs Valkey, or Redis 7.2 or later, with
+                ``appendonly yes``. ``"replicas:N"``: N replicas have it too.
 
         Returns:
-            The id.
+            The message's id.
 
         Raises:
             BadInput, EncodeError: Nothing was written.
             DuplicateMessage, QueueFull: Nothing was written.
             ServerUnavailable, ServerRefused, Closed: It is not stored. Offering it again is safe.
-            OutcomeUnknown: It may be stored. A call whose answer was lost is repeated for 5 s first, and never stored twice.
-            NotDurable: It is stored, but not as safely as asked, within 2 s.
+            OutcomeUnknown: It may be stored. A call whose reply was lost is repeated for 5 s first, and never stored twice.
+            NotDurable: It is stored, but did not become as safe as requested within 2 s.
         """
         self._check_open()
         if not (hooks := self._open.hooks).sending:
@@ -145,7 +145,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         on_duplicate: OnDuplicate,
         durability: str | None,
     ) -> str:
-        """As :meth:`offer`, which nobody watches."""
+        """Offer as :meth:`offer`, without notifying observers."""
         plain = durability is None and self._promise is None
         commits = self._open.offers.commits if plain else await self._commits(durability)
         since = await commits.room() if commits.is_full else None
@@ -158,23 +158,23 @@ class ReliableQueue(Recurring[T], Generic[T]):
             self._offering.raise_for((message.id,), (error,))
             raise
         if outcome not in THERE:
-            # Rare enough to be treated as one of many.
+            # Rare enough to be handled like a batch of one.
             (message,) = await self._offering.store(commits, [message], [outcome], made_up=[id is None])
         return message.id
 
     async def offer_many(self, offers: Iterable[Offer[T]], *, durability: str | None = None) -> list[str]:
-        """Store many messages in few round trips. Everything is checked before anything is written.
+        """Store many messages in few round trips. All of them are checked before any is written.
 
         Args:
             offers: The messages.
-            durability: Instead of the queue's own, as in :meth:`offer`.
+            durability: Overrides the queue's own setting, as in :meth:`offer`.
 
         Returns:
             Their ids, in order.
 
         Raises:
-            DuplicateMessage, QueueFull, OutcomeUnknown: Some are not stored; its ``stored`` has the ids of those that are.
-            NotDurable: Its ``stored`` has the ids of those that are stored, but not as safely as asked, within 2 s.
+            DuplicateMessage, QueueFull, OutcomeUnknown: Some are not stored; ``stored`` has the ids of those that are.
+            NotDurable: ``stored`` has the ids of those that are stored, but did not become as safe as requested within 2 s.
                 Otherwise as :meth:`offer`.
         """
         self._check_open()
@@ -187,27 +187,27 @@ class ReliableQueue(Recurring[T], Generic[T]):
         return stored
 
     async def _offer_all(self, offers: Sequence[Offer[T]], durability: str | None) -> list[str]:
-        """As :meth:`offer_many`, which nobody watches."""
+        """Offer as :meth:`offer_many`, without notifying observers."""
         stored = await self._store(self._messages(offers), [offer.id is None for offer in offers], durability)
         return [message.id for message in stored]
 
     # Taking
 
     async def claim(self, count: int = 1, wait: Duration = 0.0) -> list[Message[T]]:
-        """Take up to ``count`` messages that are due, under a lease.
+        """Take up to ``count`` due messages, each under a lease.
 
         Args:
-            count: At most so many; at most 100 come at once.
-            wait: How long to wait for the first, seconds or a timedelta. 0 does not wait for messages.
+            count: The largest number of messages to take; at most 100 come at once.
+            wait: How long to wait for the first, seconds or a timedelta. With 0 the call does not wait for messages.
 
         Returns:
-            What there is; nothing if nothing came.
+            The messages; an empty list if none came.
 
         Raises:
-            ServerUnavailable, OutcomeUnknown: Only with ``wait=0``: the server did not answer. A longer call waits for the
-                server as it waits for messages. What a lost answer had claimed goes back.
-            ServerRefused: The server does not let us.
-            Closed: The queue or client is closed, or closes meanwhile.
+            ServerUnavailable, OutcomeUnknown: Only with ``wait=0``: the server did not answer. A longer call waits for the server
+                as it waits for messages. Messages that were claimed by a call whose reply was lost go back.
+            ServerRefused: The server does not permit claiming.
+            Closed: The queue or client is closed, or is closed while the call waits.
         """
         self._check_open()
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -218,8 +218,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
     async def __aiter__(self) -> AsyncIterator[Message[T]]:
         """Take messages as they come due, each under a lease, until the queue or client closes.
 
-        Settle each: ``async with message``. Some are claimed ahead: few where handling takes long, up to 100 where it is
-        quick; their leases run from then on. What was not handed to you goes back when the loop is left.
+        Wrap the handling of each in ``async with message``, which acknowledges or retries it. Some messages are claimed ahead: a
+        few where handling takes long, up to 100 where it is quick; their leases run from then on. Messages that were not handed
+        to you go back when you leave the loop.
         """
         self._check_open()
         keeper = self._open.keeper
@@ -237,13 +238,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
     # By id
 
     async def cancel(self, id: str) -> bool:  # noqa: A002
-        """Take a message out, due or not, that no worker has.
+        """Remove a message, due or not, unless a worker has it.
 
         Returns:
-            True if it was there, and now will not be delivered. False if there is none of that id, or a worker has it.
+            True if it was there and will not be delivered. False if there is no message with that id, or a worker has it.
 
         Raises:
-            OutcomeUnknown: The answer was lost: it may have been cancelled. Any other error: it was not.
+            OutcomeUnknown: The reply was lost: it may have been cancelled. With any other error, it was not.
         """
         self._check_open()
         return bool((await self._server.run(CANCEL, self._keys.messages, (checked_id(id),)))[0])
@@ -252,11 +253,11 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Make a message due ``delay`` from now, or at ``at``, unless a worker has it.
 
         Returns:
-            True if it was there. False if there is none of that id, or a worker has it.
+            True if it was there. False if there is no message with that id, or a worker has it.
 
         Raises:
-            BadDelay: As in :meth:`offer`.
-            OutcomeUnknown: The answer was lost: it may have been rescheduled. Any other error: it was not.
+            BadDelay: As for :meth:`offer`.
+            OutcomeUnknown: The reply was lost: it may have been rescheduled. With any other error, it was not.
         """
         self._check_open()
         if delay is None and at is None:
@@ -265,30 +266,31 @@ class ReliableQueue(Recurring[T], Generic[T]):
         return bool(await self._server.run(RESCHEDULE, keys, (checked_id(id), delay_us(delay, at))))
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
-        """Look at a live message; None if there is none of that id. It is not leased to you."""
+        """Return a live message without leasing it to you; None if there is no message with that id."""
         await self._settled()
         (found,) = await self._server.run(GET, self._keys.messages, (checked_id(id),))
         return None if found is None else self._seen(id.encode(), found)
 
-    # Looking, and cleaning up
+    # Inspection and cleanup
 
     async def stats(self) -> Stats:
-        """How many messages are where. Costs the server next to nothing, however many there are."""
+        """Return the number of messages in each state. Costs the server next to nothing, however many there are."""
         await self._settled()
         return Stats(*await self._open.depth())
 
     async def peek(self, count: int = 1) -> list[Message[T]]:
-        """Look at the messages that are claimed next: the ready ones, then those that come due. They are not leased to you."""
+        """Return the messages to be claimed next: the ready ones, then those that come due. They are not leased to you."""
         ready = await self.list("ready", limit=count)
         return ready if len(ready) >= count else ready + await self.list("delayed", limit=count - len(ready))
 
     async def list(self, state: State, *, offset: int = 0, limit: int = 100) -> list[Message[T]]:
-        """Look at messages in one state, in the order in which they come. They are not leased to you.
+        """Return messages in one state, in the order in which they will come. They are not leased to you.
 
         Args:
             state: ``"delayed"``, ``"ready"`` or ``"leased"``. For dead letters see :attr:`dead`.
-            offset: Pass over so many.
-            limit: So many at most. A page of delayed ones may hold fewer, for leased ones stand among them.
+            offset: The number of messages to skip.
+            limit: The largest number of messages to return. A page of delayed messages may hold fewer, because leased ones are
+                stored among them.
         """
         self._check_open()
         if state not in ("delayed", "ready", "leased"):
@@ -300,15 +302,15 @@ class ReliableQueue(Recurring[T], Generic[T]):
     async def purge(
         self, state: Literal["delayed", "ready", "all"] = "all", progress: Callable[[int], None] | None = None
     ) -> int:
-        """Drop messages, in steps that do not hold up the server, and say how many. Dead letters stay: see :attr:`dead`.
+        """Drop messages, in steps that do not block the server, and return how many. Dead letters stay: see :attr:`dead`.
 
         Args:
-            state: ``"delayed"`` or ``"ready"``; ``"all"`` drops also those that workers have: their acks raise
+            state: ``"delayed"`` or ``"ready"``; ``"all"`` also drops the messages that workers hold, whose acks then raise
                 :class:`~delayq.LeaseLost`.
-            progress: Called after each step with how many it has dropped.
+            progress: Called after each step with the number of messages it dropped.
 
         Raises:
-            OutcomeUnknown: Some were dropped, or may have been. Any other error: none was.
+            OutcomeUnknown: Some messages were dropped, or may have been. With any other error, none was.
         """
         self._check_open()
         if state not in ("delayed", "ready", "all"):
@@ -329,12 +331,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 return total
 
     async def pause(self) -> None:
-        """Let nobody claim anything any more, in any process, until :meth:`resume`. What is leased goes on."""
+        """Stop all claims, in every process, until :meth:`resume`. Leased messages are not affected."""
         self._check_open()
         await self._server.command("SET", self._keys.paused, "1")
 
     async def resume(self) -> bool:
-        """End a pause, and say whether there was one."""
+        """End a pause, and return whether there was one."""
         self._check_open()
         return bool(await self._server.run(RESUME, (self._keys.paused, self._keys.wake)))
 
@@ -343,8 +345,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
     async def aclose(self) -> None:
         """Close the queue on this client, for every handle of that name. Its messages stay on the server.
 
-        Waiting calls end with :class:`~delayq.Closed`, loops over the queue just end, and what was claimed for nobody goes
-        back. Takes as long as :meth:`delayq.Client.aclose`. Closing twice does nothing.
+        Waiting calls raise :class:`~delayq.Closed`, loops over the queue simply end, and messages that were claimed but not
+        handed to a consumer go back. Takes as long as :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
             await self._session.close_queue(self._open)
@@ -358,7 +360,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
     def __repr__(self) -> str:
         return f"<ReliableQueue {self.name!r}>"
 
-    # Inside
+    # Internals
 
     async def _commits(self, durability: str | None) -> Commits:
         promise = self._promise if durability is None else durabilities.parse(durability)
@@ -370,7 +372,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             raise Closed("the queue is closed")
 
     def _messages(self, offers: Sequence[Offer[T]]) -> MutableSequence[NewMessage]:
-        """Check offers, and make of them what is stored."""
+        """Check offers, and encode them as they are stored."""
         for offer in offers:
             if not isinstance(offer, Offer):
                 raise BadInput(f"offer_many takes delayq.Offer objects, not {type(offer).__name__}: write Offer(value, ...)")
@@ -387,7 +389,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
         made_up: Sequence[bool],
         durability: str | None,
     ) -> Sequence[NewMessage]:
-        """Store what :meth:`_messages` has made. ``made_up``: whose id is our own. Raises as :meth:`offer_many`."""
+        """Store the messages that :meth:`_messages` made. Raises as :meth:`offer_many`.
+
+        Args:
+            messages: The messages.
+            made_up: For each message, whether its id is generated.
+            durability: Overrides the queue's own setting.
+        """
         if self._settings.max_size or not all(made_up):
             await self._settled()
         commits = await self._commits(durability)
@@ -399,7 +407,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         return await self._open.recurrence.claim(count, wait)
 
     async def _settled(self) -> None:
-        """What this client has acknowledged without waiting is done, for whoever looks now."""
+        """Flush the acknowledgements that this client has not waited for, so that the next call sees their effect."""
         self._check_open()
         if self._open.settling.unanswered:
             await self._open.settling.flush()
@@ -409,17 +417,17 @@ class ReliableQueue(Recurring[T], Generic[T]):
         return self._offering.message(value, None, None, None, headers, priority, ttl, "raise")
 
     async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:
-        """What was claimed ahead may have waited long for a slow handler, and be somebody else's by now."""
+        """Drop messages that were claimed ahead and may have waited for a slow handler until another worker got them."""
         lost = await self._open.keeper.freshen([claim for _, claim in batch])
         for item in [item for item in batch if item[1] in lost]:
             batch.remove(item)
 
     def _leased(self, claim: Claim, ahead: Sized = ()) -> Message[T]:
-        """Hand it out."""
+        """Count a claimed message as delivered, and hand it out."""
         self._counts.delivered += 1
         if self._hooks.delivered:
             self._hooks.tell_delivered(self._keys.whole, max(0.0, -self._open.clock.seconds_from_now(claim.due_us)))
-        # By place: names would cost more than all the rest.
+        # Positional arguments: keyword arguments would cost more than the rest of this function.
         return Message(claim, self._origin, "leased", ahead)
 
     def _seen(self, id: bytes, facts: Sequence[Any]) -> Message[T]:  # noqa: A002

@@ -1,4 +1,4 @@
-"""How many messages are where, and what a client has done: the figures that it gives, and how partitions' make one queue's."""
+"""The figures that queues and clients report, and how those of partitions add up to one queue's."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stats:
-    """How many messages are where.
+    """The number of messages in each state.
 
     Attributes:
-        delayed: Not due yet.
-        ready: Due, and with no worker. Messages whose lease has ended are among them.
-        leased: With workers. This and ``delayed`` are exact up to a thousand leases; beyond, messages that are delayed may be
-            counted here, as many as there are leases that have ended and whose messages nobody has claimed again yet.
+        delayed: Messages that are not due yet.
+        ready: Messages that are due and not held by a worker, including those whose lease has ended.
+        leased: Messages held by workers. This and ``delayed`` are exact up to a thousand leases; beyond that, delayed messages
+            may be counted here, as many as there are ended leases whose messages have not been claimed again yet.
         dead: Dead letters.
-        oldest_due_age: For how long the oldest ready message has been due, seconds; 0 when none is.
+        oldest_due_age: How long the oldest ready message has been due, seconds; 0 if there is none.
         paused: Whether the queue is paused.
     """
 
@@ -40,7 +40,7 @@ class Stats:
 
     @classmethod
     def total(cls, parts: Sequence[Stats]) -> Stats:
-        """Those of a queue, from its partitions'; paused if any is."""
+        """Return the figures of a queue from those of its partitions; paused if any partition is."""
         return cls(
             sum(part.delayed for part in parts),
             sum(part.ready for part in parts),
@@ -53,22 +53,22 @@ class Stats:
 
 @dataclass(frozen=True)
 class ClientStatistics:
-    """What a client holds and has done.
+    """The state of a client, and counts of its work so far.
 
     Attributes:
         connections: Open connections to the server.
         connections_opened: Connections opened so far.
-        timers: Wake-ups that are armed.
-        alarm: What wakes the event loop for them: ``"timerfd"`` (Linux, exact to a tenth of a millisecond) or ``"loop"`` (its own
-            timers: whole milliseconds on asyncio). None before the first.
+        timers: Armed wake-ups.
+        alarm: The source of the event loop's wake-ups: ``"timerfd"`` (Linux, exact to a tenth of a millisecond) or ``"loop"``
+            (its own timers: whole milliseconds on asyncio). None before the first wake-up is armed.
         round_trips: Commands sent so far.
         errors: Calls that failed so far.
         queues: Open queues.
-        waiting: Queues on which somebody waits for a message.
+        waiting: Queues with a consumer waiting for a message.
         quarantined: Unreadable records found so far.
         returned: Messages found so far whose lease had ended: their consumer died, or was too slow.
-        timer_wakeups: How often the event loop has woken the timer.
-        timer_lag: How much later than at the moment asked for it did so, over all wake-ups, seconds.
+        timer_wakeups: The number of times the event loop has woken the timer.
+        timer_lag: How much later than requested those wake-ups came, added up over all of them, seconds.
     """
 
     connections: int
@@ -87,22 +87,22 @@ class ClientStatistics:
 
 @dataclass(frozen=True)
 class QueueStatistics:
-    """What a client has done with a queue since it opened that queue. What other processes do is not in it.
+    """Counts of a client's work on a queue since it opened the queue, without the work of other processes.
 
     Attributes:
-        name: The queue's name. All its partitions are one here.
+        name: The queue's name. All its partitions count as one queue.
         kind: ``"delayed"`` or ``"reliable"``.
-        offered: Messages that were stored. Occurrences of what recurs are not among them.
-        delivered: Messages that were handed out. What was fetched ahead and given back is not among them.
-        acked: Messages that were acknowledged. Those that ``take`` and the like hand out for good never are.
-        retried: Messages that came back after a failure, to be tried again.
-        dead: Messages that became dead letters: without an attempt left, rejected, or with their last lease ended.
+        offered: Messages that were stored, except occurrences of recurring messages.
+        delivered: Messages that were handed out, except those that were fetched ahead and given back.
+        acked: Messages that were acknowledged. Those that ``take`` and similar calls hand out for good are never counted.
+        retried: Messages that came back after a failure, to be retried.
+        dead: Messages that became dead letters: no attempt left, rejected, or their last lease ended.
         released: Messages of a reliable queue that came back untouched, as when their handler was cancelled.
         expired: Messages of a reliable queue that were found past their time to live.
         lease_ended: Messages of a delayed queue whose lease had ended: their consumer died, or was too slow.
         quarantined: Unreadable records of a delayed queue.
-        errors: Calls for what is due that failed.
-        waiting: Whether somebody waits for a message.
+        errors: Failed calls for due messages.
+        waiting: Whether a consumer is waiting for a message.
     """
 
     name: str
@@ -121,7 +121,7 @@ class QueueStatistics:
 
 
 def statistics_of(queues: Sequence[AnyOpen]) -> QueueStatistics:
-    """What was done with a queue, or with all of its partitions that are open."""
+    """Return what was done with a queue, or with all of its open partitions."""
     first = queues[0]
     counts = [queue.counts for queue in queues]
     delayed = [queue.transfer for queue in queues if isinstance(queue, OpenDelayedQueue)]
@@ -144,7 +144,7 @@ def statistics_of(queues: Sequence[AnyOpen]) -> QueueStatistics:
 
 
 def stats_of(depths: Sequence[Sequence[Any] | BaseException]) -> Stats | ServerError:
-    """Those of a queue, from what is known of its partitions."""
+    """Return the figures of a queue from the depths of its partitions, or the first error among them."""
     stats = []
     for depth in depths:
         if isinstance(depth, ServerError):

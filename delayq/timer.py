@@ -1,5 +1,5 @@
-"""The timer wheel in an event loop: one alarm for all of its timeouts."""
-# ruff: noqa: SLF001 - the timer and its wheel are friends: calls would cost half the speed.
+"""The timer wheel in an event loop, with one alarm for all of its timeouts."""
+# ruff: noqa: SLF001 - the timer accesses its wheel's internals: calls would halve the speed.
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ __all__ = ["HashedWheelTimer", "TimerLoop", "TimerStatistics"]
 
 _log = logging.getLogger("delayq.timer")
 
-_NEVER = 2**70  # No wake-up is armed: any tick is earlier.
-_BUSY = -1  # Awake, or about to be: no tick is earlier, so nobody arms.
+_NEVER = 2**70  # No wake-up is armed: every tick is earlier.
+_BUSY = -1  # Awake, or about to be: no tick is earlier, so the alarm is not armed.
 
 
 class TimerStatistics(NamedTuple):
-    """What :meth:`HashedWheelTimer.statistics` returns."""
+    """The figures that :meth:`HashedWheelTimer.statistics` returns."""
 
     pending: int
-    """Timeouts that are pending."""
+    """The number of pending timeouts."""
     wakeups: int
-    """How often the loop has called the timer."""
+    """The number of times the loop has called the timer."""
     armed: bool
     """Whether the loop will call it again."""
     alarm: AlarmKind | None
-    """What wakes the loop: a Linux timerfd, or the loop's own timer. None before the first timeout."""
+    """The alarm that wakes the loop: a Linux timerfd, or the loop's own timer. None before the first timeout."""
     lag: float
-    """How much later than at the moment asked for the loop has called the timer, seconds, over all calls."""
+    """How much later than requested the loop has called the timer, added up over all calls, seconds."""
 
 
 class HashedWheelTimer:
-    """Run callbacks later, in the running event loop. Never early, and about one tick late at most.
+    """Run callbacks later, in the running event loop. Never early, and at most about one tick late.
 
-    It is meant for very many timeouts: adding and cancelling take constant time, and a cancelled one is gone at once.
-    The loop is woken only for work. Neither an empty timer nor one with far timeouts only ticks, so short ticks cost
-    nothing (cancelling does not disarm: one wake-up may find nothing to do).
+    It is made for very many timeouts: adding and cancelling take constant time, and a cancelled timeout is removed at once. The
+    loop is woken only if there is work. A timer that is empty, or has only distant timeouts, does not tick, so short ticks cost
+    nothing (cancelling does not disarm the alarm: one wake-up may find nothing to do).
 
-    A timer belongs to the event loop that is running at the first :meth:`new_timeout`, and is not thread-safe: from
-    another thread use ``loop.call_soon_threadsafe(timer.new_timeout, callback, delay)``.
+    A timer belongs to the event loop that is running at the first :meth:`new_timeout`, and is not thread-safe: from another
+    thread, use ``loop.call_soon_threadsafe(timer.new_timeout, callback, delay)``.
 
     Args:
         tick_duration: Length of a tick, in seconds or as a timedelta.
         ticks_per_wheel: Size of the finest level, rounded up to a power of two. The default suits nearly every use.
-        max_pending_timeouts: Refuse more than this. 0 or less: no limit.
+        max_pending_timeouts: The largest number of pending timeouts; more are refused. 0 or less for no limit.
         clock: Monotonic seconds, on the scale of ``loop.time()``. For tests.
-        loop: Use this loop, running or not. For tests.
+        loop: The loop to use, running or not. For tests.
 
     Raises:
-        ValueError: An argument cannot work.
+        ValueError: An argument is invalid.
     """
 
     def __init__(
@@ -82,30 +82,30 @@ class HashedWheelTimer:
         self._loop: TimerLoop | asyncio.AbstractEventLoop | None = loop
         # Not get_running_loop(): on Python 3.11 it asks the system for the process id, every time.
         self._is_running: Callable[[], bool] = lambda: loop is not None
-        # One for all: otherwise callbacks would run in the context of whoever happened to arm the timer.
+        # One context for all: otherwise callbacks would run in the context of the code that happened to arm the timer.
         self._context = contextvars.copy_context()
         self._alarm: Alarm | None = None
         self._next_slice: Cancellable | None = None
         self._armed = _NEVER  # The tick at which the loop will call us. No bucket is due before it.
         self._wakeups = 0
-        self._due = math.inf  # When the armed tick begins.
+        self._due = math.inf  # The time at which the armed tick begins.
         self._lag = 0.0
 
     def new_timeout(self, callback: Callable[[Timeout], object], delay: float | timedelta) -> Timeout:
         """Call ``callback(timeout)`` once the delay is over, unless the returned timeout is cancelled before.
 
-        The callback must not block. If it raises, that is logged and harms nobody else.
+        The callback must not block. If it raises, the error is logged and affects no other callback.
 
         Args:
-            callback: Takes the timeout. It may do anything: add, cancel, stop the timer.
-            delay: Seconds or a timedelta. Zero or less: with the next tick, not before this method returns. Infinite or
-                huge delays never come.
+            callback: Receives the timeout. It may do anything: add, cancel, stop the timer.
+            delay: Seconds or a timedelta. Zero or less: with the next tick, not before this method returns. Timeouts with
+                infinite or huge delays never expire.
 
         Raises:
             BadDelay: The delay is NaN.
-            TimerFull: ``max_pending_timeouts`` are pending.
+            TimerFull: ``max_pending_timeouts`` timeouts are pending.
             TimerStopped: The timer was stopped.
-            RuntimeError: No event loop is running, or the one of the first call is not.
+            RuntimeError: No event loop is running, or the loop of the first call no longer is.
         """
         wheel = self._wheel
         if wheel.pending >= self._limit or callback is None or not self._is_running():
@@ -117,7 +117,7 @@ class HashedWheelTimer:
             deadline = now + _seconds(delay)
         if not now <= deadline < wheel.latest:
             deadline = wheel.clamp(deadline, now)
-        # From here on as Wheel.add() and Wheel.insert(), but without their calls where the bucket exists.
+        # From here on the same as Wheel.add() and Wheel.insert(), but without their calls if the bucket exists.
         node = Timeout()
         node._callback = callback
         node._deadline = deadline
@@ -142,14 +142,15 @@ class HashedWheelTimer:
 
     @property
     def pending_timeouts(self) -> int:
-        """How many timeouts are pending. Falls when one is cancelled, and before a callback is called."""
+        """The number of pending timeouts. It falls when one is cancelled, and before a callback is called."""
         return self._wheel.pending
 
     def stop(self) -> list[Timeout]:
-        """Stop for good. Safe in a callback, without a running loop, and again.
+        """Stop for good. Safe to call in a callback, without a running loop, and repeatedly.
 
         Returns:
-            What was pending, in the order in which it would have expired; each is cancelled now. Empty the second time.
+            The timeouts that were pending, in the order in which they would have expired; each is now cancelled. Empty the second
+            time.
         """
         self._limit = -1
         if self._alarm is not None:
@@ -169,7 +170,7 @@ class HashedWheelTimer:
         return f"<HashedWheelTimer {state} tick_duration={self._wheel.tick_duration}>"
 
     def _admit(self, callback: Callable[[Timeout], object] | None) -> None:
-        """Find out why new_timeout() hesitates: refuse, or take the loop at the first call."""
+        """Handle a call that new_timeout() cannot accept at once: refuse it, or adopt the loop at the first call."""
         if self._limit < 0:
             raise TimerStopped("the timer was stopped")
         if callback is None:
@@ -188,7 +189,7 @@ class HashedWheelTimer:
     def _arm(self, tick: int) -> None:
         if self._alarm is None:
             assert self._loop is not None
-            # A timerfd knows the monotonic clock only.
+            # A timerfd supports only the monotonic clock.
             exact = self._clock is time.monotonic
             self._alarm = new_alarm(self._loop, self._context, self) if exact else LoopAlarm(self._loop, self._context)
         self._armed = tick
@@ -210,7 +211,7 @@ class HashedWheelTimer:
                     callback(timeout)
                 except (KeyboardInterrupt, SystemExit):
                     raise
-                except BaseException:  # noqa: BLE001 - as asyncio does: CancelledError and the like are one callback's affair
+                except BaseException:  # noqa: BLE001 - like asyncio: CancelledError and the like concern one callback only
                     _log.exception("callback %r of %r raised", callback, timeout)
         finally:
             self._arm_next(now)
@@ -220,7 +221,7 @@ class HashedWheelTimer:
         if tick is None:
             self._armed = _NEVER
         elif tick <= self._wheel.tick_of(now):
-            # The budget is spent. Let the others have a turn.
+            # The budget is used up. Let other callbacks run.
             assert self._loop is not None
             self._next_slice = self._loop.call_soon(self._wake, context=self._context)
         else:
@@ -228,7 +229,7 @@ class HashedWheelTimer:
 
 
 def _seconds(delay: object) -> float:
-    """Convert what could not be added to a float."""
+    """Convert a delay that could not be added to a float."""
     if isinstance(delay, timedelta):
         return delay.total_seconds()
     if isinstance(delay, int):  # Beyond what a float can hold.

@@ -1,22 +1,22 @@
-"""A hashed timer wheel, for very many timers most of which are cancelled. Pure: it takes ``now``, and says what expired
-and when to look again. :class:`~delayq.timer.HashedWheelTimer` drives one from an event loop.
+"""A hashed timer wheel, for very many timers most of which are cancelled. Pure: it takes ``now``, and returns what expired and
+when to look again. :class:`~delayq.timer.HashedWheelTimer` drives one from an event loop.
 
-Time is cut into ticks, counted from the clock's zero. A timer fires when the tick of its deadline is over, hence it is
-never early and at most one tick late. Ticks are kept in buckets on three levels::
+Time is divided into ticks, counted from the clock's zero. A timer fires when the tick of its deadline is over, so it is never
+early and at most one tick late. Ticks are kept in buckets on three levels::
 
     near        one bucket per tick                      the next 1 to 2 wheels (a wheel is ``ticks_per_wheel`` ticks)
     far         one bucket per wheel                     the next 1 to 2 wheels of wheels
     very far    one bucket per wheel of wheels           everything later
 
-A coarse bucket is spread over the finer level one bucket's length before its time, so spreading makes nobody late.
-Buckets sit in dicts under their absolute number, with a heap of those numbers per level: an empty stretch of time
-costs nothing, however short the ticks are. A bucket is a circular doubly linked list whose nodes are the handles
-themselves. That makes :meth:`Timeout.cancel` four stores, which leave nothing behind.
+A coarse bucket is spread over the finer level one bucket's length before its time, so spreading delays no timer. Buckets are
+stored in dicts under their absolute number, with a heap of those numbers per level: an empty stretch of time costs nothing,
+however short the ticks are. A bucket is a circular doubly linked list whose nodes are the handles themselves. That makes
+:meth:`Timeout.cancel` four stores, which leave nothing behind.
 
-Order: by tick, and within a tick by the order of adding. It survives spreading because a stretch of time is open on
-one level only: ``near_end`` and ``far_end`` move past a coarse bucket when it is empty, not before.
+Timers are ordered by tick, and within a tick by the order in which they were added. Spreading preserves this order because each
+stretch of time is open on one level only: ``near_end`` and ``far_end`` move past a coarse bucket when it is empty, not before.
 """
-# ruff: noqa: SLF001 - a bucket is a list of handles: the classes here are friends, and calls would cost half the speed.
+# ruff: noqa: SLF001 - a bucket is a list of handles: these classes share internals, because calls would halve the speed.
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Timeout", "Wheel"]
 
-_BUDGET = 1000  # Timers fired or moved per turn of the loop: a third of a millisecond, plus the callbacks.
+_BUDGET = 1000  # Timers fired or moved per iteration of the event loop: a third of a millisecond, plus the callbacks.
 _LAST_TICK = 2**62  # Later deadlines count as this one. Years away even with ticks of a nanosecond.
 _SWEEP_FLOOR = 256
 
 
 class Timeout:
-    """A handle on one pending callback. :meth:`~delayq.HashedWheelTimer.new_timeout` makes them."""
+    """A handle on one pending callback, created by :meth:`~delayq.HashedWheelTimer.new_timeout`."""
 
-    # The handle is the list node. It is pending while it knows its wheel; afterwards both links hold a marker that says
-    # how it ended, and keep no neighbour alive. The tick is not stored: it follows from the deadline.
+    # The handle is the list node. It is pending while it refers to its wheel; afterwards both links hold a marker that says how
+    # it ended, and keep no neighbour alive. The tick is not stored, because it follows from the deadline.
     __slots__ = ("_callback", "_deadline", "_next", "_prev", "_wheel")
     _callback: Callable[[Timeout], object]
     _deadline: float
@@ -50,10 +50,10 @@ class Timeout:
     _wheel: Wheel | None
 
     def cancel(self) -> bool:
-        """Take it off the timer at once, with all that its callback refers to.
+        """Remove the timeout from the timer at once, with everything its callback refers to.
 
         Returns:
-            True if it was pending. False if it was cancelled before, or has expired (and may be running).
+            True if it was pending. False if it was already cancelled, or has expired (and may be running).
         """
         wheel = self._wheel
         if wheel is None:
@@ -69,17 +69,17 @@ class Timeout:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was cancelled, by :meth:`cancel` or by stopping the timer."""
+        """Whether the timeout was cancelled, by :meth:`cancel` or by stopping the timer."""
         return self._next is _CANCELLED
 
     @property
     def expired(self) -> bool:
-        """Whether its time has come. True already while the callback runs."""
+        """Whether the timeout's time has come. Already true while the callback runs."""
         return self._next is _EXPIRED
 
     @property
     def deadline(self) -> float:
-        """The moment it was asked for, in seconds on the timer's clock."""
+        """The requested time, in seconds on the timer's clock."""
         return self._deadline
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class Timeout:
 
 
 def spent(_timeout: Timeout) -> None:
-    """Stands in for a callback that is no longer needed, so that a kept handle keeps nothing else."""
+    """Do nothing: replaces a callback that is no longer needed, so that a handle you keep keeps nothing else alive."""
 
 
 _CANCELLED = Timeout()
@@ -96,14 +96,14 @@ _EXPIRED = Timeout()
 
 
 class _Level:
-    """The buckets of one length, and a heap of their numbers. Both may include empty ones, for a while."""
+    """The buckets of one length, and a heap of their numbers. Both may include empty buckets for a while."""
 
     __slots__ = ("buckets", "keys", "lead", "scale", "shift", "sweep_at")
 
     def __init__(self, per_tick: float, shift: int, lead: int) -> None:
         self.shift = shift  # A bucket holds 2**shift ticks.
         self.scale = per_tick / 2**shift  # Buckets per second. Exact, so that the levels agree on where a tick begins.
-        self.lead = lead  # A bucket is due this many lengths before it begins: -1 means, when it is over.
+        self.lead = lead  # A bucket is due this many lengths before it begins; -1 means when it is over.
         self.buckets: dict[int, Timeout] = {}
         self.keys: list[int] = []
         self.sweep_at = _SWEEP_FLOOR
@@ -126,7 +126,7 @@ class _Level:
         del self.buckets[heappop(self.keys)]
 
     def first(self) -> int | None:
-        """Return the number of the first bucket with something in it, and drop the empty ones before it."""
+        """Return the number of the first bucket that is not empty, and drop the empty ones before it."""
         keys, buckets = self.keys, self.buckets
         while keys:
             bucket = buckets[keys[0]]
@@ -140,7 +140,7 @@ class _Level:
         self.keys.clear()
 
     def _sweep(self) -> None:
-        # Cancelling leaves empty buckets. After a sweep as many must be opened as were kept: constant on average.
+        # Cancelling leaves empty buckets. After a sweep, as many buckets must be opened as were kept: constant cost on average.
         for key in [key for key, bucket in self.buckets.items() if bucket._next is bucket]:
             del self.buckets[key]
         self.keys[:] = self.buckets
@@ -151,8 +151,8 @@ class _Level:
 class Wheel:
     """The timers, without a clock. The caller passes ``now``, in seconds, which must not go back.
 
-    Use: :meth:`add` timers, run what :meth:`expire` yields, come back at :meth:`next_tick` (:meth:`time_of` tells the
-    moment).
+    To use it, :meth:`add` timers, run what :meth:`expire` yields, and come back at :meth:`next_tick` (:meth:`time_of` converts it
+    to seconds).
 
     Args:
         tick_duration: Length of a tick in seconds.
@@ -196,8 +196,7 @@ class Wheel:
         self._far = _Level(self.per_tick, shift=bits, lead=1)
         self._very_far = _Level(self.per_tick, shift=2 * bits, lead=1)
         self.pending: int = 0
-        # The first tick that does not belong on the near level, and on the far level. Floats, for they are compared with
-        # floats only.
+        # The first tick beyond the near level, and beyond the far level. Floats, because they are only compared with floats.
         self.near_end: float = 0.0
         self.far_end: float = 0.0
         # For HashedWheelTimer.new_timeout, which is too hot to go through the levels.
@@ -209,13 +208,13 @@ class Wheel:
         self._slide(self.tick_of(now))
 
     def tick_of(self, now: float) -> int:
-        """Return the number of the tick that ``now`` lies in. What belongs to earlier ticks is due."""
+        """Return the number of the tick that contains ``now``. Timers of earlier ticks are due."""
         return floor(now * self.per_tick)
 
     def time_of(self, tick: int) -> float:
-        """Return the first moment that lies in the tick, in seconds."""
+        """Return the first moment within the tick, in seconds."""
         when = tick * self.tick_duration
-        while self.tick_of(when) < tick:  # Rounding: waking now would find nothing due.
+        while self.tick_of(when) < tick:  # Rounding: a wake-up at this moment would find nothing due.
             when = math.nextafter(when, math.inf)
         return when
 
@@ -247,7 +246,7 @@ class Wheel:
         """Append a node to the bucket of its deadline, and return the tick at which that bucket is due."""
         tick = node._deadline * self.per_tick
         if tick >= self.near_end:
-            self._slide(self.tick_of(now))  # Nobody moved the windows while the wheel slept.
+            self._slide(self.tick_of(now))  # The windows did not move while the wheel slept.
         level = self._near if tick < self.near_end else self._far if tick < self.far_end else self._very_far
         key = floor(node._deadline * level.scale)
         bucket = level.buckets.get(key)
@@ -261,20 +260,20 @@ class Wheel:
         return level.wake(key)
 
     def expire(self, now: float, budget: int = _BUDGET) -> Iterator[Timeout]:
-        """Yield what is due, in order, each one already off the wheel. Then prepare what is due soon.
+        """Yield the due timers, in order, each one already off the wheel. Then prepare those that are due soon.
 
         Between two steps the caller may add, cancel and clear, and may abandon the iterator.
 
         Args:
             now: The present moment, in seconds.
-            budget: Stop after so many timers fired or moved. :meth:`next_tick` is not after ``now`` then.
+            budget: The number of timers to fire or move before stopping. In that case :meth:`next_tick` is not after ``now``.
         """
         present = self.tick_of(now)
         near, far, very_far = self._near, self._far, self._very_far
         keys, buckets = near.keys, near.buckets
         while budget > 0:
-            # Not past near_end, nor past far_end below: what comes out of a bucket that is spread only in part has to wait
-            # for the rest, or the order would suffer.
+            # Not past near_end, nor past far_end below: timers from a bucket that is spread only in part must wait for the rest,
+            # or the order would change.
             while keys and (key := keys[0]) < present and key < self.near_end and budget > 0:
                 bucket = buckets[key]
                 node = bucket._next
@@ -282,7 +281,7 @@ class Wheel:
                     near.drop_first()
                     budget -= 1
                     continue
-                # A callback may change everything, so only this list's head is believed after a yield.
+                # A callback may change everything, so only the head of this list is trusted after a yield.
                 while node is not bucket and budget > 0:
                     budget -= 1
                     bucket._next = after = node._next
@@ -300,7 +299,7 @@ class Wheel:
                 return
 
     def next_tick(self) -> int | None:
-        """Return the tick at which there is something to do, or None if nothing is pending."""
+        """Return the next tick at which there is work, or None if nothing is pending."""
         if not self.pending:
             self.clear()
             return None
@@ -308,7 +307,7 @@ class Wheel:
         return min(level.wake(key) for level, key in levels if key is not None)
 
     def clear(self) -> list[Timeout]:
-        """Cancel everything, and return what was pending, in the order in which it would have expired."""
+        """Cancel everything, and return the pending timers, in the order in which they would have expired."""
         nodes: list[Timeout] = []
         if self.pending:
             for level in (self._near, self._far, self._very_far):
@@ -318,13 +317,13 @@ class Wheel:
                         nodes.append(node)
             nodes.sort(key=lambda node: self.tick_of(node._deadline))
             for node in nodes:
-                node.cancel()  # One by one, for an expire() that is under way must find its bucket empty.
+                node.cancel()  # One by one, because an expire() in progress must find its bucket empty.
         for level in (self._near, self._far, self._very_far):
             level.clear()
         return nodes
 
     def _slide(self, present: int) -> bool:
-        """Move the windows up to the present, unless a bucket must be spread first. Return whether one moved."""
+        """Move the windows up to the present, unless a bucket must be spread first. Return whether a window moved."""
         far, very_far = self._far, self._very_far
         near_end = float(((present >> far.shift) + 2) << far.shift)
         far_end = float(((present >> very_far.shift) + 2) << very_far.shift)
@@ -336,7 +335,7 @@ class Wheel:
         return before != (self.near_end, self.far_end)
 
     def _spread(self, source: _Level, target: _Level, budget: int) -> int:
-        """Move the first bucket to the finer level, as far as the budget goes. Return what is left of it."""
+        """Move the first bucket to the finer level, as far as the budget allows. Return the budget that is left."""
         key = source.keys[0]
         bucket = source.buckets[key]
         node = bucket._next
@@ -364,7 +363,7 @@ class Wheel:
         return budget
 
     def _check(self) -> None:
-        """Assert every invariant. For tests: it looks at every timer."""
+        """Assert every invariant. For tests only: it visits every timer."""
         near, far, very_far = self._near, self._far, self._very_far
         assert self.near_end <= self.far_end
         assert self.near_end % (1 << far.shift) == 0

@@ -1,4 +1,4 @@
-"""A client, and a worker, that live as long as an ASGI application. Needs no library: the server calls it."""
+"""A client, and a worker, that live as long as an ASGI application. Needs no library, because the server calls it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 KEY = "delayq"
-"""Where the client is, in the scope."""
+"""The key of the client in the scope."""
 
 
 @asynccontextmanager
 async def opened(address: str | Client | None = None, *, worker: Worker | None = None) -> AsyncIterator[Client]:
-    """A client that is open, and a worker that runs, until the block ends.
+    """Open a client, and run a worker, until the block ends.
 
     Args:
-        address: As for :func:`delayq.connect`; or a client. One that is open already stays yours to close.
-        worker: Runs in the background, without signals: those are the web server's. It stops gracefully, before the client
-            closes, within its ``shutdown_timeout``.
+        address: As for :func:`delayq.connect`; or a client. If it is already open, closing it remains up to you.
+        worker: A worker to run in the background, without signal handlers, which belong to the web server. It stops gracefully
+            before the client closes, within its ``shutdown_timeout``.
 
     Raises:
-        ServerUnavailable, ServerRefused, ConfigurationError: As from both.
+        ServerUnavailable, ServerRefused, ConfigurationError: As for the client and the worker.
     """
     async with AsyncExitStack() as stack:
         client = address if isinstance(address, Client) else connect(address)
@@ -43,7 +43,7 @@ async def opened(address: str | Client | None = None, *, worker: Worker | None =
 
 
 class WithClient:
-    """An ASGI application around one that has no lifespan of its own, as Django's: the client is ``scope["delayq"]``.
+    """An ASGI application that wraps one without a lifespan, such as Django's, and passes the client as ``scope["delayq"]``.
 
     ::
 
@@ -52,7 +52,7 @@ class WithClient:
 
     def __init__(self, app: App, address: str | None = None, *, worker: Worker | None = None) -> None:
         """Args:
-        app: Gets every scope but ``lifespan``.
+        app: The application, which receives every scope except ``lifespan``.
         address: As for :func:`delayq.connect`.
         worker: As for :func:`opened`.
         """
@@ -75,7 +75,7 @@ class WithClient:
                 await send({"type": "lifespan.startup.complete"})
                 step = "shutdown"
                 await receive()
-        except Exception as error:  # noqa: BLE001 - the server is to be told, whatever it is
+        except Exception as error:  # noqa: BLE001 - report every error to the server
             await send({"type": f"lifespan.{step}.failed", "message": f"delayq: {error}"})
         else:
             await send({"type": "lifespan.shutdown.complete"})

@@ -24,4 +24,4 @@ except ImportError as _error:
 __all__ = ["DelayqClient", "delayq_client", "lifespan"]
 
 DelayqClient = Annotated[Client, Depends(delayq_client)]
-"""The type of a parameter that is to be the client."""
+"""The type of a parameter that receives the client."""

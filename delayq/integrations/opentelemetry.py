@@ -1,13 +1,14 @@
-"""Traces for OpenTelemetry: ``pip install 'delayq[otel]'``. Messaging conventions as of semantic conventions 1.30.
+"""Traces for OpenTelemetry: ``pip install 'delayq[otel]'``. Follows version 1.30 of the semantic conventions for messaging.
 
 ::
 
     instrument(client)
 
-Every offer is then a span ``send <queue>``, in whatever trace it is made. Its context goes with the message, as headers
-(``traceparent``). When the message is handled, perhaps hours later, that is a span ``process <queue>`` with a link to the first.
+Every offer then creates a span ``send <queue>``, in the current trace. Its context travels with the message, in headers
+(``traceparent``). When the message is handled, perhaps hours later, that creates a span ``process <queue>`` with a link to the
+first.
 
-Redisson's format has no headers: offers to a delayed queue are spans, and nothing leads from there to who takes the message.
+Redisson's format has no headers: offers to a delayed queue create spans, but nothing links them to the consumer of the message.
 """
 
 from __future__ import annotations
@@ -34,17 +35,19 @@ if TYPE_CHECKING:
 
     from delayq.client import Client
 
-# What is particular to delayq, as the conventions ask for.
+# Attributes specific to delayq, named as the conventions require.
 _DELAY = "messaging.delayq.message.delay"
 _ATTEMPT = "messaging.delayq.message.delivery_attempt"
 
 
 def instrument(client: Client, tracer_provider: TracerProvider | None = None) -> Tracing:
-    """Trace what is offered and handled through ``client``, open or not. ``client.unobserve`` of the result ends it.
+    """Trace messages offered and handled through ``client``, whether it is open or not.
+
+    To stop, pass the result to ``client.unobserve``.
 
     Args:
-        client: Whose.
-        tracer_provider: Where spans go; the global one if None.
+        client: The client to trace.
+        tracer_provider: The provider that receives the spans; the global one if None.
     """
     tracing = Tracing(tracer_provider)
     client.observe(tracing)
@@ -52,7 +55,7 @@ def instrument(client: Client, tracer_provider: TracerProvider | None = None) ->
 
 
 class Tracing(Observer):
-    """Makes the spans. Made by :func:`instrument`."""
+    """The observer that creates the spans. Create one with :func:`instrument`."""
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("delayq", tracer_provider=tracer_provider)
@@ -64,7 +67,7 @@ class Tracing(Observer):
             attributes["messaging.batch.message_count"] = sending.count
         if sending.delay is not None:
             attributes[_DELAY] = sending.delay
-        # Only a span whose context goes with the message is a producer's.
+        # A span is a producer's only if its context travels with the message.
         kind = SpanKind.PRODUCER if sending.kind == "reliable" else SpanKind.CLIENT
         with self._span(f"send {sending.queue}", kind, attributes) as span:
             propagate.inject(sending.headers)
@@ -88,7 +91,7 @@ class Tracing(Observer):
             try:
                 yield span
             except (RetryAfter, asyncio.CancelledError, GeneratorExit):
-                # Instructions, and a worker that stops: nothing has failed.
+                # Instructions, or a worker that is stopping: nothing has failed.
                 raise
             except BaseException as error:
                 span.set_attribute("error.type", type(error).__qualname__)
@@ -111,6 +114,6 @@ def _links(message: Message[Any]) -> list[Link]:
         headers = message.headers
     except DecodeError:
         return []
-    # Not out of the current context: a message without a context of its own has no link.
+    # Do not extract into the current context: a message without a context of its own has no link.
     context = trace.get_current_span(propagate.extract(headers, context=Context())).get_span_context()
     return [Link(context)] if context.is_valid else []

@@ -5,9 +5,9 @@
     async with delayq.connect() as client, Metrics(client) as metrics:
         text = await metrics.render()
 
-What the client has done is counted all the time, and costs next to nothing. How many messages wait is asked of the server:
-whenever :meth:`Metrics.render` is called, and every ``interval`` seconds. ``collect()`` of prometheus_client, which may be called
-in another thread and cannot wait, finds what was seen last.
+The client counts its own actions all the time, at next to no cost. The number of waiting messages has to be requested from the
+server, which happens on every call of :meth:`Metrics.render`, and every ``interval`` seconds. The ``collect()`` of
+prometheus_client, which may be called in another thread and cannot wait, returns the latest values.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The default of ``buckets``, seconds."""
 
-# A scrape waits no longer for the server, seconds: Prometheus gives up after 10.
+# The longest a scrape waits for the server, seconds: Prometheus gives up after 10.
 _WAIT = 3.0
-# As servers say it of a call, and of a command within a script. Whatever else they refuse may be otherwise the next time.
+# The servers' wording for calls, and for commands within a script. Any other refusal may not recur the next time.
 _NOT_PERMITTED = re.compile(r"^NOPERM|ACL failure in script|can't run this command")
 _QUEUE = ("queue", "kind")
 _STATES = ("delayed", "ready", "leased", "dead")
 
-# Name, what of QueueStatistics, what it means.
+# The metric's name, the field of QueueStatistics, and the description.
 _COUNTERS = (
     ("delayq_offered", "offered", "Messages stored by this process."),
     ("delayq_delivered", "delivered", "Messages handed out in this process."),
@@ -74,9 +74,9 @@ _COUNTERS = (
 
 
 class Metrics:
-    """The metrics of one client. Enter it while the client is open; it is an ASGI application too, for ``/metrics``.
+    """The metrics of one client. Enter it while the client is open. It is also an ASGI application, for ``/metrics``.
 
-    Metrics of the queues that are open on the client: open those that you want to see.
+    It covers the queues that are open on the client: open those you want to see.
     """
 
     def __init__(
@@ -88,13 +88,14 @@ class Metrics:
         buckets: Sequence[float] = BUCKETS,
     ) -> None:
         """Args:
-        client: Whose.
-        interval: How often the server is asked for what waits, seconds; 0: only by :meth:`render` and :meth:`refresh`.
-        registry: Where they are registered; prometheus_client's own if None. One client each.
-        buckets: Upper bounds of the lateness histogram, seconds, rising.
+        client: The client to observe.
+        interval: How often to ask the server for the number of messages, seconds; with 0 only :meth:`render` and :meth:`refresh`
+            ask.
+        registry: The registry to use; prometheus_client's own if None. Each client needs a registry of its own.
+        buckets: Upper bounds of the lateness histogram, seconds, in ascending order.
 
         Raises:
-            BadInput: ``interval`` is negative, or ``buckets`` do not rise.
+            BadInput: ``interval`` is negative, or ``buckets`` are not in ascending order.
         """
         if interval < 0 or not buckets or list(buckets) != sorted(set(buckets)):
             raise BadInput("interval is at least 0, and buckets rise")
@@ -103,17 +104,17 @@ class Metrics:
         self._registry = REGISTRY if registry is None else registry
         self._lateness = _Lateness(buckets)
         self._unanswered = 0
-        # Queues at which this user may not look. To ask again would be a failed call, and a line in the server's log, each time.
+        # Queues that this user may not inspect. Asking again would fail each time, and add a line to the server's log.
         self._refused: set[tuple[str, str]] = set()
-        # Replaced as a whole: another thread may be reading it.
+        # Replaced as a whole, because another thread may be reading it.
         self._seen: tuple[Metric, ...] = ()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin.
+        """Register the metrics, and start refreshing them.
 
         Raises:
-            ValueError: The registry has delayq's metrics already.
+            ValueError: The registry already contains delayq's metrics.
             Closed: The client is not open.
         """
         self._client.statistics()
@@ -122,7 +123,7 @@ class Metrics:
         try:
             await self.refresh()
         except BaseException:
-            # Nobody leaves a block that was not entered.
+            # __aexit__ is not called for a block that was not entered.
             self._retire()
             raise
         if self._interval:
@@ -136,7 +137,7 @@ class Metrics:
             await asyncio.wait((task,))
 
     async def refresh(self) -> None:
-        """Look now. A server that does not answer is waited for three seconds; then what only it knows is left out.
+        """Update the metrics now. Waits three seconds for a server that does not answer, then leaves out its figures.
 
         Raises:
             Closed: The client is closed.
@@ -163,10 +164,10 @@ class Metrics:
         )
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Look now, and return all metrics of the registry as text, and its content type.
+        """Update the metrics, and return all metrics of the registry as text, with the content type.
 
         Args:
-            accept: The header of that name, which chooses between Prometheus' own format and OpenMetrics.
+            accept: The value of the ``Accept`` header, which selects Prometheus' own format or OpenMetrics.
 
         Raises:
             Closed: The client is closed.
@@ -176,11 +177,11 @@ class Metrics:
         return encode(self._registry), content_type
 
     def collect(self) -> Iterable[Metric]:
-        """What was seen last. Any thread may ask."""
+        """Return the latest metrics. Safe to call from any thread."""
         return self._seen
 
     def describe(self) -> Iterable[Metric]:
-        """The names, for the registry."""
+        """Return metrics without values, from which the registry learns their names."""
         return (*_depths({}), *_counters([]), _Lateness(BUCKETS).metric(), *_client_families())
 
     async def __call__(
@@ -189,7 +190,7 @@ class Metrics:
         receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
         send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
     ) -> None:
-        """Answer a request with :meth:`render`, as an ASGI application; 503 when the client is closed."""
+        """Answer a request with :meth:`render`, as an ASGI application; with status 503 if the client is closed."""
         del receive
         accept = next((value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"accept"), "")
         try:
@@ -241,25 +242,25 @@ async def serve(
     registry: CollectorRegistry | None = None,
     buckets: Sequence[float] = BUCKETS,
 ) -> AsyncIterator[Metrics]:
-    """Serve the metrics of a client by HTTP at a port of their own, for a program that has no web server: a worker, say.
+    """Serve the metrics of a client over HTTP on a separate port, for programs without a web server, such as workers.
 
     ::
 
         worker = delayq.Worker(lifespan=lambda worker: serve(worker.client, 9100))
 
-    ``delayq worker --metrics-port`` does that. A thread answers, with what was seen last, also while the event loop is blocked.
+    ``delayq worker --metrics-port`` does this. A thread answers with the latest values, even while the event loop is blocked.
 
     Args:
-        client: Whose. It must be open.
-        port: Of TCP.
-        host: The address on which to listen; ``""`` for all. Whoever reaches it may read the names of queues.
-        interval: As for :class:`Metrics`, and so are all below.
-        registry: What is served.
-        buckets: Of the lateness histogram.
+        client: The client to observe. It must be open.
+        port: The TCP port.
+        host: The address to listen on; ``""`` for all addresses. Anyone who can reach it can read the names of queues.
+        interval: As for :class:`Metrics`, like all the following.
+        registry: The registry to serve.
+        buckets: The upper bounds of the lateness histogram, seconds.
 
     Raises:
-        OSError: The port is taken, or the address is none of this machine.
-        BadInput, ValueError, Closed: As :class:`Metrics`.
+        OSError: The port is taken, or the address does not belong to this machine.
+        BadInput, ValueError, Closed: As for :class:`Metrics`.
     """
     registry = REGISTRY if registry is None else registry
     async with Metrics(client, interval=interval, registry=registry, buckets=buckets) as metrics:
@@ -267,14 +268,14 @@ async def serve(
         try:
             yield metrics
         finally:
-            # It looks every half second whether to end.
+            # The server checks every half second whether to stop.
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(server.shutdown)
             server.server_close()
 
 
 class _Lateness(Observer):
-    """How late messages are handed out."""
+    """Observes how late messages are handed out."""
 
     def __init__(self, buckets: Sequence[float]) -> None:
         self._bounds = tuple(buckets)

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 def lifespan(
     address: str | Client | None = None, *, worker: Worker | None = None
 ) -> Callable[[Any], AbstractAsyncContextManager[None]]:
-    """Make what Starlette and FastAPI take as their lifespan.
+    """Create a lifespan for Starlette or FastAPI.
 
-    In a lifespan of your own: ``async with lifespan(...)(app)``.
+    To use it within a lifespan of your own, write ``async with lifespan(...)(app)``.
 
     Args:
         address: As for :func:`delayq.connect`; or a client, which then serves one run of the application.
-        worker: Runs in the background; as for :func:`delayq.integrations.asgi.opened`.
+        worker: A worker to run in the background, as for :func:`delayq.integrations.asgi.opened`.
     """
 
     @asynccontextmanager
@@ -54,10 +54,10 @@ def lifespan(
 
 
 def delayq_client(connection: HTTPConnection) -> Client:
-    """The client of the application that serves this request or WebSocket.
+    """Return the client of the application that serves this request or WebSocket.
 
     Raises:
-        Closed: The application has no :func:`lifespan` of this module, or it does not run.
+        Closed: The application does not use :func:`lifespan` of this module, or is not running.
     """
     client: Client | None = getattr(connection.app.state, KEY, None)
     if client is None:

@@ -1,4 +1,4 @@
-"""For tests of what is delayed: time that a test moves, instead of sleeping.
+"""Support for testing delayed messages: tests move time instead of sleeping.
 
 ::
 
@@ -8,13 +8,13 @@
         await advance(client, timedelta(minutes=30))   # it is due now
         [message] = await orders.claim()
 
-The server is a real one, so everything is as it is in production. Its clock cannot be set; what is stored is moved back
-instead, which comes to the same: after :func:`advance` everything is due that would be due by then, leases have ended, times
-to live have passed, ids that were remembered are forgotten, and whoever waits for messages gets them at once. Moments that
-the server tells (``due_at``, ``enqueued_at``, ``died_at``, ``next_at``) are moved back with the rest.
+The server is a real one, so everything works as in production. Its clock cannot be set, so stored moments are moved back instead,
+which has the same effect: after :func:`advance`, every message is due that would be due by then, leases have ended, times to live
+have passed, remembered ids are forgotten, and consumers that wait for messages get them at once. Moments that the server reports
+(``due_at``, ``enqueued_at``, ``died_at``, ``next_at``) are moved back with the rest.
 
-- :func:`running`, a client on a private server; :mod:`delayq.testing.pytest_plugin` has it as fixtures.
-- :func:`advance` and :class:`Clock` move time; :func:`settled` waits until the workers have done what there was.
+- :func:`running` provides a client on a private server; :mod:`delayq.testing.pytest_plugin` provides it as fixtures.
+- :func:`advance` and :class:`Clock` move time; :func:`settled` waits until the workers have finished their work.
 - :class:`ManualClock` and :class:`ManualLoop` are for :class:`~delayq.HashedWheelTimer`, and need no server.
 """
 

@@ -1,4 +1,4 @@
-"""Time that stands still until a test moves it.
+"""Time that moves only when a test moves it.
 
 ::
 
@@ -23,7 +23,7 @@ __all__ = ["ManualClock", "ManualHandle", "ManualLoop"]
 
 
 class ManualClock:
-    """A monotonic clock moved by hand. Call it for the time, as ``time.monotonic``.
+    """A monotonic clock moved by hand. Call it to get the time, like ``time.monotonic``.
 
     Args:
         now: The first reading, in seconds.
@@ -36,7 +36,7 @@ class ManualClock:
         return self.now
 
     def advance(self, seconds: float) -> float:
-        """Let time go by, and return the new reading.
+        """Move time forward, and return the new reading.
 
         Raises:
             ValueError: ``seconds`` is negative or NaN. A monotonic clock does not go back.
@@ -48,7 +48,7 @@ class ManualClock:
 
 
 class ManualHandle:
-    """What :class:`ManualLoop` returns for a call to come."""
+    """The handle that :class:`ManualLoop` returns for a scheduled call."""
 
     def __init__(
         self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context | None
@@ -58,11 +58,11 @@ class ManualHandle:
         self._call = (callback, args, context)
 
     def cancel(self) -> None:
-        """Forget the call."""
+        """Drop the call."""
         self._call = None
 
     def cancelled(self) -> bool:
-        """Whether it will not be called: cancelled, or called already."""
+        """Return whether the call will not be made: it was cancelled, or already made."""
         return self._call is None
 
     def _run(self) -> None:
@@ -76,10 +76,10 @@ class ManualHandle:
 
 
 class ManualLoop:
-    """As much of an event loop as :class:`~delayq.HashedWheelTimer` needs, on a :class:`ManualClock`.
+    """The part of an event loop that :class:`~delayq.HashedWheelTimer` needs, on a :class:`ManualClock`.
 
-    It runs callbacks inside :meth:`advance` and :meth:`stall` only. Exceptions come out of there, with the rest still
-    to be run by the next call.
+    It runs callbacks only inside :meth:`advance` and :meth:`stall`. Exceptions propagate from there, and the next call runs the
+    remaining callbacks.
 
     Args:
         clock: The clock to share. By default a new one, which starts at 0.
@@ -88,7 +88,7 @@ class ManualLoop:
     def __init__(self, clock: ManualClock | None = None) -> None:
         self.clock: ManualClock = clock if clock is not None else ManualClock()
         self.calls_made: int = 0
-        """How many callbacks were run: the wake-ups a real loop would have had for them."""
+        """The number of callbacks that were run: a real loop would have woken up this often for them."""
         self._ready: deque[ManualHandle] = deque()
         self._scheduled: list[tuple[float, int, ManualHandle]] = []
         self._sequence = 0
@@ -100,7 +100,7 @@ class ManualLoop:
     def call_soon(
         self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> ManualHandle:
-        """Call in the next turn."""
+        """Run the callback in the next turn."""
         handle = ManualHandle(self.clock.now, callback, args, context)
         self._ready.append(handle)
         return handle
@@ -108,7 +108,7 @@ class ManualLoop:
     def call_at(
         self, when: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> ManualHandle:
-        """Call once the clock shows ``when``, in seconds."""
+        """Run the callback once the clock shows ``when``, in seconds."""
         handle = ManualHandle(when, callback, args, context)
         self._sequence += 1
         heappush(self._scheduled, (when, self._sequence, handle))
@@ -117,16 +117,16 @@ class ManualLoop:
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> ManualHandle:
-        """Call after ``delay`` seconds."""
+        """Run the callback after ``delay`` seconds."""
         return self.call_at(self.clock.now + delay, callback, *args, context=context)
 
     @property
     def scheduled(self) -> list[float]:
-        """The moments at which something will be called, in order; cancelled calls are left out."""
+        """The moments at which callbacks are scheduled, in order, without cancelled ones."""
         return sorted(when for when, _, handle in self._scheduled if not handle.cancelled())
 
     def turn(self) -> int:
-        """Run what is ready now, but not what becomes ready by it. Return how many callbacks ran."""
+        """Run the callbacks that are ready now, but not those they make ready. Return the number of callbacks that ran."""
         while self._scheduled and self._scheduled[0][0] <= self.clock.now:
             self._ready.append(heappop(self._scheduled)[2])
         made = self.calls_made
@@ -134,26 +134,26 @@ class ManualLoop:
             handle = self._ready.popleft()
             if not handle.cancelled():
                 self.calls_made += 1
-                handle._run()  # noqa: SLF001 - the loop and its handles are one thing
+                handle._run()  # noqa: SLF001 - the loop and its handles belong together
         return self.calls_made - made
 
     def run_ready(self) -> None:
-        """Run turns until nothing is left to do at this moment."""
+        """Run turns until there is nothing left to do at this moment."""
         self.turn()
         while self._ready or (self._scheduled and self._scheduled[0][0] <= self.clock.now):
             self.turn()
 
     def advance(self, seconds: float) -> None:
-        """Let time go by as an idle loop sees it: from call to call, each exactly at its moment."""
+        """Move time forward as an idle loop sees it: from call to call, each exactly at its moment."""
         self.run_ready()
         end = self.clock.now + seconds
         while (when := self._scheduled[0][0] if self._scheduled else math.inf) <= end:
             self.clock.advance(max(0.0, when - self.clock.now))
-            self.clock.now = max(self.clock.now, when)  # The sum above may round to a moment before it.
+            self.clock.now = max(self.clock.now, when)  # The sum above may be rounded to an earlier moment.
             self.run_ready()
         self.clock.advance(max(0.0, end - self.clock.now))
 
     def stall(self, seconds: float) -> None:
-        """Let time go by as a blocked loop sees it: all at once; then run all that is overdue."""
+        """Move time forward as a blocked loop sees it: all at once; then run everything that is overdue."""
         self.clock.advance(seconds)
         self.run_ready()

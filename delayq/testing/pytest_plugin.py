@@ -1,11 +1,11 @@
-"""Fixtures for pytest, for whoever asks for them: ``pytest_plugins = ["delayq.testing.pytest_plugin"]`` in ``conftest.py``.
+"""Fixtures for pytest. To use them, put ``pytest_plugins = ["delayq.testing.pytest_plugin"]`` in your ``conftest.py``.
 
 ``delayq_client``: a client on a private server, which starts once per session and is empty for each test.
-``delayq_clock``: its :class:`~delayq.testing.Clock`.
-``delayq_server``: that server, for a program that makes its own client: ``delayq_server.url``. It is not emptied for a test
-that asks for nothing else.
+``delayq_clock``: the :class:`~delayq.testing.Clock` of that client.
+``delayq_server``: that server, for a program that makes its own client: ``delayq_server.url``. It is not emptied for a test that
+uses only this fixture.
 
-They work with anyio's plugin and with pytest-asyncio, also side by side, in whichever mode.
+They work with anyio's plugin and with pytest-asyncio, even side by side, in any mode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def delayq_server() -> Iterator[EmbeddedServer]:
-    """A private server for the session."""
+    """Provide a private server, started once per session."""
     with EmbeddedServer(None) as server:
         yield server
 
@@ -37,7 +37,7 @@ async def _client(delayq_server: EmbeddedServer) -> AsyncIterator[Client]:
         yield client
 
 
-# The plugin that runs the test must run the fixture, and only a fixture of its own kind it surely does.
+# The plugin that runs the test must also run the fixture, and it is certain to do so only for a fixture of its own kind.
 @pytest.fixture
 async def _delayq_client_by_anyio(delayq_server: EmbeddedServer, anyio_backend: Any) -> AsyncIterator[Client]:  # noqa: ARG001
     async with running(delayq_server) as client:
@@ -50,7 +50,7 @@ if importlib.util.find_spec("pytest_asyncio") is not None:
 
 @pytest.fixture
 def delayq_client(request: pytest.FixtureRequest) -> Client:
-    """A client on a private, empty server."""
+    """Provide a client on a private, empty server."""
     if "anyio_backend" in request.fixturenames:
         return request.getfixturevalue("_delayq_client_by_anyio")  # type: ignore[no-any-return]
     if request.config.pluginmanager.hasplugin("asyncio"):
@@ -60,5 +60,5 @@ def delayq_client(request: pytest.FixtureRequest) -> Client:
 
 @pytest.fixture
 def delayq_clock(delayq_client: Client) -> Clock:
-    """The clock of ``delayq_client``."""
+    """Provide the clock of ``delayq_client``."""
     return Clock(delayq_client)

@@ -1,5 +1,5 @@
-"""A private server, and time on it that a test moves."""
-# ruff: noqa: SLF001 - what moves time under a client's feet must know what it stands on
+"""A private server, and time on it that tests can move."""
+# ruff: noqa: SLF001 - moving time underneath a client requires its internals
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ Keys = DelayedKeys | ReliableKeys
 _MOST_US = 20 * 365 * 86_400_000_000
 _LOOK_AGAIN = 0.002
 _SCAN = 500
-# What is left of a queue when all its messages have gone, at least; in the names of its keys stands what it is called.
 
-# Clients whose server is ours alone.
+# Clients that have a private server.
 _private: WeakSet[Client] = WeakSet()
 
 
 @dataclass(frozen=True)
 class _OwnScript(Script):
-    """A script that no production code runs."""
+    """A script used only by tests."""
 
     @cached_property
     def text(self) -> str:
@@ -67,13 +66,13 @@ async def running(
     resync_interval: Duration = 5.0,
     name_mapper: Callable[[str], str] | None = None,
 ) -> AsyncIterator[Client]:
-    """A client on a private, empty server.
+    """Provide a client on a private, empty server.
 
     Args:
-        server: A temporary one that is running, which is emptied. Without it one is started, and ended afterwards; that
-            takes a tenth of a second.
-        resync_interval: As :func:`delayq.connect`.
-        name_mapper: As :func:`delayq.connect`.
+        server: A running temporary server, which is emptied. By default, a server is started, and stopped afterwards, which takes
+            a tenth of a second.
+        resync_interval: As for :func:`delayq.connect`.
+        name_mapper: As for :func:`delayq.connect`.
 
     Raises:
         EmbeddedServerError: It did not start, or ``delayq[embedded]`` is not installed.
@@ -95,20 +94,19 @@ async def running(
 
 
 async def advance(target: Target, by: Duration) -> None:
-    """Let time go by, at once.
+    """Move time forward, at once.
 
-    Whoever waits for a message that is due by then gets it. A handler that is at work has lost its lease if that would
-    have ended by then, as if its process had hung. Timeouts that run in this process, as of ``poll(timeout=...)``, do not
-    pass.
+    Consumers that wait for a message due by then get it. A handler in progress loses its lease if the lease would have ended by
+    then, as if its process had hung. Timeouts that run in this process, such as ``poll(timeout=...)``, are not affected.
 
     Args:
-        target: A client, for all queues on its server if :func:`running` has made it, otherwise for those that are open
-            on it; or one queue.
+        target: A client, for all queues on its server if :func:`running` made it, and otherwise for the queues that are open on
+            it; or a single queue.
         by: Seconds or a timedelta; at most 20 years at a time.
 
     Raises:
-        BadInput: ``by`` cannot be read, is negative, or too much.
-        ServerError: The server does not answer, or not this.
+        BadInput: ``by`` cannot be read, is negative, or is too large.
+        ServerError: The server does not answer, or refuses the call.
     """
     by_us = microseconds(by, "by")
     if by_us > _MOST_US:
@@ -124,10 +122,10 @@ async def advance(target: Target, by: Duration) -> None:
 
 
 class Clock:
-    """Time as a test sees it.
+    """A clock that a test can move.
 
     Args:
-        target: As of :func:`advance`.
+        target: As for :func:`advance`.
     """
 
     def __init__(self, target: Target) -> None:
@@ -135,27 +133,27 @@ class Clock:
         self._passed = timedelta()
 
     async def advance(self, by: Duration) -> None:
-        """Let time go by: :func:`advance`."""
+        """Move time forward, as :func:`advance`."""
         await advance(self._target, by)
         self._passed += timedelta(microseconds=microseconds(by, "by"))
 
     async def now(self) -> datetime:
-        """The server's time (UTC), and what has passed on this clock."""
+        """Return the server's time (UTC) plus the time by which this clock has been advanced."""
         whole, rest = await _session(self._target).server.command("TIME")
         return datetime.fromtimestamp(int(whole), UTC) + timedelta(microseconds=int(rest)) + self._passed
 
 
 async def settled(target: Target, *, within: Duration = 10.0) -> None:
-    """Wait until nothing is due and no worker has anything, in real time; what is due later stays.
+    """Wait, in real time, until nothing is due and no worker holds a message. Messages that are due later stay.
 
-    What a consumer has popped from a delayed queue for good cannot be seen, and is not waited for.
+    Messages that a consumer has popped from a delayed queue for good cannot be seen, and are not waited for.
 
     Args:
-        target: As of :func:`advance`.
+        target: As for :func:`advance`.
         within: Seconds or a timedelta.
 
     Raises:
-        TimeoutError: It takes longer. The message says what there is.
+        TimeoutError: It takes longer. The message lists the queues that are not settled.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + seconds(within, "within")
@@ -195,7 +193,7 @@ async def _scan(server: Server) -> AsyncIterator[str]:
 
 
 def _named_by(keys: Iterable[str]) -> list[Keys]:
-    """List the queues to which these keys belong, partitions one by one."""
+    """Return the keys of the queues to which these keys belong, each partition separately."""
     found: list[Keys] = []
     for kind, name, partition in dict.fromkeys(filter(None, map(known_queue, keys))):
         found.append(DelayedKeys.of(name) if kind == "delayed" else ReliableKeys.of(name, partition=partition))
@@ -203,7 +201,7 @@ def _named_by(keys: Iterable[str]) -> list[Keys]:
 
 
 async def _wake(session: Session) -> None:
-    """Let every queue of the client look, and wait until it has."""
+    """Make every queue of the client look for due messages, and wait until it has."""
     tasks: set[asyncio.Task[Any]] = set()
     for queue in session.scheduler.queues:
         queue.push()
@@ -221,7 +219,7 @@ async def _wake(session: Session) -> None:
 
 
 async def _busy(server: Server, keys: Keys) -> str:
-    """What is due of a queue, or out; empty if nothing is."""
+    """Describe the due and leased messages of a queue; empty if there are none."""
     if isinstance(keys, ReliableKeys):
         _, ready, leased, *_ = await count(server, keys)
         return f"{keys.name!r} has {ready} ready and {leased} leased" if ready or leased else ""
