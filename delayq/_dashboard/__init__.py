@@ -1,6 +1,6 @@
-"""The dashboard. What it needs of the extra ``dashboard`` is imported when one is made.
+"""The dashboard. The packages that it needs from the extra ``dashboard`` are imported when a dashboard is made.
 
-The package is called otherwise than the function: as a submodule of the same name it would take the function's place.
+This package and the function have different names, because a submodule with the function's name would take its place.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ def dashboard(
 ) -> ASGIApp:
     """Make a web application that shows the queues of a server: ``app.mount("/queues", delayq.dashboard(client))``.
 
-    It never takes part in a queue: it opens none, and moves nothing that is due. Without a ``read_token`` everybody who reaches
-    it may read: then put it behind your own access control.
+    The dashboard never takes part in a queue: it opens none, and moves no due messages. Without a ``read_token``, anyone who
+    can reach it can read it. In that case, put it behind your own access control.
 
     Args:
-        client: Of this event loop, and open by the time of the first request. To read it needs the role ``dashboard`` of
-            ``delayq acl``, and ``SCAN`` unless ``queues`` are given; to act, the role ``admin``.
-        token: Who gives it may cancel, reschedule, redrive, purge, pause and resume: 16 characters or more. Without one the
-            dashboard is read-only.
-        read_token: Who gives it, or the other one, may look; nobody else then. 16 characters or more.
-        queues: These and no others, by their names on the server: ``"reliable:jobs"``, ``"reliable:jobs/16"`` for one in
-            16 partitions, ``"delayed:orders"``. Without them all that are found.
-        title: What stands above each page.
+        client: A client of this event loop, open by the time of the first request. To read, it needs the role ``dashboard`` of
+            ``delayq acl``, and ``SCAN`` unless ``queues`` is given; to act, it needs the role ``admin``.
+        token: Allows its holder to cancel, reschedule, redrive, purge, pause and resume. It has 16 characters or more. Without
+            a token, the dashboard is read-only.
+        read_token: Allows its holder to read. If it is given, reading takes one of the two tokens. It has 16 characters or
+            more.
+        queues: The only queues to show, by their names on the server: ``"reliable:jobs"``, ``"reliable:jobs/16"`` for one with
+            16 partitions, ``"delayed:orders"``. Without them, all queues that are found are shown.
+        title: The text at the top of each page.
 
     Raises:
-        ConfigurationError: The extra is missing, a token is too short, or both are the same.
+        ConfigurationError: The extra is missing, a token is too short, or both tokens are the same.
         BadInput, BadName: ``queues`` cannot be read.
     """
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise ConfigurationError(f"{missing[0]} is missing: pip install 'delayq[dashboard]'")
-    from delayq._dashboard.app import make  # noqa: PLC0415 - not before it is known that it can be imported
+    from delayq._dashboard.app import make  # noqa: PLC0415 - only once it is known that the import works
 
     return make(client, token=token, read_token=read_token, queues=queues, title=title)

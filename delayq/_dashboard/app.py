@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 
 PAGE = 25
 _QUEUES_PER_PAGE = 100
-# Of a queue in partitions each one is asked for all that comes before: pages end somewhere.
+# Each partition of a queue is asked for everything up to the end of the page, so the offset of a page is limited.
 _FARTHEST = 1_000_000
 _FARTHEST_IN_PARTITIONS = 10_000
 _MOST_FORM = 64 * 1024
-# Live views at the same time, each of which holds a connection. They end by themselves, for a server that is told to stop waits
-# for them and cannot tell them; a browser opens a new one then.
+# Maximum number of live views at a time, each of which holds a connection. They end by themselves, because a server that is
+# told to stop waits for them and cannot notify them. A browser then opens a new one.
 _MOST_STREAMS = 64
 _STREAM_LASTS = 15.0
 _RETRY_MS = 300
 _EVERY = 1.0
-# Less than that: who sleeps so long may wake a moment early.
+# Less than that, since a sleep of this length may end a moment early.
 _FRESH = 0.9 * _EVERY
-# Queues whose figures are kept.
+# Maximum number of queues whose figures are kept.
 _MOST_WATCHED = 1000
 _UNITS = {"seconds": SECOND, "minutes": 60 * SECOND, "hours": 3600 * SECOND, "days": 86400 * SECOND}
 _BARS = ("next minute", "next hour", "next day", "later")
 
-# What a page says after an action: words from here, never from the address.
+# The text that a page shows after an action comes from here, never from the address.
 DONE = {
     "cancelled": "Cancelled: it will not be delivered.",
     "rescheduled": "Rescheduled.",
@@ -75,12 +75,12 @@ _BAD = ("gone", "unchosen")
 
 
 def make(client: Client, *, token: str | None, read_token: str | None, queues: Iterable[str] | None, title: str) -> ASGIApp:
-    """See :func:`delayq.dashboard`."""
+    """Make the application. See :func:`delayq.dashboard`."""
     return SecurityHeaders(_Board(client, Guard(token, read_token), queues, title).app)
 
 
 class _LiveView(StreamingResponse):
-    """A response without end that tells when it has ended, also if it never began."""
+    """A response without end that reports when it has ended, even if it never began."""
 
     ended: Callable[[], None]
 
@@ -119,7 +119,8 @@ class _Board:
             ],
             exception_handlers=dict(failures),
         )
-        # By whole addresses, from what a request says of its host: behind a proxy that need not be ours.
+        # Slash redirects would go to absolute addresses, with the host that the request names. Behind a proxy it need not be
+        # ours.
         self.app.router.redirect_slashes = False
 
     # Pages
@@ -158,7 +159,7 @@ class _Board:
             bars=list(zip(_BARS, bars, (_share(bar, bars) for bar in bars), strict=True)),
             state=state,
             total=total,
-            # Leased messages stand among delayed ones, and are left out of their pages.
+            # Leased messages are stored among delayed ones, and are left out of their pages.
             reach=total + counts.leased if source.kind == "reliable" and state == "delayed" else total,
             rows=rows,
             offset=offset,
@@ -190,7 +191,7 @@ class _Board:
             raise HTTPException(503, "Too many live views are open.")
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         view = _LiveView(self._live(self._watch(source)), media_type="text/event-stream", headers=headers)
-        # Here and not when the view begins: others may be let in meanwhile.
+        # Count the view here, and not when it begins: others may be let in before that.
         self._streams += 1
         view.ended = self._stream_ended
         return view
@@ -199,7 +200,7 @@ class _Board:
         self._streams -= 1
 
     async def _live(self, watched: _Watched) -> AsyncIterator[str]:
-        """The figures of a queue once a second."""
+        """Yield the figures of a queue once a second."""
         ends = time.monotonic() + _STREAM_LASTS
         last = ""
         yield f"retry: {_RETRY_MS}\n\n"
@@ -211,23 +212,23 @@ class _Board:
                 if isinstance(error, Closed):
                     yield said
                     return
-            # An idle queue's figures are the same again, and new all the same.
+            # An idle queue's figures look the same again, but they are new.
             if said is not last:
                 yield said
                 last = said
             await asyncio.sleep(_EVERY)
 
     def _watch(self, source: AnySource) -> _Watched:
-        """What is known of a queue, for all who look at it."""
+        """Return the figures of a queue, shared by all its viewers."""
         key = source.kind, source.name
         if key not in self._watched and len(self._watched) >= _MOST_WATCHED:
             self._watched.clear()
         watched = self._watched.setdefault(key, _Watched(source, self._now))
-        # It may have more partitions by now.
+        # The queue may have more partitions by now.
         watched.source = source
         return watched
 
-    # Coming in
+    # Logging in
 
     async def _login_page(self, request: Request) -> Response:
         return await self._page(request, "login.html", wrong="")
@@ -290,14 +291,14 @@ class _Board:
         return _see("message", source, at=packed(there), done="rescheduled")
 
     async def _allowed(self, request: Request) -> dict[str, list[str]]:
-        """The form of a request that may act."""
+        """Return the form of a request that may act."""
         login = self._guard.login(request)
         if not self._guard.writable or (login is not None and not login.may_act):
             raise HTTPException(403, "This dashboard is read-only.")
         return await self._form_of(login, request)
 
     async def _form_of(self, login: Login | None, request: Request) -> dict[str, list[str]]:
-        """A form that a page of this login sent."""
+        """Return the form of a request, if a page of this login sent it."""
         if not same_origin(request):
             raise HTTPException(403, "This form was not sent from a page of this dashboard.")
         form = await _form(request)
@@ -306,14 +307,14 @@ class _Board:
         return form
 
     def _readers(self, page: Page) -> Page:
-        """A page for who may read."""
+        """Restrict a page to requests that may read."""
 
         async def shown(request: Request) -> Response:
             return await page(request) if self._guard.may_read(request) else _see("login")
 
         return shown
 
-    # Inside
+    # Internals
 
     def _server(self) -> Server:
         return self._client._open_session().server  # noqa: SLF001 - a part of the library
@@ -343,16 +344,16 @@ class _Board:
             "title": self._title,
             "writable": self._guard.writable,
             "private": self._guard.private,
-            # In the form with which one leaves, and in those with which one acts.
+            # One for the form that logs out, and one for the forms that act.
             "leave": None if login is None else self._guard.word(login),
             "word": self._guard.word(login) if login is not None and login.may_act else None,
             "note": note,
             "note_is_bad": done in _BAD,
             "refresh": 0,
         }
-        # A payload may be large: others are served meanwhile.
+        # A payload may be large, so other requests are served in the meantime.
         text = await run_in_threadpool(self._templates.get_template(template).render, shared | values)
-        # Text that is no text came from the server as such.
+        # Text that cannot be encoded came from the server in this state.
         return HTMLResponse(text.encode(errors="replace"), status)
 
     async def _failed(self, request: Request, error: Exception) -> Response:
@@ -372,7 +373,7 @@ class _Board:
 
 
 class _Static(StaticFiles):
-    """Files of the package. Browsers keep them, and ask whether they have changed."""
+    """Serves the files of the package. Browsers keep them, and ask whether they have changed."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def cached(message: Any) -> None:
@@ -384,7 +385,7 @@ class _Static(StaticFiles):
 
 
 class _Watched:
-    """A queue that somebody looks at. However many do, the server is asked once a second."""
+    """A queue with viewers. However many there are, the server is asked once a second."""
 
     def __init__(self, source: AnySource, now: Callable[[], Awaitable[int]]) -> None:
         self.source = source
@@ -394,28 +395,31 @@ class _Watched:
         self._before: tuple[int, Counts, int] | None = None
 
     async def _counts(self) -> Counts | str:
-        """How many are where, or why nobody knows: one queue whose keys hold something else hides no other."""
+        """Return the counts, or why they are unknown: a queue whose keys hold something else must not hide the others."""
         try:
             return await self.source.counts()
         except ServerRefused as error:
             return str(error)
 
     async def _figures(self) -> str:
-        """An event."""
+        """Return an event with the current figures."""
         before, self._before = self._before, None
         now = await self._now()
         counts = await self.source.counts()
-        # What comes due until the next look, and a little more, as the next one may come late.
+        # Messages that come due until the next look, and a little more, as the next one may be late.
         soon = await self.source.due_between(now, now + int(_EVERY * SECOND))
         self._before = now, counts, soon
         if before is not None and now - before[0] > 3 * _EVERY * SECOND:
-            # Nobody has looked for a while: too much may have come and gone.
+            # The queue had no viewers for a while: too much may have come and gone.
             before = None
         return f"data: {json.dumps(_figures(now, counts, before))}\n\n"
 
 
 def _figures(now: int, counts: Counts, before: tuple[int, Counts, int] | None) -> dict[str, Any]:
-    """What the live view shows. ``gone`` is how many were taken per second at least: they were due, and are there no more."""
+    """Return the figures that the live view shows.
+
+    ``gone`` is how many messages were taken per second, at least: they were due, and are not there any more.
+    """
     gone = None
     if before is not None:
         then, earlier, soon = before
@@ -434,7 +438,7 @@ def _figures(now: int, counts: Counts, before: tuple[int, Counts, int] | None) -
 
 
 async def _form(request: Request) -> dict[str, list[str]]:
-    """The fields of a form; no files, so no parser of those is needed."""
+    """Return the fields of a form. Forms carry no files, so no parser for files is needed."""
     body = b""
     async for chunk in request.stream():
         body += chunk
@@ -447,12 +451,12 @@ async def _form(request: Request) -> dict[str, list[str]]:
 
 
 def _see(page: str, source: AnySource | None = None, **more: str) -> Response:
-    """Send the browser to a page, so that reloading it does nothing again."""
+    """Send the browser to a page, so that reloading it repeats nothing."""
     return RedirectResponse(link(page, source, None, **more), 303)
 
 
 def _delay(fields: Mapping[str, str]) -> int:
-    """The delay that a form asks for, microseconds."""
+    """Return the delay that a form asks for, in microseconds."""
     unit = _UNITS.get(fields.get("unit", ""))
     try:
         amount = float(fields.get("delay", ""))
@@ -478,7 +482,7 @@ def _whole(text: str | None, most: int = _FARTHEST * 1000) -> int:
 
 
 def _share(bar: int, bars: Iterable[int]) -> int:
-    """How long a bar is, of 100. What is there at all is seen."""
+    """Return the length of a bar, out of 100. A bar that is not empty is visible."""
     most = max(bars, default=0)
     return 0 if not bar else max(1, round(100 * bar / most))
 

@@ -1,4 +1,4 @@
-"""Which queues the dashboard shows."""
+"""Finds the queues that the dashboard shows."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
     Known = dict[tuple[QueueKind, str], set[int | None]]
 
-# What was found counts for so long, seconds; and for so many times as long as finding it took.
+# How long the result of a search counts, in seconds; or _SHARE times as long as the search took, if that is longer.
 _FRESH = 2.0
-# The same where somebody asks for a queue that was not found: it may be new.
+# The same when the queue asked for was not found, since it may be new.
 _FRESH_FOR_NEW = 0.1
 _WAIT_FOR_NEW = 2.0
 _SHARE = 20
-# Queues that are empty by now stay in view, up to so many.
+# Queues that have become empty stay in view, up to this number.
 _REMEMBERED = 5000
 
 
 class Queues:
-    """Those that were named, or those that are found."""
+    """The queues that were named, or those that are found on the server."""
 
     def __init__(self, server: Callable[[], Server], named: Iterable[str] | None) -> None:
         self._server = server
@@ -42,11 +42,11 @@ class Queues:
         self._search = Shared(self._find)
 
     async def names(self) -> list[tuple[QueueKind, str]]:
-        """All of them, in order. Raises as :func:`find_queues`."""
+        """Return all queues, in order. Raises the same errors as :func:`find_queues`."""
         return sorted(await self._all(), key=lambda key: (key[1].casefold(), key[1], key[0]))
 
     async def source(self, kind: str, name: str) -> DelayedSource | ReliableSource | None:
-        """One of them; None if there is none of that name.
+        """Return one queue, or None if there is none of that name.
 
         Nothing else is read: a delayed queue's ready list might be any list of the server.
         """
@@ -56,13 +56,13 @@ class Queues:
         known = await self._all()
         if key not in known and self._named is None:
             until = self._search.answered_at + max(_FRESH_FOR_NEW, _SHARE * self._took)
-            # A moment more: a sleep may end a moment early.
+            # A moment longer, since a sleep may end a moment early.
             await asyncio.sleep(min(until - time.monotonic() + 0.001, _WAIT_FOR_NEW))
             known = await self._all(_FRESH_FOR_NEW)
         return self.of(*key, known[key]) if key in known else None
 
     async def sources(self, keys: Iterable[tuple[QueueKind, str]]) -> list[DelayedSource | ReliableSource]:
-        """Several of those that :meth:`names` has named."""
+        """Return several of the queues that :meth:`names` has named."""
         known = await self._all()
         return [self.of(kind, name, known[kind, name]) for kind, name in keys if (kind, name) in known]
 
@@ -80,7 +80,7 @@ class Queues:
         if len(self._known) > _REMEMBERED:
             self._known = {}
         for key, partitions in found.items():
-            # A queue without partitions and one with them may have the same name: the second is more.
+            # A queue without partitions and one with partitions may share a name: the second takes precedence.
             numbers = {each for each in partitions if each is not None}
             self._known[key] = (self._known.get(key, set()) | numbers) - {None} if numbers else partitions
         self._took = time.monotonic() - started

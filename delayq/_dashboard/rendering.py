@@ -1,4 +1,4 @@
-"""How values become text. Everything that comes from the server is escaped by the templates; nothing here makes HTML."""
+"""Turns values into text. The templates escape everything that comes from the server; nothing here makes HTML."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from delayq._dashboard.source import SECOND, Place
 if TYPE_CHECKING:
     from delayq._dashboard.source import Row
 
-# Characters of a payload that a page shows, and a row of a list.
+# Maximum number of characters of a payload on a page, and in a row of a list.
 SHOWN = 100_000
 _PREVIEW = 140
 _BYTES_SHOWN = 4096
-# Bytes of a payload that is read as a whole: a larger one would hold up everybody else.
+# Size up to which a payload is read as a whole, in bytes: a larger one would hold up all other requests.
 _WHOLE = 2 * 1024 * 1024
-# What a moment can be written as.
+# The last moment that can be written as a date.
 _LAST = 253402300799 * SECOND
 _STEPS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def pretty(payload: bytes | None) -> tuple[str, str]:
-    """A payload as text, and what was done to it: JSON is indented, text stays, and of other bytes there is a dump."""
+    """Return a payload as text, and how it was treated: JSON is indented, text is left as it is, and other bytes are dumped."""
     if payload is None:
         return "", "gone meanwhile"
     whole = len(payload) <= _WHOLE
     try:
-        # The end of a part may lie within a character.
+        # A part may end within a character.
         text = payload.decode() if whole else getincrementaldecoder("utf-8")().decode(payload[: 4 * SHOWN])
     except UnicodeDecodeError:
         return _dump(payload), "binary"
@@ -48,7 +48,7 @@ def pretty(payload: bytes | None) -> tuple[str, str]:
 
 
 def preview(payload: bytes | None) -> str:
-    """The beginning of a payload on one line."""
+    """Return the beginning of a payload on one line."""
     if payload is None:
         return "gone meanwhile"
     text = payload[: 4 * _PREVIEW].decode(errors="replace")
@@ -61,13 +61,13 @@ def preview(payload: bytes | None) -> str:
 def _indented(value: object) -> str:
     parts: list[str] = []
     length = 0
-    # Piece by piece: deep nesting makes much more of little.
+    # Piece by piece: deep nesting makes a little input much longer.
     for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
         parts.append(part)
         length += len(part)
         if length > SHOWN:
             break
-    # A lone surrogate is valid in JSON and cannot be sent.
+    # A lone surrogate is valid in JSON but cannot be sent.
     return _cut("".join(parts).encode(errors="backslashreplace").decode())
 
 
@@ -87,7 +87,7 @@ def _dump(payload: bytes) -> str:
 
 
 def moment(us: int | None) -> str:
-    """A moment in UTC."""
+    """Format a moment in UTC."""
     if us is None:
         return "unknown"
     when = datetime.fromtimestamp(min(us, _LAST) // SECOND, UTC)
@@ -95,12 +95,12 @@ def moment(us: int | None) -> str:
 
 
 def iso(us: int) -> str:
-    """A moment for programs."""
+    """Format a moment for programs."""
     return datetime.fromtimestamp(min(us, _LAST) / SECOND, UTC).isoformat()
 
 
 def span(us: float) -> str:
-    """How long something takes, in two parts at most."""
+    """Format a duration, in two parts at most."""
     seconds = abs(us) / SECOND
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
@@ -116,43 +116,43 @@ def span(us: float) -> str:
 
 
 def relative(us: int | None, now: int) -> str:
-    """A moment as seen from now."""
+    """Format a moment relative to now."""
     if us is None:
         return "unknown"
     return f"in {span(us - now)}" if us > now else f"{span(now - us)} ago"
 
 
 def number(value: float) -> str:
-    """A count, with commas."""
+    """Format a count, with commas."""
     return f"{value:,}"
 
 
 def size(value: bytes | None) -> str:
-    """How many bytes these are."""
+    """Format the size of a value."""
     count = len(value or b"")
     return f"{count:,} B" if count < 10_000 else f"{count / 1024:,.0f} KiB"
 
 
 def name_of(place: Place) -> str:
-    """A message's id, as it is shown."""
+    """Return a message's id as it is shown."""
     if place.due:
         return (place.id[1:] if len(place.id) == 9 else place.id).hex()
     return place.id.decode(errors="replace")
 
 
 def quoted(name: str) -> str:
-    """A queue's name for forms."""
+    """Quote a queue's name for forms."""
     return quote(name)
 
 
 def packed(place: Place) -> str:
-    """A place as one word, for addresses and forms. Any id passes: it may be no text at all."""
+    """Pack a place into one word, for addresses and forms. Any id is accepted, even one that is not text."""
     partition = "" if place.partition is None else str(place.partition)
     return f"{partition}/{quote(place.due, safe='')}/{quote(place.id, safe='')}"
 
 
 def unpacked(word: str) -> Place | None:
-    """The same, read again; None if it is none."""
+    """Unpack a place from a word. Returns None if the word is not a place."""
     partition, _, rest = word.partition("/")
     due, slash, name = rest.partition("/")
     if not slash or not name or not (partition == "" or (partition.isascii() and partition.isdecimal() and len(partition) < 5)):
@@ -171,21 +171,21 @@ def _is_score(text: str) -> bool:
 
 
 class Queue(Protocol):
-    """What an address names."""
+    """The queue that an address names."""
 
     @property
     def kind(self) -> str:
-        """Its kind."""
+        """The queue's kind."""
         ...
 
     @property
     def name(self) -> str:
-        """Its name on the server."""
+        """The queue's name on the server."""
         ...
 
 
 def link(page: str, source: Queue | None = None, row: Row | None = None, **more: Any) -> str:
-    """The address of a page beside this one: so it works below any prefix, of a mount or of a proxy."""
+    """Return the address of a page relative to this one, so that it works below any prefix, of a mount or of a proxy."""
     query: dict[str, Any] = {}
     if source is not None:
         query |= {"kind": source.kind, "name": source.name}
@@ -196,7 +196,7 @@ def link(page: str, source: Queue | None = None, row: Row | None = None, **more:
 
 
 def environment() -> Environment:
-    """The templates. All of them escape."""
+    """Create the environment of the templates. All of them escape."""
     made = Environment(
         loader=PackageLoader("delayq._dashboard"),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""Who may look and act: tokens, a signed cookie, a word in each form, where a request comes from. And what browsers are told."""
+"""Controls access: tokens, a signed cookie, a word in each form, the origin of a request. Also sets headers for browsers."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 COOKIE = "delayq_session"
 SHORTEST_TOKEN = 16
-# A login lasts so long, seconds.
+# How long a login lasts, in seconds.
 _LASTS = 12 * 3600
-# Wrong tokens per minute from one address, before it is let in no more for the rest of it.
+# Number of wrong tokens per minute from one address before it is locked out for the rest of that minute.
 _TRIES = 10
-# Addresses whose wrong tokens are counted.
+# Maximum number of addresses whose wrong tokens are counted.
 _MOST_ADDRESSES = 10_000
 
 HEADERS = {
-    # Everything comes from here, and nothing stands inline. Forms go here, nobody frames us.
+    # Everything comes from here, and nothing is inline. Forms go here, and no other page may frame ours.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
-    # Names of queues stay here. Not "no-referrer": browsers then say "null" for the origin of our own forms.
+    # Names of queues stay here. Not "no-referrer": browsers would then send "null" as the origin of our own forms.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -45,11 +45,11 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Login:
-    """Who has given a token.
+    """A login, made with one of the tokens.
 
     Attributes:
-        name: What names it.
-        may_act: Whether it was the token with which one may act.
+        name: Identifies the login.
+        may_act: Whether the token was the one that allows actions.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Login:
 
 
 class Guard:
-    """Lets in who knows a token."""
+    """Admits visitors with a token."""
 
     def __init__(self, token: str | None, read_token: str | None = None) -> None:
         for each in (token, read_token):
@@ -65,20 +65,20 @@ class Guard:
                 raise ConfigurationError(f"the dashboard's tokens have {SHORTEST_TOKEN} characters or more")
         if token is not None and token == read_token:
             raise ConfigurationError("the dashboard's two tokens differ: who may look is not yet to act")
-        # By whether one may act with it.
+        # By whether the token allows actions.
         self._tokens = {
             may_act: each.encode(errors="surrogateescape") for may_act, each in ((True, token), (False, read_token)) if each
         }
-        # From the tokens alone: several processes that serve one dashboard accept each other's cookies.
+        # Derived from the tokens alone, so that several processes that serve one dashboard accept each other's cookies.
         self._keys = {
             may_act: hmac.digest(each, b"delayq dashboard, cookies", hashlib.sha256) for may_act, each in self._tokens.items()
         }
-        # By address, the one with the last wrong token last.
+        # By address. The one with the latest wrong token comes last.
         self._wrong: dict[str, list[float]] = {}
 
     @property
     def writable(self) -> bool:
-        """Whether anybody may act."""
+        """Whether any login may act."""
         return True in self._tokens
 
     @property
@@ -87,12 +87,12 @@ class Guard:
         return False in self._tokens
 
     def is_locked(self, address: str) -> bool:
-        """Whether too many wrong tokens came from an address lately. Others are not affected."""
+        """Return whether too many wrong tokens came from an address lately. Other addresses are not affected."""
         now = time.monotonic()
         return len([at for at in self._wrong.get(_network(address), ()) if at > now - 60]) >= _TRIES
 
     def login_with(self, token: str, address: str) -> Login | None:
-        """Return the login that a token from an address gives; None if it is wrong. Takes equally long for all wrong ones."""
+        """Return the login for a token given from an address; None if it is wrong. Takes equally long for all wrong tokens."""
         given = hmac.digest(b"delayq", token.encode(errors="surrogateescape"), hashlib.sha256)
         right = [
             may_act
@@ -111,8 +111,8 @@ class Guard:
             del self._wrong[next(iter(self._wrong))]
 
     def log_in(self, request: Request, response: Response, login: Login) -> None:
-        """Hand out a cookie."""
-        # Without a path of its own it is for the pages beside the one that sets it, whatever prefix a proxy puts before them.
+        """Set the cookie of a login."""
+        # Without a path, the cookie applies to the pages beside the one that sets it, whatever prefix a proxy puts before them.
         response.set_cookie(
             COOKIE,
             f"{login.name}.{self._sign(login.may_act, login.name)}",
@@ -124,11 +124,11 @@ class Guard:
         )
 
     def log_out(self, response: Response) -> None:
-        """Take the cookie back."""
+        """Delete the cookie."""
         response.delete_cookie(COOKIE, path=None, httponly=True, samesite="strict")  # type: ignore[arg-type]
 
     def login(self, request: Request) -> Login | None:
-        """The login of this request; None if there is none."""
+        """Return the login of this request; None if there is none."""
         name, _, signature = request.cookies.get(COOKIE, "").rpartition(".")
         for may_act in self._keys:
             if hmac.compare_digest(signature.encode(), self._sign(may_act, name).encode()):
@@ -136,15 +136,15 @@ class Guard:
         return None
 
     def may_read(self, request: Request) -> bool:
-        """Whether this request may see anything."""
+        """Return whether this request may see anything."""
         return not self.private or self.login(request) is not None
 
     def word(self, login: Login) -> str:
-        """What each form of this login says, and nobody else's page can."""
+        """Return the word that each form of this login contains, and that no other page can contain."""
         return self._sign(login.may_act, f"form {login.name}")
 
     def is_ours(self, login: Login, word: str) -> bool:
-        """Whether a form comes from a page of this login."""
+        """Return whether a form comes from a page of this login."""
         return hmac.compare_digest(word.encode(), self.word(login).encode())
 
     def _sign(self, may_act: bool, content: str) -> str:
@@ -152,7 +152,7 @@ class Guard:
 
 
 def _network(address: str) -> str:
-    """Return what counts as one address: of IPv6, the network that one customer has."""
+    """Return the unit that counts as one address: for IPv6, the network that one customer has."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -161,21 +161,21 @@ def _network(address: str) -> str:
 
 
 def same_origin(request: Request) -> bool:
-    """Whether a form was sent from a page of this host, as the browser says: it always does.
+    """Return whether a form was sent from a page of this host, according to the browser, which always reports that.
 
-    A proxy may have changed the host; then it says which one it was. No page can let a browser say so.
+    A proxy may have changed the host, and then reports the original one. No page can make a browser send that report.
     """
     said = request.headers.get("origin") or request.headers.get("referer") or ""
     hosts = {request.headers.get("host", ""), request.headers.get("x-forwarded-host", "")} - {""}
     try:
         return urlsplit(said).netloc.lower() in {host.lower() for host in hosts}
     except ValueError:
-        # No browser says such a thing.
+        # No browser sends such a value.
         return False
 
 
 class SecurityHeaders:
-    """Puts :data:`HEADERS` on each answer. What is no static file stays in no cache."""
+    """Adds :data:`HEADERS` to each response. Everything except static files is kept out of caches."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

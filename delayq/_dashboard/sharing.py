@@ -1,4 +1,4 @@
-"""What many viewers want to know is asked once."""
+"""Asks a question once for all viewers that want the answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """The latest answer to a question, for all who want to know it.
+    """The latest answer to a question, shared by all callers that want it.
 
-    Who asks while the question is under way gets the same answer, or the same error: a server that is slow, or away, is not
-    asked by one after the other.
+    Callers that ask while the question is in flight get the same answer, or the same error. A server that is slow, or
+    unavailable, is therefore not asked by one caller after the other.
 
     Attributes:
-        answered_at: When it was answered, of the monotonic clock.
+        answered_at: When the question was answered, by the monotonic clock.
     """
 
     def __init__(self, ask: Callable[[], Coroutine[None, None, T]]) -> None:
@@ -29,13 +29,13 @@ class Shared(Generic[T]):
         self.answered_at = float("-inf")
 
     async def at_most(self, age: float) -> T:
-        """The answer, unless it is older than ``age`` seconds: then a new one. Raises what asking raises."""
+        """Return the answer, or a new one if it is older than ``age`` seconds. Raises the errors that asking raises."""
         if self._asking is None:
             if self._answer is not None and time.monotonic() < self.answered_at + age:
                 return self._answer
             self._asking = asyncio.create_task(self._ask())
             self._asking.add_done_callback(self._answered)
-        # Who goes away leaves the others their answer.
+        # A caller that goes away leaves the others their answer.
         return await asyncio.shield(self._asking)
 
     def _answered(self, asking: asyncio.Task[T]) -> None:

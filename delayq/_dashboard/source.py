@@ -1,4 +1,4 @@
-"""What the dashboard reads of one queue and does to it. It never opens the queue: whoever opens one takes part in it."""
+"""Reads and changes one queue for the dashboard, without opening it: opening a queue means taking part in it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 SECOND = 1_000_000
-"""Microseconds, the unit of all moments here."""
+"""One second in microseconds, the unit of all moments here."""
 MOST_PARTITIONS = 1024
-# Ends of the bars of a histogram: beyond the last one is another.
+# Ends of the bars of a histogram. There is another bar beyond the last one.
 HORIZONS = (60 * SECOND, 3600 * SECOND, 86400 * SECOND)
-# Of more leases than this nobody looks at each one. As in stats.lua.
+# With more leases than this, they are not examined one by one. As in stats.lua.
 _LEASES_LOOKED_AT = 1000
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many messages are where.
+    """The number of messages in each state.
 
     Attributes:
-        late_us: For how long the oldest message has been due that nobody has; 0 when none is, None where nobody knows: Redisson's
-            ready list has no times.
+        late_us: How long the oldest message that is due and not taken has been due, in microseconds; 0 if there is none, None
+            if unknown: Redisson's ready list has no times.
     """
 
     delayed: int
@@ -56,12 +56,12 @@ class Counts:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one message is found again.
+    """Where to find one message again.
 
     Attributes:
-        id: Its id.
-        partition: Which partition it lies in, if the queue has any.
-        due: Of a delayed queue: its score, as the server writes it.
+        id: The message's id.
+        partition: The partition that holds the message, if the queue has any.
+        due: In a delayed queue, the message's score, as the server writes it.
     """
 
     id: bytes
@@ -71,7 +71,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Row:
-    """A message, as it is shown. Moments are microseconds; those that are not known are None."""
+    """A message, as it is shown. Moments are in microseconds; unknown ones are None."""
 
     place: Place | None
     state: str
@@ -90,7 +90,7 @@ class Row:
 
 
 class Source(Protocol):
-    """One queue, of either kind."""
+    """A queue of either kind."""
 
     kind: QueueKind
     name: str
@@ -98,35 +98,35 @@ class Source(Protocol):
 
     @property
     def partitions(self) -> int | None:
-        """How many partitions are known."""
+        """The number of partitions that are known."""
         ...
 
     async def counts(self) -> Counts:
-        """How many messages are where."""
+        """Return the number of messages in each state."""
         ...
 
     async def histogram(self, now: int) -> list[int]:
-        """How many are due by each of :data:`HORIZONS`, and how many later."""
+        """Return how many messages are due by each of :data:`HORIZONS`, and how many later."""
         ...
 
     async def due_between(self, start: int, end: int) -> int:
-        """How many come due then."""
+        """Return how many messages come due between two moments."""
         ...
 
     async def page(self, state: str, offset: int, limit: int) -> list[Row]:
-        """Some of those in one state."""
+        """Return some of the messages in one state."""
         ...
 
     async def find(self, place: Place, *, dead: bool) -> Row | None:
-        """One of them."""
+        """Return one message."""
         ...
 
     async def cancel(self, place: Place) -> bool:
-        """Take it out."""
+        """Cancel a message."""
         ...
 
     async def reschedule(self, place: Place, delay_us: int) -> Place | None:
-        """Give it another delay, and say where it is then."""
+        """Give a message another delay. Returns where it is then."""
         ...
 
 
@@ -199,7 +199,7 @@ class DelayedSource:
         return Place(place.id, None, str(due)) if due >= 0 else None
 
     async def _record(self, place: Place) -> bytes | None:
-        """The record of that id among those of that score: they stand in the order of their bytes, and ids stand in front."""
+        """Return the record with that id among those with that score. They are ordered by their bytes, and ids come first."""
         same = (place.due, place.due)
         low, high = 0, int(await self._server.command("ZCOUNT", self._keys.timeout, *same))
         wanted = place.id
@@ -235,7 +235,7 @@ class ReliableSource:
         return max(numbers) + 1 if numbers else None
 
     def has(self, partition: int | None) -> bool:
-        """Whether there is such a partition; None for a queue without."""
+        """Return whether there is such a partition. Pass None for a queue without partitions."""
         return partition in self._parts
 
     async def counts(self) -> Counts:
@@ -255,7 +255,7 @@ class ReliableSource:
             return await self._dead(offset, limit)
         if len(self._parts) == 1:
             return (await self._each(lambda keys: self._page(keys, state, offset, limit)))[0]
-        # Each may have all that comes first.
+        # Each partition may have all the messages that come first.
         parts = await self._each(lambda keys: self._page(keys, state, 0, offset + limit))
         order = heapq.merge(*parts, key=lambda row: (-row.priority if state == "ready" else 0, row.due_us or row.lease_us or 0))
         return [*islice(order, offset, offset + limit)]
@@ -292,15 +292,15 @@ class ReliableSource:
         return place if await self._server.run(RESCHEDULE, (*keys.messages, keys.wake), (place.id, delay_us)) else None
 
     async def redrive(self, places: Sequence[Place] | None) -> int:
-        """Give dead letters another life; all if None."""
+        """Redrive dead letters; all of them if None."""
         return sum([await letters.redrive_letters(names) for letters, names in self._letters(places)])
 
     async def purge_dead(self, places: Sequence[Place] | None) -> int:
-        """Drop dead letters; all if None."""
+        """Drop dead letters; all of them if None."""
         return sum([await letters.purge_letters(names) for letters, names in self._letters(places)])
 
     async def pause(self, partitions: int | None) -> None:
-        """Let nobody claim anything. Partitions that were never seen are paused too, if they are said to exist."""
+        """Stop all claims. Partitions that have never been seen are paused too, if ``partitions`` says that they exist."""
         for keys in self._all(partitions):
             await self._server.command("SET", keys.paused, "1")
 
@@ -309,10 +309,10 @@ class ReliableSource:
         for keys in self._all(partitions):
             await self._server.run(RESUME, (keys.paused, keys.wake))
 
-    # Inside
+    # Internals
 
     async def _each(self, of: Callable[[ReliableKeys], Awaitable[R]]) -> list[R]:
-        # Everybody is waited for, so that nothing goes on behind the page.
+        # Wait for all calls, so that none continues behind the page.
         outcomes = await asyncio.gather(*(of(keys) for keys in self._parts.values()), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -328,7 +328,7 @@ class ReliableSource:
     def _letters(self, places: Sequence[Place] | None) -> list[tuple[DeadLetters[str], list[bytes] | None]]:
         chosen: dict[int | None, list[bytes]] = {}
         for place in places or ():
-            # By name: ids that others wrote may be no text, and several letters may have one id.
+            # By name: ids written by other programs may not be text, and several letters may have the same id.
             chosen.setdefault(place.partition, []).append(place.id)
         return [
             (DeadLetters(keys, self._server, StringCodec()), None if places is None else chosen[number])
@@ -356,7 +356,7 @@ class ReliableSource:
         bars = await _bars(now, lambda start, end: self._between(keys, start, end))
         ends = await self._lease_ends(keys)
         for end in ends:
-            # A lease ends among the due times of others, and is none.
+            # The end of a lease is stored among the due times of other messages, but is not one.
             if end > now:
                 bars[sum(end > now + horizon for horizon in HORIZONS)] -= 1
         return [max(0, bar) for bar in bars]
@@ -380,7 +380,7 @@ class ReliableSource:
 
 
 async def server_now(server: Server, key: str | None = None) -> int:
-    """The server's time, microseconds."""
+    """Return the server's time, in microseconds."""
     whole, rest = await server.command("TIME", key=key)
     return int(whole) * SECOND + int(rest)
 
@@ -395,7 +395,7 @@ def _of_ms(score: bytes) -> int:
 
 
 def _whole(moment: float) -> int:
-    # A foreign writer may have left an infinity.
+    # Another program may have left an infinity.
     return int(min(max(moment, 0.0), 2.0**62)) if moment == moment else 0  # noqa: PLR0124 - NaN
 
 
@@ -436,7 +436,7 @@ def _letter(place: Place, letter: bytes, died: bytes) -> Row:
     try:
         why, body = parse_letter(letter)
     except ValueError:
-        # One that nobody can read hides no other.
+        # A letter that cannot be read must not hide the others.
         return Row(place, "dead", letter, died_us=_whole(float(died)), reason="unreadable")
     enqueued, headers, payload = _body(body)
     line, error = unpack_error(str(why.get("error") or ""))

@@ -1,1 +1,1 @@
-"""When to act, and on whose behalf. Decisions are plain functions; the tasks around them do the I/O."""
+"""Decides when to act, and on whose behalf. Decisions are plain functions; the tasks around them do the I/O."""

@@ -1,4 +1,4 @@
-"""Claims what is due of one reliable queue, and hands it to whoever waits here."""
+"""Claims the due messages of one reliable queue and hands them to the callers waiting on this client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Messages claimed per script: a script blocks the whole server while it runs.
+# Maximum number of messages claimed per script call: a script blocks the whole server while it runs.
 BATCH = 100
 _RETURN_WITHIN = 0.1
 _SCAN = 500
@@ -38,14 +38,14 @@ _SCAN = 500
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How one client treats a queue.
+    """The settings with which one client uses a queue.
 
     Attributes:
-        lease_us: How long a worker has a message, microseconds.
-        max_attempts: After so many a message dies; 0: never.
-        expired: What happens to a message past its time to live: ``drop`` or ``dead``.
-        remember_us: How long the id of a handled message counts as a duplicate, microseconds.
-        max_size: Offers beyond so many live messages are refused; 0: none.
+        lease_us: Length of a worker's lease on a message, in microseconds.
+        max_attempts: Number of attempts after which a message becomes a dead letter; 0 for no limit.
+        expired: How to treat a message past its time to live: ``drop`` or ``dead``.
+        remember_us: How long the id of a handled message still counts as a duplicate, in microseconds.
+        max_size: Number of live messages beyond which offers are refused; 0 for no limit.
     """
 
     lease_us: int
@@ -57,19 +57,20 @@ class Policy:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """A message that is ours until its lease ends.
+    """A message that belongs to this client until its lease ends.
 
     Attributes:
-        id: The message's id, as the server has it.
-        token: What the lease is known by.
+        id: The message's id, as stored on the server.
+        token: Identifies the lease.
         priority: 0 to 9.
-        attempt: Which attempt this is, from 1.
-        due_us: When it was due, microseconds.
-        body: What is stored under its id.
-        ends_us: When the lease ends, microseconds.
-        fresh_until: Until when at least half of the lease is left, seconds on the local clock.
-        forgiven: How many of the attempts do not count towards its death: its worker died, perhaps of another message.
-        is_suspect: Whether it may have killed its last worker.
+        attempt: The number of this attempt, from 1.
+        due_us: When the message was due, in microseconds.
+        body: The body stored under the message's id.
+        ends_us: When the lease ends, in microseconds.
+        fresh_until: Local time until which at least half of the lease is left, in seconds.
+        forgiven: Number of attempts that do not count towards the message's death, because its worker died, perhaps of another
+            message.
+        is_suspect: Whether the message may have killed its last worker.
     """
 
     id: bytes
@@ -85,19 +86,19 @@ class Claim:
 
     @property
     def name(self) -> tuple[bytes, str, int]:
-        """What every script that settles it asks for."""
+        """The id, token and priority that every script needs to settle the claim."""
         return (self.id, self.token, self.priority)
 
 
 class Claims:
-    """Asks the server for what is due, while somebody here wants it.
+    """Claims due messages from the server while callers on this client want them.
 
     Attributes:
-        pushes: When it does so.
-        taker: Those who wait.
-        suspects: Which suspect the client has at work.
-        expired: Messages found so far past their time to live.
-        died: Messages found so far that had used all their attempts when their lease ended.
+        pushes: Decides when to call the server.
+        taker: Hands messages to the waiting callers.
+        suspects: Tracks the suspect that the client has at work.
+        expired: Number of messages found so far past their time to live.
+        died: Number of messages found so far that had used all their attempts when their lease ended.
     """
 
     def __init__(
@@ -109,10 +110,10 @@ class Claims:
         recurring: Callable[[list[bytes]], None],
     ) -> None:
         """Args:
-        keys: The queue's.
-        policy: How this client treats it.
-        services: What it is made with.
-        settled: How many claims were settled or lost so far.
+        keys: The queue's keys.
+        policy: This client's settings for the queue.
+        services: The services the queue is built from.
+        settled: Returns how many claims have been settled or lost so far.
         recurring: Called with the ids of occurrences that the server has dropped.
         """
         self.keys: ReliableKeys = keys
@@ -134,7 +135,7 @@ class Claims:
             hand_back=self._releasing,
             given_back=self._given_back,
         )
-        # The token of the last call, if its answer was lost.
+        # Token of the last call, while its answer may be lost.
         self._unsure: str | None = None
         self._session = secrets.token_hex(6)
         self._calls = itertools.count()
@@ -143,28 +144,28 @@ class Claims:
 
     @property
     def has_some_out(self) -> bool:
-        """Whether messages that were claimed here may be at hand still."""
+        """Whether messages claimed here may still be in hand."""
         return self._claimed > self._settled()
 
     def announced(self, due_us: int) -> None:
-        """Somebody says that a message is due at ``due_us`` by the server's clock."""
+        """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
         if self.taker.wanted:
             self.pushes.announced(due_us)
         else:
             self.pushes.forget()
 
     def noticed(self, notice: Notice) -> None:
-        """Another client has handed out what was due."""
+        """Act on a notice that another client has handed out the due messages."""
         if self.taker.wanted:
             self.pushes.noticed(notice)
         elif notice.client != self.pushes.client:
             self.pushes.forget()
 
     async def run_once(self) -> int:
-        """One call, if anybody wants something. Returns as :class:`Pushes` asks.
+        """Make one call, if any caller wants messages. Returns the value that :class:`Pushes` expects.
 
         Raises:
-            ServerError: As :meth:`Server.run_once`. Who can wait waits on, the others have the error.
+            ServerError: As for :meth:`Server.run_once`. Callers that can wait keep waiting; the others receive the error.
         """
         try:
             await self._recover()
@@ -176,7 +177,7 @@ class Claims:
                 claims, wait, now = await self._call(take)
                 if claims or wait:
                     break
-                # All that was looked at is gone, and there is more.
+                # Every message that the call examined is gone, and there are more.
                 await asyncio.sleep(0)
             self.taker.end(claims, more=wait == 0)
             return 0 if len(claims) == take and self.taker.waiting else due_us(now, wait)
@@ -184,7 +185,7 @@ class Claims:
             self.taker.fail(error)
             raise
         except Exception as error:
-            # A call that has failed in a way that nobody has foreseen has failed, and is tried again.
+            # Treat an unforeseen error as a failed call too, so that the call is retried.
             _log.exception("queue %r: a claim failed", self.keys.name, extra=about(self.keys.name))
             failure = ServerUnavailable(f"a claim failed: {type(error).__name__}")
             self.taker.fail(failure)
@@ -193,18 +194,18 @@ class Claims:
             self.taker.over()
 
     async def quiet(self, within: float) -> None:
-        """Wait until no call is on its way and what was given back is back, ``within`` seconds at most each."""
+        """Wait until no call is in flight and everything given back has arrived, for at most ``within`` seconds each."""
         await self.pushes.idle(within)
         await self.taker.returned(within)
 
     def close(self, last: LastCalls) -> None:
-        """Call no more, and write what gives back all that was claimed for nobody, before this returns."""
+        """Stop calling the server. Before this returns, write the calls that give back every claim that reached no caller."""
         self.suspects.forget(self.pushes.push)
         self.pushes.close()
         self.taker.close(last)
 
     async def aclose(self, grace: float) -> None:
-        """Wait, for ``grace`` seconds at most, until a call on its way has ended and what it brings is back."""
+        """Wait for a call in flight to end and for its messages to be given back, for at most ``grace`` seconds."""
         until = self._clock.local() + grace
         await self.pushes.aclose(grace)
         with suppress(ServerError, TimeoutError):
@@ -213,16 +214,19 @@ class Claims:
         await self.taker.aclose(max(0.0, until - self._clock.local()))
 
     async def _call(self, take: int) -> tuple[list[Claim], int, int]:
-        """Claim up to ``take`` messages. Returns also when the next one is due, as ``claim.lua``, and the server's time."""
+        """Claim up to ``take`` messages.
+
+        Also returns the time until the next message is due, as ``claim.lua`` reports it, and the server's time.
+        """
         keys, policy, token = self.keys, self._policy, f"{self._session}-{next(self._calls)}"
         asked_at = self._clock.local()
         held = self.suspects.held
         ours = held is not None and held.token.startswith(self._session)
-        # One at work in another queue cannot be looked up here.
+        # A suspect at work in another queue cannot be looked up here.
         asks = (held is None or ours) and self.suspects.ask()
         suspect: Claim | None = None
         try:
-            # Until its answer is read.
+            # Assume that the answer is lost until it has been read.
             self._unsure = token
             now, wait, expired, died, listeners, found, is_suspect, more_suspects, dropped = await self._server.run_once(
                 CLAIM,
@@ -280,7 +284,7 @@ class Claims:
         if claims:
             self.pushes.found(listeners)
         if wait:
-            # Nothing is left that was due by then.
+            # No message that was due by then is left.
             self.pushes.settled(now)
         if more_suspects:
             self.suspects.when_free(self.pushes.push)
@@ -297,7 +301,7 @@ class Claims:
         return HandBack(Request(RELEASE, (*self.keys.messages, self.keys.wake), names))
 
     async def _recover(self) -> None:
-        """Give back what the last call claimed, if its answer was lost. Without this it would wait for its lease to end."""
+        """Give back what the last call claimed, if its answer was lost. Otherwise it would wait for its lease to end."""
         if self._unsure is None:
             return
         keys, ours, cursor = self.keys, f":{self._unsure}".encode(), b"0"

@@ -1,4 +1,4 @@
-"""Confirmations that a failover may have lost. Pure."""
+"""Tracks confirmations that a failover may have lost. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from delayq.errors import DelayqError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# A replica that becomes the master may lack what the old one had answered in this time; seconds.
+# A promoted replica may lack anything the old master answered within this time, in seconds.
 _LAG = 10.0
-# And no more than this: the memory of a client that takes very quickly.
+# Maximum number of tokens kept, which bounds the memory of a client that takes very quickly.
 _MOST = 10_000
 
 
 class Confirmed:
-    """The calls that were confirmed in the last seconds.
+    """Remembers the calls that were confirmed in the last few seconds.
 
-    Replication is asynchronous: a new master may know what a call handed out, and not that the call was confirmed. Its messages
-    would come again. So they are confirmed once more when the connections since then may lead to another server.
+    Replication is asynchronous: a new master may know what a call handed out, but not that the call was confirmed. It would
+    then deliver the messages again. To prevent that, these calls are confirmed once more when the connections made since then
+    may lead to another server.
 
-    That deletes on the server what the call handed out. It must not happen to messages that went back meanwhile, since the new
-    master may not know that either, and has no other copy. So all is forgotten when something goes back.
+    A confirmation deletes from the server what the call handed out. That must not happen to messages that have gone back in the
+    meantime: the new master may not know about that either, and has no other copy. Everything is therefore forgotten as soon as
+    any message goes back.
     """
 
     def __init__(self, path: Callable[[], object], now: Callable[[], float]) -> None:
         """Args:
-        path: As :meth:`Server.path`, for the queue.
-        now: The time, seconds.
+        path: Returns the path to the queue, as :meth:`Server.path` does.
+        now: Returns the current time, in seconds.
         """
         self._find_path = path
         self._now = now
@@ -37,17 +39,17 @@ class Confirmed:
         self._tokens: deque[tuple[float, str]] = deque(maxlen=_MOST)
 
     def add(self, token: str) -> None:
-        """Note that a call was confirmed."""
+        """Record that a call was confirmed."""
         if self._path is None:
             self._path = self._current_path()
         self._tokens.append((self._now(), token))
 
     def forget(self) -> None:
-        """Confirm nothing once more: of what was handed out, something goes back."""
+        """Forget all confirmations, because messages that were handed out are going back."""
         self._tokens.clear()
 
     def in_doubt(self) -> Sequence[str]:
-        """Return the tokens to confirm once more. Call it at each re-check, while the server answers."""
+        """Return the tokens to confirm once more. Call this at each re-check, while the server answers."""
         if (path := self._current_path()) is None:
             return []
         if path != self._path:

@@ -1,4 +1,4 @@
-"""What one open queue has done so far, and how many messages it has."""
+"""Counts what one open queue has done so far, and how many messages it holds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 @dataclass(slots=True)
 class Counts:
-    """Messages of one queue, counted on this client since it was opened.
+    """Message counters of one queue on this client, from the moment the queue was opened.
 
     Attributes:
-        offered: Stored.
-        delivered: Handed out.
-        acked: Acknowledged.
-        retried: Given back after a failure, to be tried again.
-        buried: Made dead letters by who had them.
-        released: Given back untouched by who had them.
+        offered: Messages stored.
+        delivered: Messages handed out.
+        acked: Messages acknowledged.
+        retried: Messages given back after a failure, to be tried again.
+        buried: Messages made dead letters by their holder.
+        released: Messages given back untouched by their holder.
     """
 
     offered: int = 0
@@ -28,7 +28,7 @@ class Counts:
 
 
 class Depth(NamedTuple):
-    """How many messages are where: as :class:`delayq.Stats`."""
+    """The number of messages in each state, as in :class:`delayq.Stats`."""
 
     delayed: int
     ready: int

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class Armed:
-    """One armed wake-up: ``wake_at`` in seconds on the timer's clock, for what is due at ``due_us`` by the server's.
+    """An armed wake-up: ``wake_at`` in seconds on the timer's clock, for messages due at ``due_us`` by the server's clock.
 
-    Whoever asks for a later one meanwhile relies on this one. ``last_us`` is the latest moment that it stands for.
+    Requests for a later wake-up rely on this one while it is armed. ``last_us`` is the latest moment it covers.
     """
 
     wake_at: float
@@ -27,10 +27,10 @@ class Armed:
 
 
 def gives_way(held: Armed | None, wake_at: float) -> bool:
-    """Whether the held wake-up gives way to one at ``wake_at``: only to an earlier one.
+    """Return whether the held wake-up gives way to one at ``wake_at``, which it does only if that one is earlier.
 
-    Answers and notifications travel on different connections, so one may arrive after a newer one. Whichever comes last,
-    the earlier moment stays: waking too early costs a call, waking too late breaks the promise.
+    Answers and notifications travel on different connections, so an old one may arrive after a newer one. Whichever arrives
+    last, the earlier moment is kept: waking too early costs a call, while waking too late breaks the promise.
     """
     return held is None or wake_at < held.wake_at
 
@@ -38,15 +38,15 @@ def gives_way(held: Armed | None, wake_at: float) -> bool:
 class LastTimeout:
     """Holds the one wake-up that counts.
 
-    As in Redisson, a change names what it expects to find. A wake-up that was replaced meanwhile is thus recognised when
-    it fires, and whoever loses the race leaves the winner's timer alone.
+    As in Redisson, a change names the wake-up it expects to find. A wake-up that was replaced in the meantime is thus
+    recognised when it fires, and the loser of a race leaves the winner's timer alone.
     """
 
     def __init__(self, timer: HashedWheelTimer, now: Callable[[], float], fire: Callable[[float], None]) -> None:
         """Args:
-        timer: Where wake-ups are armed.
-        now: The timer's clock, seconds.
-        fire: Called when the held wake-up is due, with its ``last_us``.
+        timer: Arms the wake-ups.
+        now: Returns the time on the timer's clock, in seconds.
+        fire: Called with ``last_us`` of the held wake-up when that is due.
         """
         self._timer = timer
         self._now = now
@@ -55,20 +55,20 @@ class LastTimeout:
 
     @property
     def held(self) -> Armed | None:
-        """The armed wake-up."""
+        """The armed wake-up, if any."""
         return self._held
 
     def compare_and_set(self, expected: Armed | None, new: Armed | None) -> bool:
-        """Hold ``new`` if ``expected`` is held now; say whether it was."""
+        """Hold ``new`` if ``expected`` is held now. Returns whether it was."""
         if self._held is not expected:
             return False
         self._held = new
         return True
 
     def arm(self, wait: float, due_us: float = math.inf) -> None:
-        """Wake in ``wait`` seconds for what is due at ``due_us``, unless something is armed that wakes earlier.
+        """Arm a wake-up in ``wait`` seconds for messages due at ``due_us``, unless one that wakes earlier is armed already.
 
-        Infinity stands for "whatever there is": a wake-up that takes the place of such a one is for that too.
+        An infinite ``due_us`` means "whatever is due". A wake-up that replaces one with this meaning inherits it.
         """
         wake_at = self._now() + wait
         held = self._held
@@ -82,13 +82,13 @@ class LastTimeout:
         armed = Armed(wake_at, due_us, last_us)
         armed.timeout = self._timer.new_timeout(lambda _: self._fired(armed), wait)
         if not self.compare_and_set(held, armed):
-            # Somebody armed meanwhile. Ours stays as an extra wake-up: it does no harm, and none is lost.
+            # Another wake-up was armed in the meantime. Ours stays as an extra one: it does no harm, and none is lost.
             return
         if held is not None and held.timeout is not None:
             held.timeout.cancel()
 
     def disarm(self) -> None:
-        """Forget what is armed."""
+        """Cancel the armed wake-up, if any."""
         held, self._held = self._held, None
         if held is not None and held.timeout is not None:
             held.timeout.cancel()

@@ -1,4 +1,4 @@
-"""Renews the leases of messages whose handlers are at work."""
+"""Renews the leases of messages that are being handled."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# A lease is renewed so often while it runs: two calls may fail before it ends.
+# Number of renewals during a lease: two calls may fail before it ends.
 _TIMES = 3
-# After a call that failed, the next one comes so much sooner.
+# After a failed call, the next one comes this many times sooner.
 _HASTE = 4
 
 
 class Leased(Protocol):
-    """What is ours until a moment of the server's clock, microseconds; half of that time is left until a local one, seconds."""
+    """An item leased to this client.
+
+    Attributes:
+        ends_us: When the lease ends by the server's clock, in microseconds.
+        fresh_until: Local time until which at least half of the lease is left, in seconds.
+    """
 
     ends_us: int
     fresh_until: float
@@ -37,15 +42,15 @@ L_contra = TypeVar("L_contra", bound=Leased, contravariant=True)
 
 
 class Extends(Protocol[L_contra]):
-    """What can let leases end later."""
+    """Protocol of objects that can extend leases."""
 
     async def extend(self, leases: Sequence[L_contra], lease_us: int, /) -> list[bool]:
-        """Let leases end this much from now, and return which of them are still ours. Raises :class:`ServerError`."""
+        """Extend leases to end ``lease_us`` microseconds from now. Returns which are still ours. Raises :class:`ServerError`."""
         ...
 
 
 class LeaseKeeper(Generic[L]):
-    """Keeps what is held, by one timer and one call for all of a queue's messages, and tells whoever lost one."""
+    """Keeps leases alive, with one timer and one call for all messages of a queue, and notifies the holder of a lost one."""
 
     def __init__(self, name: str, lease_us: int, settling: Extends[L], services: Services) -> None:
         self._name = name
@@ -61,52 +66,52 @@ class LeaseKeeper(Generic[L]):
 
     @property
     def held(self) -> int:
-        """How many are held."""
+        """Number of leases held."""
         return len(self._held)
 
     def hold(self, claim: L, lost: Callable[[], None]) -> None:
-        """Keep a lease until :meth:`let_go`. ``lost`` is called once if it ended all the same."""
+        """Renew a lease until :meth:`let_go`. ``lost`` is called once if the lease ends nevertheless."""
         self._held[claim] = lost
         if self._timeout is None and self._task is None:
             self._arm(self._lease_us / _TIMES)
 
     def let_go(self, claim: L) -> None:
-        """Keep it no longer."""
-        # The timer stays: it is worth more than that it finds nothing held once.
+        """Stop renewing a lease."""
+        # Leave the timer armed: keeping it is worth an occasional firing that finds nothing held.
         self._held.pop(claim, None)
 
     def close(self) -> None:
-        """Keep nothing any longer."""
+        """Stop renewing all leases."""
         self._held.clear()
         self._disarm()
 
     def is_short(self, claim: L) -> bool:
-        """Whether less than half of its lease is left: it has waited here for its handler."""
+        """Return whether a claim has waited here for its handler until less than half of its lease was left."""
         return self._clock.local() > claim.fresh_until
 
     async def freshen(self, claims: Sequence[L]) -> list[L]:
-        """Give claims that have waited here their whole lease again, and return those that are lost."""
+        """Restore the full lease of claims that have waited here. Returns those that are lost."""
         try:
             ours = await self._settling.extend(claims, self._lease_us)
         except ServerError:
-            # Nobody knows. Those whose lease has surely ended are no good.
+            # The outcome is unknown. Only claims whose lease has certainly ended count as lost.
             return [claim for claim in claims if not self._clock.seconds_until(claim.ends_us)]
         return [claim for claim, mine in zip(claims, ours, strict=True) if not mine]
 
     async def renew(self) -> bool:
-        """Renew everything that is held, and say whether that went well."""
-        # Not what somebody has extended further than we would.
+        """Renew all leases held. Returns whether the call succeeded."""
+        # Skip leases that were already extended further than a renewal would extend them.
         lease = self._lease_us / 1_000_000
         claims = [claim for claim in self._held if self._clock.seconds_until(claim.ends_us) < lease]
         try:
-            # In time for another try, or to tell the handlers.
+            # Fail early enough to try again, or to notify the handlers.
             async with asyncio.timeout(lease / _TIMES):
                 ours = await self._settling.extend(claims, self._lease_us)
         except (ServerError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
             _log.warning("queue %r: %d leases could not be renewed: %s", self._name, len(claims), reason, extra=about(self._name))
             for claim in claims:
-                # As far as we can tell it has ended, so another worker may have the message.
+                # As far as we can tell the lease has ended, so another worker may have the message.
                 if not self._clock.seconds_until(claim.ends_us):
                     self._lose(claim)
             return False

@@ -1,4 +1,4 @@
-"""What the holder of a lease can do with it: acknowledge, offer again, extend, give back."""
+"""Operations on the leases of a delayed queue: acknowledge, offer again, extend, give back."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _ACKS_AT_A_TIME = 200
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A payload that is out with us until a moment of the server's clock.
+    """A payload that is leased to this client until a moment of the server's clock.
 
     Attributes:
-        token: What the server knows it by.
+        token: Identifies the lease on the server.
         payload: The payload.
-        ends_us: The end of the lease, microseconds.
-        fresh_until: Until when at least half of the lease is left, seconds on the local clock.
+        ends_us: When the lease ends, in microseconds.
+        fresh_until: Local time until which at least half of the lease is left, in seconds.
     """
 
     token: str
@@ -38,14 +38,14 @@ class Lease:
 
 
 class Leases:
-    """The leases of one queue. What is acknowledged by concurrent callers shares a call."""
+    """The leases of one queue. Acknowledgements from concurrent callers share a call."""
 
     def __init__(
         self, keys: DelayedKeys, services: Services, announced: Callable[[int], None], counts: Counts, *, listed: bool
     ) -> None:
         """Args:
-        announced: Called with the due time of what was offered again, ms.
-        listed: Whether the ordered list is kept.
+        announced: Called with the due time of a message that was offered again, in ms.
+        listed: Whether the ordered list is maintained.
         """
         self._keys = keys
         self._server = services.server
@@ -72,15 +72,15 @@ class Leases:
 
     @property
     def is_behind(self) -> bool:
-        """Whether so many acknowledgements are on their way that whoever has another one waits for it."""
+        """Whether enough acknowledgements are in flight that a caller with another one waits for its answer."""
         return self._acks.unanswered >= 2 * _ACKS_AT_A_TIME
 
     async def ack(self, lease: Lease) -> None:
-        """Be done with it.
+        """Acknowledge the message.
 
         Raises:
-            LeaseLost: It had ended, and somebody else may have the message. Nothing was changed.
-            OutcomeUnknown: It may have been carried out.
+            LeaseLost: The lease had ended, and another worker may have the message. Nothing was changed.
+            OutcomeUnknown: The acknowledgement may have been carried out.
         """
         done = await self._acks.submit(lease, 1)
         if isinstance(done, OutcomeUnknown):
@@ -89,11 +89,11 @@ class Leases:
             raise LeaseLost(LOST)
 
     def ack_unattended(self, lease: Lease) -> None:
-        """The same, for who does not wait: what goes wrong is logged. Raises :class:`Closed` only."""
+        """Acknowledge the message without waiting for the answer. Failures are logged. Raises :class:`Closed` only."""
         self._acks.submit_unattended(lease, 1)
 
     async def nack(self, lease: Lease, delay_us: int) -> None:
-        """Offer it again, due after a delay. Raises as :meth:`ack` does."""
+        """Offer the message again, due after ``delay_us`` microseconds. Raises the same errors as :meth:`ack`."""
         keys = self._keys
         due_ms = await self._server.run(
             NACK, (keys.leases, keys.leased, keys.timeout, keys.ordered, keys.channel), (lease.token, delay_us, self._listed)
@@ -104,10 +104,10 @@ class Leases:
         self._announced(int(due_ms))
 
     async def extend(self, leases: Sequence[Lease], lease_us: int) -> list[bool]:
-        """Let leases end this much from now, and return which of them are still ours.
+        """Extend leases to end ``lease_us`` microseconds from now. Returns which of them are still ours.
 
         Raises:
-            ServerError: Likely nothing was changed.
+            ServerError: Most likely nothing was changed.
         """
         held: list[bool] = []
         for at in range(0, len(leases), _ACKS_AT_A_TIME):
@@ -122,22 +122,25 @@ class Leases:
         return held
 
     def made(self, call: str, payloads: Sequence[bytes], now_us: int, lease_us: int) -> list[Lease]:
-        """The leases of what one call handed out at ``now_us``, in order. Tokens are as ``transfer.lua`` makes them."""
+        """Create the leases for the payloads that one call handed out at ``now_us``, in order.
+
+        The tokens are those that ``transfer.lua`` makes.
+        """
         ends_us = -(-(now_us + lease_us) // 1000) * 1000
         fresh = fresh_until(self._clock, ends_us, lease_us)
         return [Lease(f"{call}:{place:03}", payload, ends_us, fresh) for place, payload in enumerate(payloads, 1)]
 
     def releasing(self, tokens: Sequence[str]) -> Request:
-        """The call that gives back, in order, to the head of the ready list, what of these is still out with us."""
+        """Build the call that gives leases back to the head of the ready list, in order, except those that are no longer ours."""
         keys = self._keys
         return Request(RELEASE, (keys.ready, keys.timeout, keys.ordered, keys.leases, keys.leased), tokens)
 
     async def release(self, lease: Lease) -> None:
-        """Give back what was not touched, to the head of the ready list."""
+        """Give an untouched message back to the head of the ready list."""
         await self._server.run(*self.releasing([lease.token]))
 
     async def aclose(self, grace: float) -> None:
-        """Take nothing more. What is on its way has ``grace`` seconds."""
+        """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
         await self._acks.aclose(grace)
 
 

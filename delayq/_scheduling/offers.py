@@ -1,4 +1,4 @@
-"""Stores the messages of one queue, those of concurrent callers together."""
+"""Stores the messages of one queue, batching those of concurrent callers."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from delayq._scheduling.services import Services
     from delayq.errors import OutcomeUnknown
 
-# What shares one script: a script blocks the whole server while it runs.
+# Maximum number of messages, and of bytes, that share one script call: a script blocks the whole server while it runs.
 MESSAGES_AT_A_TIME = 200
 _BYTES_AT_A_TIME = 256 * 1024
 
 Offer = tuple[int, bytes]
-"""Delay in microseconds, and payload."""
+"""The delay in microseconds, and the payload."""
 Stored = tuple[bytes, int, int]
-"""The id, the due time in ms, and how many bytes a length has on that server."""
+"""The id, the due time in ms, and the size of a length field on that server, in bytes."""
 
 
 class Offers:
-    """The way in of one queue.
+    """Stores the messages offered to one queue.
 
     Attributes:
-        commits: What stores messages: its items are offers, each as large as its payload.
+        commits: The group commit that stores messages. Its items are offers, each as large as its payload.
     """
 
     def __init__(
         self, keys: DelayedKeys, services: Services, announced: Callable[[int], None], counts: Counts, *, listed: bool
     ) -> None:
         """Args:
-        announced: Called with the earliest due time of what was stored, ms.
-        listed: Whether the ordered list is kept.
+        announced: Called with the earliest due time of the messages stored, in ms.
+        listed: Whether the ordered list is maintained.
         """
         self._keys = keys
         self._listed = int(listed)
@@ -53,17 +53,17 @@ class Offers:
         self.commits: GroupCommit[Offer, Stored] = self._promised.plain
 
     async def under(self, promise: Promise) -> GroupCommit[Offer, Stored | Unconfirmed[Stored]]:
-        """As :meth:`PromisedCommits.under`."""
+        """Return the group commit for a promise, as :meth:`PromisedCommits.under` does."""
         return await self._promised.under(promise)
 
     async def aclose(self, grace: float) -> None:
-        """Take nothing more. What is on its way has ``grace`` seconds."""
+        """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
         await self._promised.aclose(grace)
 
     def _new_commits(self, server: Server | WaitingServer, reading: Callable[[Results], Results]) -> GroupCommit[Offer, Any]:
         async def repeat(request: Request, _offers: Sequence[Offer], lost: OutcomeUnknown | None) -> Any:
             if lost is not None:
-                # Nobody can tell whether it was carried out, so a repetition might store everything twice.
+                # The first try may have been carried out, so a repetition might store everything twice.
                 raise lost
             return await server.run(*request)
 
@@ -86,6 +86,6 @@ class Offers:
     def _results(self, offers: Sequence[Offer], answer: list[Any]) -> list[Stored]:
         ids, dues = answer[1::2], answer[2::2]
         self._counts.offered += len(ids)
-        # Our own subscription will hear of it too, unless it is interrupted just now.
+        # Our own subscription reports this as well, unless it is interrupted at the moment.
         self._announced(min(dues))
         return list(zip(ids, dues, again(answer[0], len(offers)), strict=True))

@@ -1,4 +1,4 @@
-"""A delayed queue that is open on this client, for every handle of its name."""
+"""A delayed queue that is open on this client, shared by all handles of its name."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class OpenDelayedQueue:
-    """Its way in, and its way out.
+    """An open delayed queue: stores its messages and delivers them.
 
     Attributes:
-        keys: Its keys.
-        listed: Whether what is offered here goes into the ordered list.
-        transfer: Moves what is due, and hands it out.
+        keys: The queue's keys.
+        listed: Whether messages offered here are added to the ordered list.
+        transfer: Moves due messages and hands them out.
         offers: Stores messages.
-        counts: What was done.
-        hooks: Who watches.
-        closed: Whether it was closed.
+        counts: Counters of what was done.
+        hooks: The observers to notify.
+        closed: Whether the queue was closed.
     """
 
     def __init__(self, keys: DelayedKeys, services: Services, *, listed: bool) -> None:
@@ -80,7 +80,7 @@ class OpenDelayedQueue:
         self.transfer.pushes.push()
 
     async def depth(self) -> Depth:
-        """How many messages are where. The age is that of what is due and stands among the pending ones still."""
+        """Return the number of messages in each state. The age covers only due messages that are still pending."""
         keys = self.keys
         pending, ready, leased, first = await asyncio.gather(
             self._server.command("ZCARD", keys.timeout),
@@ -92,7 +92,7 @@ class OpenDelayedQueue:
         return Depth(int(pending), int(ready), int(leased), 0, max(0.0, late), paused=False)
 
     async def count_due(self) -> int:
-        """How many messages are due now and not taken, whether they stand among the pending ones still or not."""
+        """Return how many messages are due now and not taken, including those that are still pending."""
         now_ms = f"{-self._clock.seconds_from_now(0) * 1000:.0f}"
         ready, due = await asyncio.gather(
             self._server.command("LLEN", self.keys.ready), self._server.command("ZCOUNT", self.keys.timeout, "-inf", now_ms)
@@ -107,5 +107,5 @@ class OpenDelayedQueue:
 
 
 def _score(reply: Sequence[Any]) -> float:
-    """The score in what ZRANGE answers: flat, or in pairs under RESP3."""
+    """Return the score in a ZRANGE reply, which is flat, or in pairs under RESP3."""
     return float(reply[0][1] if isinstance(reply[0], list | tuple) else reply[1])

@@ -1,4 +1,4 @@
-"""A reliable queue that is open on this client, for every handle of its name."""
+"""A reliable queue that is open on this client, shared by all handles of its name."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 class OpenReliableQueue:
-    """Its way in, and its way out.
+    """An open reliable queue: stores its messages, claims them and settles them.
 
     Attributes:
-        keys: Its keys.
+        keys: The queue's keys.
         offers: Stores messages.
-        policy: How this client treats it.
-        claims: Claims what is due, and hands it out.
-        settling: Settles what was handed out.
-        keeper: Renews the leases of what is being handled.
-        recurrence: Puts in place what recurs.
+        policy: This client's settings for the queue.
+        claims: Claims due messages and hands them out.
+        settling: Settles the messages that were handed out.
+        keeper: Renews the leases of messages that are being handled.
+        recurrence: Puts recurring messages in place.
         loop: The client's event loop.
-        clock: Its server's.
-        counts: What was done.
-        hooks: Who watches.
-        closed: Whether it was closed.
+        clock: The clock of the queue's server.
+        counts: Counters of what was done.
+        hooks: The observers to notify.
+        closed: Whether the queue was closed.
     """
 
     def __init__(self, keys: ReliableKeys, policy: Policy, services: Services) -> None:
@@ -86,13 +86,13 @@ class OpenReliableQueue:
     def resync_keys(self) -> tuple[str, ...]:
         if self.claims.taker.waiting:
             return (*self.keys.live, self.keys.schedules)
-        # Nobody looks, so whoever comes next has to.
+        # The re-check skips this queue now, so the next caller has to look for itself.
         self.claims.pushes.forget()
         return ()
 
     def resynced(self, due_us: int, extra: int) -> None:
         if extra:
-            # Whoever consumes sees to it that what recurs goes on, whichever process has scheduled it.
+            # Every consumer keeps the recurring messages going, whichever process scheduled them.
             self.recurrence.learn()
         self.claims.pushes.next_due(due_us)
 
@@ -106,7 +106,7 @@ class OpenReliableQueue:
         self.claims.pushes.push()
 
     async def depth(self) -> Depth:
-        """How many messages are where."""
+        """Return the number of messages in each state."""
         delayed, ready, leased, dead, oldest_us, paused = await count(self._server, self.keys)
         return Depth(delayed, ready, leased, dead, oldest_us / 1_000_000, bool(paused))
 

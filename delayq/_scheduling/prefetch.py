@@ -1,18 +1,18 @@
-"""How many messages to fetch ahead. Pure."""
+"""Decides how many messages to fetch ahead. Pure."""
 
 from __future__ import annotations
 
 MOST = 100
-# What is fetched ahead is out of reach for other consumers, so it should be handled within this time, seconds.
+# Messages fetched ahead are out of reach for other consumers, so they should be handled within this time, in seconds.
 _WITHIN = 0.05
-# Below this, handling takes so long that fetching does not count.
+# In smaller batches, handling takes so much time that the time spent fetching does not matter.
 _MANY = 25
 
 
 def next_batch(batch: int, got: int, took: float) -> int:
-    """How many to ask for after ``got`` of ``batch`` messages were handled in ``took`` seconds.
+    """Return how many messages to request after ``got`` of ``batch`` messages were handled in ``took`` seconds.
 
-    Grows by doubling while batches come back full; shrinks at once when handling turns slow.
+    The number doubles while batches come back full, and shrinks at once when handling becomes slow.
     """
     affordable = MOST if took * MOST <= _WITHIN * got else int(_WITHIN * got / took)
     wish = batch * 2 if got >= batch else batch
@@ -20,5 +20,5 @@ def next_batch(batch: int, got: int, took: float) -> int:
 
 
 def fetches_more(batch: int, got: int) -> bool:
-    """Whether the next batch is fetched while ``got`` messages are handled that came when ``batch`` were asked for."""
+    """Return whether to fetch the next batch while handling the ``got`` messages received for a request of ``batch``."""
     return got >= batch >= _MANY

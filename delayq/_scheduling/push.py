@@ -1,4 +1,4 @@
-"""When to call the server for one queue: now, at a moment, or not until somebody asks."""
+"""Decides when to call the server for one queue: now, at a given moment, or not until asked."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# A notification may be overtaken by an answer, and then speaks of what is settled already, by so much; microseconds.
+# An answer may overtake a notification of messages that it has settled already, by this much, in microseconds.
 _LATE_US = 250_000
-# Our idea of the server's clock lags by an answer's way. A notice cannot be later than that, seconds.
+# Our estimate of the server's clock lags by an answer's travel time. A notice cannot be further ahead of it, in seconds.
 _AHEAD = 5.0
 
-# What a call returns that was not made, for nobody wants anything.
+# Returned for a call that was not made, because no caller wants messages.
 NOT_ASKED = -2
 
 
 def due_us(now_us: int, wait_us: int) -> int:
-    """When what is due in ``wait_us`` from ``now_us`` is due; 0 and -1, now and never, stay."""
+    """Return the moment ``wait_us`` after ``now_us``. The special values 0 (now) and -1 (never) are returned unchanged."""
     return now_us + wait_us if wait_us > 0 else wait_us
 
 
 def tell_of_refusal(queue: str) -> None:
-    """Say in the log that a script could not publish on this queue's channel, and what that means."""
+    """Log a warning that a script could not publish on this queue's channel, and what that means."""
     _log.warning(
         "queue %r: no permission to PUBLISH on its channel, so other clients may learn of messages up to their resync_interval "
         "late: give this user the rights that `delayq acl` prints",
@@ -50,22 +50,23 @@ def tell_of_refusal(queue: str) -> None:
 class Pushes:
     """Makes one queue's calls, one at a time, and arms the timer for the next.
 
-    A push is asked for by the queue's own timer, by a notification, by every (re)subscription, by the safety re-check,
-    and by callers who want messages. Its answer says when the next one is due, and that arms the timer again. Until then
-    whoever comes need not ask. Where several clients wait for one moment, they take turns: see :mod:`delayq._scheduling.turns`.
+    A push is requested by the queue's own timer, by a notification, by every (re)subscription, by the safety re-check, and by
+    callers that want messages. Its answer says when the next message is due, which arms the timer again. Until then, new
+    callers need not ask the server. Clients that wait for the same moment take turns: see :mod:`delayq._scheduling.turns`.
 
     Attributes:
-        turns: Ours.
-        client: Names us in notices.
-        knows: Whether all that was due is handed out, and we shall be woken for what comes next.
-        errors: Calls that failed so far.
+        turns: This client's part in taking turns.
+        client: Identifies this client in notices.
+        knows: Whether everything due has been handed out, and we will be woken for the next message.
+        errors: Number of calls that have failed so far.
     """
 
     def __init__(self, name: str, once: Callable[[], Awaitable[int]], services: Services, wanted: Callable[[], bool]) -> None:
         """Args:
-        name: The queue, for the log.
-        once: One call. Returns when the next one is due, as :meth:`next_due` takes it; :data:`NOT_ASKED` if it made none.
-        wanted: Whether anybody here wants what comes due.
+        name: The queue's name, for the log.
+        once: Makes one call. Returns when the next message is due, as :meth:`next_due` takes it, or :data:`NOT_ASKED` if it
+            made no call.
+        wanted: Returns whether any caller here wants messages as they come due.
         """
         self._name = name
         self._once = once
@@ -75,7 +76,7 @@ class Pushes:
         self._retry_most = services.retry_most
         self._last_timeout = LastTimeout(services.timer, asyncio.get_running_loop().time, self.push)
         self._task: asyncio.Task[Any] | None = None
-        # The push that is asked for: for what is due at this moment, us; inf for whatever there is; None for none.
+        # The push requested: for messages due by this moment, in us; inf for whatever is due; None if none is requested.
         self._asked: float | None = None
         self._settled_through = 0
         self._found = False
@@ -88,12 +89,12 @@ class Pushes:
         self.errors: int = 0
 
     def wanted(self) -> None:
-        """Somebody here wants what comes due: call, unless we know that there is nothing yet."""
+        """Call the server for a caller that wants messages, unless we know that none is due yet."""
         if not self.knows:
             self.push()
 
     def push(self, due_us: float = math.inf) -> None:
-        """Call, now, or right after the call that is on its way."""
+        """Call the server now, or right after the call in flight."""
         if self._closed:
             return
         self._asked = due_us if self._asked is None else max(self._asked, due_us)
@@ -101,10 +102,10 @@ class Pushes:
             self._task = self._background.spawn(self._run(), f"push {self._name}")
 
     def announced(self, due_us: int) -> None:
-        """Somebody says that a message is due at ``due_us`` by the server's clock."""
+        """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
         if due_us < self._settled_through:
             if self._settled_through - due_us > _LATE_US:
-                # It does not come late: the server's clock was set back.
+                # The announcement is not late: the server's clock was set back.
                 self.push()
             return
         wait = self._clock.seconds_until(due_us) + self.turns.stagger(wanted=self._wanted())
@@ -114,23 +115,26 @@ class Pushes:
             self.push(due_us)
 
     def next_due(self, due_us: int) -> None:
-        """The server says when the next message is due, microseconds by its clock: 0 when it is due, -1 when there is none."""
+        """Arrange the next push, for a message due at ``due_us`` microseconds by the server's clock (0: now, -1: no message)."""
         if due_us == 0:
             self.push()
         elif due_us > 0:
             self._wake_in(self._clock.seconds_until(due_us) + self.turns.stagger(wanted=self._wanted()), due_us)
 
     def settled(self, through_us: int) -> None:
-        """Nothing that is due before this moment is left: whoever still announces such a message is late."""
-        # Whatever was known before: the server's clock may have been set back.
+        """Record that no message due before ``through_us`` is left, so any later announcement of one is out of date."""
+        # This replaces any earlier value: the server's clock may have been set back.
         self._settled_through = through_us
         held = self._last_timeout.held
         if held is not None and held.last_us < through_us:
-            # It would be passed over, and until then keep a later one from being armed.
+            # It would be skipped when it fires, and until then keep a later one from being armed.
             self._last_timeout.disarm()
 
     def found(self, listeners: int) -> None:
-        """Our call has found something. So many clients heard its notice; 0: it gave none; -1: the user may not publish it."""
+        """Record that our call found messages.
+
+        Its notice was heard by ``listeners`` clients; 0 if it gave none, -1 if the user may not publish it.
+        """
         self._found = True
         self.turns.won()
         if listeners < 0 and not self._told_of_refusal:
@@ -140,7 +144,7 @@ class Pushes:
             self.turns.given(listeners, self._clock.local())
 
     def signature(self) -> str:
-        """What the next call tells the script of us: to be published if it finds something; empty for no notice."""
+        """Return what the next call tells its script about us, to be published if it finds messages; empty for no notice."""
         return (
             signature(self.client, wanted=self._wanted(), listeners=self.turns.listeners)
             if self.turns.gives_notice(self._clock.local())
@@ -148,40 +152,40 @@ class Pushes:
         )
 
     def noticed(self, notice: Notice) -> None:
-        """Somebody was first."""
+        """Act on a notice: another client was first."""
         if notice.client == self.client:
             return
         if self._clock.seconds_from_now(notice.through_us) > _AHEAD:
-            # Either the server's clock was set, or the notice is none: the server knows.
+            # Either the server's clock was set, or this is not a real notice. The server knows.
             self.push()
             return
         held, after = self._last_timeout.held, 0.0
         self.settled(notice.through_us)
         if held is not None and held.due_us <= notice.through_us:
-            # What else it stands for the notice knows, or an announcement that follows it.
+            # Anything else it covers is known to the notice, or to an announcement that follows the notice.
             after = max(0.0, -self._clock.seconds_from_now(held.due_us))
             self._last_timeout.disarm()
         self.turns.heard(notice, after, wanted=self._wanted())
         self.next_due(notice.next_us)
 
     def forget(self) -> None:
-        """What we know may be out of date."""
+        """Treat what we know as possibly out of date."""
         self.knows = False
 
     async def idle(self, within: float) -> None:
-        """Wait until no call is on its way, ``within`` seconds at most."""
+        """Wait until no call is in flight, for at most ``within`` seconds."""
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=within)
 
     async def aclose(self, grace: float) -> None:
-        """Stop, within ``grace`` seconds."""
+        """Stop within ``grace`` seconds."""
         self.close()
         if (task := self._task) is not None:
             await asyncio.wait({task}, timeout=grace)
             task.cancel()
 
     def close(self) -> None:
-        """Call no more after the call that is on its way."""
+        """Make no further call after the one in flight."""
         self._closed = True
         self._asked = None
         self._last_timeout.disarm()
@@ -202,7 +206,7 @@ class Pushes:
     async def _try_once(self) -> int | None:
         try:
             return await self._once()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the queue goes on
+        except Exception as error:  # noqa: BLE001 - the queue keeps running, whatever fails
             self._failures += 1
             self.errors += 1
             if self._failures == 1:
@@ -224,6 +228,6 @@ class Pushes:
             self.next_due(due_us)
 
     def _wake_in(self, seconds: float, due_us: float = math.inf) -> None:
-        # Unless it is to push earlier anyhow.
+        # Has no effect if an earlier push is armed already.
         if not self._closed:
             self._last_timeout.arm(seconds, due_us)

@@ -1,4 +1,4 @@
-"""Watches one ready list for payloads that somebody else puts there."""
+"""Watches one ready list for payloads that other programs put there."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# How long a watch goes on after the last caller has left, seconds: the next one often comes at once.
+# How long a watch continues after the last caller has left, in seconds: the next one often comes at once.
 LINGER = 0.5
-# What the list is known to have is reported within so long, or the connection is dead; seconds.
+# An item known to be in the list is reported within this time, in seconds, or the connection is dead.
 _REPORTS_WITHIN = 0.5
 
 
 class ReadyWatch:
-    """Says when a ready list has something, without taking it.
+    """Reports when a ready list has an item, without taking it.
 
-    Java services push to the ready list without telling anybody, so somebody must block on it. A blocked pop would
-    lose what it popped when its caller is cancelled or its link breaks. Moving the head of the list onto the head of the
-    same list blocks just as well and changes nothing: the payload is taken afterwards, by the script that answers for it.
+    Java services push to the ready list without announcing it, so one call has to block on the list. A blocking pop would lose
+    the popped item when its caller is cancelled or its link breaks. Moving the head of the list onto the head of the same list
+    blocks just as well and changes nothing: the payload is taken afterwards, by the script that accounts for it.
     """
 
     def __init__(self, keys: DelayedKeys, services: Services, found: Callable[[], None]) -> None:
         """Args:
-        found: Called when the list has something. Whoever is still missing something after that calls :meth:`start`.
+        found: Called when the list has an item. Callers that still need more after that call :meth:`start`.
         """
         self._keys = keys
         self._nodes = services.nodes
@@ -46,24 +46,27 @@ class ReadyWatch:
         self._missing = asyncio.Event()
         self._link: Link | None = None
         self._blocked = False
-        # How often it has said that there is something.
+        # How many times the watch has reported an item.
         self._reports = 0
         self._linger: Timeout | None = None
 
     @property
     def is_watching(self) -> bool:
-        """Whether something that comes onto the list will be noticed. What was there before may not be."""
+        """Whether an item that is added to the list will be noticed. One that was there before may not be."""
         return self._blocked
 
     def start(self) -> None:
-        """Somebody waits, and the list is empty: watch it."""
+        """Watch the list, because it is empty and a caller is waiting."""
         self._stay()
         self._missing.set()
         if self._task is None:
             self._task = self._background.spawn(self._run(), f"ready watch {self._keys.name}")
 
     def overlooked(self) -> None:
-        """The list has something, says the server. Where the watch does not say so too, its connection is dead: renew it."""
+        """Check that the watch reports an item that the server says is in the list.
+
+        If it does not, its connection is dead, and is replaced.
+        """
         if not self._blocked:
             return
         link, reports = self._link, self._reports
@@ -75,7 +78,7 @@ class ReadyWatch:
         self._timer.new_timeout(check, _REPORTS_WITHIN)
 
     def idle(self) -> None:
-        """Nobody waits any more: stop in a while."""
+        """Stop in a while, because no caller is waiting any more."""
         if self._task is not None and self._linger is None:
             self._linger = self._timer.new_timeout(lambda _: self.close(), LINGER)
 

@@ -1,17 +1,20 @@
 """Recurring messages: one waiting message per name, however many processes schedule it.
 
-What recurs is kept on the server, in one hash per queue: a definition, when the next occurrence is due, and for a cron
-expression the moments after it. An occurrence is a message like any other; its id is ``name@moment``. Whoever claims one
-puts the next in its place before the handler sees it, in one script that needs neither Python nor a time zone. So nothing
-has to be elected, and no death of a worker ends a recurrence: an occurrence that was claimed and not yet followed up comes
-back when its lease ends. A claim that drops an occurrence (past its time to live, or out of attempts) reports it, and the
-client puts the next one in place. Whatever else may happen to the one that waits (cancelled, purged) is found by a look that
-each process takes, once per ``resync_interval``, at the schedules it knows: those that it has scheduled, of which it has had
-an occurrence, or that the re-check has found on the server while it waits for messages. Such a look never brings a definition
-back: the server's counts, and the last call wins.
+The server keeps the schedules in one hash per queue: for each, a definition, the due time of the next occurrence and, for a
+cron expression, the moments after it. An occurrence is a message like any other, with the id ``name@moment``. The client that
+claims one puts the next in its place before the handler sees it, in a single script that needs neither Python nor a time zone.
+No leader has to be elected, and no worker's death ends a recurrence: an occurrence that was claimed but not yet followed up
+comes back when its lease ends. A claim that drops an occurrence (because it is past its time to live, or out of attempts)
+reports it, and the client puts the next one in place.
 
-Moments are the server's clock's. What was missed while nobody was there to claim it runs once, late, and then on schedule.
-An occurrence that comes due while the one before it is still at work or waiting for another attempt is passed over.
+Anything else that may happen to the waiting occurrence (cancelled, purged) is found by a look that each process takes at the
+schedules it knows, once per ``resync_interval``. It knows those that it has scheduled, those of which it has received an
+occurrence, and those that the re-check has found on the server while the process waits for messages. A look never restores a
+definition: the server's definition counts, and the last call wins.
+
+All moments are by the server's clock. Occurrences missed while there was no consumer to claim them run once, late, and then
+return to the schedule. An occurrence that comes due while the previous one is still being handled or waiting for another
+attempt is skipped.
 """
 
 from __future__ import annotations
@@ -43,23 +46,23 @@ _log = logging.getLogger("delayq")
 
 # When the server knows fewer moments of a cron expression than this, more are computed.
 _FEW = AHEAD // 4
-# Schedules looked at in one script.
+# Maximum number of schedules examined per script call.
 _AT_A_TIME = 100
 DIGITS = 16
-"""An id ends in "@" and the microseconds since the epoch: sixteen digits from 2001 to 2286."""
+"""An id ends in "@" and the microseconds since the epoch, which have sixteen digits from 2001 to 2286."""
 _NO_SUCH = -2
 _MOMENT = re.compile("[0-9]{1,20}")
-# How the record of a schedule begins that has ended while an occurrence of it was at work.
+# Prefix of the record of a schedule that ended while one of its occurrences was being handled.
 _ENDED = b'{"ended":'
 
 
 def is_occurrence(id: bytes) -> bool:  # noqa: A002
-    """Whether a message may be an occurrence, by its id."""
+    """Return whether a message may be an occurrence, judging by its id."""
     return id[-DIGITS - 1 : -DIGITS] == b"@" and id[-DIGITS:].isdigit()
 
 
 def schedule_of(occurrence: bytes) -> bytes:
-    """The name of the schedule of which this id is an occurrence."""
+    """Return the name of the schedule to which the occurrence with this id belongs."""
     return occurrence[: -DIGITS - 1]
 
 
@@ -71,7 +74,7 @@ class Recurrence:
         self._server = services.server
         self._timer = services.timer
         self._background = services.background
-        # So often each process looks at the schedules it knows, if it knows any.
+        # How often each process looks at the schedules it knows, if any.
         self._interval = services.resync_interval
         self._keys = (*queue.keys.messages, queue.keys.wake, queue.keys.schedules)
         self._names: set[str] = set()
@@ -80,7 +83,7 @@ class Recurrence:
         self._timeout: Timeout | None = None
 
     async def schedule(self, name: str, timing: Timing, version: int, message: NewMessage) -> datetime:
-        """Let ``message`` recur. Returns when it is due next."""
+        """Make ``message`` recur. Returns when it is due next."""
         moments = timing.moments(await self._now_us()) if timing.cron else []
         due_us, _ = await self._server.run(
             SCHEDULE,
@@ -91,20 +94,20 @@ class Recurrence:
         return moment_us(due_us)
 
     async def unschedule(self, name: str) -> bool:
-        """Let it recur no more."""
+        """Stop a message from recurring."""
         self._names.discard(name)
         keys = (*self._open.keys.messages, self._open.keys.schedules)
         return bool(await self._server.run(UNSCHEDULE, keys, (name,)))
 
     async def stored(self) -> tuple[dict[bytes, bytes], int]:
-        """The record of each schedule, by name, and how far tests have moved the time, microseconds."""
+        """Return the record of each schedule, by name, and by how much tests have moved the time, in microseconds."""
         stored = await self._server.command("HGETALL", self._open.keys.schedules)
         records: dict[bytes, bytes] = dict(zip(stored[::2], stored[1::2], strict=True))
         shift_us = int(records.pop(b"", 0))
         return {name: record for name, record in records.items() if not record.startswith(_ENDED)}, shift_us
 
     async def claim(self, count: int, wait: float | None) -> list[Taken[Claim]]:
-        """Take what is due, as :meth:`Taker.get`, and follow up what recurs."""
+        """Take due messages, as :meth:`Taker.get` does, and follow up those that recur."""
         loop = asyncio.get_running_loop()
         until = None if wait is None else loop.time() + wait
         while True:
@@ -115,7 +118,7 @@ class Recurrence:
                 return kept
 
     async def begin(self, taken: list[Taken[Claim]]) -> list[Taken[Claim]]:
-        """These are about to be handed out: put what follows in place. Returns those that are to be handed out."""
+        """Put the next occurrences in place for messages that are about to be handed out. Returns the messages to hand out."""
         claims = [claim for _, claim in taken if is_occurrence(claim.id)]
         if not claims:
             return taken
@@ -123,10 +126,10 @@ class Recurrence:
             reply = await self._server.run(OCCUR, self._keys, [part for claim in claims for part in claim.name])
         except ServerError as error:
             if isinstance(error, OutcomeUnknown):
-                # Perhaps the server has dropped some: what it has not comes again.
+                # The server may have dropped some of them. Those it has not dropped come again.
                 self._open.claims.taker.give_back(one for one in taken if is_occurrence(one[1].id))
                 return [one for one in taken if not is_occurrence(one[1].id)]
-            # Nothing was done. Handed out all the same: the look finds what is missing.
+            # Nothing was changed. The messages are handed out all the same: the next look finds what is missing.
             _log.warning(
                 "queue %r: what follows %d messages is not in place yet: %s",
                 self._open.name,
@@ -147,7 +150,7 @@ class Recurrence:
         return [one for one in taken if one[1] not in dropped]
 
     def follow_up(self, occurrences: Iterable[bytes]) -> None:
-        """Put the next occurrences in place: the server has dropped these."""
+        """Put the next occurrences in place after the server has dropped these."""
         names = {schedule_of(each).decode(errors="replace") for each in occurrences}
         if not self._open.closed:
             self._background.spawn(self._look_again(names), f"schedules of {self._open.name}")
@@ -164,7 +167,7 @@ class Recurrence:
             while True:
                 cursor, found = await self._server.command("HSCAN", self._open.keys.schedules, cursor, "COUNT", _AT_A_TIME)
                 names = {name.decode(errors="replace") for name in found[::2] if name}
-                # The others have their turn already.
+                # The schedules we know are looked at regularly anyway.
                 await self.look(names - self._names)
                 if cursor in (b"0", "0", 0):
                     return
@@ -174,10 +177,10 @@ class Recurrence:
             self._learning = False
 
     async def look(self, which: Iterable[str] | None = None) -> None:
-        """See to it that the next occurrence of every known schedule is in place, or of these.
+        """Ensure that the next occurrence of every known schedule, or of the given ones, is in place.
 
         Raises:
-            ServerError: The server could not be asked.
+            ServerError: The server could not be queried.
         """
         names = sorted(self._names if which is None else which)
         for at in range(0, len(names), _AT_A_TIME):
@@ -189,7 +192,7 @@ class Recurrence:
                     self._heed(name, left)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking at schedules."""
         if self._timeout is not None:
             self._timeout.cancel()
 
@@ -215,7 +218,7 @@ class Recurrence:
             self._refilling.discard(name)
 
     async def _now_us(self) -> int:
-        """The server's time, and how far tests have moved it."""
+        """Return the server's time, shifted as far as tests have moved it."""
         shift = await self._server.command("HGET", self._open.keys.schedules, "")
         whole, rest = await self._server.command("TIME")
         return int(whole) * 1_000_000 + int(rest) + int(shift or 0)
@@ -235,7 +238,7 @@ class Recurrence:
             await self.look(which)
         except ServerError as error:
             self._log_failed(error)
-            # What the server has dropped is looked at again.
+            # Remember the schedules whose occurrences the server has dropped, so that they are looked at again.
             for name in which or ():
                 self._know(name)
         finally:
@@ -247,11 +250,11 @@ class Recurrence:
 
 
 class Unreadable(Exception):
-    """What stands on the server is no record of a schedule."""
+    """Raised when the data stored on the server cannot be read as the record of a schedule."""
 
 
 def read(record: bytes) -> tuple[dict[str, Any], Timing]:
-    """What a record says of its schedule, and when that recurs. Raises :class:`Unreadable`."""
+    """Parse the record of a schedule. Returns its facts and its timing. Raises :class:`Unreadable`."""
     try:
         facts: dict[str, Any] = json.loads(record.partition(b"\n")[0])
         moments = facts["next"], facts["last"]

@@ -1,4 +1,4 @@
-"""Stores the messages of one reliable queue, those of concurrent callers together."""
+"""Stores the messages of one reliable queue, batching those of concurrent callers."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from delayq._scheduling.services import Services
     from delayq.errors import OutcomeUnknown
 
-# What shares one script: a script blocks the whole server while it runs.
+# Maximum number of messages, and of bytes, that share one script call: a script blocks the whole server while it runs.
 _AT_A_TIME = 200
 _BYTES_AT_A_TIME = 256 * 1024
 
 
 class NewMessage(NamedTuple):
-    """A message to be stored: what ``offer.lua`` is told of it, in its order.
+    """A message to store: the arguments that ``offer.lua`` takes for it, in order.
 
     Attributes:
-        id: Its id.
+        id: The message's id.
         priority: 0 to 9.
-        delay_us: How long until it is due, microseconds.
-        ttl_us: How long it may live, microseconds; 0: without end.
-        on_duplicate: What happens if its id is taken: ``raise``, ``ignore`` or ``replace``.
-        content: Headers and payload, as :func:`delayq._redis.bodies.content` makes them.
+        delay_us: Time until the message is due, in microseconds.
+        ttl_us: Time to live, in microseconds; 0 for no limit.
+        on_duplicate: How to treat an id that is taken: ``raise``, ``ignore`` or ``replace``.
+        content: Headers and payload, as :func:`delayq._redis.bodies.content` builds them.
     """
 
     id: str
@@ -55,18 +55,18 @@ class NewMessage(NamedTuple):
 
 
 class ReliableOffers:
-    """The way in of one queue.
+    """Stores the messages offered to one queue.
 
     Attributes:
-        commits: What stores messages without more of a promise: each is as large as its content; the result is what
-            ``offer.lua`` says of it.
+        commits: The group commit that stores messages without a further promise. Each message is as large as its content; the
+            result is the status that ``offer.lua`` returns for it.
     """
 
     def __init__(
         self, keys: ReliableKeys, policy: Policy, services: Services, counts: Counts, unannounced: Callable[[], None]
     ) -> None:
         """Args:
-        unannounced: Called after a new head was stored that the user may not announce, so that this client looks at least.
+        unannounced: Called after storing a new head that the user may not announce, so that at least this client looks.
         """
         self._keys = keys
         self._unannounced = unannounced
@@ -75,17 +75,17 @@ class ReliableOffers:
         self._services = services
         self._used: list[str] = []
         self._told_of_refusal = False
-        # A try of these that was given up may still arrive: their records keep it from storing, and expire by themselves.
+        # A try of these calls that we gave up may still arrive. Their records keep it from storing, and expire by themselves.
         self._unsure: set[str] = set()
         self._promised: PromisedCommits[NewMessage, int] = PromisedCommits(services.server, keys.wake, self._new_commits)
         self.commits: GroupCommit[NewMessage, int] = self._promised.plain
 
     async def under(self, promise: Promise) -> GroupCommit[NewMessage, int | Unconfirmed[int]]:
-        """As :meth:`PromisedCommits.under`."""
+        """Return the group commit for a promise, as :meth:`PromisedCommits.under` does."""
         return await self._promised.under(promise)
 
     async def aclose(self, grace: float) -> None:
-        """Take nothing more. What is on its way has ``grace`` seconds."""
+        """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
         await self._promised.aclose(grace)
         if done_with := [call for call in self._used if call not in self._unsure]:
             with suppress(ServerError, TimeoutError):
@@ -93,7 +93,7 @@ class ReliableOffers:
                     await self._services.server.command("UNLINK", *done_with)
 
     def _new_commits(self, server: Server | WaitingServer, reading: Callable[[Results], Results]) -> GroupCommit[NewMessage, Any]:
-        # Names this client's calls: the server keeps the reply of the last one, for the case that it was lost.
+        # Identifies this client's calls: the server keeps the reply to the last one, in case that reply is lost.
         session = secrets.token_hex(6)
         call_keys = [self._keys.call(f"{session}-{lane}") for lane in (0, 1)]
         number = 0
@@ -114,7 +114,7 @@ class ReliableOffers:
                 if not self._told_of_refusal:
                     self._told_of_refusal = True
                     tell_of_refusal(self._keys.name)
-            # Stored, or in the place of an earlier one.
+            # Stored as a new message, or in place of an earlier one.
             self._counts.offered += outcomes.count(1) + outcomes.count(2)
             return outcomes
 
@@ -142,12 +142,12 @@ class ReliableOffers:
             if request.until is not None and asyncio.get_running_loop().time() >= request.until:
                 raise lost
         try:
-            # Under its number: what was carried out is not carried out again.
+            # The call keeps its number, so anything already carried out is not carried out again.
             return await server.run(*request)
         except (ServerUnavailable, ServerRefused) as error:
-            # Whatever became of this try, an earlier one may have been carried out.
+            # Whatever happened to this try, an earlier one may have been carried out.
             raise lost or error from error.__cause__
         finally:
             if self._services.server.errors != errors:
-                # Perhaps of this call.
+                # The error may have been this call's.
                 self._unsure.add(call)

@@ -1,4 +1,4 @@
-"""All that decides when a client acts: one subscription, one safety re-check, and each open queue's own pushes."""
+"""Decides when a client acts, by one subscription, one safety re-check, and each open queue's own pushes."""
 
 from __future__ import annotations
 
@@ -30,62 +30,65 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Queues looked at in one script, so that it stays short.
+# Maximum number of queues examined per script call, so that the script stays short.
 _AT_A_TIME = 200
-# In a cluster the others wait for a server that hangs no longer than that, seconds.
+# In a cluster, how long a server that hangs holds up the others, in seconds.
 _PATIENCE = 1.0
-# What is on its way when a queue closes has this long, and two round trips; seconds.
+# Grace period for calls in flight when a queue closes, in seconds. Two round trips are added to it.
 _GRACE = 0.7
-# Closing ends after this time in any case, seconds: bytes that still move on a slow network are waited for.
+# Closing ends after this time in any case, in seconds: on a slow network, it waits for bytes that are still moving.
 _CLOSE_WITHIN = 8.0
 
 
 class OpenQueue(Protocol):
-    """A queue that is open on this client, for every handle of its name. What the scheduler asks of it."""
+    """A queue that is open on this client, shared by all handles of its name, as the scheduler sees it."""
 
     closed: bool
 
     @property
     def name(self) -> str:
-        """What it is called here."""
+        """The queue's name on this client."""
         ...
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """Where its notifications come. No other queue has the first."""
+        """The channels that carry the queue's notifications. No other queue has the first one."""
         ...
 
     @property
     def kind(self) -> str:
-        """What ``resync.lua`` calls its kind."""
+        """The name that ``resync.lua`` has for this kind of queue."""
         ...
 
     def resync_keys(self) -> tuple[str, ...]:
-        """The keys at which the re-check looks, as many as its kind has; none: nobody waits for what it would find."""
+        """Return the keys that the re-check examines: as many as this kind of queue has, or none if no caller is waiting."""
         ...
 
     def resynced(self, due_us: int, ready: int) -> None:
-        """The re-check found when the next one is due, microseconds (0: now, -1: never), and ``ready`` payloads waiting."""
+        """Act on what the re-check found.
+
+        The next message is due at ``due_us`` microseconds (0: now, -1: never), and ``ready`` payloads are waiting.
+        """
         ...
 
     def heard(self, moment: int) -> None:
-        """A notification came: a message is due at ``moment``."""
+        """Act on a notification: a message is due at ``moment``."""
         ...
 
     def noticed(self, notice: Notice) -> None:
-        """A notice came: another client was first."""
+        """Act on a notice: another client was first."""
         ...
 
     def push(self) -> None:
-        """Look now."""
+        """Look for due messages now."""
         ...
 
     def close(self, last: LastCalls) -> None:
-        """Begin nothing more, and write what brings back all that was taken for nobody, before this returns."""
+        """Start nothing new. Before this returns, write the calls that give back all messages that reached no caller."""
         ...
 
     async def aclose(self, grace: float) -> None:
-        """End what is on its way, within ``grace`` seconds. Called after :meth:`close`."""
+        """Wait for calls in flight to end, for at most ``grace`` seconds. Called after :meth:`close`."""
         ...
 
 
@@ -95,8 +98,9 @@ Q = TypeVar("Q", bound=OpenQueue)
 class Scheduler:
     """Wakes the queues of one client.
 
-    Wake-ups come from four sides: each queue's timer, the channel, every (re)subscription, and the re-check, which looks
-    at all queues in one call every ``resync_interval`` seconds and so bounds what a lost notification can do.
+    Wake-ups come from four sources: each queue's timer, the channel, every (re)subscription, and the re-check. The re-check
+    looks at all queues in one call every ``resync_interval`` seconds, which limits the delay that a lost notification can
+    cause.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class Scheduler:
         resync_interval: float,
         hooks: Hooks,
     ) -> None:
-        # Nobody shall wait longer for a retry than for the re-check.
+        # No caller should wait longer for a retry than for the re-check.
         retry_most = min(5.0, resync_interval)
         clock = ServerClock(asyncio.get_running_loop().time)
         self.services: Services = Services(server, nodes, timer, clock, background, resync_interval, retry_most, hooks)
@@ -125,13 +129,13 @@ class Scheduler:
         return list(dict.fromkeys(self._queues.values()))
 
     def open(self, channel: str, make: Callable[[Services], Q]) -> Q:
-        """Open the queue whose notifications come on ``channel``, or find it open."""
+        """Open the queue whose notifications arrive on ``channel``, or return it if it is already open."""
         queue = self._queues.get(channel)
         if queue is not None:
-            return queue  # type: ignore[return-value]  # each kind of queue has channels of its own
+            return queue  # type: ignore[return-value]  # each kind of queue has its own channels
         services = self.services
         if services.nodes.spread:
-            # Each server has a clock of its own.
+            # Each server has its own clock.
             services = replace(services, clock=ServerClock(services.clock.local))
         made = make(services)
         self._clocks[made] = services.clock
@@ -143,10 +147,11 @@ class Scheduler:
         return made
 
     def close(self, queues: Sequence[OpenQueue]) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Close queues: all that was taken for nobody is on its way back to the server before this returns.
+        """Close queues. All messages that reached no caller are on their way back to the server before this returns.
 
         Returns:
-            What waits until it has arrived, as long as closing may take. Queues that are closed already are left out.
+            A coroutine function that waits until they have arrived, for as long as closing may take. Queues that are already
+            closed are left out.
         """
         closing = [queue for queue in queues if not queue.closed]
         round_trip = max((connections.round_trip for connections in self.services.nodes.all()), default=0.0)
@@ -160,7 +165,7 @@ class Scheduler:
             queue.close(last)
 
         async def end() -> None:
-            # Not gathered, nor in a scope: who is cancelled with them is told from a closing that takes too long.
+            # Neither gathered nor in a scope: a cancelled caller can thus be told apart from a closing that takes too long.
             ending = [self.services.background.spawn(queue.aclose(grace), f"close {queue.name}") for queue in closing]
             if ending:
                 _, late = await asyncio.wait(ending, timeout=_CLOSE_WITHIN)
@@ -170,16 +175,16 @@ class Scheduler:
         return end
 
     async def run_once(self) -> None:
-        """The re-check: look at every queue, and wake those that need it.
+        """Re-check every queue, and wake those that need it.
 
         Raises:
-            ServerError: The server could not be asked.
+            ServerError: The server could not be queried.
         """
         servers: dict[Connections | None, list[tuple[OpenQueue, tuple[str, ...]]]] = {}
         for queue in self.queues:
             if keys := queue.resync_keys():
                 servers.setdefault(self._server_of(keys[0]), []).append((queue, keys))
-        # Whoever does not answer holds up nobody else's queues.
+        # A server that does not answer must not hold up the queues of the others.
         checks = (self._check(queues) for queues in servers.values())
         outcomes = await asyncio.gather(self.services.nodes.refresh(), *checks, return_exceptions=True)
         if (error := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:
@@ -193,12 +198,12 @@ class Scheduler:
         errors = []
         for some, answer in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
             if isinstance(answer, BaseException):
-                # It keeps nobody from hearing of the other queues.
+                # A failed call must not keep the other queues from hearing their results.
                 errors.append(answer)
                 continue
             now, *facts = answer
             for (queue, _), wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
-                # Closed meanwhile?
+                # The queue may have been closed in the meantime.
                 if (clock := self._clocks.get(queue)) is not None:
                     clock.observe(now, asked_at)
                     queue.resynced(due_us(now, wait_us), ready)
@@ -217,10 +222,10 @@ class Scheduler:
         last = now()
         while True:
             try:
-                # However long a look takes.
+                # The interval runs from the start of the last look, however long that took.
                 async with asyncio.timeout_at(last + self.services.resync_interval):
                     await self._check_now.wait()
-                # Confirmations of many queues arrive together: one look serves them all.
+                # Confirmations for many queues arrive together, and one look serves them all.
                 self._check_now.clear()
             except TimeoutError:
                 pass
@@ -232,9 +237,9 @@ class Scheduler:
         try:
             await self.run_once()
             self.services.nodes.prune()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next look comes
+        except Exception as error:  # noqa: BLE001 - the next look comes, whatever fails
             if isinstance(error, ServerRefused) and not self._refused:
-                # One of them may not be ours to move: its own call finds that out, and then it is left out here.
+                # We may lack the right to move one of the queues. Its own call finds that out, and then it is left out here.
                 self._refused = True
                 for queue in self.queues:
                     queue.push()
@@ -242,7 +247,7 @@ class Scheduler:
                 self._failing = True
                 unexpected = None if isinstance(error, ServerError) else error
                 _log.warning("the re-check of %d queues failed: %s", len(self.queues), error, exc_info=unexpected)
-            # A call that could not be sent has been tried for a while itself; one that was refused comes back at once.
+            # A call that could not be sent has already been retried for a while. One that was refused fails at once.
             await asyncio.sleep(min(1.0, self.services.retry_most))
             self._check_now.set()
         else:

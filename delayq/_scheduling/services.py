@@ -1,4 +1,4 @@
-"""What a queue is made with: all but the clock its client's queues share."""
+"""The services that queues are built from. All queues of a client share them, except for the clock."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts from which queues are made.
+    """The services that queues are built from.
 
     Attributes:
         server: Runs commands and scripts.
-        nodes: Where keys live.
-        timer: The client's one wheel.
-        clock: What the clock of the server shows that has the queue.
+        nodes: Locates the server that holds a key.
+        timer: The client's only timer wheel.
+        clock: Estimates the clock of the server that holds the queue.
         background: Owns tasks that outlive a call.
-        resync_interval: How often everything is looked at, whatever happens, seconds.
-        retry_most: The longest wait before a failed call is tried again, seconds.
-        hooks: Who watches.
-        suspects: Which suspect the client has at work.
+        resync_interval: How often everything is looked at, whatever happens, in seconds.
+        retry_most: Longest wait before a failed call is tried again, in seconds.
+        hooks: The observers to notify.
+        suspects: Tracks the suspect that the client has at work.
     """
 
     server: Server

@@ -1,4 +1,4 @@
-"""What the holder of a claim can do with it: acknowledge, try again later, bury, hold on to it."""
+"""Operations on a claim: acknowledge, try again later, bury, extend the lease."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 _AT_A_TIME = 200
-# So many acknowledgements may be on their way for which nobody waits.
+# Maximum number of acknowledgements in flight for which no caller waits.
 _MOST_UNANSWERED = 2 * _AT_A_TIME
-# So much of a lease must be left for us to know that a repeated call found nothing because it had been
-# carried out, seconds.
+# Seconds of a lease that must be left for us to know that a repeated call found nothing because the first was carried out.
 _SURELY = 1.0
 LOST = "the lease has ended: another worker may have the message"
 HANDLED_TWICE = "queue %r: the lease of %s was lost: what its handler did may be done again"
@@ -35,10 +34,10 @@ Part = str | bytes | int
 
 
 class Settling:
-    """The claims of one queue that are settled here. Concurrent callers share calls.
+    """Settles the claims of one queue. Concurrent callers share calls.
 
     Attributes:
-        done: How many claims were settled, or found lost, so far.
+        done: Number of claims settled, or found lost, so far.
     """
 
     def __init__(self, keys: ReliableKeys, policy: Policy, services: Services, counts: Counts) -> None:
@@ -64,60 +63,60 @@ class Settling:
 
     @property
     def unanswered(self) -> int:
-        """How many acknowledgements are on their way."""
+        """Number of acknowledgements in flight."""
         return self._acks.unanswered
 
     @property
     def is_behind(self) -> bool:
-        """Whether so many are that whoever has another one waits for it."""
+        """Whether enough acknowledgements are in flight that a caller with another one waits for its answer."""
         return self._acks.unanswered >= _MOST_UNANSWERED
 
     async def flush(self) -> None:
-        """Wait for the answers to all acknowledgements that were sent before now."""
+        """Wait for the answers to all acknowledgements sent before now."""
         await self._acks.flush()
 
     async def ack(self, claim: Claim) -> None:
-        """The message is handled.
+        """Acknowledge the message.
 
         Raises:
-            LeaseLost: The lease had ended, and somebody else may have the message. Nothing was changed.
-            OutcomeUnknown: It may have been carried out.
+            LeaseLost: The lease had ended, and another worker may have the message. Nothing was changed.
+            OutcomeUnknown: The acknowledgement may have been carried out.
         """
         if claim.is_suspect:
             self._suspects.over(claim)
-        # A caller who is cancelled now has handled the message all the same: acks are final.
+        # A caller that is cancelled now has handled the message all the same, so acks are final.
         if (done := await self._acks.submit(claim, 1)) is not True:
             _demand(done)
 
     def ack_unattended(self, claim: Claim) -> None:
-        """The same, for who does not wait: what goes wrong is logged. Raises :class:`Closed` only."""
+        """Acknowledge the message without waiting for the answer. Failures are logged. Raises :class:`Closed` only."""
         if claim.is_suspect:
             self._suspects.over(claim)
         self._acks.submit_unattended(claim, 1)
 
     async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
-        """The message is due again after a delay. Raises as :meth:`ack`."""
+        """Make the message due again after ``delay_us`` microseconds. Raises the same errors as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.wake)
         await self._settle_one(Request(NACK, keys, (*claim.name, delay_us, error)), claim)
         self._counts.retried += 1
 
     async def bury(self, claim: Claim, why: str) -> None:
-        """The message becomes a dead letter. ``why`` is JSON on one line. Raises as :meth:`ack`."""
+        """Make the message a dead letter. ``why`` is JSON on one line. Raises the same errors as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.dead, self._keys.dead_messages)
         await self._settle_one(Request(BURY, keys, (*claim.name, why)), claim)
         self._counts.buried += 1
 
     async def release(self, claim: Claim) -> None:
-        """The message is as it was before it was claimed. Raises as :meth:`ack`."""
+        """Return the message to the state it was in before it was claimed. Raises the same errors as :meth:`ack`."""
         keys = (*self._keys.messages, self._keys.wake)
         await self._settle_one(Request(RELEASE, keys, claim.name), claim)
         self._counts.released += 1
 
     async def extend(self, claims: Sequence[Claim], lease_us: int) -> list[bool]:
-        """Let leases end so much from now, and say which of them are still ours.
+        """Extend leases to end ``lease_us`` microseconds from now. Returns which of them are still ours.
 
         Raises:
-            ServerError: Nobody knows: likely nothing was changed.
+            ServerError: The outcome is unknown; most likely nothing was changed.
             Closed: The queue is closed.
         """
         self._check_open()
@@ -138,7 +137,7 @@ class Settling:
         return held
 
     async def aclose(self, grace: float) -> None:
-        """Take nothing more. What is on its way has ``grace`` seconds."""
+        """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
         self._closed = True
         await self._acks.aclose(grace)
 
@@ -176,7 +175,10 @@ class Settling:
 
 
 def heed(queue: str, message: bytes | None, outcome: bool | OutcomeUnknown | BaseException) -> None:
-    """Log what became of an acknowledgement for which nobody waits, unless all is well. ``message`` is its id, if it has one."""
+    """Log the outcome of an acknowledgement that no caller waits for, unless it succeeded.
+
+    ``message`` is the message's id, if it has one.
+    """
     if outcome is True:
         return
     known = None if message is None else message.decode(errors="replace")
@@ -188,24 +190,24 @@ def heed(queue: str, message: bytes | None, outcome: bool | OutcomeUnknown | Bas
 
 
 def fresh_until(clock: ServerClock, ends_us: int, lease_us: int) -> float:
-    """Until when at least half of a lease is left that ends at ``ends_us``: seconds on the local clock."""
+    """Return the local time, in seconds, until which at least half of a lease that ends at ``ends_us`` is left."""
     return clock.local() + clock.seconds_until(ends_us) - lease_us / 2_000_000
 
 
 async def settle(
     server: Server, clock: ServerClock, request: Request, ends_us: Sequence[int], lost: OutcomeUnknown | None
 ) -> list[bool | OutcomeUnknown]:
-    """Make a call that settles what is leased, and once more if its answer is lost.
+    """Make a call that settles leased messages, and repeat it once if its answer is lost.
 
     Args:
-        server: Runs it.
-        clock: The server's.
-        request: The call. It answers for each lease whether it was ours.
-        ends_us: The end of each lease, microseconds.
-        lost: The call was made once, and this became of its answer.
+        server: Runs the call.
+        clock: The server's clock.
+        request: The call. Its answer says of each lease whether it was ours.
+        ends_us: When each lease ends, in microseconds.
+        lost: The error with which the answer was lost, if the call was made once already.
 
     Returns:
-        For each lease whether it was ours, or that nobody knows.
+        For each lease, whether it was ours, or the error if the outcome is unknown.
     """
     if lost is None:
         try:
@@ -215,14 +217,14 @@ async def settle(
     try:
         again = await server.run(*request)
     except ServerError:
-        # Whatever became of the second try, the first one may have been carried out.
+        # Whatever happened to the second try, the first one may have been carried out.
         raise lost from lost.__cause__
-    # What is not there any more, and cannot have ended, was settled by the first try.
+    # A lease that is gone but cannot have ended was settled by the first try.
     return [bool(done) or clock.seconds_until(ends) > _SURELY or lost for done, ends in zip(again, ends_us, strict=True)]
 
 
 def settled(answer: Sequence[int | OutcomeUnknown], counts: Counts) -> list[bool | OutcomeUnknown]:
-    """What the server, or :func:`settle`, said of each lease whose message was acknowledged."""
+    """Count the successful acknowledgements in an answer of the server, or of :func:`settle`, and return each lease's outcome."""
     outcomes = [done if isinstance(done, OutcomeUnknown) else bool(done) for done in answer]
     counts.acked += outcomes.count(True)
     return outcomes

@@ -1,4 +1,4 @@
-"""The one subscription of a client: hears of new heads in all of its queues."""
+"""The client's one subscription, which reports new heads in all of its queues."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Channels named in one SUBSCRIBE.
+# Maximum number of channels in one SUBSCRIBE.
 _AT_A_TIME = 500
-# The time until a forbidden channel is tried again, seconds.
+# Time until a forbidden channel is tried again, in seconds.
 _REFUSED_FOR = 60.0
-# Channels that a warning names at most.
+# Maximum number of channels that a warning names.
 _NAMED = 20
 
 
 class _Sent:
-    """A command whose answer is to come, and the channels of which it does not speak yet."""
+    """A command in flight, and the channels that its answers have not named yet."""
 
     __slots__ = ("channels", "command")
 
@@ -37,14 +37,15 @@ class _Sent:
 
 
 class Subscriber:
-    """Keeps one connection subscribed to the channels that are wanted.
+    """Keeps one connection subscribed to all channels that are wanted.
 
-    Notifications are only hints: what is published while the link is down is gone, and a half-open link looks like
-    silence. So every confirmation of a subscription is reported, for somebody to look at the queues themselves, and the
-    link is pinged and replaced when it does not answer. In a cluster any server will do: they tell one another.
+    Notifications are only hints: anything published while the link is down is lost, and a half-open link looks like silence.
+    Every confirmation of a subscription is therefore reported, so that the queues themselves can be checked, and the link is
+    pinged and replaced when it does not answer. In a cluster any server will do, because the servers pass notifications on to
+    one another.
 
-    If the user may not hear one channel of a command, the server refuses all of them. Then each half is asked for by itself,
-    until the forbidden ones are found. They are left out, and tried again each minute.
+    If the user may not subscribe to one channel of a command, the server refuses all of them. Each half is then requested
+    separately, until the forbidden channels are found. Those are left out, and tried again every minute.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class Subscriber:
         retry_most: float,
     ) -> None:
         """Args:
-        heard: Called with each message: channel and content.
-        subscribed: Called when a subscription was confirmed, also after every reconnection.
+        heard: Called with the channel and the content of each message.
+        subscribed: Called when a subscription is confirmed, including after every reconnection.
         ping_interval: Seconds between pings.
-        retry_most: Seconds between two tries to connect at most.
+        retry_most: Maximum seconds between two attempts to connect.
         """
         self._nodes = nodes
         self._background = background
@@ -70,9 +71,9 @@ class Subscriber:
         self._retry_most = retry_most
         self._wanted: set[str] = set()
         self._asked: set[str] = set()
-        # In the order in which their answers come.
+        # In the order in which their answers arrive.
         self._sent: deque[_Sent] = deque()
-        # What is to be asked for again, in parts.
+        # Channels to request again, in parts.
         self._parts: list[list[str]] = []
         self._refused: set[str] = set()
         self._warned_of: set[str] = set()
@@ -82,14 +83,14 @@ class Subscriber:
         self.round_trips: int = 0
 
     def add(self, channel: str) -> None:
-        """Subscribe to ``channel``, soon."""
+        """Subscribe to ``channel`` soon."""
         self._wanted.add(channel)
         self._changed.set()
         if self._task is None:
             self._task = self._background.spawn(self._run(), "subscriber")
 
     def remove(self, channel: str) -> None:
-        """Hear of ``channel`` no more, soon."""
+        """Unsubscribe from ``channel`` soon."""
         self._wanted.discard(channel)
         self._refused.discard(channel)
         self._warned_of.discard(channel)
@@ -121,7 +122,7 @@ class Subscriber:
         if kind == b"message":
             try:
                 self._heard(rest[0].decode(), rest[1])
-            except Exception:  # noqa: BLE001 - anybody may publish anything
+            except Exception:  # noqa: BLE001 - anyone may publish anything
                 _log.exception("a notification could not be handled")
         elif kind in (b"subscribe", b"unsubscribe"):
             self._confirmed(rest[0].decode())
@@ -138,7 +139,7 @@ class Subscriber:
                 self._warn()
 
     def _refusal(self, error: ServerRefused) -> None:
-        """The answer to what was sent first is an error."""
+        """Handle an error, which answers the oldest command in flight."""
         sent = self._sent.popleft() if self._sent else None
         if sent is None or (sent.command != "PING" and not str(error).startswith("NOPERM")):
             raise error
@@ -155,11 +156,11 @@ class Subscriber:
         self._refused.update(channels)
         self._asked.difference_update(channels)
         self._warn()
-        # There may be fewer to wait for: the writer shall know when to try again.
+        # The wait may be shorter now: let the writer know when to try again.
         self._changed.set()
 
     def _warn(self) -> None:
-        """Name the forbidden channels, each once, when all of them are known."""
+        """Warn of the forbidden channels, naming each once, when all of them are known."""
         new = sorted((self._refused & self._wanted) - self._warned_of)
         if not new or self._parts or any(sent.command == "SUBSCRIBE" for sent in self._sent):
             return
@@ -176,8 +177,8 @@ class Subscriber:
 
     async def _write(self, link: Link) -> None:
         now = asyncio.get_running_loop().time
-        # The safety re-check has the same interval and begins at the same time. A ping halfway between finds out in half the time
-        # that all connections are dead.
+        # The safety re-check has the same interval and starts at the same time. A ping halfway between two of them halves the
+        # time until we find out that all connections are dead.
         ping_at = now() + self._ping_interval / 2
         try:
             while True:

@@ -1,4 +1,4 @@
-"""One suspect at a time: a message whose last worker may have died of it is handled beside no other such message."""
+"""Lets a client handle one suspect at a time. A suspect is a message that may have killed its last worker."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Suspects:
-    """The one suspect that a client may have at work, of all its queues.
+    """The one suspect that a client may have at work, across all its queues.
 
-    When a worker's process dies, all its messages lose their leases, and each of them may be the cause. If they came back
-    together, the cause would take the others along again. A suspect that has been at work for a whole lease counts as proven.
+    When a worker's process dies, all its messages lose their leases, and any of them may be the cause. If they came back
+    together, the cause would take the others down again. A suspect that has been at work for a whole lease counts as cleared.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Suspects:
 
     @property
     def held(self) -> Claim | None:
-        """The suspect at work."""
+        """The suspect at work, if any."""
         return self._held
 
     @property
@@ -37,27 +37,30 @@ class Suspects:
         return self._held is None and not self._asking
 
     def ask(self) -> bool:
-        """Begin a call that may bring a suspect; False if another one is on its way. Followed by :meth:`answered`."""
+        """Begin a call that may bring a suspect, to be ended with :meth:`answered`. Returns False if another one is in flight."""
         if self._asking:
             return False
         self._asking = True
         return True
 
     def answered(self, suspect: Claim | None, timer: HashedWheelTimer, proven_in: float) -> None:
-        """End such a call, which has brought this one. It counts as proven after so many seconds."""
+        """End a call begun with :meth:`ask`.
+
+        The ``suspect`` that it brought, if any, counts as cleared after ``proven_in`` seconds.
+        """
         self._asking = False
         if suspect is None:
             if self._held is None:
                 self._wake()
             return
         if self._timeout is not None:
-            # The one before has lost its lease.
+            # The previous suspect has lost its lease.
             self._timeout.cancel()
         self._held = suspect
         self._timeout = timer.new_timeout(lambda _: self.over(suspect), proven_in)
 
     def over(self, claim: Claim) -> None:
-        """Hand out the next one: this one is settled, lost or proven. Does nothing if it is not at work."""
+        """Let the next suspect be handed out, since this one is settled, lost or cleared. Does nothing if it is not at work."""
         if self._held is not claim:
             return
         self._held = None
@@ -74,7 +77,7 @@ class Suspects:
             self._waiting[push] = None
 
     def forget(self, push: Callable[[], None]) -> None:
-        """Do not call ``push`` any more."""
+        """Drop a pending call of ``push``."""
         self._waiting.pop(push, None)
 
     def _wake(self) -> None:

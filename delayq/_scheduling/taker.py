@@ -1,4 +1,4 @@
-"""Hands what left the server to the local callers who wait for it."""
+"""Hands messages that left the server to the local callers that wait for them."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 Taken = tuple[int, Item]
-"""An item with its place in the order of taking, so that what is given back keeps that order."""
+"""An item with its place in the order of taking, so that items given back keep that order."""
 
-# Turns of the event loop until the task that makes the call has started and has sent it.
+# Iterations of the event loop until the task that makes the call has started and has sent it.
 _TURNS_TO_LEAVE = 2
-# One call gives back this many items at most, and no more bytes unless it is one item: a script blocks the whole server.
+# Maximum number of items that one call gives back, and of bytes, unless it is a single item: a script blocks the whole server.
 _CHUNK = 100
 _CHUNK_BYTES = 256 * 1024
-# Calls that give back are sent this many at a time, one behind the other.
+# Maximum number of give-back calls sent at a time, one behind the other.
 _AT_ONCE = 16
-# How long a caller who does not want to wait for messages waits for the server, seconds.
+# How long a caller that does not want to wait for messages waits for the server, in seconds.
 ANSWER_WITHIN = 5.0
 
 
 def shares(count: int, wants: Sequence[int]) -> list[int]:
-    """How many of ``count`` items each waiting caller gets: all alike, the first ones more where it does not divide."""
+    """Return how many of ``count`` items each waiting caller gets: equal shares, with any remainder going to the first ones."""
     result = []
     for place, want in enumerate(wants):
         others = len(wants) - place
@@ -55,7 +55,7 @@ def shares(count: int, wants: Sequence[int]) -> list[int]:
 
 
 class Batch(deque[Taken[Item]], Paced):
-    """Items that one reader has at hand."""
+    """The items that one reader has in hand."""
 
 
 class _Waiter(Generic[Item]):
@@ -69,7 +69,7 @@ class _Waiter(Generic[Item]):
         self.limit: Timeout | None = None
 
     def take_result(self) -> list[Taken[Item]]:
-        """Take away the items that it was handed, if any."""
+        """Remove and return the items that the waiter was handed, if any."""
         future = self.future
         if not future.done() or future.cancelled() or future.exception() is not None:
             return []
@@ -80,7 +80,7 @@ class _Waiter(Generic[Item]):
 
 
 class Reader(Generic[Item]):
-    """A loop: what it has at hand, and what it fetches while it handles that."""
+    """The state of one loop: the items in hand, and those being fetched while it handles them."""
 
     __slots__ = ("ahead", "fetching")
 
@@ -90,16 +90,16 @@ class Reader(Generic[Item]):
 
 
 class Loop(Generic[Value]):
-    """The iterator of a loop. When the loop is left, what it has fetched ahead goes back before the next statement runs.
+    """The iterator of a loop. When the loop is left, items fetched ahead go back before the next statement runs.
 
-    An asynchronous generator that is dropped is only closed some turns of the event loop later. Until then, a call that
-    follows the loop would take what comes behind.
+    An asynchronous generator that is dropped is closed only some iterations of the event loop later. Until then, a call that
+    follows the loop would take messages from behind those that were fetched ahead.
     """
 
     def __init__(self, values: AsyncGenerator[Value, None], left: Callable[[], None]) -> None:
         """Args:
-        values: Yields what the loop handles.
-        left: Called when nobody holds the iterator any more.
+        values: Yields the values that the loop handles.
+        left: Called when no reference to the iterator is left.
         """
         self._values = values
         self._left = left
@@ -129,10 +129,10 @@ class _Chunk(Generic[Item]):
 
 
 class Taker(Generic[Item]):
-    """The callers of one queue, in the order in which they came, and what they take: payloads, or leases.
+    """The callers of one queue, in order of arrival, and the items they take: payloads or leases.
 
-    They never touch the connection themselves: a task of the client's takes on their behalf. A caller who is cancelled
-    thus leaves no half-read answer behind, and what arrives for one who has gone goes to the next, or back.
+    Callers never touch the connection themselves: one of the client's tasks takes on their behalf. A cancelled caller thus
+    leaves no half-read answer behind, and items that arrive for a caller that has gone are handed to the next one, or go back.
     """
 
     def __init__(
@@ -148,13 +148,13 @@ class Taker(Generic[Item]):
         given_back: Callable[[Sequence[Item]], object] = lambda _: None,
     ) -> None:
         """Args:
-        queue: Its name, for the log.
-        push: Asks for an attempt to take; it begins with :meth:`begin` and ends with :meth:`end` or :meth:`fail`.
-        wanted: The same for who can wait: not needed where it is known that there is nothing yet.
-        idle: Called when the last one who waited for messages to come has left.
-        hand_back: Makes the call that brings items back to the server, in this order, ahead of all that is there.
-        size: How many bytes an item has in that call.
-        given_back: Called once with items that went back, and are not handed to anybody here any more.
+        queue: The queue's name, for the log.
+        push: Requests an attempt to take, which begins with :meth:`begin` and ends with :meth:`end` or :meth:`fail`.
+        wanted: Requests the same for a caller that can wait. It may do nothing while it is known that no message is there yet.
+        idle: Called when the last caller that waited for messages has left.
+        hand_back: Builds the call that returns items to the server, in this order, ahead of everything that is there.
+        size: Returns how many bytes an item takes in that call.
+        given_back: Called once with items that went back and will not be handed to a caller here any more.
         """
         self._loop = asyncio.get_running_loop()
         self._queue = queue
@@ -168,19 +168,19 @@ class Taker(Generic[Item]):
         self._size = size
         self._given_back = given_back
         self._patient = 0
-        # In the order in which they came.
+        # In order of arrival.
         self._waiters: dict[_Waiter[Item], None] = {}
-        # Those among them whose caller awaits them, also when they have something already and their task has yet to run.
+        # The waiters that their callers await, including those that have been handed items but whose task has yet to run.
         self._awaited: set[_Waiter[Item]] = set()
         self._readers: dict[Reader[Item], None] = {}
-        # What goes back: not in a call yet, and in calls, those first that go back first.
+        # Items going back: those not in a call yet, and those in calls, in the order in which they go back.
         self._returned: list[Taken[Item]] = []
         self._chunks: list[_Chunk[Item]] = []
         self._returning: asyncio.Task[Any] | None = None
         self._attempts = 0
         self._attempt: asyncio.Future[None] | None = None
         self._taken = 0
-        # Once it is closed.
+        # Set when the taker is closed.
         self._last: LastCalls | None = None
         self._sent_last = False
 
@@ -191,15 +191,15 @@ class Taker(Generic[Item]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no caller takes, and nothing is on its way back."""
+        """Whether no caller is taking and nothing is on its way back."""
         return not (self._waiters or self._readers or self._returned or self._chunks or self._attempt)
 
     async def get(self, want: int, timeout: float | None) -> list[Taken[Item]]:
-        """Take one to ``want`` items, waiting ``timeout`` seconds at most (None: as long as it takes); [] if none came.
+        """Take one to ``want`` items, waiting at most ``timeout`` seconds (None: indefinitely). Returns [] if none came.
 
         Raises:
-            Closed: The queue is closed, or closes meanwhile.
-            ServerUnavailable, OutcomeUnknown: Only with a timeout of 0: the server could not be asked.
+            Closed: The queue is closed, or closes in the meantime.
+            ServerUnavailable, OutcomeUnknown: Only with a timeout of 0: the server could not be queried.
             ServerRefused: The server does not let us take.
         """
         if self._last is not None:
@@ -219,9 +219,9 @@ class Taker(Generic[Item]):
         return taken
 
     def _join(self, want: int, timeout: float | None) -> _Waiter[Item]:
-        """Put a caller into the row, as :meth:`get` does. It is to be taken out by :meth:`_leave`."""
+        """Add a caller to the line, as :meth:`get` does. Remove it with :meth:`_leave`."""
         once = timeout is not None and timeout <= 0
-        # Not _Waiter[Item](...): calling an alias costs more than all the rest.
+        # Not _Waiter[Item](...): calling an alias costs more than everything else here.
         waiter: _Waiter[Item] = _Waiter(asyncio.get_running_loop().create_future(), want, once=once, joined=self._attempts)
         self._waiters[waiter] = None
         self._patient += not once
@@ -235,32 +235,32 @@ class Taker(Generic[Item]):
 
     @property
     def wanted(self) -> int:
-        """How many items the callers would take now."""
+        """Number of items the callers would take now."""
         return sum(waiter.want for waiter in self._waiters if not waiter.future.done())
 
     def begin(self) -> int:
-        """An attempt starts: how many items to take. It is followed by :meth:`over`."""
+        """Start an attempt. Returns how many items to take. :meth:`over` must follow."""
         self._attempts += 1
         if self._attempt is None:
             self._attempt = asyncio.get_running_loop().create_future()
         return self.wanted
 
     def over(self) -> None:
-        """The attempt is over, however it went."""
+        """End the attempt, whatever its outcome."""
         if self._attempt is not None:
             self._attempt.set_result(None)
             self._attempt = None
 
     def end(self, items: Iterable[Item], *, more: bool = False) -> None:
-        """The attempt has ended with these. If there is ``more`` to come at once, callers need not share."""
+        """Report the items that the attempt brought. If ``more`` are to come at once, callers need not share."""
         self.receive(items, more=more)
         for waiter in list(self._waiters):
-            # While there is more, nobody is told that there is nothing: the next attempt follows at once.
+            # While there is more, no caller is told that there is nothing: the next attempt follows at once.
             if not more and waiter.once and waiter.joined < self._attempts:
                 self._resolve(waiter, [])
 
     def receive(self, items: Iterable[Item], *, more: bool = False) -> None:
-        """These came from the server, in this order."""
+        """Accept items from the server, in this order."""
         taken = []
         for item in items:
             self._taken += 1
@@ -268,7 +268,7 @@ class Taker(Generic[Item]):
         self.give_back(taken, more=more)
 
     def fail(self, error: DelayqError) -> None:
-        """The attempt has failed. Who can wait waits for the next one, unless that is bound to fail too."""
+        """Report that the attempt has failed. Callers that can wait stay for the next one, unless that is bound to fail too."""
         for waiter in list(self._waiters):
             if waiter.once or isinstance(error, ServerRefused):
                 self._leave(waiter)
@@ -276,8 +276,8 @@ class Taker(Generic[Item]):
                     waiter.future.set_exception(own_copy(error))
 
     def give_back(self, taken: Iterable[Taken[Item]], *, more: bool = False) -> None:
-        """Hand items to the callers who wait, and the rest back to the server, in order."""
-        # Those that wait to go back come before what has just arrived.
+        """Hand items to the waiting callers, and the rest back to the server, in order."""
+        # Items that wait to go back come before those that have just arrived.
         items, self._returned = sorted([*self._returned, *taken]), []
         self._returned = self._hand_out(items, more=more)
         if not self._returned:
@@ -288,11 +288,11 @@ class Taker(Generic[Item]):
             self._returning = self._background.spawn(self._return(), "give back")
 
     async def batches(self, reader: Reader[Item] | None = None) -> AsyncGenerator[deque[Taken[Item]], None]:
-        """Take without end: batches of one to 100, as many as the reader handles in a moment. Ends when the queue closes.
+        """Yield batches without end: one to 100 items, as many as the reader handles in a moment. Ends when the queue closes.
 
-        Where batches are large and come back full, the next one is fetched while one is handled.
+        If batches are large and come back full, the next one is fetched while the current one is handled.
 
-        The reader empties each batch. What it leaves in it when it goes, or when the queue closes, goes back.
+        The reader empties each batch. Items that it leaves there when it goes, or when the queue closes, go back.
         """
         loop = asyncio.get_running_loop()
         reader = Reader() if reader is None else reader
@@ -303,9 +303,9 @@ class Taker(Generic[Item]):
             while await self._fill(reader, batch):
                 count, started = len(ahead), loop.time()
                 if fetches_more(batch, count):
-                    # While these are handled: neither we nor the server need wait for the other.
+                    # Fetch while these are handled, so that neither we nor the server wait for the other.
                     reader.fetching = self._join(batch, 0)
-                    # A reader who never waits would keep the call from leaving.
+                    # A reader that never awaits would keep the call from being sent.
                     for _ in range(_TURNS_TO_LEAVE):
                         await asyncio.sleep(0)
                 ahead.waited = 0.0
@@ -313,18 +313,22 @@ class Taker(Generic[Item]):
                 batch = next_batch(batch, count, loop.time() - started - ahead.waited)
         finally:
             del self._readers[reader]
-            # At once, so that all of it goes back in order.
+            # All at once, so that everything goes back in order.
             self.give_back(self._take_all(reader))
 
     def abandon(self, reader: Reader[Item]) -> None:
-        """Give back what a reader has, whose loop was left. Does nothing in another thread, or after the event loop has ended."""
+        """Give back everything held by a reader whose loop was left.
+
+        Does nothing in another thread, or after the event loop has ended.
+        """
         if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 - documented for libraries; it does not raise
             self.give_back(self._take_all(reader))
 
     @contextmanager
     def at_hand(self) -> Iterator[deque[Taken[Item]]]:
-        """Keep a buffer for a reader that takes by :meth:`get`. What it leaves in it when it goes, or when the queue closes,
-        goes back.
+        """Provide a buffer for a reader that takes with :meth:`get`.
+
+        Items that it leaves there when it goes, or when the queue closes, go back.
         """
         reader: Reader[Item] = Reader()
         self._readers[reader] = None
@@ -335,21 +339,24 @@ class Taker(Generic[Item]):
             self.give_back(self._take_all(reader))
 
     def _take_all(self, reader: Reader[Item]) -> list[Taken[Item]]:
-        """Take away what a reader has at hand and has fetched, also so that no message thinks that more is at hand."""
+        """Remove and return all items that a reader has in hand or has fetched.
+
+        The reader is left empty, so that no message assumes that more are in hand.
+        """
         taken = list(reader.ahead)
         reader.ahead.clear()
         if (waiter := reader.fetching) is not None:
             reader.fetching = None
             self._leave(waiter)
             taken += waiter.take_result()
-            # Nobody looks at it any more.
+            # Its result is not needed any more.
             waiter.future.cancel()
         return taken
 
     async def _fill(self, reader: Reader[Item], want: int) -> bool:
-        """Put what comes next ahead of a reader. Returns False if the queue has closed."""
+        """Put the next items in front of a reader. Returns False if the queue has closed."""
         if (waiter := reader.fetching) is not None:
-            # What could not be had is asked for again.
+            # Items that could not be fetched are requested again.
             with suppress(DelayqError):
                 await waiter.future
             reader.ahead.extend(self._take_all(reader))
@@ -359,7 +366,7 @@ class Taker(Generic[Item]):
         return self._last is None
 
     def close(self, last: LastCalls) -> None:
-        """End every waiting call. Items that no caller has are written back before this returns."""
+        """End every waiting call. Before this returns, write back the items that reached no caller."""
         self._last = last
         for waiter in list(self._waiters):
             self._leave(waiter)
@@ -374,12 +381,12 @@ class Taker(Generic[Item]):
         self._send_last()
 
     async def returned(self, within: float) -> None:
-        """Wait until what was given back is on the server, ``within`` seconds at most."""
+        """Wait until the items given back are on the server, for at most ``within`` seconds."""
         if self._returning is not None:
             await asyncio.wait({self._returning}, timeout=within)
 
     async def aclose(self, grace: float) -> None:
-        """Wait until everything is back, for ``grace`` seconds at most."""
+        """Wait until everything is back, for at most ``grace`` seconds."""
         assert self._last is not None, "closed before"
         try:
             await self._last.settle(grace)
@@ -401,7 +408,7 @@ class Taker(Generic[Item]):
                 )
 
     def _send_last(self) -> None:
-        # First what was sent already: it is repeated as it was.
+        # Calls that were sent before come first, and are repeated unchanged.
         assert self._last is not None, "closed before"
         fresh = self._cut()
         self._chunks += fresh
@@ -414,12 +421,13 @@ class Taker(Generic[Item]):
 
     def _hand_out(self, taken: list[Taken[Item]], *, more: bool = False) -> list[Taken[Item]]:
         waiting = [waiter for waiter in self._waiters if not waiter.future.done()]
-        # Those for whom the attempt was made come first: what one of them gives back then goes, in order, to the others.
+        # The callers for whom the attempt was made come first. Items that one of them gives back then go to the others, in
+        # order.
         asked = [waiter for waiter in waiting if waiter.joined < self._attempts]
         for waiters in (asked, [waiter for waiter in waiting if waiter.joined >= self._attempts]):
             wants = [waiter.want for waiter in waiters]
             at = 0
-            # Where more is on its way, the first ones get all they want, and handle it while the others' comes.
+            # If more is on its way, the first callers get all they want, and handle it while the rest arrives for the others.
             for waiter, share in zip(waiters, wants if more else shares(len(taken), wants), strict=True):
                 if share and at < len(taken):
                     self._resolve(waiter, taken[at : at + share])
@@ -450,7 +458,7 @@ class Taker(Generic[Item]):
             waiter.future.set_result([])
 
     def _cut(self) -> list[_Chunk[Item]]:
-        """Put what goes back into calls that are short enough for one script, the last ones of the order first."""
+        """Pack the items that go back into calls short enough for one script, beginning with the last items of the order."""
         items, self._returned = sorted(self._returned), []
         chunks = []
         while items:
@@ -469,11 +477,11 @@ class Taker(Generic[Item]):
         try:
             while self._returned or self._chunks:
                 if self._attempt is not None:
-                    # What it brings comes behind these, so it has to go back before them.
+                    # The attempt's items belong behind these, so they have to go back first.
                     await asyncio.wait({self._attempt})
                 self._chunks += self._cut()
                 if not (chunks := self._chunks[:_AT_ONCE]):
-                    # Handed out meanwhile.
+                    # The items have been handed out in the meantime.
                     continue
                 await send(self._server, [chunk.call for chunk in chunks])
                 left = []
@@ -482,7 +490,8 @@ class Taker(Generic[Item]):
                         self._given_back([item for _, item in chunk.items])
                     else:
                         left.append(chunk)
-                # What may be back is repeated as it is. What is not may go to who has come meanwhile.
+                # Calls that may have been carried out are repeated unchanged. Other items may go to callers that have arrived
+                # since.
                 self._chunks[: len(chunks)] = [chunk for chunk in left if chunk.call.is_unsure]
                 self._returned += [item for chunk in left if not chunk.call.is_unsure for item in chunk.items]
                 if not left:

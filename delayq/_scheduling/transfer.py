@@ -1,4 +1,4 @@
-"""The transfer task: moves the due messages of one delayed queue, and hands them to the callers who wait here."""
+"""The transfer task: moves the due messages of one delayed queue, and hands them to the callers that wait here."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Messages moved or taken per script: a script blocks the whole server while it runs.
+# Maximum number of messages moved or taken per script call: a script blocks the whole server while it runs.
 BATCH = 100
-# And no more bytes than this, but for the first one: an answer has to cross a slow network in reasonable time.
+# Maximum number of bytes, not counting the first message: an answer has to cross a slow network in reasonable time.
 MOST_BYTES = 512 * 1024
-# Messages that a call hands out go back after this time unless the client confirms that the answer has come; microseconds.
+# Messages that a call hands out go back after this time, in microseconds, unless the client confirms that the answer arrived.
 CONFIRM_US = 300_000_000
-# An answer that took longer than this, seconds, is confirmed before its messages are handed out: they may have gone back.
+# If an answer took longer than this, in seconds, it is confirmed before its messages are handed out: they may have gone back.
 _LATE = 240.0
-# A hand-back may hold up the next transfer, which would overtake it, for this long; seconds.
+# How long a hand-back may hold up the next transfer, which would otherwise overtake it, in seconds.
 RETURN_WITHIN = 1.0
-# A call that was given up may still reach the server, through a slow network, this long after; ms.
+# How long after we gave it up a call may still reach the server, through a slow network, in ms.
 FENCE_MS = 60_000
-# A hand-back is repeated until it is answered, for this long at most: then its repetition is not recognised any more; ms.
+# How long a hand-back is repeated at most until it is answered, in ms. After that, a repetition is not recognised any more.
 REPEAT_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class HandOut:
-    """A call that may have handed something out.
+    """A call that may have handed out messages.
 
     Attributes:
-        call: Its name.
-        places: How many leases it may have made, one for each payload; 0: one for all.
+        call: The call's name.
+        places: How many leases the call may have made, one for each payload; 0 if it made one for all.
     """
 
     call: str
@@ -64,17 +64,17 @@ class HandOut:
 
 
 def newest_first(calls: Iterable[HandOut]) -> list[HandOut]:
-    """Return calls in the order in which they are given back: each becomes the head, so the oldest one comes last."""
+    """Return calls in the order in which they are given back. Each one becomes the head, so the oldest comes last."""
     return sorted(calls, key=lambda handed: handed.call, reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Lessee:
-    """Those who take under leases of one length.
+    """The callers that take under leases of the same length.
 
     Attributes:
-        taker: Hands out what they take.
-        keeper: Renews the leases of what is being handled.
+        taker: Hands out the messages they take.
+        keeper: Renews the leases of messages that are being handled.
     """
 
     taker: Taker[Lease]
@@ -82,20 +82,20 @@ class Lessee:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no caller takes, and nothing is held or on its way back."""
+        """Whether no caller is taking, and nothing is held or on its way back."""
         return self.taker.is_idle and not self.keeper.held
 
 
 class TransferTask:
-    """Asks the server to move what is due of one queue, and to hand over what is wanted here.
+    """Asks the server to move the due messages of one queue, and to hand over those that are wanted here.
 
     Attributes:
-        pushes: When it does so.
-        taker: Those who take for good.
-        counts: Counts of messages.
+        pushes: Decides when to ask.
+        taker: Hands messages to callers that take for good.
+        counts: Message counters.
         leases: Messages that are out under a lease.
-        quarantined: Unreadable records found so far.
-        returned: Messages found so far whose lease had ended.
+        quarantined: Number of unreadable records found so far.
+        returned: Number of messages found so far whose lease had ended.
     """
 
     def __init__(self, keys: DelayedKeys, services: Services, *, listed: bool) -> None:
@@ -110,22 +110,22 @@ class TransferTask:
         self.leases: Leases = Leases(keys, services, self.announced, self.counts, listed=listed)
         self.taker: Taker[bytes] = self._new_taker(self._back_by_value, len)
         self._lessees: dict[int, Lessee] = {}
-        # Calls whose messages no caller has yet: still on their way, with what gives them back once the queue is closed; and
-        # those whose answer was lost.
+        # Calls whose messages have not reached a caller: those in flight, with the call that gives their messages back once the
+        # queue is closed, and those whose answer was lost.
         self._under_way: dict[HandOut, HandBack | None] = {}
         self._lost: dict[HandOut, None] = {}
-        # And those that have arrived, while their caller waits for more.
+        # And those that have arrived while their caller waits for more.
         self._at_hand: dict[HandOut, None] = {}
         self._recovering: asyncio.Task[Any] | None = None
-        # Tokens of what has arrived, while the server has not answered that it knows.
+        # Tokens of answers that have arrived, until the server has acknowledged their confirmation.
         self._unconfirmed: dict[str, None] = {}
         self._confirmed = Confirmed(lambda: services.server.path(keys.ready), services.clock.local)
         self._owed = Owed(keys.name, services.server, services.background)
-        # Names this task's calls on the server.
+        # Identifies this task's calls on the server.
         self._token = secrets.token_hex(6)
         self._calls = itertools.count()
         self._turns = itertools.count()
-        # By the length of the lease, 0 for those who take for good: the last call that had something for them.
+        # For each lease length (0 for callers that take for good), the last call that had messages for them.
         self._served: dict[int, int] = {0: -1}
         # Whether the ready list was empty when we last looked.
         self._emptied = False
@@ -141,7 +141,7 @@ class TransferTask:
         return any(taker.waiting for _, taker in self._takers())
 
     def lessee(self, lease_us: int) -> Lessee:
-        """Those who take under a lease of this many microseconds."""
+        """Return the callers that take under a lease of ``lease_us`` microseconds."""
         if lease_us not in self._lessees:
             for unused in [each for each, lessee in self._lessees.items() if lessee.is_idle]:
                 self._lessees.pop(unused).keeper.close()
@@ -152,11 +152,14 @@ class TransferTask:
         return self._lessees[lease_us]
 
     def announced(self, due_ms: int) -> None:
-        """Somebody says that a message is due at ``due_ms`` by the server's clock."""
+        """Act on the announcement of a message that is due at ``due_ms`` by the server's clock."""
         self.pushes.announced(due_ms * 1000)
 
     def resynced(self, due_us: int, ready: int) -> None:
-        """The safety re-check found when the next one is due, as :meth:`Pushes.next_due` takes it, and ``ready`` payloads."""
+        """Act on what the safety re-check found.
+
+        The next message is due at ``due_us``, as :meth:`Pushes.next_due` takes it, and ``ready`` payloads are waiting.
+        """
         self._confirm(self._confirmed.in_doubt())
         if ready:
             self._watch.overlooked()
@@ -164,16 +167,16 @@ class TransferTask:
 
     @property
     def watches(self) -> bool:
-        """Whether it needs to be told what the safety re-check finds: not where moving is left to others."""
+        """Whether this task needs the findings of the safety re-check. It does not where moving is left to other processes."""
         return not self._barred or self.waiting
 
     async def run_once(self) -> int:
-        """One push. Returns when the next one is due, as :meth:`Pushes.next_due` takes it.
+        """Make one push. Returns when the next message is due, as :meth:`Pushes.next_due` takes it.
 
-        A user who may only offer, or only look, moves nothing, and says so once.
+        For a user who may only offer, or only look, this moves nothing, and says so once.
 
         Raises:
-            ServerError: As :meth:`Server.run_once`. Callers who can wait go on waiting, the others have the error.
+            ServerError: As for :meth:`Server.run_once`. Callers that can wait keep waiting; the others receive the error.
         """
         wanted = self.waiting or any(taker.wanted for _, taker in self._takers())
         if self._barred and not wanted:
@@ -181,7 +184,7 @@ class TransferTask:
         try:
             due = await self._run_once()
         except ServerRefused as error:
-            # So it begins where nothing was carried out. Nobody who waits is left alone with it.
+            # NOPERM means that nothing was carried out. A caller that waits must learn of the error all the same.
             if not str(error).startswith("NOPERM") or wanted:
                 raise
             self._barred = True
@@ -206,7 +209,7 @@ class TransferTask:
             for _, taker in takers:
                 await taker.returned(RETURN_WITHIN)
             wanted = [taker for taker in takers if taker[1].wanted] or takers[:1]
-            # Those who have had nothing for longest come first.
+            # The callers that have had nothing for longest come first.
             wanted.sort(key=lambda taker: self._served[taker[0]])
             dues = [await self._call(*taker) for taker in wanted]
         except DelayqError as error:
@@ -222,8 +225,8 @@ class TransferTask:
         return due
 
     def new_call(self) -> str:
-        """A name for a call of this client to the queue, or for what gives back."""
-        # Of one length, for ACL patterns; the traces of a call are long gone when its number comes again.
+        """Return a name for a call that this client makes to the queue, or for one that gives messages back."""
+        # All names have one length, for ACL patterns. When a number comes again, the traces of its first call are long gone.
         return f"{self._token}-{next(self._calls) % 10**8:08}"
 
     async def _call(self, lease_us: int, taker: Taker[Any]) -> int:
@@ -247,13 +250,13 @@ class TransferTask:
                 confirm,
             )
             if self._last is not None and confirmation is None:
-                # Closing has given it back.
+                # Closing the queue has given them back.
                 payloads = []
             elif payloads and not lease_us and confirmation is None:
                 payloads = payloads if await self._confirm_late(call) else []
         self._clock.observe(now, asked_at)
         if moved < BATCH:
-            # One that is due in this very millisecond may be offered yet.
+            # A message that is due in this very millisecond may still be offered.
             self.pushes.settled(now - now % 1000)
         self._count(poison, returned)
         if payloads:
@@ -268,7 +271,7 @@ class TransferTask:
         return 0 if left and taker.waiting else due_us(now, wait)
 
     def _count(self, poison: int, returned: int) -> None:
-        """Count, and log, what a call found besides."""
+        """Count and log the unreadable records and the ended leases that a call found."""
         keys = self.keys
         if poison:
             self.quarantined += poison
@@ -282,12 +285,13 @@ class TransferTask:
             )
 
     async def poll_pending(self, limit: int, *, listed: int) -> tuple[HandOut, int, list[bytes]]:
-        """Take up to ``limit`` records out of what is pending. They go back unless :meth:`confirm_all` follows within minutes.
+        """Take up to ``limit`` of the pending records. They go back unless :meth:`confirm_all` follows within minutes.
 
-        Returns the call, how many records left, with those that cannot be read, and the payloads.
+        Returns the call, the number of records that left the pending ones, including those that cannot be read, and the
+        payloads.
 
         Raises:
-            ServerError: As :meth:`Server.run_once`. Nothing is taken, or it goes back.
+            ServerError: As for :meth:`Server.run_once`. Nothing is taken, or it goes back.
             Closed: The queue is closed.
         """
         self._demand_open()
@@ -302,11 +306,11 @@ class TransferTask:
         return handed, left, payloads
 
     async def confirm_all(self, taken: Sequence[HandOut], asked_at: float) -> None:
-        """Tell the server that the answers have come to calls of which the first was made at ``asked_at``.
+        """Confirm to the server that the answers to these calls have arrived. The first of the calls was made at ``asked_at``.
 
         Raises:
-            Closed: The queue was closed meanwhile: all of it goes back.
-            ServerUnavailable: It took so long that a part of it went back, and the rest does.
+            Closed: The queue was closed in the meantime: all the messages go back.
+            ServerUnavailable: It took so long that some of the messages have gone back, and the rest follow.
         """
         try:
             self._demand_open()
@@ -326,10 +330,10 @@ class TransferTask:
             raise Closed("the queue is closed")
 
     async def _keep(self, taken: Sequence[HandOut]) -> None:
-        """Lengthen the leases of these calls, for none may be confirmed while another one's messages are back.
+        """Extend the leases of these calls: none may be confirmed once the messages of another one are back.
 
         Raises:
-            ServerUnavailable: They are.
+            ServerUnavailable: Messages of one of them are back.
         """
         for at in range(0, len(taken), BATCH):
             tokens = [handed.call for handed in taken[at : at + BATCH]]
@@ -339,13 +343,13 @@ class TransferTask:
 
     @contextmanager
     def handing_out(self, handed: HandOut) -> Iterator[None]:
-        """Make a call that may hand something out. Unless the call ends well, its messages go back where they were."""
+        """Guard a call that may hand out messages. Unless the call ends well, its messages go back to where they were."""
         self._under_way[handed] = None
         lost = False
         try:
             yield
         except (ServerUnavailable, ServerRefused):
-            # It was not carried out.
+            # The call was not carried out.
             raise
         except BaseException:
             lost = True
@@ -354,11 +358,11 @@ class TransferTask:
         finally:
             back = self._under_way.pop(handed)
             if back is not None and not lost:
-                # It cannot be carried out any more.
+                # The call cannot be carried out any more.
                 self._server.spare_fence(back, self._fence(handed.call))
 
     def lose(self, handed: Iterable[HandOut]) -> None:
-        """Have the server take back what these calls handed out: those who wanted it have gone."""
+        """Have the server take back what these calls handed out, because the callers that wanted it have gone."""
         for each in handed:
             self._at_hand.pop(each, None)
             self._lost[each] = None
@@ -368,11 +372,11 @@ class TransferTask:
             self._recovering = self._background.spawn(self._recover_soon(), "recover")
 
     def is_ours(self, asked_at: float) -> bool:
-        """Whether what was handed out cannot have gone back yet, if the call was made at ``asked_at``."""
+        """Return whether messages that were handed out by a call made at ``asked_at`` cannot have gone back yet."""
         return self._clock.local() - asked_at < _LATE
 
     def confirmation(self, token: str, asked_at: float) -> Confirmation | None:
-        """Return the commands that confirm a call which handed out under this token; None if its messages go back."""
+        """Return the commands that confirm a call that handed out messages under this token; None if the messages go back."""
         keys = self.keys
 
         def told(answer: Any) -> None:
@@ -382,13 +386,13 @@ class TransferTask:
         if self._last is not None or not self.is_ours(asked_at):
             return None
         self._unconfirmed[token] = None
-        # Before anything of it can go back.
+        # Record it before any of the messages can go back.
         self._confirmed.add(token)
         # In this order: a field without an entry in the sorted set would never be found.
         return Confirmation((("HDEL", keys.leased, token), ("ZREM", keys.leases, token)), told)
 
     def _confirm(self, tokens: Sequence[str]) -> None:
-        """The same, before this returns if a connection is open, and again until the server has answered."""
+        """Confirm calls: once before this returns, if a connection is open, and then repeatedly until the server has answered."""
         for call in self._confirming(tokens):
             self._owed.send(
                 call, CONFIRM_US / 1_000_000, "the server did not answer, and may deliver again what was taken before"
@@ -399,7 +403,7 @@ class TransferTask:
         return [HandBack(Request(ACK, keys, tokens[at : at + BATCH])) for at in range(0, len(tokens), BATCH)]
 
     async def _confirm_late(self, token: str) -> bool:
-        """Tell the server that an answer has come, perhaps too late, and return whether the messages are still ours."""
+        """Confirm an answer that may have arrived too late. Returns whether the messages are still ours."""
         try:
             (ours,) = await self._server.run(ACK, (self.keys.leases, self.keys.leased), (token,))
         except OutcomeUnknown:
@@ -410,7 +414,7 @@ class TransferTask:
         return bool(ours)
 
     async def _recover(self) -> None:
-        """Have the server take back what calls handed out whose answers were lost."""
+        """Have the server take back what was handed out by calls whose answers were lost."""
         for handed in newest_first(self._lost):
             await self._server.run(*self.back_by_name(handed).request)
             self._lost.pop(handed, None)
@@ -428,7 +432,7 @@ class TransferTask:
             self._recovering = None
 
     def back_by_name(self, handed: HandOut) -> HandBack:
-        """Return the call that takes back all that another has handed out, or keeps it from handing out anything."""
+        """Return the call that takes back everything another call has handed out, or keeps that one from handing out anything."""
         return self._give_back(handed.call, FENCE_MS, handed.places, ())
 
     def _back_by_value(self, payloads: Sequence[bytes]) -> HandBack:
@@ -446,7 +450,7 @@ class TransferTask:
         return self.keys.fence(call.partition(":")[0])
 
     def set_aside(self, payload: bytes, lease: Lease | None = None) -> None:
-        """Put a payload that the codec cannot read into quarantine, and be done with its lease, if it has one."""
+        """Quarantine a payload that the codec cannot read, and end its lease, if it has one."""
         self._confirmed.forget()
         keys, fence = self.keys, self.keys.fence(self.new_call())
         names = (keys.quarantine, keys.leases, keys.leased, fence)
@@ -458,15 +462,15 @@ class TransferTask:
         return HandBack(self.leases.releasing([lease.token for lease in leases]))
 
     def close(self, last: LastCalls) -> None:
-        """Make no more calls, and write those that return all undelivered messages, before this returns."""
+        """Make no more calls. Before this returns, write the calls that give back all undelivered messages."""
         self._last = last
         self.pushes.close()
         self._watch.close()
-        # The messages at hand here were handed out before these, so they go back after them.
+        # The messages in hand here were handed out before these, so they go back after them.
         calls = {handed: self.back_by_name(handed) for handed in newest_first([*self._lost, *self._at_hand, *self._under_way])}
         self._under_way = {handed: calls[handed] for handed in self._under_way}
         last.send(self.keys.name, calls.values())
-        # Answers that have arrived are confirmed once more, for the first try may be lost.
+        # Answers that have arrived are confirmed once more, since the first confirmation may be lost.
         unconfirmed, self._unconfirmed = [*self._unconfirmed], {}
         last.send(self.keys.name, self._confirming(unconfirmed))
         self._owed.close(last)
@@ -476,7 +480,7 @@ class TransferTask:
             taker.close(last)
 
     async def aclose(self, grace: float) -> None:
-        """Wait until what :meth:`close` has written has arrived, for ``grace`` seconds at most."""
+        """Wait until the calls written by :meth:`close` have arrived, for at most ``grace`` seconds."""
         await asyncio.gather(self.leases.aclose(grace), *(taker.aclose(grace) for _, taker in self._takers()))
         await self.pushes.aclose(0)
 
@@ -496,7 +500,7 @@ class TransferTask:
         )
 
     def _wanted(self) -> None:
-        """Somebody waits. There is nothing to ask where the ready list was empty, and is watched since."""
+        """Ask on behalf of a waiting caller. There is nothing to ask if the ready list was empty and has been watched since."""
         if self._emptied and self._watch.is_watching and self.pushes.knows:
             self._watch.start()
         else:

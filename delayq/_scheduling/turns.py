@@ -1,13 +1,14 @@
-"""Whose turn it is: many clients wait for the same moment, and one call is enough. Pure.
+"""Decides whose turn it is when many clients wait for the same moment and one call is enough. Pure.
 
-Nobody is elected, and nobody is waited for. Each client that wants what comes due wakes at the due time plus a stagger of its
-own. Whoever finds something wakes without a stagger from then on, and its script publishes a *notice*: all that was due is
-handed out, and the next one is due then. Whoever hears another's notice before its own stagger is over need not call at all,
-and staggers from then on, if it did not. So one client is first, again and again, while it is there and quick enough. When it
-dies, has no room, or is slow, the one with the next stagger is first instead, a few milliseconds late, and stays it.
+There is no election, and no client waits for another. Each client that wants messages wakes at the due time plus a stagger of
+its own. A client that finds messages wakes without a stagger from then on, and its script publishes a *notice*, which says that
+everything due has been handed out, and when the next message is due. A client that hears another's notice before its own
+stagger is over need not call at all. If it had no stagger, it has one from then on. The same client is thus first again and
+again, as long as it is there and quick enough. When it dies, has no room, or is slow, the client with the next stagger is first
+instead, a few milliseconds late, and stays first.
 
 The more clients listen, the wider their staggers are spread, so that few of them wake before the first one's notice has reached
-them. The earliest of many is early all the same. A notice says how many clients have heard the one before it.
+them. The earliest of many is early all the same. A notice says how many clients heard the one before it.
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A stagger is so many times what notices take to come, between these bounds, seconds; and up to twice that, by chance: apart from
-# one another, so that the second one's notice stops the third.
+# A stagger is this multiple of the time that notices take to arrive, within these bounds, in seconds, and up to twice that at
+# random. The randomness spaces clients out, so that the second one's notice stops the third.
 _TIMES = 2.0
 LEAST, MOST = 0.0025, 0.0045
-# Clients for which the range of staggers suffices; it is wider where there are more. And the longest stagger, seconds.
+# Number of clients for which this range of staggers suffices; more clients widen it. And the longest stagger, in seconds.
 _CROWD = 8
 _LONGEST = 0.25
-# Numbers of more digits are nonsense: 2**53 ms in microseconds has 19.
+# Longer numbers make no sense: 2**53 ms in microseconds has 19 digits.
 _DIGITS = 19
-# Who moves what is due and wants none of it leaves it to those who do.
+# A client that moves due messages but wants none staggers this many times as long, and leaves them to clients that do.
 _ASIDE = 3.0
-# How fast a notice that took long is forgotten: so much of it counts after the next one.
+# How fast a slow notice is forgotten: this much of it still counts after the next one.
 _FORGETS = 0.95
-# Who thinks itself alone asks so often whether it is, seconds.
+# How often a client that believes itself alone asks whether it is, in seconds.
 _ASK_EVERY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What a client's script publishes for the others.
+    """A message that a client's script publishes for the other clients.
 
     Attributes:
-        next_us: When the next message is due, microseconds by the server's clock; -1: there is none.
-        through_us: All that was due by then is handed out.
-        client: Who says so.
-        wanted: Whether it wanted what was due, or only moved it.
-        listeners: How many clients have heard its last notice; 0: it does not say.
+        next_us: When the next message is due, in microseconds by the server's clock; -1 if there is none.
+        through_us: The moment by which everything due has been handed out.
+        client: The client that published the notice.
+        wanted: Whether that client wanted the due messages, or only moved them.
+        listeners: How many clients heard its last notice; 0 if it does not say.
     """
 
     next_us: int
@@ -55,12 +56,12 @@ class Notice:
 
 
 def signature(client: str, *, wanted: bool, listeners: int = 0) -> str:
-    """What a client tells its script, to be put at the end of the notice."""
+    """Return what a client tells its script, to be appended to the notice."""
     return f"{client}{f'.{listeners}' if listeners > 1 else ''} {int(wanted)}"
 
 
 def parse(content: bytes) -> Notice | None:
-    """The notice, if it is one; scripts write four words: two numbers, and the signature."""
+    """Parse a notice. Returns None if it is not one: scripts write four words, which are two numbers and the signature."""
     words = content.split()
     try:
         next_us, through_us, name, wanted = words
@@ -71,7 +72,7 @@ def parse(content: bytes) -> Notice | None:
 
 
 def parse_moment(content: bytes) -> int | None:
-    """The number of a notification: when a message is due; None if it makes no sense."""
+    """Parse a notification. Returns when a message is due, or None if the notification makes no sense."""
     try:
         return _number(content)
     except ValueError:
@@ -85,22 +86,22 @@ def _number(word: bytes) -> int:
 
 
 class Turns:
-    """One client's part of it, for one queue."""
+    """One client's part in taking turns, for one queue."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
         """Args:
-        chance: Random numbers from 0 to 1.
+        chance: Returns random numbers from 0 to 1.
         """
         self._chance = chance
-        # Our place among those who are not first, from 0 to 1; None: we are.
+        # Our place among the clients that are not first, from 0 to 1; None if we are first.
         self._place: float | None = None
         self._slowest = 0.0
-        # How many clients heard the last notice, ourselves included, and when we last gave one.
+        # How many clients heard the last notice, including ourselves, and when we last gave one.
         self._listeners = 1
         self._given_at = float("-inf")
 
     def stagger(self, *, wanted: bool) -> float:
-        """How long after the due time to wake, seconds; ``wanted``: whether we want what comes due."""
+        """Return how long after the due time to wake, in seconds. ``wanted`` says whether we want the messages that come due."""
         if self._place is None:
             return 0.0
         least = min(max(LEAST, _TIMES * self._slowest), MOST)
@@ -109,32 +110,32 @@ class Turns:
 
     @property
     def listeners(self) -> int:
-        """How many clients there are, ourselves included, as far as we know."""
+        """Number of clients, including ourselves, as far as we know."""
         return self._listeners
 
     def gives_notice(self, now: float) -> bool:
-        """Whether our next call shall publish a notice: not where nobody else listens, as far as we know."""
+        """Return whether our next call should publish a notice. It need not where, as far as we know, no other client listens."""
         return self._listeners > 1 or now - self._given_at >= _ASK_EVERY
 
     def won(self) -> None:
-        """Our call found something: we go first."""
+        """Go first from now on, because our call found messages."""
         self._place = None
 
     def given(self, listeners: int, now: float) -> None:
-        """Our call has published a notice, which so many have heard."""
+        """Record that our call published a notice, and that ``listeners`` clients heard it."""
         self._listeners, self._given_at = listeners, now
 
     def found_nothing(self) -> None:
-        """Our call came too late, if there is anybody else."""
+        """Step back if there are other clients, because our call came too late."""
         if self._listeners > 1:
             self._step_back()
 
     def heard(self, notice: Notice, after: float, *, wanted: bool) -> None:
-        """Somebody else was first. Its notice came ``after`` seconds after what we waited for was due."""
+        """Act on another client's notice, which came ``after`` seconds after the moment we were waiting for."""
         self._listeners = notice.listeners if notice.listeners > 1 else max(self._listeners, 2)
         self._slowest = max(after, self._slowest * _FORGETS)
         if wanted and not notice.wanted:
-            # What it moves makes a detour to us.
+            # Messages that it moves reach us by a detour.
             self._place = None
         else:
             self._step_back()

@@ -1,4 +1,4 @@
-"""Context variables of its own for each message, without a task of its own."""
+"""Gives each message its own context variables without giving it its own task."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
 
 class InOwnContext:
-    """Awaits a coroutine in a copy of the current context: what it sets does not outlive it.
+    """Awaits a coroutine in a copy of the current context, so that variables it sets do not outlive it.
 
-    It runs in the same task. One task handles many messages, and what one has set (a request id for the log, a span) must
-    not be found by the next one; a task for each message would cost more than the whole rest of the worker.
+    The coroutine runs in the same task. One task handles many messages, and a variable that one of them has set (a request id
+    for the log, a span) must not be visible to the next. A task for each message would cost more than everything else in the
+    worker.
     """
 
     __slots__ = ("_coroutine",)
@@ -28,7 +29,7 @@ class InOwnContext:
             while True:
                 try:
                     answer = yield waits_for
-                except BaseException as error:  # noqa: BLE001 - it is the coroutine's, whatever it is
+                except BaseException as error:  # noqa: BLE001 - any error belongs to the coroutine
                     waits_for = run(coroutine.throw, error)
                 else:
                     waits_for = run(coroutine.send, answer)

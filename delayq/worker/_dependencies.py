@@ -1,4 +1,4 @@
-"""Makes the dependencies of one message, or of one run of the worker, and takes them down again."""
+"""Makes the dependencies of one message, or of one run of the worker, and tears them down again."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 
 class Scope:
-    """What has been made so far, by type. Each is made when it is first asked for, and once."""
+    """The dependencies made so far, by type. Each one is made once, when it is first asked for."""
 
     def __init__(self, makers: Mapping[Any, Dependency], made: dict[Any, Any], stack: AsyncExitStack) -> None:
         """Args:
         makers: The dependencies, by type.
-        made: What there is already. What is made is added.
-        stack: Takes down what was made.
+        made: The objects that exist already. New ones are added.
+        stack: Tears down the objects that were made.
         """
         self._makers = makers
         self._made = made
         self._stack = stack
 
     async def fill(self, parameters: Iterable[Injected]) -> dict[str, Any]:
-        """The arguments for these parameters, by name."""
+        """Return the arguments for these parameters, by name."""
         return {parameter.name: await self.get(parameter.kind) for parameter in parameters}
 
     async def get(self, kind: Any) -> Any:
-        """The one of this type."""
+        """Return the dependency of this type."""
         if kind not in self._made:
             self._made[kind] = await self._make(self._makers[kind])
         return self._made[kind]

@@ -1,4 +1,4 @@
-"""One message from its claim to its end: the handler, what is around it, and what its outcome means."""
+"""Takes one message from its claim to its end: runs the handler and everything around it, and acts on the outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 UNDECODABLE = "undecodable"
-# Where the system gives no thread, the next message is begun so much later, seconds.
+# How long to wait before beginning the next message if the system cannot provide a thread, in seconds.
 _NO_THREAD_PAUSE = 1.0
 _HERE = str(Path(__file__).parent)
 
@@ -51,12 +51,12 @@ class Handling:
         is_cancelled: Callable[[], bool],
     ) -> None:
         """Args:
-        listener: Whose.
-        middleware: What is around the handler, outermost first.
+        listener: The listener whose messages are handled.
+        middleware: The middleware around the handler, outermost first.
         makers: How dependencies are made, by type.
-        made: Those that are there for the whole run.
-        threads: Where a handler runs that is no coroutine.
-        is_cancelled: Whether the worker has cancelled its handlers. Otherwise a cancellation is the handler's own doing.
+        made: The dependencies that exist for the whole run.
+        threads: Runs handlers that are not coroutine functions.
+        is_cancelled: Returns whether the worker has cancelled its handlers. If not, a cancellation is the handler's own doing.
         """
         self._queue = listener.queue
         self._listener = listener
@@ -68,19 +68,19 @@ class Handling:
         self._is_cancelled = is_cancelled
         handler = listener.handler
         self._is_bare = inspect.iscoroutinefunction(handler) and not (middleware or listener.plan.injected)
-        # How far handling may be ahead of the acknowledgements.
+        # How far handling may run ahead of the acknowledgements.
         self._most_unacked = 2 * listener.concurrency
 
     async def handle(self, message: Message[Any]) -> None:
-        """Handle it and settle it. Raises nothing but what ends the task: cancellation, and ``KeyboardInterrupt``."""
+        """Handle a message and settle it. Raises only errors that end the task: cancellation, and ``KeyboardInterrupt``."""
         try:
             async with message:
                 try:
                     value = message.value
                 except KeyboardInterrupt:
                     raise
-                except BaseException as error:  # noqa: BLE001 - whatever a codec raises
-                    # No attempt will ever read it.
+                except BaseException as error:  # noqa: BLE001 - a codec may raise anything
+                    # No later attempt could read it either.
                     _log.error(
                         "queue %r: message %r is undecodable and dead: %s",
                         self._queue,
@@ -100,7 +100,7 @@ class Handling:
                     _tell(message, failure)
                     await self._failed(message, failure)
                 elif not message._settled or message._lost:  # noqa: SLF001 - a handler may settle its message itself
-                    # The next message need not wait for it, unless too many do so.
+                    # The next message need not wait for the answer, unless too many are outstanding.
                     if message._origin.queue.settling.unanswered < self._most_unacked:  # noqa: SLF001 - one library
                         message._ack_unattended()  # noqa: SLF001
                     else:
@@ -116,7 +116,7 @@ class Handling:
                 error,
                 extra=about(self._queue, message.id, message.attempt),
             )
-        except Exception:  # noqa: BLE001 - nothing about one message ends the worker
+        except Exception:  # noqa: BLE001 - no error of a single message ends the worker
             _log.exception(
                 "queue %r: message %r could not be settled and comes again when its lease ends",
                 *self._of(message),
@@ -124,7 +124,7 @@ class Handling:
             )
 
     async def _run(self, message: Message[Any], value: Any) -> BaseException | None:
-        """Run what there is to run. Returns the error with which it ended, if it did.
+        """Run the handler and everything around it. Returns the error with which it ended, if any.
 
         Raises:
             CancelledError: The worker stops, or the lease is lost.
@@ -141,8 +141,8 @@ class Handling:
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and self._must_end(message):
                 raise
-            # Whatever a handler raises, only its message has failed; also where something for which it waited was
-            # cancelled, or where it has cancelled its own task.
+            # Whatever a handler raises, only its message has failed. This is also true if something it waited for was
+            # cancelled, or if it has cancelled its own task.
             failure = error
         if task.cancelling() > cancelling and not self._must_end(message):
             await self._forget_cancellation(task, cancelling, message)
@@ -165,9 +165,9 @@ class Handling:
         return message._lost or self._is_cancelled()  # noqa: SLF001 - one library
 
     async def _forget_cancellation(self, task: asyncio.Task[object], before: int, message: Message[Any]) -> None:
-        """Undo what a handler did that cancelled its own task: the task has other messages to handle."""
+        """Undo a handler's cancellation of its own task, which has other messages to handle."""
         try:
-            # A cancellation that was not delivered yet comes here.
+            # A cancellation that has not been delivered yet arrives here.
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             if self._must_end(message):
@@ -189,7 +189,7 @@ class Handling:
     def _start(self, message: Message[Any], value: Any) -> Coroutine[Any, Any, None]:
         if not self._is_bare:
             return self._around(message, value)
-        # The handler and nothing else: the most frequent case, and the one whose speed counts.
+        # The handler and nothing else: this is the most frequent case, and the one whose speed counts.
         coroutine: Coroutine[Any, Any, None] = self._listener.handler(message if self._plan.takes_message else value)
         return coroutine
 
@@ -215,12 +215,12 @@ class Handling:
                 failure = error
                 raise
         if failure is not None:
-            # A dependency has seen the error, cleaned up and not raised it again: the handler has failed all the same.
+            # A dependency has seen the error, cleaned up and not raised it again. The handler has failed all the same.
             raise failure
 
     async def _in_thread(self, call: Callable[[], Any]) -> None:
         result = await self.threads.run(call)
-        # A decorator may have made a plain function out of a coroutine function.
+        # A decorator may have turned a coroutine function into a plain one.
         if inspect.isawaitable(result):
             await result
 
@@ -259,13 +259,13 @@ class Handling:
 
 
 def _tell(message: Message[Any], failure: BaseException) -> None:
-    """Let those who watch know: it does not leave the message's block."""
+    """Report a failure to the observers, since it does not leave the message's block."""
     if (observation := message._observation) is not None:  # noqa: SLF001 - one library
         observation.error = failure
 
 
 def _below_the_worker(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the worker's own frames at its top: they tell nobody anything."""
+    """Return a traceback without the worker's own frames at its top, which are of no use to the reader."""
     below = trace
     while below is not None and below.tb_frame.f_code.co_filename.startswith(_HERE):
         below = below.tb_next
@@ -273,7 +273,7 @@ def _below_the_worker(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a payload cannot be decoded."""
+    """Return the reason why a payload cannot be decoded."""
     if not isinstance(error, DecodeError):
         return describe(error)
     return f"{error}: {describe(error.__cause__)}" if error.__cause__ else str(error)

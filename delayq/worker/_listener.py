@@ -1,4 +1,4 @@
-"""A listener: a handler, the queue it is for, and how it is to be run."""
+"""A listener: a handler, the queue it is for, and how it runs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Listener:
-    """What ``@worker.listener`` was told, checked.
+    """The arguments of ``@worker.listener``, checked, with the handler.
 
     Attributes:
         queue: The queue's name.
-        handler: What is called.
-        plan: How it is called.
+        handler: The function to call.
+        plan: How the handler is called.
         codec: The queue's codec.
         settings: The queue's settings.
-        concurrency: How many handlers at a time at most.
-        timeout: How long one may take, seconds.
-        on_error: What to do about errors.
-        partitions: How many partitions the queue has; None: it is no partitioned queue.
+        concurrency: Maximum number of handlers at a time.
+        timeout: How long a handler may take, in seconds.
+        on_error: How to treat errors.
+        partitions: Number of partitions of the queue; None if it is not partitioned.
     """
 
     queue: str
@@ -49,7 +49,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class ListenerSettings:
-    """What ``worker.listener(...)`` was given, checked: all of a listener but its handler."""
+    """The arguments of ``worker.listener(...)``, checked: everything in a listener except its handler."""
 
     queue: str
     codec: Codec[Any] | None
@@ -63,11 +63,11 @@ class ListenerSettings:
         """Return the listener with this handler.
 
         Args:
-            handler: What is called.
-            known: The types of which there are dependencies.
+            handler: The function to call.
+            known: The types for which there are dependencies.
 
         Raises:
-            ConfigurationError: A parameter can be filled by nothing, an annotation cannot be read, or no codec knows the type.
+            ConfigurationError: A parameter cannot be filled, an annotation cannot be read, or no codec knows the type.
         """
         plan = plan_handler(handler, known)
         try:
@@ -89,16 +89,16 @@ def check_settings(
     on_error: OnError | None,
     partitions: int | None,
 ) -> ListenerSettings:
-    """Check everything that can be known before the handler is.
+    """Check everything that can be checked before the handler is known.
 
     Raises:
-        BadName, BadInput, ConfigurationError: It cannot work.
+        BadName, BadInput, ConfigurationError: A setting is invalid.
     """
     if not isinstance(queue, str):
         if callable(queue):
             raise ConfigurationError(f'the name of the queue is missing: @worker.listener("NAME") above {name_of(queue)}')
         raise BadName(f"the name of a queue is a str, not {queue!r}")
-    # The server may know it by another name; whether it can be one at all is seen from this.
+    # The server may know the queue by another name, but this one shows whether it can be a name at all.
     ReliableKeys.of(queue)
     check_codec(codec)
     settings.policy()
@@ -112,6 +112,6 @@ def check_settings(
 
 
 def check_count(name: str, count: int) -> None:
-    """Raise :class:`~delayq.BadInput` unless it is an int of at least 1."""
+    """Raise :class:`~delayq.BadInput` unless ``count`` is an int of at least 1."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise BadInput(f"{name} is an int of at least 1, not {count!r}")

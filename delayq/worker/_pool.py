@@ -1,14 +1,14 @@
-"""Who handles which message when: the hands of a worker, and what each listener has claimed for them.
+"""Decides which message is handled when: the hands of a worker, and the messages that each listener has claimed for them.
 
-A *lane* is a listener at work: its queue, what it has claimed ahead, how many of its handlers run. A fixed number of *hands*
-take from the lanes in turn, so a flood in one lane holds up another by one message and no more. Each lane claims as many as
-there are free hands, and as many more as are begun within a moment: nothing where handling takes long, a few hundred where it
-is quick. Where there are several lanes each holds one more, so that its turn finds something.
+A *lane* is a listener at work: its queue, the messages it has claimed ahead, and the number of its handlers that are running. A
+fixed number of *hands* take from the lanes in turn, so a flood in one lane holds up another by one message at most. Each lane
+claims as many messages as there are free hands, plus as many as will be begun within a moment: none where handling takes long,
+a few hundred where it is quick. If there are several lanes, each holds one more message, so that its turn finds one.
 
-What a lane holds may turn out too much: hands that were free are taken by other lanes, a handler hangs. Whatever comes for
-which no hand will be free soon goes back to the server at once, and so does what has waited a second while nothing moved;
-no attempt is counted. A lane that gave messages back has the next free hand, or it might never get one: while it asks the
-server for them again, the hand is kept free for it.
+A lane may turn out to hold too many messages, because hands that were free are taken by other lanes, or because a handler
+hangs. Messages that arrive when no hand will be free soon go back to the server at once, and so do those that have waited a
+second while nothing moved. No attempt is counted. A lane that gave messages back has the next free hand, or it might never get
+one: while it asks the server for them again, the hand is kept free for it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# What is claimed ahead goes back if nothing was begun for so long, seconds.
+# Messages claimed ahead go back if none was begun for this long, in seconds.
 _PATIENCE = 1.0
-# A hand that never had to wait lets others work after so many messages.
+# Number of messages after which a hand that never had to wait lets others work.
 _IN_A_ROW = 25
-# What was cancelled has so long to hand its message back, and is then cancelled again, seconds.
+# How long a cancelled handler has to hand its message back before it is cancelled again, in seconds.
 _HAND_BACK_WITHIN = 1.0
-# In a burst a lane that is empty looks again so often while others are at work, seconds.
+# In a burst, how often an empty lane looks again while others are at work, in seconds.
 _LOOK_AGAIN = 0.05
 
 
@@ -50,18 +50,18 @@ class Lane:
         self.source: Source = source
         self.handling: Handling = handling
         self.concurrency: int = concurrency
-        # How many of its handlers may run: all but those whose place a thread has that hangs.
+        # How many of its handlers may run: all except those whose place is taken by a thread that hangs.
         self.places: int = concurrency
         self.buffer: deque[Claimed] = deque()
         self.running: int = 0
         self.begun: int = 0
-        # How long handling one takes, seconds; None: nobody knows.
+        # How long handling one message takes, in seconds; None if unknown.
         self.took: float | None = None
-        # What was claimed ahead went back, and no hand was free since.
+        # Whether messages claimed ahead went back, and no hand has been free since.
         self.stuck: bool = False
         self.queued: bool = False
         self.hungry: asyncio.Future[None] | None = None
-        # What the pool had finished when the queue was last found empty, in a burst.
+        # Number of handlers that the pool had finished when the queue was last found empty, in a burst.
         self.empty_at: int = -1
 
 
@@ -69,14 +69,14 @@ class Pool:
     """The hands, and the lanes from which they take.
 
     Attributes:
-        running: How many handlers run.
-        finished: How many have ended.
+        running: Number of handlers that are running.
+        finished: Number of handlers that have ended.
     """
 
     def __init__(self, lanes: Sequence[Lane], hands: int, *, burst: bool, stop: Callable[[BaseException | None], None]) -> None:
         """Args:
-        lanes: Where messages come from.
-        hands: How many handlers run at a time.
+        lanes: The lanes from which messages come.
+        hands: Number of handlers that run at a time.
         burst: Whether to stop when nothing is due.
         stop: Called when there is nothing more to do, with the reason if that is an error.
         """
@@ -85,13 +85,13 @@ class Pool:
         self._burst = burst
         self._stop = stop
         self._ready: deque[Lane] = deque()
-        # Those that gave messages back for want of a hand, in order; those that did and had none since; and those whose
-        # feeders wait for room.
+        # Lanes that gave messages back for want of a hand, in order; lanes that did so and have had no hand since; and lanes
+        # whose feeders wait for room.
         self._owed: dict[Lane, None] = {}
         self._stuck: set[Lane] = set()
         self._hungry: dict[Lane, None] = {}
         self._idle: list[asyncio.Future[None]] = []
-        # A hand was called and has not come yet.
+        # Whether a hand was called and has not come yet.
         self._called = False
         self._workers: set[asyncio.Task[None]] = set()
         self._feeders: list[asyncio.Task[None]] = []
@@ -103,14 +103,14 @@ class Pool:
             lane.handling.threads.changed = partial(self._threads_changed, lane)
 
     def start(self) -> None:
-        """Begin to claim."""
+        """Start claiming messages."""
         for lane in self._lanes:
             feeder = asyncio.create_task(self._feed(lane), name=f"delayq feed {lane.source.name}")
             feeder.add_done_callback(self._stop_on_error)
             self._feeders.append(feeder)
 
     async def close(self) -> None:
-        """Claim no more, and give back what was claimed ahead. What runs goes on."""
+        """Stop claiming, and give back the messages claimed ahead. Running handlers continue."""
         self._closing = True
         for feeder in self._feeders:
             feeder.cancel()
@@ -123,7 +123,7 @@ class Pool:
             _wake(idle)
 
     async def drain(self, within: float, hurry: asyncio.Event) -> None:
-        """Wait until nothing runs any more, ``within`` seconds at most, or until somebody is in a hurry."""
+        """Wait until no handler is running, for at most ``within`` seconds, or until ``hurry`` is set."""
         until = self._time() + within
         hurried = asyncio.ensure_future(hurry.wait())
         try:
@@ -136,9 +136,9 @@ class Pool:
             hurried.cancel()
 
     async def end(self) -> None:
-        """Cancel what still runs, and see to it that everything is back on the server. Takes a few seconds at most."""
+        """Cancel the handlers that are still running, and bring everything back to the server. Takes a few seconds at most."""
         await self.close()
-        # What is cancelled hands its message back, and may be kept from that by a server that does not answer.
+        # A cancelled handler hands its message back, but a server that does not answer may keep it from doing so.
         for _ in range(2):
             for worker in self._workers:
                 worker.cancel()
@@ -157,7 +157,7 @@ class Pool:
     # Claiming
 
     def room(self, lane: Lane) -> int:
-        """How many messages the lane may claim now."""
+        """Return how many messages the lane may claim now."""
         free = min(lane.places - lane.running, self._hands - self.running)
         if lane not in self._owed:
             free = min(free, self._hands - self.running - len(self._owed))
@@ -183,7 +183,7 @@ class Pool:
                 if failures == 1:
                     _log.error("queue %r: nothing can be claimed: %s", lane.source.name, error, extra=about(lane.source.name))
                 await self._pause(lane, failures)
-            except Exception:  # noqa: BLE001 - whatever it is, other queues must not suffer from it
+            except Exception:  # noqa: BLE001 - other queues must not suffer, whatever fails
                 failures += 1
                 if failures == 1:
                     _log.exception("queue %r: nothing can be claimed", lane.source.name, extra=about(lane.source.name))
@@ -199,20 +199,20 @@ class Pool:
     async def _fill(self, lane: Lane) -> None:
         owed = lane in self._owed
         finished, begun = self.finished, lane.begun
-        # What it holds meanwhile must not wait for ever either.
+        # Messages that the lane holds in the meantime must not wait forever either.
         wait = 0.0 if owed or self._burst else (_PATIENCE if lane.buffer else None)
         taken = await lane.source.claim(min(self.room(lane), lane.source.most_at_once), wait)
         if wait and not taken and lane.begun == begun:
             self._give_up(lane)
         if owed and not taken:
-            # It has had its chance. Otherwise the hand is kept until it takes it.
+            # The lane has had its chance. If messages came, the hand is kept until the lane takes it.
             self._owed.pop(lane, None)
         room = max(0, self.room(lane))
         lane.buffer.extend(taken[:room])
         if len(taken) > room:
             lane.source.give_back(taken[room:])
         self._offer(lane)
-        # Also for others: the hand that was kept for it may be free.
+        # This concerns other lanes too: the hand that was kept for this one may be free.
         self._kick()
         if self._burst and not taken:
             lane.empty_at = finished
@@ -261,30 +261,30 @@ class Pool:
         return bool(self.running or any(lane.buffer or lane.source.unanswered for lane in self._lanes))
 
     def _stop_if_done(self) -> None:
-        # Whatever ended after a lane was found empty may have offered something to it.
+        # A handler that ended after a lane was found empty may have offered a message to it.
         if not self._at_work() and all(lane.empty_at == self.finished or not lane.places for lane in self._lanes):
             self._stop(None)
 
     # Handling
 
     def _threads_changed(self, lane: Lane) -> None:
-        """More of the lane's threads hang, or fewer."""
+        """Adjust the lane after the number of its threads that hang has changed."""
         lane.places = max(0, lane.concurrency - lane.handling.threads.hanging)
         if not lane.places:
-            # Its hand would be kept in vain.
+            # A hand for it would be kept in vain.
             self._owed.pop(lane, None)
         self._offer(lane)
         self._feed_if_hungry(lane)
         self._kick()
 
     def _offer(self, lane: Lane) -> None:
-        """The lane may have something to do."""
+        """Put the lane in line for a hand, if it has something to do."""
         if not lane.queued and lane.buffer and lane.running < lane.places:
             lane.queued = True
             self._ready.append(lane)
 
     def _kick(self) -> None:
-        """Put one more hand to work, if there is work. It calls the next one: quick work needs few hands."""
+        """Put one more hand to work, if there is work. It calls the next one, so quick work needs few hands."""
         if not self._ready or self._closing or self._called:
             return
         while self._idle:
@@ -308,7 +308,7 @@ class Pool:
             self._stop(error)
 
     def _next(self) -> Lane | None:
-        """The lane whose turn it is. Lanes that are owed a hand may have the last ones, others not."""
+        """Return the lane whose turn it is. The last free hands are reserved for lanes that are owed one."""
         free = self._hands - self.running
         for _ in range(len(self._ready)):
             lane = self._ready.popleft()
@@ -336,7 +336,7 @@ class Pool:
             self.running += 1
             if self._owed:
                 self._owed.pop(lane, None)
-            # In turn: it stands behind the others now.
+            # In turn: the lane is behind the others now.
             self._offer(lane)
             if self._ready and not self._called:
                 self._kick()
@@ -372,7 +372,7 @@ class Pool:
                 other.stuck = False
             self._stuck.clear()
         if self._hungry:
-            # The hand is free for whichever lane: those that were promised it first.
+            # The hand is free for any lane. Lanes that were promised it come first.
             for other in (*self._owed, *self._hungry):
                 self._feed_if_hungry(other)
 

@@ -1,4 +1,4 @@
-"""Signals that stop a worker."""
+"""Handles the signals that stop a worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def signals_handled(call: Callable[[], None]) -> Iterator[None]:
-    """Have ``call`` called in the event loop for the first signal and the second; a third has its default action.
+    """Call ``call`` in the event loop for the first and the second signal. A third one has its default action.
 
     Outside the main thread Python delivers no signals, and this does nothing.
     """
@@ -30,13 +30,14 @@ def signals_handled(call: Callable[[], None]) -> Iterator[None]:
         nonlocal caught
         caught += 1
         if caught > 1:
-            # Here, and not in the loop: a handler may block the loop, or Python itself.
+            # Here rather than in the loop: a handler may block the loop, or Python itself.
             for number in NUMBERS:
                 signal.signal(number, signal.SIG_DFL)
-        # Also wakes the loop.
+        # This also wakes the loop.
         loop.call_soon_threadsafe(call)
 
-    # Not loop.add_signal_handler: it cannot put back what was there before, such as what asyncio.run() does on Ctrl-C.
+    # Not loop.add_signal_handler: it cannot restore the handlers that were there before, such as the one that asyncio.run()
+    # installs for Ctrl-C.
     before = {number: signal.signal(number, handle) for number in NUMBERS}
     try:
         yield

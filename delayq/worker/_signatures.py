@@ -1,4 +1,4 @@
-"""What a handler or a dependency asks for: its parameters, and the types in their annotations. Pure."""
+"""Reads from a handler or a dependency which parameters it asks for, and the types in their annotations. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 NOTHING: Any = inspect.Parameter.empty
-"""The annotation of what has none."""
+"""The annotation of a parameter that has none."""
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _STREAMS = (AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator)
@@ -26,7 +26,7 @@ _STREAMS = (AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, I
 
 @dataclass(frozen=True)
 class Injected:
-    """A parameter that is filled by its type: :class:`Message` for the message, else the type of a dependency."""
+    """A parameter that is filled by its type: :class:`Message` for the message, otherwise the type of a dependency."""
 
     name: str
     kind: Any
@@ -38,9 +38,9 @@ class HandlerPlan:
 
     Attributes:
         value: The type of the value.
-        takes_message: Whether the first parameter is the message, and the value is taken from there.
+        takes_message: Whether the first parameter takes the message, which carries the value.
         injected: The other parameters.
-        is_async: Whether it runs in the event loop. Otherwise in a thread.
+        is_async: Whether the handler runs in the event loop. Otherwise it runs in a thread.
     """
 
     value: Any
@@ -50,13 +50,13 @@ class HandlerPlan:
 
 
 def name_of(function: Any) -> str:
-    """What to call it in an error."""
+    """Return the name by which errors refer to a function."""
     function = _plain(function)
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
 def is_async(function: Any) -> bool:
-    """Whether a function, or the one behind a partial, a method or a decorator, is a coroutine function."""
+    """Return whether a function, or the one behind a partial, a method or a decorator, is a coroutine function."""
     return callable(function) and any(_is(inspect.iscoroutinefunction, one) for one in (function, _plain(function)))
 
 
@@ -64,11 +64,11 @@ def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> Handler
     """Decide how a handler is called.
 
     Args:
-        handler: A function, sync or async, a method, a partial, or an object with ``__call__``.
-        known: The types of which there are dependencies.
+        handler: A function (sync or async), a method, a partial, or an object with ``__call__``.
+        known: The types for which there are dependencies.
 
     Raises:
-        ConfigurationError: It takes no value, a parameter can be filled by nothing, or an annotation cannot be read.
+        ConfigurationError: The handler takes no value, a parameter cannot be filled, or an annotation cannot be read.
     """
     if not callable(handler) or _is_generator(handler):
         raise ConfigurationError(f"{name_of(handler)} is no handler: a function, sync or async, that yields nothing")
@@ -95,15 +95,15 @@ def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> Handler
 
 @dataclass(frozen=True)
 class Dependency:
-    """A function that makes something by its type.
+    """A function that makes the object for a type.
 
     Attributes:
         kind: The type.
-        function: What makes it.
-        is_async: Whether it is a coroutine function, or an async generator.
-        yields: Whether it is a generator: what follows its ``yield`` tears down.
-        takes: Its parameters.
-        once: Whether it is made once in a run of the worker; else for each message that asks for it.
+        function: The function that makes the object.
+        is_async: Whether the function is a coroutine function or an async generator.
+        yields: Whether the function is a generator, which tears the object down after its ``yield``.
+        takes: The function's parameters.
+        once: Whether the object is made once in a run of the worker, rather than for each message that asks for it.
     """
 
     kind: Any
@@ -118,12 +118,13 @@ def plan_dependency(function: Callable[..., Any], known: Collection[Any], *, onc
     """Decide how a dependency is made.
 
     Args:
-        function: Its return annotation says of what type it is.
-        known: The types that it may ask for.
+        function: The function, whose return annotation gives the type.
+        known: The types that the function may ask for.
         once: See :class:`Dependency`.
 
     Raises:
-        ConfigurationError: It has no return annotation, a parameter can be filled by nothing, or an annotation cannot be read.
+        ConfigurationError: The function has no return annotation, a parameter cannot be filled, or an annotation cannot be
+            read.
     """
     if not callable(function) or inspect.isclass(function):
         raise ConfigurationError(f"{name_of(function)} is no dependency: a function, sync or async, that returns or yields it")
@@ -146,10 +147,10 @@ def plan_dependency(function: Callable[..., Any], known: Collection[Any], *, onc
 
 
 def annotation_of(function: Callable[..., Any], name: str) -> Any:
-    """The annotation of one parameter, or of ``return``; also where it is text. The others may be unreadable.
+    """Return the annotation of one parameter, or of ``return``, even if it is a string. The others may be unreadable.
 
     Raises:
-        ConfigurationError: It names something that does not exist where the function stands.
+        ConfigurationError: The annotation names something that does not exist where the function is defined.
     """
     plain = _plain(function)
     annotations = getattr(plain, "__annotations__", {})
@@ -168,7 +169,7 @@ def annotation_of(function: Callable[..., Any], name: str) -> Any:
 
 
 def show(kind: Any) -> str:
-    """A type as one would write it."""
+    """Return a type as you would write it."""
     return kind.__qualname__ if isinstance(kind, type) and typing.get_origin(kind) is None else str(kind)
 
 
@@ -201,7 +202,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _plain(function: Any) -> Any:
-    """The function in a partial, a method, a decorator's wrapper, or an object with ``__call__``."""
+    """Return the function inside a partial, a method, a decorator's wrapper, or an object with ``__call__``."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -210,7 +211,7 @@ def _plain(function: Any) -> Any:
         elif inspect.ismethod(function):
             function = function.__func__
         elif callable(function) and not inspect.isroutine(function) and not inspect.isclass(function):
-            return getattr(type(function), "__call__")  # noqa: B004, B009 - of the class, for it is the plain function
+            return getattr(type(function), "__call__")  # noqa: B004, B009 - from the class, where it is the plain function
         else:
             return function
 
@@ -228,7 +229,7 @@ def _closure(function: Any) -> dict[str, Any]:
 
 
 def _is(test: Callable[[Any], bool], function: Any) -> bool:
-    return test(function) or test(getattr(function, "__call__", None))  # noqa: B004 - the bound method itself is looked at
+    return test(function) or test(getattr(function, "__call__", None))  # noqa: B004 - this examines the bound method itself
 
 
 def _is_generator(function: Any) -> bool:

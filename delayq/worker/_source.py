@@ -1,4 +1,4 @@
-"""What a worker uses of a queue: the same ways as the queue's own loop takes."""
+"""Gives a worker access to a queue, by the same paths that the queue's own loop takes."""
 # ruff: noqa: SLF001 - the worker and the queue are one library
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from delayq.message import Message
     from delayq.reliable_queue import ReliableQueue
 
-    # What is claimed, and the queue or partition that has it.
+    # A claimed message, and the queue or partition that holds it.
     Claimed = tuple[ReliableQueue[Any], Taken[Claim]]
 
-# What one call claims of a queue or partition at most.
+# Maximum number of messages that one call claims from a queue or partition.
 _BATCH = 100
 
 
 class Source:
-    """Claims messages of one queue, and gives back what nobody began to handle. Its partitions, if any, take turns."""
+    """Claims messages of one queue, and gives back those that no handler has begun. Its partitions, if any, take turns."""
 
     def __init__(self, queue: ReliableQueue[Any] | PartitionedQueue[Any]) -> None:
         self._queue = queue
@@ -35,37 +35,37 @@ class Source:
         return self._queue.name
 
     async def claim(self, count: int, wait: float | None) -> Sequence[Claimed]:
-        """Take what is due, up to ``count``, waiting so many seconds for the first (None: as long as it takes).
+        """Take up to ``count`` due messages, waiting at most ``wait`` seconds for the first (None: indefinitely).
 
         Raises:
-            ServerUnavailable, OutcomeUnknown: Only with a ``wait`` of 0. Otherwise as :meth:`ReliableQueue.claim`.
+            ServerUnavailable, OutcomeUnknown: Only with a ``wait`` of 0. Otherwise as for :meth:`ReliableQueue.claim`.
         """
         if isinstance(self._queue, PartitionedQueue):
             return [*await self._queue._take(count, wait)]
         return [(self._queue, taken) for taken in await self._queue._take(count, wait)]
 
     def give_back(self, claimed: Sequence[Claimed]) -> None:
-        """These go back as they were; no attempt is counted."""
+        """Give messages back as they were, without counting an attempt."""
         for part in self._parts:
             if some := [taken for queue, taken in claimed if queue is part]:
                 part._open.claims.taker.give_back(some)
 
     async def quiet(self, within: float) -> None:
-        """Wait until what was given back is on the server, ``within`` seconds at most."""
+        """Wait until the messages given back are on the server, for at most ``within`` seconds."""
         await asyncio.gather(*(part._open.claims.quiet(within) for part in self._parts))
 
     @property
     def most_at_once(self) -> int:
-        """How many messages to claim at once at most."""
+        """Maximum number of messages to claim at once."""
         return _BATCH * len(self._parts)
 
     @property
     def unanswered(self) -> int:
-        """How many acknowledgements are on their way."""
+        """Number of acknowledgements in flight."""
         return sum(part._open.settling.unanswered for part in self._parts)
 
     async def flush(self) -> None:
-        """Wait for the answers to all acknowledgements that were sent before now."""
+        """Wait for the answers to all acknowledgements sent before now."""
         await asyncio.gather(*(part._open.settling.flush() for part in self._parts))
 
     def message(self, claimed: Claimed) -> Message[Any]:

@@ -1,4 +1,4 @@
-"""Runs handlers that are no coroutines: in threads."""
+"""Runs handlers that are not coroutine functions, in threads."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ _Outcome = tuple[Any, BaseException | None]
 
 
 class NotBegun(BaseException):
-    """The system gives no thread, so the function was not called.
+    """Raised when the system cannot provide a thread, so that the function was not called.
 
-    No ``Exception``, so that a middleware that catches these does not take it for one of the handler.
+    This is not an ``Exception``, so that a middleware that catches those does not take it for an error of the handler.
     """
 
 
 class Threads:
     """The threads of one listener.
 
-    A thread cannot be stopped. A handler that times out, or whose message is lost, is abandoned: its thread *hangs* until
-    the function returns. The pool counts such a thread as a place taken, so a message is begun only when a thread is
-    free for it, and the handlers of one listener take no threads from another.
+    A thread cannot be stopped. A handler that times out, or whose message is lost, is abandoned: its thread *hangs* until the
+    function returns. The pool counts such a thread as a place taken, so a message is begun only when a thread is free for it,
+    and the handlers of one listener take no threads from another.
 
-    All threads are daemons, so that a process ends although some hang.
+    All threads are daemons, so that a process can end although some of them hang.
 
     Attributes:
-        hanging: How many hang now.
+        hanging: Number of threads that hang now.
         changed: Called in the event loop when that number has changed.
     """
 
     def __init__(self, queue: str, most: int) -> None:
         """Args:
         queue: The listener's queue, for the log.
-        most: How many handlers the listener runs at a time, for the log.
+        most: Number of handlers that the listener runs at a time, for the log.
         """
         self._queue = queue
         self._most = most
@@ -58,10 +58,10 @@ class Threads:
         return len(self._abandoned)
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Call the function in a thread, in a copy of the current context. If the caller is cancelled, the thread goes on.
+        """Call the function in a thread, in a copy of the current context. If the caller is cancelled, the thread continues.
 
         Raises:
-            NotBegun: There is no thread for it.
+            NotBegun: There is no thread for the function.
         """
         thread = self._idle.pop() if self._idle else self._start()
         loop = asyncio.get_running_loop()
@@ -76,14 +76,14 @@ class Threads:
         if error is None:
             return result
         try:
-            # A KeyboardInterrupt is no Ctrl-C, which arrives in the main thread, and must not end the event loop.
+            # This KeyboardInterrupt is not Ctrl-C, which arrives in the main thread, and it must not end the event loop.
             raise RuntimeError("the handler raised KeyboardInterrupt") if isinstance(error, KeyboardInterrupt) else error
         finally:
             # The error's traceback refers to this frame.
             del error
 
     def close(self) -> None:
-        """Let the threads end: idle ones now, others when their function has returned."""
+        """Let the threads end: idle ones now, the others when their function has returned."""
         self._closed = True
         for thread in self._idle:
             thread.end()
@@ -130,7 +130,7 @@ class Threads:
 
 
 class _Thread(threading.Thread):
-    """A thread that calls one function after the other."""
+    """A thread that calls one function after another."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -138,7 +138,7 @@ class _Thread(threading.Thread):
         self.is_busy = False
 
     def call(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop, returned: Callable[[_Outcome], None]) -> None:
-        """Call the function, then let ``returned`` be called in the loop."""
+        """Call the function, then have ``returned`` called in the loop."""
         self.is_busy = True
         self._calls.put(partial(_call, function, loop, returned))
 
@@ -148,7 +148,7 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         while (call := self._calls.get()) is not None:
             goes_on = call()
-            # Idle, it keeps nothing of the message alive.
+            # While idle, the thread keeps nothing of the message alive.
             del call
             if not goes_on:
                 return
@@ -158,12 +158,12 @@ def _call(function: Callable[[], Any], loop: asyncio.AbstractEventLoop, returned
     outcome: _Outcome
     try:
         outcome = function(), None
-    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its caller's
+    except BaseException as error:  # noqa: BLE001 - any error that a handler raises goes to its caller
         outcome = None, error
     try:
         loop.call_soon_threadsafe(returned, outcome)
     except RuntimeError:
-        # The loop was closed meanwhile. Nothing will ever be called here again.
+        # The loop was closed in the meantime. Nothing will ever be called here again.
         return False
     finally:
         del outcome

@@ -1,4 +1,4 @@
-"""What becomes of a message whose handler has raised. Pure."""
+"""Decides what becomes of a message whose handler has raised. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from delayq.errors import BadInput
 from delayq.message import Reject, RetryAfter, errors_in, instruction_of
 
 Answer = Backoff | RetryAfter | Reject | type[Reject]
-"""What to do about an error: try again as the backoff says, after that delay, or never."""
+"""How to treat an error: try again by this backoff, try again after this delay, or never try again."""
 OnError = Mapping[type[BaseException], Answer]
-"""What to do about errors, by class. The most specific class counts."""
+"""How to treat errors, by class. The most specific class counts."""
 
 
 @dataclass(frozen=True)
 class Again:
-    """It is tried again. ``backoff`` or ``delay`` if not as the queue's backoff says."""
+    """The message is tried again, by ``backoff`` or after ``delay`` if one is given, otherwise by the queue's backoff."""
 
     backoff: Backoff | None = None
     delay: RetryAfter | None = None
@@ -25,16 +25,16 @@ class Again:
 
 @dataclass(frozen=True)
 class Never:
-    """It becomes a dead letter."""
+    """The message becomes a dead letter."""
 
     reason: str
 
 
 def verdict(error: BaseException, on_error: OnError) -> Again | Never:
-    """Decide what becomes of the message.
+    """Decide what becomes of a message.
 
-    An instruction that the handler raises goes first. Of an exception group, each error in it is looked up: one that is
-    never to be tried again decides; else the first that ``on_error`` knows; else the group itself is looked up.
+    An instruction that the handler raises takes precedence. In an exception group, each error is looked up: one that is never
+    to be tried again decides; failing that, the first one that ``on_error`` knows; failing that, the group itself is looked up.
     """
     said = instruction_of(error)
     if said is not None:
@@ -63,10 +63,10 @@ def _decide(answer: Answer | None, error: BaseException, *, said: bool = False) 
 
 
 def checked(on_error: OnError | None) -> OnError:
-    """A copy of it.
+    """Return a copy of ``on_error``, after checking it.
 
     Raises:
-        BadInput: It is no such mapping.
+        BadInput: It is not a valid mapping.
     """
     if on_error is not None and not isinstance(on_error, Mapping):
         raise BadInput(f"on_error is a dict of exception classes, not {on_error!r}")

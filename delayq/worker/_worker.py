@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 M = TypeVar("M", bound="Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]")
 
-# A logger of its own: what a process tells of its life can be set apart from messages and queues.
+# A separate logger, so that records about the life of a process can be kept apart from those about messages and queues.
 _log = logging.getLogger("delayq.worker")
 
 
 class Worker:
-    """Handles messages of reliable queues: one listener for each queue.
+    """Handles messages of reliable queues, with one listener for each queue.
 
     ::
 
@@ -56,8 +56,8 @@ class Worker:
 
         asyncio.run(worker.run())
 
-    A message whose handler returns is acknowledged. One whose handler raises is tried again with the queue's backoff, and
-    at last becomes a dead letter. Its lease is renewed while the handler runs; it is delivered at least once.
+    A message whose handler returns is acknowledged. If the handler raises, the message is tried again with the queue's backoff,
+    and finally becomes a dead letter. The lease is renewed while the handler runs. A message is delivered at least once.
     """
 
     def __init__(
@@ -68,24 +68,25 @@ class Worker:
         shutdown_timeout: Duration = 30.0,
         lifespan: Callable[[Worker], AbstractAsyncContextManager[object]] | None = None,
     ) -> None:
-        """Make a worker, without listeners yet.
+        """Create a worker, which has no listeners yet.
 
         Args:
-            client: Whose queues. An address, or None, as for :func:`delayq.connect`: then the worker opens a client for each
-                run. So it does with a client that is not open yet. One that is open stays yours to close.
-            concurrency: How many handlers run at a time, over all listeners.
-            shutdown_timeout: How long a stop waits for the handlers that run, seconds or a timedelta.
-            lifespan: Called with the worker; what it returns is entered when the client is open and before the first
-                message, and left after the last.
+            client: The client whose queues are handled. With an address, or None, as for :func:`delayq.connect`, the worker
+                opens a client for each run. It also opens a client that is not open yet. A client that is already open stays
+                yours to close.
+            concurrency: Number of handlers that run at a time, across all listeners.
+            shutdown_timeout: How long a stop waits for running handlers, in seconds or as a timedelta.
+            lifespan: Called with the worker. The context manager it returns is entered when the client is open and before the
+                first message, and left after the last one.
 
         Raises:
-            BadInput: A setting cannot work.
-            ConfigurationError: The address or the lifespan cannot work.
+            BadInput: A setting is invalid.
+            ConfigurationError: The address or the lifespan is invalid.
         """
         check_count("concurrency", concurrency)
         _check_lifespan(lifespan)
         if client is not None and not isinstance(client, Client):
-            # Only to see whether it can be one: a client is opened once, a worker runs any number of times.
+            # Only a check that this is a valid address: a client is opened once, while a worker runs any number of times.
             connect(client)
         self._given = client
         self._concurrency = concurrency
@@ -100,10 +101,10 @@ class Worker:
 
     @property
     def client(self) -> Client:
-        """The client, while the worker runs.
+        """The client, while the worker is running.
 
         Raises:
-            Closed: It does not run.
+            Closed: The worker is not running.
         """
         if self._client is None:
             raise Closed("the worker does not run")
@@ -111,15 +112,15 @@ class Worker:
 
     @property
     def shutdown_timeout(self) -> float:
-        """How long a stop waits for the handlers that run, seconds."""
+        """How long a stop waits for running handlers, in seconds."""
         return self._shutdown_timeout
 
     @property
     def needs_address(self) -> bool:
-        """Whether the worker was given neither a client nor an address, and takes ``$DELAYQ_URL``."""
+        """Whether the worker was given neither a client nor an address, and uses ``$DELAYQ_URL``."""
         return self._given is None
 
-    # What it does
+    # Registration
 
     def listener(
         self,
@@ -139,34 +140,36 @@ class Worker:
         max_payload: int = 512 * 1024,
         partitions: int | None = None,
     ) -> Callable[[F], F]:
-        """Let a function handle the messages of a queue. It is returned as it is.
+        """Register a function as the handler of a queue's messages. The function is returned unchanged.
 
-        Its first parameter gets the value, whose type is read from the annotation (see :func:`delayq.codecs.codec_for`);
-        or the message, if it is a :class:`~delayq.Message`. Others are filled by their type: ``Message``, ``Client``,
-        ``Worker``, or that of a :meth:`dependency`. A function that is no coroutine function runs in a thread.
+        Its first parameter receives the value, whose type is read from the annotation (see :func:`delayq.codecs.codec_for`), or
+        the message, if it is annotated as a :class:`~delayq.Message`. Other parameters are filled by type: ``Message``,
+        ``Client``, ``Worker``, or the type of a :meth:`dependency`. A function that is not a coroutine function runs in a
+        thread.
 
         Args:
-            queue: Its name.
-            concurrency: How many of its handlers run at a time; as many as the worker's if None.
-            timeout: How long a handler may take, seconds or a timedelta: then it is cancelled, and the message tried again.
-            codec: How bytes become values, instead of what the annotation says.
-            on_error: What to do about errors, by class, the most specific one first: a :class:`~delayq.Backoff` or a
-                :class:`~delayq.RetryAfter` tries again, :class:`~delayq.Reject` never.
-            lease: As for :meth:`delayq.Client.reliable_queue`, and so are all below.
-            max_attempts: After so many a message becomes a dead letter; None: never.
-            backoff: How long a message that failed waits for its next attempt.
-            dedup_window: For how long after a message was handled its id still counts as taken.
-            expired: What happens to a message past its ``ttl``: ``"drop"``, or ``"dead"`` for a dead letter.
-            max_size: For who offers through the worker's client.
-            when_full: The same.
-            max_payload: The same.
-            partitions: As many as the queue has: as for :meth:`delayq.Client.reliable_queue`. Its handlers serve all of
-                them in turn.
+            queue: The queue's name.
+            concurrency: Number of this queue's handlers that run at a time; None for as many as the worker runs.
+            timeout: How long a handler may take, in seconds or as a timedelta. After that it is cancelled, and the message is
+                tried again.
+            codec: How bytes become values, instead of the way the annotation implies.
+            on_error: How to treat errors, by class, the most specific one first: a :class:`~delayq.Backoff` or a
+                :class:`~delayq.RetryAfter` tries again, :class:`~delayq.Reject` never does.
+            lease: As for :meth:`delayq.Client.reliable_queue`, like all arguments below.
+            max_attempts: Number of attempts after which a message becomes a dead letter; None for no limit.
+            backoff: How long a failed message waits for its next attempt.
+            dedup_window: How long the id of a message still counts as taken after the message was handled.
+            expired: How to treat a message past its ``ttl``: ``"drop"``, or ``"dead"`` to make it a dead letter.
+            max_size: Applies to messages that are offered through the worker's client.
+            when_full: Applies to the same messages.
+            max_payload: Applies to the same messages.
+            partitions: Number of partitions of the queue, as for :meth:`delayq.Client.reliable_queue`. The handlers serve all
+                of them in turn.
 
         Raises:
-            BadName, BadInput: A setting cannot work.
-            ConfigurationError: The queue has a listener already, a parameter can be filled by nothing, an annotation
-                cannot be read, or no codec knows the type.
+            BadName, BadInput: A setting is invalid.
+            ConfigurationError: The queue has a listener already, a parameter cannot be filled, an annotation cannot be read, or
+                no codec knows the type.
         """
         checked = check_settings(
             queue,
@@ -193,19 +196,20 @@ class Worker:
     @overload
     def dependency(self, function: None = None, /, *, once: bool = False) -> Callable[[F], F]: ...
     def dependency(self, function: F | None = None, /, *, once: bool = False) -> F | Callable[[F], F]:
-        """Let a function make what handlers ask for by type: the type in its return annotation.
+        """Register a function that makes the objects handlers ask for by type: the type in its return annotation.
 
-        It may be a coroutine function or not; or a generator of either kind that yields once, and what follows the
-        ``yield`` takes down: it sees the handler's exception. Its parameters are filled as those of a handler. Register
-        it before what asks for it.
+        It may be a plain function, a coroutine function, or a generator of either kind that yields once. The code after the
+        ``yield`` tears the object down, and sees the handler's exception. The parameters are filled like those of a handler.
+        Register a dependency before anything that asks for it.
 
         Args:
-            function: When used without parentheses.
-            once: Make it once, when the worker starts, and take it down when it ends. Otherwise it is made for each
-                message whose handler asks for it, once.
+            function: The function, when used without parentheses.
+            once: Make the object once, when the worker starts, and tear it down when the worker ends. Otherwise it is made for
+                each message whose handler asks for it, once.
 
         Raises:
-            ConfigurationError: It has no return annotation, there is one of that type, or a parameter can be filled by nothing.
+            ConfigurationError: The function has no return annotation, there is a dependency of that type already, or a
+                parameter cannot be filled.
         """
 
         def register(function: F) -> F:
@@ -220,13 +224,14 @@ class Worker:
         return register if function is None else register(function)
 
     def middleware(self, around: M) -> M:
-        """Let a coroutine function run around every handler: ``async def around(message, call_next)``.
+        """Register a coroutine function that runs around every handler: ``async def around(message, call_next)``.
 
-        It awaits ``call_next()``, which runs the rest; the first that was registered is outermost. What it raises counts as
-        the handler's error; what it does not let pass counts as success. A message that cannot be decoded does not get here.
+        It awaits ``call_next()``, which runs the rest. The middleware that was registered first is outermost. An error that it
+        raises counts as the handler's error; an error that it suppresses counts as success. Messages that cannot be decoded do
+        not reach it.
 
         Raises:
-            ConfigurationError: It is no coroutine function.
+            ConfigurationError: ``around`` is not a coroutine function.
         """
         self._check_idle()
         if not is_async(around):
@@ -234,7 +239,7 @@ class Worker:
         self._middleware.append(around)
         return around
 
-    # Its life
+    # Life cycle
 
     async def run(
         self,
@@ -245,23 +250,25 @@ class Worker:
     ) -> None:
         """Handle messages until :meth:`stop`, SIGTERM or SIGINT.
 
-        Then it claims no more, waits for the handlers that run for ``shutdown_timeout``, cancels what is left, gives back
-        every message that was not handled without counting an attempt, and returns. If the caller is cancelled, handlers are
-        cancelled at once.
+        The worker then stops claiming, waits up to ``shutdown_timeout`` for the handlers that are running, cancels those that
+        are left, gives back every message that was not handled, without counting an attempt, and returns. If the caller is
+        cancelled, handlers are cancelled at once.
 
-        A signal while the worker still starts cancels the start. A second signal cancels at once: the handlers, or a lifespan
-        that is being left. A third one has its default action, which ends the process. Signals work in the main thread only.
+        A signal while the worker is still starting cancels the start. A second signal cancels at once: the handlers, or a
+        lifespan that is being left. A third one has its default action, which ends the process. Signals work in the main thread
+        only.
 
         Args:
-            burst: Return when nothing is due in any of the queues and no handler runs. What is delayed, as a message that
-                is to be tried again, is not waited for; nor what other workers have.
-            started: Called when everything is set up and messages are about to come.
-            lifespan: Another one of this run, around the worker's own.
+            burst: Return when nothing is due in any of the queues and no handler is running. The worker does not wait for
+                delayed messages, such as those that are to be tried again, nor for messages that other workers have.
+            started: Called when everything is set up and messages are about to arrive.
+            lifespan: An additional lifespan for this run, around the worker's own.
 
         Raises:
-            ConfigurationError: There is no listener, it runs already, or a queue is open here with other settings.
-            ServerUnavailable, ServerRefused: The client could not be opened. Once it is, the worker waits for the server.
-            Closed: The client was closed meanwhile.
+            ConfigurationError: There is no listener, the worker is running already, or a queue is open here with other
+                settings.
+            ServerUnavailable, ServerRefused: The client could not be opened. Once it is open, the worker waits for the server.
+            Closed: The client was closed in the meantime.
         """
         _check_lifespan(lifespan)
         stop = self._begin()
@@ -269,12 +276,15 @@ class Worker:
             await self._run(stop, lifespan, burst=burst, started=started)
 
     def stop(self) -> None:
-        """Let :meth:`run` end as upon a signal. Call it in the event loop; it returns at once. Not running: does nothing."""
+        """Make :meth:`run` end as it does on a signal.
+
+        Call this in the event loop; it returns at once. Does nothing if the worker is not running.
+        """
         if self._stop is not None:
             self._stop.ask(None)
 
     async def __aenter__(self) -> Self:
-        """Run in the background, without signals, until the block ends. Raises as :meth:`run`."""
+        """Run in the background, without signals, until the block ends. Raises the same errors as :meth:`run`."""
         stop = self._begin()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         running = self._run(stop, None, burst=False, started=lambda: started.set_result(None))
@@ -286,16 +296,16 @@ class Worker:
             await asyncio.wait((task,))
             raise
         if not started.done():
-            # It has ended before it began.
+            # The run has ended before it began.
             await task
         self._background = task
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop, and wait for that.
+        """Stop the worker, and wait until it has stopped.
 
         Raises:
-            Closed: The client was closed meanwhile.
+            Closed: The client was closed in the meantime.
         """
         task, self._background = self._background, None
         assert task is not None
@@ -312,7 +322,7 @@ class Worker:
     def __repr__(self) -> str:
         return f"<Worker of {', '.join(map(repr, self._listeners)) or 'nothing'}>"
 
-    # Inside
+    # Internals
 
     def _known(self) -> set[Any]:
         return {Client, Worker, *self._makers}
@@ -339,7 +349,7 @@ class Worker:
         try:
             async with stop.cancellable(), AsyncExitStack() as stack:
                 self._client = await self._opened(stack)
-                # First in, last out: a lifespan may use the client, a dependency what the lifespan has set up.
+                # First in, last out: a lifespan may use the client, and a dependency may use anything a lifespan has set up.
                 for lifespan in (around, self._lifespan):
                     if lifespan is not None:
                         await stack.enter_async_context(lifespan(self))
@@ -384,7 +394,7 @@ class Worker:
                 if count is None
                 else self._client.reliable_queue(name, codec=codec, partitions=count, **settings)
             )
-            # More than the worker's own concurrency never run.
+            # No more than the worker's own concurrency ever run.
             concurrency = min(listener.concurrency, self._concurrency)
             threads = Threads(name, concurrency)
             handling = Handling(listener, self._middleware, self._makers, made, threads, stop.cancels_handlers)
@@ -413,7 +423,7 @@ def _check_lifespan(lifespan: object) -> None:
 
 
 async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Await a coroutine that takes a few seconds at most, however often the caller is cancelled meanwhile."""
+    """Await a coroutine that takes a few seconds at most, however often the caller is cancelled in the meantime."""
     task = asyncio.create_task(coroutine)
     cancelled = False
     while not task.done():
@@ -427,13 +437,13 @@ async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 class _Stop:
-    """Whether a run of the worker is to stop, and how.
+    """Tracks whether a run of the worker should stop, and how.
 
     Attributes:
-        asked: Set when it is to claim no more.
-        at_once: Set when it is to cancel its handlers.
-        error: With what the run ends.
-        handlers_cancelled: Whether it has cancelled them.
+        asked: Set when the run should stop claiming.
+        at_once: Set when the run should cancel its handlers.
+        error: The error with which the run ends, if any.
+        handlers_cancelled: Whether the run has cancelled its handlers.
     """
 
     def __init__(self, shutdown_timeout: float) -> None:
@@ -444,13 +454,13 @@ class _Stop:
         self._shutdown_timeout = shutdown_timeout
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
-        # Cancels the run where it starts or ends, at a moment that is set when it is asked to stop.
+        # Cancels the run while it starts or ends, at a moment that is set when the run is asked to stop.
         self._limit: asyncio.Timeout = asyncio.timeout(None)
         self._phase: Literal["starting", "working", "ending"] = "starting"
 
     @asynccontextmanager
     async def cancellable(self) -> AsyncIterator[None]:
-        """Let :meth:`ask` and :meth:`signalled` cancel the block where it starts or ends; it then just ends."""
+        """Let :meth:`ask` and :meth:`signalled` cancel the block while it starts or ends. A cancelled block just ends."""
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
@@ -468,7 +478,7 @@ class _Stop:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Handle messages in the block: what stops it now ends it in order, and cancels nothing else."""
+        """Handle messages in the block. A stop now ends it in order, and cancels nothing else."""
         self._phase = "working"
         if not self._limit.expired():
             self._limit.reschedule(None)
@@ -478,11 +488,11 @@ class _Stop:
             self._phase = "ending"
 
     def cancels_handlers(self) -> bool:
-        """Whether handlers that are cancelled now are so because the run ends."""
+        """Return whether handlers that are cancelled now are cancelled because the run ends."""
         return self.handlers_cancelled or (self._task is not None and self._task.cancelling() > self._cancelling)
 
     def ask(self, error: BaseException | None) -> None:
-        """Stop, with that error if there is one. A start has ``shutdown_timeout`` to finish, and is then cancelled."""
+        """Stop the run, with an error if one is given. A start has ``shutdown_timeout`` to finish, and is then cancelled."""
         self.error = self.error or error
         if not self.asked.is_set():
             self.asked.set()
@@ -490,14 +500,14 @@ class _Stop:
                 self._end_start()
 
     def signalled(self) -> None:
-        """A signal came."""
+        """Act on a signal."""
         first = not self.asked.is_set()
         if first:
             _log.info("the worker stops")
             self.ask(None)
         else:
             self.at_once.set()
-        # Nothing was claimed yet where it starts, so nothing is left undone.
+        # Nothing has been claimed yet during a start, so nothing is left undone.
         if self._phase == "starting" or (self._phase == "ending" and not first):
             self._cancel(0.0)
 
@@ -505,6 +515,6 @@ class _Stop:
         self._cancel(self._shutdown_timeout)
 
     def _cancel(self, after: float) -> None:
-        # Once: what the cancelled part does to clean up is not cancelled again.
+        # Only once: the cleanup in the cancelled part is not cancelled again.
         if self._task is not None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time() + after)
