@@ -1,1 +1,1 @@
-"""Everything that speaks to the server. Nothing outside this package imports ``redis``."""
+"""Everything that talks to the server. Nothing outside this package imports ``redis``."""

@@ -1,4 +1,4 @@
-"""From what the user calls an address to what makes a connection. No I/O."""
+"""Turns the address that a user gives into one that makes connections. No I/O."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 _SAME_AS = {"valkey": "redis", "valkeys": "rediss", "valkey+unix": "unix"}
 _SCHEMES = ("redis", "rediss", "unix", *_SAME_AS)
 
-# Several servers: what comes before the plus says how each is reached.
+# Addresses of several servers: the part before the plus says how to reach each of them.
 _MANY = tuple(f"{name}+{kind}" for kind in ("sentinel", "cluster") for name in ("redis", "rediss", "valkey", "valkeys"))
 _PORTS = {"sentinel": 26379, "cluster": 6379}
 
-# redis-py's defaults differ from class to class and change between major versions, so delayq sets all that it depends on.
+# redis-py's defaults differ between classes and change between major versions, so delayq sets every option that it relies on.
 _OURS: dict[str, Any] = {
-    # Answers stay bytes.
+    # Replies stay bytes.
     "decode_responses": False,
-    # delayq bounds its calls itself: a call that takes messages must hear its answer, however late.
+    # delayq bounds its calls itself: a call that takes messages must get its reply, however late it arrives.
     "socket_timeout": None,
     "health_check_interval": 0,
-    # delayq repeats what is safe to repeat, and nothing else.
+    # delayq retries only the calls that are safe to repeat.
     "retry": None,
     "retry_on_timeout": False,
-    # Smaller handshake; and the maintenance notifications of RESP3 make redis-py 8.1 hand out dead connections.
+    # The handshake is smaller; and the maintenance notifications of RESP3 make redis-py 8.1 hand out dead connections.
     "protocol": 2,
 }
-# Options of pools and clients, not of one connection, and those that belong to RESP3's maintenance notifications.
+# Options of pools and clients rather than of a single connection, and options of RESP3's maintenance notifications.
 _NOT_OURS = re.compile(
     r"max_connections|timeout|queue_class|connection_pool(_class)?|retry_on_error|legacy_responses|(oss_cluster_)?maint\w*|orig_\w+"
 )
 
 
-# What redis-py says of an option whose value it cannot read.
+# redis-py's message for an option whose value it cannot parse.
 _SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
-# What can be shown of an address: host, port, and a path where that names a socket or a service. Else it is a number.
+# The parts of an address that may be shown: host, port, and a path if it names a socket or a service. Other paths are numbers.
 _HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]+)?"
 _SERVER = re.compile(rf"{_HOST}(?:/[0-9]*)?")
 _SOCKET = re.compile(r"(?:/[^?#@:]*)?")
@@ -58,11 +58,11 @@ _SERVERS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What is needed to open a connection. ``repr`` shows no secret.
+    """The way to open connections to one server. ``repr`` shows no secrets.
 
     Attributes:
-        label: What to call it.
-        restart: Starts the server again if it is ours and has died. Returns the path of its socket.
+        label: The name to show for it.
+        restart: Restarts the server if it is ours and has died. Returns the path of its socket.
     """
 
     label: str
@@ -72,29 +72,29 @@ class Address:
 
     @property
     def is_tls(self) -> bool:
-        """Whether it is spoken to in TLS."""
+        """Whether connections to it use TLS."""
         return issubclass(self.connection_class, SSLConnection)
 
     def connection(self) -> AbstractConnection:
-        """A new connection object, not connected yet."""
+        """Return a new connection object that is not connected yet."""
         options = dict(self.options)
         options["retry"] = Retry(NoBackoff(), 0)
         return self.connection_class(**options)
 
     def at(self, host: str, port: int) -> Address:
-        """The way into another server of the same kind."""
+        """Return the address of another server of the same kind."""
         return replace(self, label=f"{host}:{port}", options=self.options | {"host": host, "port": port})
 
 
 @dataclass(frozen=True, slots=True)
 class SentinelAddress:
-    """One server whose place Sentinels know. ``repr`` shows no secret.
+    """One server that Sentinels locate. ``repr`` shows no secrets.
 
     Attributes:
-        label: What to call it.
-        sentinels: Where to ask.
-        service: What the Sentinels call it.
-        server: The way in, wherever it is.
+        label: The name to show for it.
+        sentinels: The Sentinels to ask.
+        service: The Sentinels' name for it.
+        server: The way to connect to it, wherever it is.
     """
 
     label: str
@@ -105,11 +105,11 @@ class SentinelAddress:
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Servers that share the keys among them. ``repr`` shows no secret.
+    """Servers that divide the keys among themselves. ``repr`` shows no secrets.
 
     Attributes:
-        label: What to call them.
-        seeds: Some of them, who know the others.
+        label: The name to show for them.
+        seeds: Some of the servers. They know the others.
     """
 
     label: str
@@ -120,10 +120,10 @@ AnyAddress = Address | SentinelAddress | ClusterAddress
 
 
 def from_url(url: str) -> AnyAddress:
-    """Read ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://`` and their ``valkey`` names.
+    """Parse ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://`` and their ``valkey`` names.
 
     Raises:
-        ConfigurationError: The scheme is unknown, or an option cannot be read. The message shows no secret.
+        ConfigurationError: The scheme is unknown, or an option cannot be parsed. The message shows no secrets.
     """
     scheme, colon, rest = url.partition(":")
     if colon and scheme in _MANY:
@@ -143,15 +143,15 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
             reason = _what_is_ignored(rest)
         options |= parse_url(f"{_SAME_AS.get(scheme, scheme)}:{rest}")
         connection_class = options.pop("connection_class", Connection)
-        # What no connection takes is found here, and not when one is needed.
+        # Find options that no connection accepts now, rather than when a connection is needed.
         _address("", connection_class, options).connection()
     except ValueError as error:
-        # Other texts quote what they cannot read.
+        # Other messages quote the text that they cannot parse.
         reason = str(error) if _SAYS_WHICH_OPTION.fullmatch(str(error)) else "it is no URL"
     except (TypeError, RedisError):
         reason = "one of its options is unknown, or cannot have this value"
     if reason:
-        # Not within the except: an error shows its context, too.
+        # Raised outside the except block, because an error shows its context too.
         raise ConfigurationError(f"the address {_scheme_of(url)!r} cannot be read: {reason}")
     if scheme.endswith("unix") and not options.get("path"):
         raise ConfigurationError(f"the address {_scheme_of(url)!r} names no socket: write unix:///path/to/socket")
@@ -159,12 +159,12 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
 
 
 def of_socket(path: str, restart: Callable[[], Awaitable[str]]) -> Address:
-    """The address of a server of our own, which ``restart`` starts again."""
+    """Return the address of a server that delayq runs itself, which ``restart`` starts again."""
     return replace(_address(f"unix://{path}", UnixDomainSocketConnection, {"path": path}), restart=restart)
 
 
 def _what_is_ignored(rest: str) -> str:
-    """What is wrong with the part behind the scheme that redis-py would pass over; empty if nothing is."""
+    """Describe an error after the scheme that redis-py would ignore. Returns an empty string if there is none."""
     parts = urlsplit(f"redis:{rest}")
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         return "a database is a number, as in redis://host:6379/0"
@@ -172,7 +172,7 @@ def _what_is_ignored(rest: str) -> str:
 
 
 def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddress:
-    """What comes after the colon is ``//user:password@host:port,host:port/service/database?option=value``."""
+    """Parse the address of several servers: ``//user:password@host:port,host:port/service/database?option=value``."""
     scheme, _, kind = schemes.partition("+")
     place, _, query = rest.removeprefix("//").partition("?")
     user, at, place = place.rpartition("@")
@@ -199,7 +199,7 @@ def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddr
         raise ConfigurationError(f"the address {_scheme_of(url)!r} names no service: write {example}")
     server = servers[0]
     way_in = replace(server, label=label, options=server.options | {"db": int(database or 0)})
-    # Sentinels have users of their own, and no databases.
+    # Sentinels have their own users, and no databases.
     greeting = {"username": ours.get("username"), "password": ours.get("password"), "db": 0}
     sentinels = tuple(
         replace(each, label=f"the Sentinel {each.options['host']}:{each.options['port']}", options=each.options | greeting)
@@ -213,16 +213,16 @@ def _host_and_port(url: str, place: str, port: int) -> tuple[str, int]:
     if not colon or place.endswith("]"):
         host, given = place, str(port)
     if not host or not given.isdecimal() or not 0 < int(given) < 65536 or (":" in host) != host.startswith("["):
-        # Without that part: it may be the half of a password that holds a "?".
+        # The part itself is not shown: it may be the half of a password that contains a "?".
         raise ConfigurationError(f"the address {_scheme_of(url)!r} cannot be read: one of its servers is not host:port")
     return host, int(given)
 
 
 def from_client(client: object) -> AnyAddress:
-    """Take the address out of a user's redis-py client. Its connections stay its own: delayq opens separate ones.
+    """Extract the address from a user's redis-py client. The client keeps its connections; delayq opens its own.
 
     Raises:
-        ConfigurationError: It is no client of ``redis.asyncio``, or one for replicas.
+        ConfigurationError: It is not a client of ``redis.asyncio``, or it is one for replicas.
     """
     label = "the given client"
     if isinstance(client, RedisCluster):
@@ -256,20 +256,20 @@ def _address(label: str, connection_class: type[AbstractConnection], options: Ma
 
 
 def redacted(url: str) -> str:
-    """Return ``url`` without user, password and options. Of what is no address, nothing behind ``://`` is left."""
+    """Return ``url`` without user, password and options. If it is not an address, nothing after ``://`` is kept."""
     scheme, found, rest = url.partition("://")
     if not found:
         return url if _SERVER.fullmatch(url) else "***"
     before, _, options = rest.partition("?")
     user, at, place = before.rpartition("@")
     shown = _SERVERS if scheme in _MANY else _SOCKET if scheme.endswith("unix") else _SERVER
-    # Behind the question mark of a password, the host is taken for an option.
+    # If a password contains a question mark, the host is taken for an option.
     if "@" in options or not shown.fullmatch(place) or scheme not in (*_SCHEMES, *_MANY):
         return _scheme_of(url)
     return f"{scheme}://{'***@' if user or at else ''}{place}"
 
 
 def _scheme_of(url: str) -> str:
-    """Return what can be shown of an address that cannot be read: any part of it may belong to a password."""
+    """Return the part of an unreadable address that may be shown: the scheme, since the rest may belong to a password."""
     scheme = url.partition("://")[0]
     return f"{scheme}://***" if scheme in (*_SCHEMES, *_MANY) else "***"

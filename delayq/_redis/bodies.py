@@ -1,7 +1,7 @@
-"""What a reliable queue stores of a message under its id. Pure.
+"""The format in which a reliable queue stores a message under its id. Pure.
 
-``enqueued_us headers``, a newline, the payload: the server's time of the offer in decimal, written by ``offer.lua``; the
-headers as JSON on one line, or nothing; the payload as the codec made it.
+A body is ``enqueued_us headers``, a newline, then the payload. The first field is the server's time of the offer in decimal,
+written by ``offer.lua``; the headers are JSON on one line, or nothing; the payload is as the codec made it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# Of microseconds. More digits are no moment, and take long to read.
+# Microseconds. A number with more digits is not a time, and takes a long time to parse.
 _MOMENT = re.compile(rb"[0-9]{1,20}")
 
 
 def content(headers: Mapping[str, str] | None, payload: bytes) -> bytes:
-    """What a client sends of a body: all but the time."""
-    # ASCII, and without newlines: the first newline ends the headers.
+    """Return the part of a body that the client sends: everything but the time."""
+    # ASCII without newlines, because the first newline ends the headers.
     line = json.dumps(dict(headers), separators=(",", ":")).encode() if headers else b""
     return line + b"\n" + payload
 
 
 def parse(body: bytes) -> tuple[int, dict[str, str], bytes]:
-    """The server's time of the offer in microseconds, the headers, and the payload.
+    """Return the server's time of the offer in microseconds, the headers, and the payload.
 
     Raises:
-        ValueError: It is no body.
+        ValueError: It is not a body.
     """
     line, newline, payload = body.partition(b"\n")
     enqueued, _, headers = line.partition(b" ")
@@ -41,7 +41,7 @@ def parse(body: bytes) -> tuple[int, dict[str, str], bytes]:
 
 
 def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes]:
-    """Why a dead letter died, and its body. Raises as :func:`parse`."""
+    """Split a dead letter into the reason why the message died, and its body. Raises as :func:`parse` does."""
     why, newline, body = letter.partition(b"\n")
     if not newline:
         raise ValueError("a dead letter without a newline")
@@ -49,7 +49,7 @@ def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 class Why(NamedTuple):
-    """Why a message died: what a dead letter holds besides the body."""
+    """Why a message died: the part of a dead letter that is not the body."""
 
     reason: str
     attempt: int
@@ -58,8 +58,9 @@ class Why(NamedTuple):
 
 
 def read_letter(letter: bytes) -> tuple[Why, int | None, dict[str, str], bytes]:
-    """Why a message died, and its body as :func:`parse` returns it. What cannot be read has a default: the letter has to be
-    shown all the same. The moment is None where there is no body.
+    """Return why a message died, and its body as :func:`parse` returns it.
+
+    Parts that cannot be read get a default, because the letter has to be shown regardless. The time is None if there is no body.
     """
     found: dict[str, Any] = {}
     try:
@@ -87,7 +88,7 @@ def _count(found: object) -> int:
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """A JSON object. Raises ``ValueError``, in words that quote nothing of it."""
+    """Parse a JSON object. Raises ``ValueError`` with a message that quotes none of it."""
     try:
         value = json.loads(text.decode(errors="replace"))
     except (ValueError, RecursionError):

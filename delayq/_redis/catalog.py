@@ -1,4 +1,4 @@
-"""Which queues there are on a server."""
+"""Finds the queues on a server."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ QueueKind = Literal["delayed", "reliable"]
 
 
 async def find_queues(server: Server) -> dict[tuple[QueueKind, str], set[int | None]]:
-    """Every queue that has a key, by its kind and its name on the server, and which partitions were seen: None is none.
+    """Return every queue that has a key, by its kind and its name on the server, with the partitions that were seen.
 
-    A queue has keys as long as it has messages, dead letters or schedules, or is paused. A delayed queue of which only the
-    ready list is left is not found: such a list looks like any other. Reads the names of all keys, page by page.
+    A partition of None stands for keys that belong to no partition. A queue has keys as long as it has messages, dead letters or
+    schedules, or is paused. A delayed queue that has only its ready list left is not found, because such a list looks like any
+    other. Reads the names of all keys, page by page.
 
     Raises:
         ServerUnavailable, OutcomeUnknown: The server does not answer.
-        ServerRefused: The user may not SCAN.
+        ServerRefused: The user may not run SCAN.
     """
     found: dict[tuple[QueueKind, str], set[int | None]] = {}
     async for key in server.scan(QUEUE_KEYS):
@@ -36,7 +37,7 @@ async def find_queues(server: Server) -> dict[tuple[QueueKind, str], set[int | N
 
 
 def known_queue(key: str) -> tuple[QueueKind, str, int | None] | None:
-    """As :func:`queue_of`, and the key is one that such a queue really has."""
+    """Return the same as :func:`queue_of`, but only for a key that such a queue really has."""
     queue = queue_of(key)
     if queue is None:
         return None

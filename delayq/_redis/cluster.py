@@ -1,4 +1,4 @@
-"""A Redis or Valkey Cluster: which server has which keys, and how that is found out (Redis Cluster specification)."""
+"""A Redis or Valkey Cluster: which server has which keys, and how to find out (Redis Cluster specification)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
     from delayq._redis.address import ClusterAddress
 
-# The servers are asked no more often than that, seconds.
+# The minimum time between two requests for the slots, seconds.
 _ASK_EVERY = 0.05
-# Seconds for which new messages that may lie anywhere avoid a server that has failed: longer than it takes to find out again.
+# How long new messages that may go to any server avoid one that has failed, seconds: longer than it takes to find out again.
 _LATELY = 10.0
 
 Place = tuple[str, int]
 
-# A server sends this in place of a name that it was not told, where names are preferred.
+# A server sends this in place of a host name that it was not given, where names are preferred.
 _UNKNOWN = b"?"
 _NO_HOST = (b"", None, _UNKNOWN)
 
 
 def read_slots(answer: Any, asked: Place) -> dict[Place, list[range]]:
-    """Which slots each master has, by what ``CLUSTER SLOTS`` answers.
+    """Return which slots each master has, according to the reply to ``CLUSTER SLOTS``.
 
-    A master that is told without its name has the address in the same answer, or else that of the server which was ``asked``.
+    If a master is listed without a name, its address is in the same reply, or else it is that of the server that was ``asked``.
     """
     found: dict[Place, list[range]] = {}
     for first, last, (name, port, *more), *_ in answer:
@@ -46,30 +46,30 @@ def read_slots(answer: Any, asked: Place) -> dict[Place, list[range]]:
 
 
 def _address_in(more: list[Any]) -> str:
-    """The address among what ``CLUSTER SLOTS`` tells besides name and port: id, then pairs of a word and what it means."""
+    """Return the address from the extra facts in ``CLUSTER SLOTS``: an id, then pairs of a word and its meaning."""
     facts = more[1] if len(more) > 1 and isinstance(more[1], list) else []
     address: bytes = dict(zip(facts[::2], facts[1::2], strict=False)).get(b"ip") or b""
     return address.decode()
 
 
 def read_place(place: str, asked: Place) -> Place | None:
-    """Host and port of a redirection; without a host it is the one that was ``asked``; None if the name is not known."""
+    """Return host and port of a redirection: the host that was ``asked`` if none is given, None if the name is unknown."""
     host, _, port = place.rpartition(":")
     return None if host.encode() == _UNKNOWN else (host or asked[0], int(port))
 
 
 class Cluster:
-    """The masters of a cluster, each with connections of its own.
+    """The masters of a cluster, each with its own connections.
 
-    A server that has failed is suspected: the next call for one of its keys asks another server which one has them now. Calls for
-    the keys of others go on meanwhile.
+    A server that has failed is suspected: the next call for one of its keys asks another server which one has them now. In the
+    meantime, calls for the keys of other servers continue.
     """
 
     spread = True
 
     def __init__(self, address: ClusterAddress, limit: int) -> None:
         """Args:
-        limit: Connections to each server.
+        limit: The maximum number of connections to each server.
         """
         self._address = address
         self._limit = limit
@@ -78,7 +78,7 @@ class Cluster:
         self._owners: list[Connections | None] = [None] * SLOTS
         self._masters: list[Connections] = []
         self._suspected: set[Connections] = set()
-        # Those that the last answer did not name: it may be older than what we knew.
+        # Pools that the last reply did not name: the reply may be older than our knowledge.
         self._doubted: set[Connections] = set()
         self._failed_at: WeakKeyDictionary[Connections, float] = WeakKeyDictionary()
         self._refreshing: asyncio.Task[None] | None = None
@@ -113,12 +113,12 @@ class Cluster:
         return self._in_order(self._masters)
 
     async def refresh(self) -> None:
-        # One asks for all.
+        # One request serves all callers.
         if self._refreshing is None:
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh(), name="delayq cluster")
             self._refreshing.add_done_callback(self._forget)
         refreshing = self._refreshing
-        # A caller that waits is neither cancelled with it, nor cancels it.
+        # A waiting caller is not cancelled with the task, and does not cancel it.
         await asyncio.wait({refreshing})
         if refreshing.cancelled():
             raise Closed("the client is closed")
@@ -138,7 +138,7 @@ class Cluster:
         return asyncio.get_running_loop().time() - self._failed_at[owner] < _LATELY
 
     def moved(self, slot: int, place: str, told_by: Connections) -> Connections:
-        # It has lost one, so perhaps more.
+        # It has lost one slot, so it may have lost more.
         self._suspected.add(told_by)
         now = self._owners[slot] = self.at(place, told_by)
         return now
@@ -146,7 +146,7 @@ class Cluster:
     def at(self, place: str, told_by: Connections) -> Connections:
         found = read_place(place, self._places.get(told_by, ("", 0)))
         if found is None:
-            # The answer to CLUSTER SLOTS has more than the name.
+            # The reply to CLUSTER SLOTS has more than the name.
             self._suspected.add(told_by)
             raise ServerUnavailable(f"{told_by.label} sends us to {place}, a server without a name")
         return self._pool(found)
@@ -195,12 +195,12 @@ class Cluster:
             self._refreshed_at = loop.time()
 
     def _to_ask(self) -> Iterable[Connections]:
-        """Every server that we know of, the most promising ones first."""
+        """Return every server that we know of, the most promising ones first."""
         seeds = [self._pool((seed.options["host"], seed.options["port"])) for seed in self._address.seeds]
         return dict.fromkeys([*self._in_order(self._pools.values()), *seeds])
 
     def _in_order(self, pools: Iterable[Connections]) -> Sequence[Connections]:
-        """By chance, and those that have failed last."""
+        """Return the pools in random order, those that have failed at the end."""
         shuffled = random.sample(known := list(pools), len(known))
         return sorted(shuffled, key=lambda pool: pool in self._suspected)
 
@@ -208,7 +208,7 @@ class Cluster:
         wire = pool.acquire_nowait()
         own = wire is None
         if wire is None:
-            # Not from the limited ones: calls that hang may have them all.
+            # Not one of the limited connections: calls that hang may hold them all.
             wire = await pool.open_own()
         try:
             answer = await wire.ask("CLUSTER", "SLOTS")
@@ -241,11 +241,11 @@ class Cluster:
         self._owners = owners
         self._masters = [self._pools[place] for place in found]
         missing = {pool for place, pool in self._pools.items() if place not in found}
-        # One answer may be older than what we knew, and calls are on their way. Two, or a failure besides, tell.
+        # One reply may be older than our knowledge, and calls are in flight. Two replies, or a failure as well, are proof.
         gone = missing & (self._doubted | self._suspected)
         gone |= {pool for pool in missing if not pool.open}
         for pool in gone:
-            # A call to it would wait in vain, or for an answer that counts no more.
+            # A call to it would wait in vain, or for an answer that no longer counts.
             pool.retire(ServerUnavailable(f"{pool.label} has no slots any more"))
             self._opened_before += pool.opened
             del self._pools[self._places.pop(pool)]

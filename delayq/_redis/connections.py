@@ -1,4 +1,4 @@
-"""Open connections, and their reuse."""
+"""A pool of open connections."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from delayq._redis.address import Address, SentinelAddress
     from delayq._redis.wire import Wire
 
-# Connecting may take so long, greetings included; seconds.
+# How long connecting may take, greetings included; seconds.
 OPEN_TIMEOUT = 5.0
-# The time that older connections have at least after a fresh one was answered, seconds.
+# The minimum time that older connections have left after a fresh one was answered, seconds.
 _MOMENT = 0.5
 
 
@@ -29,46 +29,45 @@ class Connections:
     """A small pool of connections that redis-py opens.
 
     redis-py's own pools raise or wait when they are full, hide whether a command was sent before an error, and count
-    nothing. Here acquiring and sending are two steps, so that an error in the first means: nothing was sent. When as many
-    connections are in use as may be, calls share them: on a distant server, waiting for a free one would cost a round trip.
+    nothing. Here acquiring and sending are two steps, so an error in the first one means that nothing was sent. When the limit is
+    reached, calls share the connections in use: on a distant server, waiting for a free one would cost a round trip.
 
-    Where one connection has died without a word, the others may have too. So when one is doubted, the free ones are put aside
-    until they have answered a PING, and a fresh connection is asked too. Silence alone proves nothing, for the server may be
-    busy. But where a fresh connection is answered, and an older one is not although it has waited for longer, the older one is
-    dead.
+    If one connection has died silently, others may have died too. So when one is doubted, the free ones are put aside until they
+    have answered a PING, and a fresh connection is tried as well. Silence alone proves nothing, because the server may be busy.
+    But if a fresh connection is answered while an older one that has waited longer is not, the older one is dead.
     """
 
     def __init__(self, address: Address | SentinelAddress, limit: int) -> None:
         self._opener = Opener(address)
         self._free: list[Wire] = []
-        # By how many calls each is held.
+        # How many calls hold each connection.
         self._used: dict[Wire, int] = {}
-        # How many may be in use at the same time, and how many are being opened for that.
+        # How many may be in use at the same time, and how many are being opened within that limit.
         self._limit = limit
         self._opening = 0
-        # The callers who wait for one, a heap by the order in which they came; and how many were woken and have yet to run.
+        # The callers that wait for a connection, a heap in order of arrival; and how many were woken and have yet to run.
         self._row: list[tuple[int, asyncio.Future[None]]] = []
         self._tickets = count()
         self._awake = 0
-        # Those among them that block or listen, so that nothing else may be sent on them.
+        # Connections in use that block or listen, so nothing else may be sent on them.
         self._own: set[Wire] = set()
-        # Those among them that lead to a server which is not the one any more.
+        # Connections in use that lead to a server that is no longer the right one.
         self._outdated: set[Wire] = set()
-        # How many free connections, from the start of the list, were not needed since the last look.
+        # How many free connections, from the start of the list, have not been needed since the last look.
         self._spare: int = 0
-        # Those that were free when one was doubted, and have not answered since.
+        # Connections that were free when one was doubted, and have not answered since.
         self._aside: set[Wire] = set()
         self._probing: asyncio.Task[None] | None = None
         self._ended: DelayqError | None = None
         self._round_trip = 0.0
         self.opened: int = 0
-        # How often connections broke, or led to another server: then the next ones may, too.
+        # How often connections broke or led to another server. The next ones may lead to another server, too.
         self.breaks: int = 0
         _of_this_process.add(self)
 
     @property
     def label(self) -> str:
-        """What to call the server, without a secret."""
+        """The name to show for the server, without secrets."""
         return self._opener.label
 
     @property
@@ -78,26 +77,26 @@ class Connections:
 
     @property
     def open(self) -> int:
-        """How many connections are open now."""
+        """The number of connections that are open now."""
         return len(self._free) + len(self._aside) + len(self._used)
 
     @property
     def round_trip(self) -> float:
-        """How long an answer takes at least, seconds, or took before all connections were lost; 0 before the first one."""
+        """The shortest time that an answer takes, seconds: the last one known if no connection is left, 0 before the first."""
         self._round_trip = min((wire.round_trip for wire in (*self._free, *self._used)), default=self._round_trip)
         return self._round_trip
 
     def acquire_nowait(self) -> Wire | None:
-        """Return an open connection as :meth:`acquire` does, if one is free; otherwise None."""
+        """Return an open connection as :meth:`acquire` does if one is free, otherwise None."""
         if self._ended is not None or self._row or self._awake:
             return None
         return self._take_free()
 
     def acquire_any(self, preferred: Wire | None = None) -> Wire | None:
-        """Return an open connection, even if it is in use; None if none is open. Hand it to :meth:`release` afterwards.
+        """Return an open connection, even if it is in use, or None if none is open. Hand it to :meth:`release` afterwards.
 
         Args:
-            preferred: This one, if it is still open and may be used.
+            preferred: The connection to return if it is still open and may be used.
         """
         if preferred is not None and preferred.is_open and not preferred.is_doubted and preferred not in self._outdated:
             if self.share(preferred):
@@ -113,23 +112,23 @@ class Connections:
 
     @property
     def bytes_to_send(self) -> int:
-        """How many bytes wait here for the network to take them."""
+        """The number of bytes that wait here for the network to take them."""
         return sum(wire.bytes_to_send for wire in self._used) + sum(wire.bytes_to_send for wire in self._free)
 
     async def acquire(self) -> Wire:
         """Return an open connection, to be handed to :meth:`release` or :meth:`abandon`.
 
-        Opens one if none is free, and shares one where as many are in use as may be.
+        Opens one if none is free, and shares one if the limit is reached.
 
         Raises:
-            ServerUnavailable: Nobody answers at the address.
+            ServerUnavailable: No server answers at the address.
             ServerRefused: The server does not let us in.
         """
         ticket: int | None = None
         try:
             while True:
                 self._demand_open()
-                # What only one can have, those who came first have first.
+                # A connection that only one caller can have goes to the caller that came first.
                 if ticket is not None or len(self._row) + self._awake < len(self._free) + self._places:
                     if (wire := self._take_free()) is not None:
                         return wire
@@ -141,12 +140,12 @@ class Connections:
                     ticket = next(self._tickets)
                 await self._turn(ticket)
         finally:
-            # Also where this one has gone, or has failed: the next one may do better.
+            # Even if this caller has left or has failed: the next one may fare better.
             self._wake()
 
     @property
     def _places(self) -> int:
-        """How many connections more may be opened for calls."""
+        """How many more connections may be opened for calls."""
         return max(0, self._limit - (len(self._used) - len(self._own)) - self._opening)
 
     async def _opened_in_place(self) -> Wire:
@@ -157,18 +156,18 @@ class Connections:
             self._opening -= 1
 
     def _shareable(self) -> list[Wire]:
-        """The connections in use on which a call may follow others, the least busy one first."""
+        """Return the connections in use that another call may share, the least busy one first."""
         usable = [
             wire
             for wire in self._used
             if wire.is_open
             and not (wire.is_blocked or wire.is_doubted or wire.is_abandoned or wire in self._own or wire in self._outdated)
         ]
-        # Behind what is large, a call waits for long.
+        # A call behind a large one waits a long time.
         return sorted(usable, key=lambda wire: (wire.bytes_to_send, wire.unanswered))
 
     async def _turn(self, ticket: int) -> None:
-        """Wait until there may be a connection, behind those whose tickets are older."""
+        """Wait until a connection may be available, behind the callers with older tickets."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heappush(self._row, (ticket, turn))
         try:
@@ -178,7 +177,7 @@ class Connections:
             self._awake -= turn.done() and not turn.cancelled()
 
     def _wake(self) -> None:
-        """Wake as many of the callers who wait as may find a connection now: all of them where one can be shared."""
+        """Wake as many of the waiting callers as may find a connection now: all of them if one can be shared."""
         if not self._row:
             return
         everybody = self._ended is not None or bool(self._shareable())
@@ -191,19 +190,22 @@ class Connections:
                 found -= 1
 
     def share(self, wire: Wire) -> bool:
-        """Hold an acquired connection once more, for another call behind the first; both release it. Return whether it can be."""
+        """Hold an acquired connection once more, for another call behind the first. Returns whether that is possible.
+
+        Both calls release it.
+        """
         if wire not in self._used or wire in self._own or not wire.is_open:
             return False
         self._used[wire] += 1
         return True
 
     def release(self, wire: Wire) -> None:
-        """Take back a connection, open or not. No answer that its holder waits for is to come on it any more."""
+        """Take back a connection, open or not. Its holder must no longer be waiting for an answer on it."""
         held = self._used.get(wire, 1)
         if held > 1:
-            # Nobody else may have it yet: the next one would perhaps subscribe on it.
+            # No other caller may have it to itself yet: the next one might subscribe on it.
             self._used[wire] = held - 1
-            # What was doubted or blocked may be usable again.
+            # A connection that was doubted or blocked may be usable again.
             self._wake()
             return
         if wire in self._outdated:
@@ -213,15 +215,15 @@ class Connections:
         self._wake()
 
     def abandon(self, wire: Wire) -> None:
-        """Take back a connection whose holder has gone: it is in use until the answers that are on their way have come.
+        """Take back a connection whose holder has left. It stays in use until the answers in flight have arrived.
 
         Closing it would cost the other calls on it their answers, and the next call a new connection. Until then no further call
-        shares it: the holder may have gone because no answer comes.
+        shares it, because the holder may have left for want of an answer.
         """
         wire.when_answered(partial(self.release, wire))
 
     def disown(self) -> None:
-        """Use none of them any more, and close none: we are a forked child, and they are our parent's."""
+        """Stop using the connections without closing any: this is a forked child, and they belong to its parent."""
         self._ended = Closed("the client belongs to another process")
         _inherited.extend((*self._free, *self._aside, *self._used))
         self._free.clear()
@@ -230,7 +232,7 @@ class Connections:
         self._own.clear()
 
     def prune(self) -> None:
-        """Close the connections that were not used since the last call: a burst leaves more than everyday work needs."""
+        """Close the connections that have not been used since the last call: a burst leaves more than everyday work needs."""
         idle, self._spare = self._free[: self._spare], len(self._free)
         del self._free[: len(idle)]
         self._spare -= len(idle)
@@ -238,7 +240,7 @@ class Connections:
             self.close(wire)
 
     def renew(self) -> None:
-        """Use no connection again that is open now: where they lead is another server's place. Calls on the way go on."""
+        """Stop using the connections that are open now: another server has taken the place of theirs. Calls in flight go on."""
         self._broken()
         for wire in self._free:
             wire.close()
@@ -248,7 +250,7 @@ class Connections:
         self._outdated.update(self._used)
 
     def retire(self, reason: DelayqError) -> None:
-        """Close every connection, also those in use, and open no more: whoever comes is told why."""
+        """Close every connection, including those in use, and open no more: later callers get the reason."""
         self._ended = reason
         if self._probing is not None:
             self._probing.cancel()
@@ -259,13 +261,13 @@ class Connections:
         self._wake()
 
     async def open_own(self, *, anew: bool = False) -> Wire:
-        """A connection that counts against no limit: for calls that block. To be closed by :meth:`close`.
+        """Return a connection that does not count towards the limit, for calls that block. Close it with :meth:`close`.
 
         Args:
-            anew: Open one, even if another is free.
+            anew: Open a new one, even if another is free.
 
         Raises:
-            ServerUnavailable, ServerRefused: As :meth:`acquire`.
+            ServerUnavailable, ServerRefused: As for :meth:`acquire`.
         """
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
@@ -276,7 +278,7 @@ class Connections:
         return wire
 
     def close(self, wire: Wire) -> None:
-        """Close a connection of :meth:`open_own`."""
+        """Close a connection from :meth:`open_own`."""
         self._used.pop(wire, None)
         self._outdated.discard(wire)
         self._own.discard(wire)
@@ -284,17 +286,17 @@ class Connections:
         self._wake()
 
     async def aclose(self) -> None:
-        """Close every connection, also those in use."""
+        """Close every connection, including those in use."""
         self.retire(Closed("the client is closed"))
         if self._probing is not None:
             await asyncio.wait({self._probing})
-        # The sockets are closed in the loop's next turn.
+        # The sockets are closed in the next iteration of the loop.
         await asyncio.sleep(0)
 
     def _take_free(self) -> Wire | None:
         while self._free:
             wire = self._free.pop()
-            # The last one released is the first one taken: what lies below was not needed.
+            # The last one released is the first one taken, so those further down have not been needed.
             self._spare = min(self._spare, len(self._free))
             if wire.is_clean:
                 self._used[wire] = 1
@@ -311,7 +313,7 @@ class Connections:
         return self._take_free() or await self._opened_anew()
 
     async def _opened_anew(self) -> Wire:
-        """A fresh connection, in use."""
+        """Open a fresh connection and mark it as in use."""
         self._demand_open()
         try:
             wire = await self._opener.open()
@@ -320,8 +322,8 @@ class Connections:
         except DelayqError:
             raise
         except Exception as error:
-            # What else runs here is the user's: a provider of passwords, say. It may do better the next time. What it says may be
-            # secret.
+            # Any other error comes from the user's code, such as a provider of passwords. It may succeed the next time. Its
+            # message may be secret.
             raise ServerUnavailable(f"{self.label}: connecting failed with {type(error).__name__}") from error
         try:
             self._demand_open()
@@ -335,10 +337,10 @@ class Connections:
     def _broken(self) -> None:
         self.breaks += 1
 
-    # Whether silent connections are dead
+    # Finding out whether silent connections are dead
 
     def _doubt(self) -> None:
-        """One connection has been silent for a while although an answer is missing."""
+        """Test all connections, because one has been silent for a while although an answer is missing."""
         if self._ended is not None:
             return
         free, self._free, self._spare = self._free, [], 0
@@ -349,12 +351,12 @@ class Connections:
             else:
                 wire.close()
         if self._probing is None:
-            # Never started eagerly: it must not end before it is noted here.
+            # Never started eagerly: it must not end before it is recorded here.
             self._probing = asyncio.Task(self._probe(), name="delayq probe")
             self._probing.add_done_callback(self._probed)
 
     def _answered(self, wire: Wire, answer: Any) -> None:
-        """What was put aside has answered, or is lost."""
+        """Return a connection that was put aside to the free ones, unless it is lost."""
         if wire in self._aside:
             self._aside.discard(wire)
             if not isinstance(answer, OSError) and wire.is_open:
@@ -367,19 +369,19 @@ class Connections:
             wire.close()
 
     async def _probe(self) -> None:
-        """Give up the connections that are silent, if a fresh one is not.
+        """Give up the silent connections if a fresh one is answered.
 
-        A server that is blocked by a long script answers nobody, and afterwards everybody, in any order: so the fresh connection
-        is asked once more, a moment after its first answer. A slow network makes that moment longer.
+        A server that is blocked by a long script answers no connection, and afterwards all of them, in any order. So the fresh
+        connection is asked once more, a moment after its first answer. A slow network makes that moment longer.
         """
         now = asyncio.get_running_loop().time
-        # A little more than it takes until those put aside count as asked.
+        # Slightly in the future, so that the connections put aside count as asked by then.
         began = now() + _MOMENT / 10
-        # Of its own, so that no call shares it.
+        # A dedicated connection, so that no call shares it.
         fresh = await self.open_own(anew=True)
         proven = False
         try:
-            # A refusal is an answer too.
+            # An error reply is an answer too.
             with suppress(ReplyError):
                 await fresh.ask("PING")
             await asyncio.sleep(max(_MOMENT, now() - began))
@@ -388,7 +390,7 @@ class Connections:
             proven = True
         finally:
             if proven and self._ended is None and fresh not in self._outdated:
-                # It holds no place, whoever takes it next does.
+                # It does not count towards the limit until a caller takes it.
                 self._used.pop(fresh, None)
                 self._own.discard(fresh)
                 self._free.append(fresh)
@@ -401,7 +403,7 @@ class Connections:
         for wire in dead:
             wire.give_up(f"no answer within {DOUBT_AFTER:g} s, while a new connection is answered at once")
         for wire in list(self._own):
-            # These wait for whatever comes, so their silence means nothing. Another one costs little.
+            # These wait for whatever arrives, so their silence means nothing. Replacing one costs little.
             if wire.moved_at < began:
                 wire.give_up("other connections to this server were dead")
 
@@ -413,12 +415,12 @@ class Connections:
     def _probed(self, probing: asyncio.Task[None]) -> None:
         self._probing = None
         if not probing.cancelled():
-            # An error says that nothing is proven. Whoever is still in doubt says so again.
+            # An error means that nothing is proven. A connection that is still in doubt reports again.
             probing.exception()
 
 
 _of_this_process: WeakSet[Connections] = WeakSet()
-# Kept for ever: if they were collected, their sockets would leave the parent's event loop, which the child shares.
+# Kept forever: if they were collected, their sockets would leave the parent's event loop, which the child shares.
 _inherited: list[Wire] = []
 
 

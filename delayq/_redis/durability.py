@@ -1,4 +1,4 @@
-"""What an offer may be promised beyond "the server has it": on disk, or on replicas too."""
+"""The durability of an offer beyond "the server has it": on disk, or on replicas too."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from delayq._redis.server import Server
     from delayq._redis.wire import Wire
 
-# A promise that is not kept within that is broken, ms. Redis syncs once a second where it is told ``everysec``.
+# A promise that is not kept within this time counts as broken, ms. Redis syncs once a second where it is set to ``everysec``.
 WITHIN_MS = int(BLOCKS_FOR * 1000)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-# Results of items, by an answer.
+# Turns items and an answer into the results of these items.
 Results = Callable[[Sequence[Any], Any], Sequence[Any]]
 
 
 class Promise(NamedTuple):
-    """What is waited for: so many replicas, or the disk."""
+    """A promise to wait for: a number of replicas, or the disk."""
 
     replicas: int
 
     @property
     def command(self) -> tuple[str | int, ...]:
-        """What follows a script on its connection: it answers when all that was written before is safe, or with how far it is."""
+        """The command sent behind a script. It answers when all earlier writes are safe, or with how far they have got."""
         return ("WAIT", self.replicas, WITHIN_MS) if self.replicas else ("WAITAOF", 1, 0, WITHIN_MS)
 
     def broken(self, answer: Any) -> str:
-        """Why the promise is broken, by what that command answered; empty if it is kept."""
+        """Return why the promise is broken, according to the answer to that command; empty if it is kept."""
         if isinstance(answer, BaseException):
             return f"the server does not tell: {answer}"
         if not self.replicas:
@@ -46,14 +46,14 @@ class Promise(NamedTuple):
 
 
 class Unconfirmed(NamedTuple, Generic[Result]):
-    """What became of an item whose promise is broken, and why."""
+    """The result of an item whose promise is broken, and the reason."""
 
     result: Result
     reason: str
 
 
 def parse(durability: str) -> Promise | None:
-    """``memory`` is no promise; ``fsync``; ``replicas:N``.
+    """Parse ``memory``, for which it returns None, ``fsync`` or ``replicas:N``.
 
     Raises:
         BadInput: It is none of these.
@@ -69,7 +69,7 @@ def parse(durability: str) -> Promise | None:
 
 
 class WaitingServer:
-    """A server whose scripts come with what their promise's command answered: pairs of both."""
+    """A server that sends the promise's command behind each script, and answers with a pair of both replies."""
 
     def __init__(self, server: Server, promise: Promise) -> None:
         self._server = server
@@ -83,7 +83,7 @@ class WaitingServer:
         told: Callable[[Any], object],
         beside: Wire | None = None,
     ) -> Wire | None:
-        """As :meth:`Server.run_soon`."""
+        """Send a call as :meth:`Server.run_soon` does."""
         answer: list[Any] = []
 
         def landed(reply: Any) -> None:
@@ -93,7 +93,7 @@ class WaitingServer:
                 answer.append(reply)
 
         def waited(reply: Any) -> None:
-            # Without an answer to the first one, that was told already.
+            # If the first one was not answered, the caller has been told already.
             if answer:
                 told((answer[0], reply))
 
@@ -105,25 +105,25 @@ class WaitingServer:
     async def run(
         self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = (), until: float | None = None
     ) -> Any:
-        """As :meth:`Server.run`."""
+        """Run a script as :meth:`Server.run` does."""
         return await self._server.run(script, keys, args, until, self._promise.command)
 
     async def demand(self, key: str) -> None:
-        """Refuse what cannot be kept before anything is written.
+        """Refuse a promise that cannot be kept, before anything is written.
 
         Raises:
             ServerRefused: The server is too old to wait for its disk, or does not write to it; or we may not wait.
         """
-        # Without a replica to wait for, it answers at once.
+        # WAIT for zero replicas answers at once.
         ask = ("WAIT", 0, 1) if self._promise.replicas else ("WAITAOF", 1, 0, 1)
         await self._server.command(*ask, key=key)
 
 
 class PromisedCommits(Generic[Item, Result]):
-    """What stores the messages of one queue: without more of a promise, and under each that was asked for.
+    """Stores the messages of one queue: without a further promise, and under each promise that was requested.
 
     Attributes:
-        plain: Without.
+        plain: Stores messages without a further promise.
     """
 
     def __init__(
@@ -133,9 +133,9 @@ class PromisedCommits(Generic[Item, Result]):
         new: Callable[[Server | WaitingServer, Callable[[Results], Results]], GroupCommit[Item, Any]],
     ) -> None:
         """Args:
-        key: One of the queue's: it tells which server is asked whether it can keep a promise.
-        new: Makes what stores messages, of the server that runs the scripts, and of what reads its answers: that is made of
-            what reads a plain server's.
+        key: One of the queue's keys. It determines which server is asked whether it can keep a promise.
+        new: Creates a group commit from the server that runs the scripts and a function. That function turns the reader of a
+            plain server's answers into the reader of this server's answers.
         """
         self._server = server
         self._key = key
@@ -145,11 +145,11 @@ class PromisedCommits(Generic[Item, Result]):
         self.plain: GroupCommit[Item, Result] = new(server, lambda results: results)
 
     async def under(self, promise: Promise) -> GroupCommit[Item, Result | Unconfirmed[Result]]:
-        """What stores messages under a promise.
+        """Return the group commit that stores messages under a promise.
 
         Raises:
-            ServerError: The server cannot be asked, or can keep no such promise.
-            Closed: The queue closed meanwhile.
+            ServerError: The server cannot be asked, or cannot keep such a promise.
+            Closed: The queue was closed meanwhile.
         """
         if promise not in self._promised:
             server = WaitingServer(self._server, promise)
@@ -161,14 +161,14 @@ class PromisedCommits(Generic[Item, Result]):
         return self._promised[promise]
 
     async def aclose(self, grace: float) -> None:
-        """Take nothing more. What is on its way has ``grace`` seconds."""
+        """Accept no more items, and give those in flight ``grace`` seconds."""
         self._closed = True
         promised = (commits.aclose(grace) for commits in self._promised.values())
         await asyncio.gather(self.plain.aclose(grace), *promised)
 
 
 def _confirming(promise: Promise, results: Results) -> Results:
-    """``results`` for the pairs of a :class:`WaitingServer`: each in :class:`Unconfirmed` where the promise is broken."""
+    """Adapt ``results`` to the pairs of a :class:`WaitingServer`: each is :class:`Unconfirmed` if the promise is broken."""
 
     def confirmed(items: Sequence[Any], answer: tuple[Any, Any]) -> Sequence[Any]:
         known = results(items, answer[0])

@@ -1,4 +1,4 @@
-"""Several servers could answer: ask one after the other, and beside those that are slow."""
+"""Asks several servers of which any could answer: one after the other, and side by side where one is slow."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Seconds without an answer after which the next one is asked besides. Over a long round trip, a connection with TLS
-# takes as long: then several are asked, and the first answer counts.
+# How long to wait for an answer before asking the next one as well, seconds. Over a long round trip, a TLS connection takes
+# that long: then several are asked, and the first answer counts.
 ASK_NEXT_AFTER = 0.5
-# Seconds for all of them together: a little less than a call may take, so that their reasons are told.
+# The time limit for all of them together, seconds: a little less than a call may take, so that their reasons are reported.
 WITHIN = 4.5
 
 
@@ -25,18 +25,18 @@ async def first_of(
     attempts: Iterable[tuple[str, Callable[[], Coroutine[Any, Any, T]]]],
     unused: Callable[[T], object] = lambda _: None,
 ) -> T:
-    """Return what the first attempt that succeeds returns.
+    """Return the result of the first attempt that succeeds.
 
-    The next attempt starts at once where one fails, and beside it where one takes longer than :data:`ASK_NEXT_AFTER`.
+    The next attempt starts as soon as one fails, and alongside one that takes longer than :data:`ASK_NEXT_AFTER`.
 
     Args:
         label: The purpose of the attempts, for the error.
-        attempts: Each with the name of its server.
-        unused: Is given what other attempts return besides.
+        attempts: The attempts, each with the name of its server.
+        unused: Called with each further result.
 
     Raises:
         ServerRefused: Every server refuses.
-        ServerUnavailable: At least one may serve later.
+        ServerUnavailable: At least one server may serve later.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + WITHIN

@@ -1,4 +1,4 @@
-"""Group commit: calls made while one is on its way share the next one."""
+"""Group commit: calls made while one is in flight share the next one."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Error = TypeVar("Error", bound=Exception)
 
-# So many commits are on their way at most, the second one if it has so many items.
+# The maximum number of commits in flight, and the number of items that the second one needs.
 _LANES = 2
 _ENOUGH = 50
-# Items that are submitted so far apart, in seconds, do not share a commit where it has to leave within some time.
+# Items submitted further apart than this, in seconds, do not share a commit if it has to leave within some time.
 _SPAN = 0.5
-# What waits beyond these bytes holds up whoever comes.
+# If more bytes than this are waiting, new items are held up.
 _MOST_WAITING = 16 * 1024 * 1024
 
 
 class Request(NamedTuple):
-    """A script's call.
+    """A call to a script.
 
     Attributes:
-        until: How long it is repeated, on the event loop's clock; None: as long as any other call.
+        until: When to stop retrying it, on the event loop's clock. None: after the same time as any other call.
     """
 
     script: Script
@@ -52,7 +52,7 @@ class Request(NamedTuple):
 
 
 class _Commit(Generic[Item, Result]):
-    """Items that leave together: being collected, on their way, or being repeated."""
+    """Items that leave together: being collected, in flight, or being retried."""
 
     __slots__ = ("follows", "futures", "items", "lane", "request", "since", "size", "task")
     request: Request
@@ -60,7 +60,7 @@ class _Commit(Generic[Item, Result]):
     def __init__(self, since: float) -> None:
         # When its first item was submitted.
         self.since = since
-        # Whether it continues one that waits or is on its way, and must not overtake it.
+        # Whether it continues a commit that is waiting or in flight, and must not overtake it.
         self.follows = False
         self.items: list[Item] = []
         self.futures: list[asyncio.Future[Result] | None] = []
@@ -72,16 +72,16 @@ class _Commit(Generic[Item, Result]):
 class GroupCommit(Generic[Item, Result]):
     """Collects items of concurrent callers and commits them together.
 
-    A lone caller waits for nobody: the first item leaves before :meth:`submit` returns. What comes while a commit is on its
-    way waits for its answer, or leaves in a second commit behind it when there is enough: then the server need not wait for
-    us. Both use one connection, so they are carried out in order, unless the server is not ready for the first and is for the
-    second. So what :meth:`submit_many` was given at once never leaves side by side.
+    A lone caller never waits for others: the first item leaves before :meth:`submit` returns. Items that arrive while a commit
+    is in flight wait for its answer, or leave in a second commit behind it if there are enough of them, so that the server need
+    not wait for us. Both commits use one connection and are therefore carried out in order, unless the server is not ready for
+    the first one and is for the second. For that reason, items passed to :meth:`submit_many` never leave side by side.
 
-    A caller who is cancelled before its item left takes the item back, unless items are ``final``; later, the item is committed
-    and the answer dropped. Where items expire, each that has not left within some seconds fails: their time counts from their
-    submission, and anew from whatever shows that the server carries out what came before.
+    If a caller is cancelled before its item has left, the item is withdrawn, unless items are ``final``. If it is cancelled
+    later, the item is committed and the answer dropped. If items expire, each one that has not left within a few seconds fails.
+    Its time counts from its submission, and starts again with every sign that the server carries out earlier items.
 
-    Where all goes well there is no task: the answer itself sends the next batch. What does not, a task repeats.
+    As long as all goes well there is no task: the answer itself sends the next batch. If a call fails, a task retries it.
     """
 
     def __init__(
@@ -100,18 +100,18 @@ class GroupCommit(Generic[Item, Result]):
     ) -> None:
         """Args:
         server: Runs the calls.
-        background: Owns the tasks that repeat.
-        request: The call for a batch, and for the lane that it takes, 0 or 1: of one lane, one call is on its way at a time.
-        repeat: Makes a call that could not be sent at once, or that failed: with an error if it may have been carried out,
-            otherwise it was not. Returns its answer.
-        results: One result per item, in order, from an answer.
-        max_items: Items per commit at most: one script blocks the whole server while it runs.
-        max_bytes: Bytes per commit, where more than one item is in it.
-        final: Whether an item is committed though its caller is cancelled.
-        expires: Whether an item fails that could not be sent for as long as a call is tried.
-        unattended: Called with what became of an item for which nobody waits.
+        background: Owns the tasks that retry.
+        request: Returns the call for a batch and the lane that it takes, 0 or 1. A lane has one call in flight at a time.
+        repeat: Makes a call that could not be sent at once or that failed. Its error argument is set if the call may have been
+            carried out, and None if it was not. Returns the answer.
+        results: Returns one result per item, in order, from an answer.
+        max_items: The maximum number of items per commit: one script blocks the whole server while it runs.
+        max_bytes: The maximum size of a commit that has more than one item, bytes.
+        final: Whether an item is committed even if its caller is cancelled.
+        expires: Whether an item fails if it could not be sent for as long as a call is retried.
+        unattended: Called with the outcome of an item that no caller waits for.
         """
-        # Not asked for each time: on Python 3.11 that asks the system for the process's id.
+        # Kept, because on Python 3.11 each lookup asks the system for the process's id.
         self._loop = asyncio.get_running_loop()
         self._new_future: Callable[[], asyncio.Future[Result]] = partial(asyncio.Future, loop=self._loop)
         self._server = server
@@ -127,7 +127,7 @@ class GroupCommit(Generic[Item, Result]):
         self._went_well_at = float("-inf")
         self._failed_with: Exception | None = None
         self._expiring: asyncio.Handle | None = None
-        # What waits, the last of it open for more.
+        # The commits that wait. The last one accepts more items.
         self._waiting: deque[_Commit[Item, Result]] = deque()
         self._waiting_bytes = 0
         self._held_up: deque[asyncio.Future[None]] = deque()
@@ -136,7 +136,7 @@ class GroupCommit(Generic[Item, Result]):
         self._wire: Wire | None = None
         self._emptied: asyncio.Future[None] | None = None
         self._closed = False
-        # Items taken in so far, and those of them that are done; and who waits until so many are done.
+        # How many items were accepted, and how many of them are done; and the callers that wait until a number of items is done.
         self._accepted = 0
         self._done = 0
         self._flushing: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -144,11 +144,11 @@ class GroupCommit(Generic[Item, Result]):
 
     @property
     def unanswered(self) -> int:
-        """How many items wait, or are on their way."""
+        """The number of items that wait or are in flight."""
         return self._accepted - self._done
 
     async def flush(self) -> None:
-        """Wait until all that was submitted before now has its answer, or has failed."""
+        """Wait until all items submitted so far have their answers, or have failed."""
         if self.unanswered and not self._closed:
             done = self._loop.create_future()
             self._flushing.append((self._accepted, done))
@@ -156,17 +156,17 @@ class GroupCommit(Generic[Item, Result]):
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits that more would cost memory and gain nothing: see :meth:`room`."""
+        """Whether so much is waiting that more would cost memory and gain nothing. See :meth:`room`."""
         return self._waiting_bytes > _MOST_WAITING
 
     async def room(self) -> float:
-        """Wait while it is full. Whoever makes an item asks before making it; nobody is refused who does not.
+        """Wait for capacity. Call this before building an item; :meth:`submit` itself accepts items regardless.
 
         Returns:
-            Since when: the time of the item that is made now counts from then.
+            The time from which the item that is built now counts. Pass it to :meth:`submit`.
 
         Raises:
-            ServerUnavailable: Nothing of what waits could be sent.
+            ServerUnavailable: None of the waiting items could be sent.
         """
         since = self._loop.time()
         while self.is_full and not self._closed:
@@ -176,7 +176,7 @@ class GroupCommit(Generic[Item, Result]):
                 async with asyncio.timeout_at(self._expires_at(since)):
                     await turn
             except TimeoutError:
-                # Unless something was carried out meanwhile.
+                # Unless something was carried out in the meantime.
                 if self._expires_at(since) <= self._loop.time():
                     self._let_in()
                     raise self._unsent() from None
@@ -188,9 +188,9 @@ class GroupCommit(Generic[Item, Result]):
         return since
 
     def submit(self, item: Item, size: int, since: float | None = None) -> asyncio.Future[Result]:
-        """Add ``item`` of ``size`` bytes to the next commit. Await or cancel what this returns.
+        """Add ``item`` of ``size`` bytes to the next commit. Await or cancel the returned future.
 
-        ``since``: What :meth:`room` has returned, if it was asked.
+        ``since`` is the result of :meth:`room`, if it was called.
         """
         future = self._new_future()
         collected = self._add(item, size, future, since)
@@ -199,9 +199,9 @@ class GroupCommit(Generic[Item, Result]):
         return future
 
     def submit_unattended(self, item: Item, size: int) -> None:
-        """As :meth:`submit`, for who does not wait: ``unattended`` is told what becomes of it.
+        """Submit an item as :meth:`submit` does, for a caller that does not wait: ``unattended`` is called with its outcome.
 
-        It leaves with whatever else comes in this turn of the event loop.
+        The item leaves with all others that are submitted in this iteration of the event loop.
         """
         if self._add(item, size, None) >= self._max_items // 2:
             self._leave()
@@ -210,7 +210,7 @@ class GroupCommit(Generic[Item, Result]):
             self._loop.call_soon(self._leave)
 
     def submit_many(self, items: Iterable[tuple[Item, int]]) -> list[asyncio.Future[Result]]:
-        """As :meth:`submit` for each, in as few commits as they need, one after the other."""
+        """Submit each item as :meth:`submit` does, in as few commits as they need, one after the other."""
         futures = []
         first: _Commit[Item, Result] | None = None
         for item, size in items:
@@ -223,7 +223,7 @@ class GroupCommit(Generic[Item, Result]):
         return futures
 
     async def aclose(self, grace: float) -> None:
-        """Take nothing more, give what is waiting ``grace`` seconds, then fail it: unsent or unknown."""
+        """Accept no more items, give those that wait ``grace`` seconds, then fail them as unsent or unknown."""
         self._closed = True
         self._leave()
         if self._calls:
@@ -245,7 +245,7 @@ class GroupCommit(Generic[Item, Result]):
             self._fail(waiting, Closed("the queue closed before the message was sent"))
 
     def _add(self, item: Item, size: int, future: asyncio.Future[Result] | None, since: float | None = None) -> int:
-        """Let it wait. Returns how many it waits with."""
+        """Add an item to those that wait. Returns how many are in its commit."""
         if self._closed:
             raise Closed("the queue is closed")
         waiting = self._waiting
@@ -270,7 +270,7 @@ class GroupCommit(Generic[Item, Result]):
         return len(last.items)
 
     def _leave(self) -> None:
-        """Send what may leave now."""
+        """Send the commits that may leave now."""
         self._leaves_soon = False
         calls, waiting = self._calls, self._waiting
         while waiting:
@@ -293,7 +293,7 @@ class GroupCommit(Generic[Item, Result]):
                 script, keys, args, _ = call.request = self._request(call.items, call.lane)
                 calls.append(call)
                 self._wire = self._server.run_soon(script, keys, args, partial(self._told, call), beside)
-            except Exception as error:  # noqa: BLE001 - it concerns these, and not who happens to be here
+            except Exception as error:  # noqa: BLE001 - it concerns these items, not the current caller
                 self._ended(call)
                 self._fail(call, error)
                 continue
@@ -305,7 +305,7 @@ class GroupCommit(Generic[Item, Result]):
             self._emptied.set_result(None)
 
     def _is_wanted(self, call: _Commit[Item, Result]) -> bool:
-        """Whether anything is left of it to be sent, without what was cancelled and what has waited for too long."""
+        """Drop items that were cancelled or have waited too long. Returns whether any are left to send."""
         if not self._final:
             self._drop_cancelled(call)
         if call.items and self._expires and self._expires_at(call.since) <= self._loop.time():
@@ -319,17 +319,17 @@ class GroupCommit(Generic[Item, Result]):
         self._count(len(gone))
 
     def _expires_at(self, since: float) -> float:
-        """When an item that was submitted then fails, unless the server shows until then that it carries out others."""
+        """Return when an item submitted at ``since`` fails, unless the server shows by then that it carries out others."""
         if not self._expires:
             return float("inf")
         shown = self._went_well_at
         if self._wire is not None and self._calls and self._calls[0].task is None:
-            # What is large takes its time.
+            # A large call takes its time.
             shown = max(shown, self._wire.moved_at)
         return max(since, shown) + patience.RETRY_FOR
 
     def _expire(self) -> None:
-        """Fail what has waited for too long. Nothing of it was sent."""
+        """Fail the items that have waited too long. None of them was sent."""
         self._expiring = None
         now = self._loop.time()
         for waiting in [each for each in self._waiting if self._expires_at(each.since) <= now]:
@@ -351,7 +351,7 @@ class GroupCommit(Generic[Item, Result]):
         if call not in self._calls:
             return  # given up meanwhile
         if isinstance(answer, ServerRefused):
-            # It would refuse again, and may have carried out a part: then a repetition finds what it has left.
+            # It would refuse again. If it has carried out a part of the call, a repetition would find that part done.
             self._ended(call)
             self._fail(call, answer)
             self._leave()
@@ -362,7 +362,7 @@ class GroupCommit(Generic[Item, Result]):
             self._arrived(call, answer)
 
     def _start_repeating(self, call: _Commit[Item, Result], lost: OutcomeUnknown | None) -> None:
-        # Where neither was carried out, as where the server did not know the script, each alone might overtake the other.
+        # If neither was carried out, as when the server did not know the script, one could overtake the other when retried alone.
         first = [each.task for each in self._calls if each is not call and each.task is not None] if lost is None else []
         if self._expires:
             call.request = call.request._replace(until=self._expires_at(call.since))
@@ -374,7 +374,7 @@ class GroupCommit(Generic[Item, Result]):
                 await asyncio.wait(first)
             answer = await self._repeat(call.request, call.items, lost)
         except asyncio.CancelledError:
-            # The client closes, and nobody else would tell those who wait.
+            # The client is closing, and the waiting callers would otherwise never be told.
             self._ended(call)
             self._fail(call, OutcomeUnknown("the queue closed before the answer came"))
             raise
@@ -389,7 +389,7 @@ class GroupCommit(Generic[Item, Result]):
     def _arrived(self, call: _Commit[Item, Result], answer: Any) -> None:
         self._went_well_at, self._failed_with = self._loop.time(), None
         self._ended(call)
-        # First what keeps the server busy.
+        # Keep the server busy first.
         self._leave()
         try:
             results = self._results(call.items, answer)
@@ -398,7 +398,7 @@ class GroupCommit(Generic[Item, Result]):
         except Exception as error:  # noqa: BLE001 - the same
             self._fail(call, error)
             return
-        # Emptied, for closing may have failed it already.
+        # Taken out of the call, from which closing may have removed them already.
         items, futures, call.items, call.futures = call.items, call.futures, [], []
         for item, future, result in zip(items, futures, results, strict=True):
             if future is None:
@@ -445,10 +445,10 @@ class GroupCommit(Generic[Item, Result]):
 
 
 def own_copy(error: Error) -> Error:
-    """An equal error for each caller: one object raised in many tasks would mix their tracebacks."""
+    """Return an equal error for each caller: one object raised in many tasks would mix up their tracebacks."""
     try:
         copy = type(error)(*error.args)
-    except Exception:  # noqa: BLE001 - it is made of something else
+    except Exception:  # noqa: BLE001 - its constructor takes other arguments
         return error
     copy.__cause__ = error.__cause__
     return copy

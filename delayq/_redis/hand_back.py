@@ -1,6 +1,6 @@
-"""Calls that return undelivered messages to the server: written at once, and repeated until they are answered.
+"""Calls that return undelivered messages to the server: written at once, and retried until they are answered.
 
-Each call may be sent any number of times, over any connection, for the server carries it out once.
+Each call may be sent any number of times, over any connection, because the server carries it out only once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# The first try at closing has this long, and a round trip, before a second one is made over a new connection; seconds.
+# How long the first try at closing waits, plus a round trip, before a second one is made over a new connection; seconds.
 _FIRST_DOUBT = 0.35
-# Bytes that are still leaving this machine when the time is up get this much more of it, and so does a server that answers that
+# How much longer to wait, after the time is up, for bytes that are still leaving this machine, and for a server that answers that
 # it cannot serve just now; seconds.
 _MOST = 5.0
 _LOOK_EVERY = 0.1
@@ -35,14 +35,14 @@ _AGAIN_WITHIN = 0.5
 
 
 class HandBack:
-    """One call that brings messages back.
+    """One call that returns messages to the server.
 
     Attributes:
         request: The call.
-        fence: The key that makes a repetition harmless, if it is not needed any more once the only try was answered.
+        fence: The key that makes a repetition harmless, if it is no longer needed once the only try has been answered.
         tries: How often it was sent.
-        outcome: The server's answer, or the error of the last try; None before.
-        is_put_off: Whether the server has answered the last try, and may carry out the same call later.
+        outcome: The server's answer, or the error of the last try; None before that.
+        is_put_off: Whether the server has answered the last try by saying that it may carry out the same call later.
     """
 
     __slots__ = ("_decided", "fence", "is_put_off", "outcome", "request", "tries")
@@ -53,12 +53,12 @@ class HandBack:
         self.tries: int = 0
         self.outcome: Any = None
         self.is_put_off: bool = False
-        # How many tries are known to have been carried out, or not.
+        # How many tries are known to have been carried out, or known not to have been.
         self._decided: int = 0
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the server may have carried it out without our knowing, or may still do so."""
+        """Whether the server may have carried it out without our knowledge, or may still do so."""
         return not self.is_done and self._decided < self.tries
 
     @property
@@ -67,7 +67,7 @@ class HandBack:
         return self.outcome is not None and not isinstance(self.outcome, DelayqError)
 
     def note(self, outcome: Any, *, put_off: bool = False) -> None:
-        """Note what became of a try. A late failure changes nothing once another try was answered."""
+        """Record the outcome of a try. A late failure changes nothing once another try has been answered."""
         if self.is_done:
             return
         self.outcome = outcome
@@ -75,19 +75,19 @@ class HandBack:
         self._decided += not isinstance(outcome, OutcomeUnknown)
 
     def note_unsent(self, error: DelayqError) -> None:
-        """Note that it could not be tried."""
+        """Record that it could not be sent."""
         if not self.is_done:
             self.outcome = error
             self.is_put_off = False
 
     @property
     def cleanup(self) -> tuple[str, str] | None:
-        """The command that deletes the fence, where it is not needed any more."""
+        """The command that deletes the fence, if the fence is no longer needed."""
         return ("UNLINK", self.fence) if self.fence is not None and self.tries == 1 and self.is_done else None
 
 
 async def send(server: Server, calls: Sequence[HandBack]) -> None:
-    """Send calls for the keys of one queue in order, and wait for what becomes of them. Raises nothing but cancellation."""
+    """Send calls for the keys of one queue in order, and wait for their outcomes. Raises nothing but cancellation."""
     for call in calls:
         call.outcome = None
     try:
@@ -101,26 +101,26 @@ async def send(server: Server, calls: Sequence[HandBack]) -> None:
 
 
 class Owed:
-    """Calls that have to reach the server, now or later: sent at once, and repeated until they are answered."""
+    """Calls that have to reach the server sooner or later: sent at once, and retried until they are answered."""
 
     def __init__(self, queue: str, server: Server, background: Background) -> None:
         self._queue = queue
         self._server = server
         self._background = background
-        # With the time when it is too late, and what to say then.
+        # Each call with its deadline, and the message to log once that has passed.
         self._calls: dict[HandBack, tuple[float, str]] = {}
         self._task: asyncio.Task[None] | None = None
         self._last: LastCalls | None = None
-        # The connection of the last one: the next one follows it there.
+        # The connection of the last call, on which the next one follows it.
         self._wire: Wire | None = None
 
     def send(self, call: HandBack, within: float, too_late: str) -> None:
-        """Send a call, before this returns if a connection is open.
+        """Send a call. If a connection is open, it is written before this returns.
 
         Args:
             call: The call.
-            within: How long it is repeated, seconds.
-            too_late: What to log when it has not been answered by then.
+            within: How long to retry it, seconds.
+            too_late: The message to log if it has not been answered by then.
         """
         if self._last is not None:
             self._last.send(self._queue, [call])
@@ -135,7 +135,7 @@ class Owed:
             self._task = self._background.spawn(self._run(), "owed")
 
     def close(self, last: LastCalls) -> None:
-        """Leave what has not been answered to the last calls, and send these now."""
+        """Hand the unanswered calls over to ``last``, which sends them now."""
         self._last = last
         last.send(self._queue, [call for call in self._calls if not call.is_done])
         if self._task is not None:
@@ -153,7 +153,7 @@ class Owed:
                         _log.error("queue %r: %s", self._queue, too_late, extra=about(self._queue))
                 failed = [call for call in self._calls if call.outcome is not None]
                 failures = failures + 1 if failed else 0
-                # Those on their way are looked at again soon.
+                # Calls in flight are checked again soon.
                 await asyncio.sleep(retry_delay(failures) if failed else _LOOK_EVERY)
                 if failed:
                     await send(self._server, failed)
@@ -162,10 +162,10 @@ class Owed:
 
 
 class LastCalls:
-    """The calls that queues send while they close: written before anything is waited for.
+    """The calls that queues send while they close: all are written before any answer is awaited.
 
-    So the round trip decides when they arrive, never whether. Those without an answer are soon sent again over a new connection,
-    for the first one may be dead.
+    So the round trip decides when they arrive, but never whether they do. Calls without an answer are soon sent again over a new
+    connection, because the first one may be dead.
     """
 
     def __init__(self, server: Server, round_trip: float = 0.0) -> None:
@@ -181,7 +181,7 @@ class LastCalls:
         self._settling: asyncio.Task[None] | None = None
 
     def send(self, queue: str, calls: Iterable[HandBack]) -> None:
-        """Write calls for the keys of one queue now, in order, behind what was written for that queue before."""
+        """Write calls for the keys of one queue now, in order, behind everything that was written for that queue before."""
         calls = [call for call in calls if not call.is_done]
         if not calls:
             return
@@ -195,9 +195,9 @@ class LastCalls:
             call.note_unsent(ServerUnavailable("no connection is open"))
 
     async def settle(self, within: float) -> None:
-        """Wait until all that was sent is answered, ``within`` seconds at most.
+        """Wait until all calls are answered, ``within`` seconds at most.
 
-        Wait up to five seconds more while bytes are still leaving this machine, or while the server answers that it cannot serve
+        Waits up to five seconds more while bytes are still leaving this machine, or while the server answers that it cannot serve
         just now, as it does while a slot moves or another server takes its place.
         """
         if self._settling is None or self._settling.done():
@@ -212,11 +212,11 @@ class LastCalls:
         retries = 0
         to_send = math.inf
         try:
-            # A call that the server refuses is refused again.
+            # A call that the server has refused would be refused again.
             while missing := [call for call in self._calls if not call.is_done and not isinstance(call.outcome, ServerRefused)]:
                 now = loop.time()
                 if now >= again_at and (retry is None or retry.done()):
-                    # The server may start soon, or another one take its place.
+                    # The server may start soon, or another one may take its place.
                     retries += 1
                     again_at = now + retry_delay(retries, base=_LOOK_EVERY, most=_AGAIN_WITHIN)
                     retry = asyncio.create_task(self._server.pipeline_anew(missing))
@@ -232,7 +232,7 @@ class LastCalls:
                 if pending:
                     await asyncio.wait(pending, timeout=_LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
                 else:
-                    # The time may be up already, and be lengthened.
+                    # The time may be up already, and have been extended.
                     await asyncio.sleep((again_at if now >= until else min(again_at, until)) - now)
         finally:
             if retry is not None:

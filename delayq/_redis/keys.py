@@ -1,4 +1,4 @@
-"""The names of every key and channel. No key string stands anywhere else; ``docs/redis-data-model.md`` shows the same table."""
+"""The names of all keys and channels. No other module has key strings; ``docs/redis-data-model.md`` shows the same table."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 LONGEST_NAME = 512
-"""Bytes. Redisson knows no limit; nobody has come near this one."""
+"""In bytes. Redisson has no limit; no name in practice comes near this one."""
 
 _ORDERED, _TIMEOUT, _CHANNEL = "redisson_delay_queue", "redisson_delay_queue_timeout", "redisson_delay_queue_channel"
 _QUARANTINE, _LEASES, _LEASED, _TURNS = "delayq_quarantine", "delayq_leases", "delayq_leased", "delayq_turns"
 _FENCE = "delayq_fence"
 _RELIABLE, _PARTITION = "delayq:{", "delayq:part:{"
 
-# A delayed queue's ready list has the queue's own name. No other key does, so it must not look like one.
+# A delayed queue's ready list has the queue's own name. No other key does, so the name must not look like another key.
 RESERVED = (
     *(f"{prefix}:" for prefix in (_ORDERED, _TIMEOUT, _CHANNEL, _QUARANTINE, _LEASES, _LEASED, _TURNS, _FENCE)),
     _RELIABLE,
     _PARTITION,
 )
-"""How no delayed queue's name begins."""
+"""The beginnings that a delayed queue's name must not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class DelayedKeys:
     """The keys of one delayed queue. The first four are Redisson's."""
 
     name: str
-    """What the queue is called in this process."""
+    """The queue's name in this process."""
     ready: str
     """LIST of payloads that are due: the queue's name on the server."""
     ordered: str
@@ -46,26 +46,26 @@ class DelayedKeys:
     timeout: str
     """ZSET of the same records, scored by due time, ms."""
     channel: str
-    """Channel on which the due time of a new head is announced, decimal ms."""
+    """Channel that announces the due time of a new head, decimal ms."""
     quarantine: str
-    """LIST of records and payloads that nobody can read."""
+    """LIST of records and payloads that cannot be read."""
     leases: str
-    """ZSET of the tokens of what is out with a client, scored by the end of its lease, ms."""
+    """ZSET of the tokens of messages that clients hold, scored by the end of the lease, ms."""
     leased: str
-    """HASH of those payloads and records by token."""
+    """HASH of the payloads and records of those messages by token."""
     turns: str
-    """Channel on which a client says that what was due is moved: so that the others need not look."""
+    """Channel on which a client announces that it has moved the due messages, so that the others need not look."""
 
     @classmethod
     def of(cls, name: str, mapper: Callable[[str], str] | None = None) -> DelayedKeys:
         """Derive the keys of queue ``name``.
 
         Args:
-            name: What the queue is called here.
-            mapper: Turns it into its name on the server, as Redisson's NameMapper does.
+            name: The queue's name in this process.
+            mapper: Turns it into the queue's name on the server, as Redisson's NameMapper does.
 
         Raises:
-            BadName: A name is empty, too long or no text; or it is that of another queue's key; or the keys would lie in
+            BadName: A name is empty, too long or not text; or it is that of another queue's key; or the keys would lie in
                 different slots of a cluster.
         """
         mapped = _checked(_checked(name) if mapper is None else mapper(_checked(name)))
@@ -87,19 +87,19 @@ class DelayedKeys:
         return keys
 
     def fence(self, call: str) -> str:
-        """STRING that keeps a call that was given up, or that was carried out already, from doing anything."""
+        """Return the name of a STRING that disables a call, because it was given up or has been carried out already."""
         return _prefixed(f"{_FENCE}:{call}", self.ready)
 
 
 PRIORITIES = 10
-"""Priorities go from 0 to 9."""
+"""Priorities range from 0 to 9."""
 _MOST_PARTITIONS = 1024
 _SALTS = string.digits + string.ascii_lowercase
 SALT_LENGTH = 3
 SLOTS = 16384
-"""Of a cluster."""
+"""The number of hash slots in a cluster."""
 
-# A name may hold anything: what comes last decides.
+# A queue's name may contain anything, so the end of the key decides.
 _FACTS = r"\}:(?:live(?::[1-9])?|bodies|leases|attempts|expiries|errors|priorities|done|dead|dead:messages|paused|schedules)$"
 _OF_RELIABLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
 _OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
@@ -108,41 +108,41 @@ _OF_DELAYED = re.compile(f"(?:{_TIMEOUT}|{_ORDERED}|{_QUARANTINE}|{_LEASES}):(.+
 
 @dataclass(frozen=True, slots=True)
 class ReliableKeys:
-    """The keys of one reliable queue. ``lua/reliable/include/queue.lua`` says what ``messages`` are."""
+    """The keys of one reliable queue. ``lua/reliable/include/queue.lua`` describes the ``messages``."""
 
     name: str
-    """What the queue is called in this process; one of its partitions: ``name/number``."""
+    """The queue's name in this process; for one of its partitions, ``name/number``."""
     whole: str
-    """What it is called with all its partitions."""
+    """The name of the queue with all its partitions."""
     messages: tuple[str, ...]
-    """Ten sorted sets of ids, one for each priority, and what is known of each message: in the order of all scripts."""
+    """Ten sorted sets of ids, one for each priority, then the facts about each message, in the order that all scripts use."""
     wake: str
-    """Channel on which the due time of a new head is announced, decimal microseconds."""
+    """Channel that announces the due time of a new head, decimal microseconds."""
     done: str
-    """ZSET of ids that were handled lately, scored by how long they are remembered, microseconds."""
+    """ZSET of ids that were handled lately, scored by when they are forgotten, microseconds."""
     dead: str
     """ZSET of ids of dead letters, scored by when they died, microseconds."""
     dead_messages: str
     """HASH of dead letters by id."""
     paused: str
-    """STRING that is there while the queue is paused."""
+    """STRING that exists while the queue is paused."""
     schedules: str
     """HASH of recurring messages by name."""
 
     @classmethod
     def of(cls, name: str, mapper: Callable[[str], str] | None = None, partition: int | None = None) -> ReliableKeys:
-        """Derive the keys of queue ``name``, or of one of its partitions; else as :meth:`DelayedKeys.of`."""
+        """Derive the keys of queue ``name``, or of one of its partitions. Otherwise the same as :meth:`DelayedKeys.of`."""
         mapped = _checked(_checked(name) if mapper is None else mapper(_checked(name)))
         if partition is not None:
             return cls.below(f"{name}/{partition}", partition_prefix(mapped, str(partition), salt(mapped, partition)), name)
-        # All have the same prefix, so the same hash tag: what stands before the first closing brace, if that is anything.
+        # All have the same prefix and therefore the same hash tag: the part before the first closing brace, unless it is empty.
         if mapped.startswith("}"):
             raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: a name must not begin with a brace")
         return cls.below(name, f"{_RELIABLE}{mapped}}}:")
 
     @classmethod
     def below(cls, name: str, prefix: str, whole: str | None = None) -> ReliableKeys:
-        """The keys that begin with ``prefix``."""
+        """Return the keys that begin with ``prefix``."""
         live = (f"{prefix}live", *(f"{prefix}live:{priority}" for priority in range(1, PRIORITIES)))
         facts = ("bodies", "leases", "attempts", "expiries", "errors", "priorities")
         return cls(
@@ -174,25 +174,26 @@ class ReliableKeys:
 
     @property
     def pattern(self) -> str:
-        """A pattern that all keys of the queue match, and no others."""
+        """A pattern that matches all keys of the queue, and no others."""
         return re.sub(r"[*?\[\]\\]", r"\\\g<0>", self.wake.removesuffix("wake")) + "*"
 
     def call(self, session: str) -> str:
-        """STRING: what the last call of one client was, and its reply, so that it can be repeated."""
+        """Return the name of the STRING that keeps one client's last call and its reply, so that the call can be repeated."""
         return self.wake.removesuffix("wake") + f"call:{session}"
 
 
 def partition_prefix(name: str, partition: str, salt: str) -> str:
-    """How the keys of one partition begin. No queue of any name has keys that begin like that."""
+    """Return the prefix of one partition's keys. No queue has keys that begin like that, whatever its name."""
     return f"{_PARTITION}{partition}:{salt}:{name}}}:"
 
 
 @lru_cache(maxsize=4 * _MOST_PARTITIONS)
 def salt(name: str, partition: int) -> str:
-    """What lets a partition's keys lie where they belong: evenly over a cluster's slots, however many partitions there are.
+    """Return the salt that spreads the partitions' keys evenly over a cluster's slots, however many partitions there are.
 
-    The first places are 0, 1/2, 1/4, 3/4, 1/8 of all slots (van der Corput's sequence): so the first ones, whatever their
-    number, lie evenly, and more of them move none. Each has a stretch of a 64th of all slots, or as many as are needed.
+    The first places are 0, 1/2, 1/4, 3/4, 1/8 of all slots (van der Corput's sequence). So the first partitions lie
+    evenly, whatever their number, and adding more moves none. Each has a stretch of a 64th of all slots, or as many stretches
+    as are needed.
     """
     bits = max(6, partition.bit_length())
     stretch = int(f"{partition:0{bits}b}"[::-1], 2)
@@ -205,13 +206,13 @@ def salt(name: str, partition: int) -> str:
 
 
 QUEUE_KEYS = "[dr]e[dl][ai]*"
-"""A pattern that every key matches by which a queue can be known, and few others."""
+"""A pattern that matches every key by which a queue can be recognised, and few others."""
 
 
 def queue_of(key: str) -> tuple[Literal["delayed", "reliable"], str, int | None] | None:
-    """Which queue has a key, and which of its partitions; None where none has it, or the key does not tell.
+    """Return the queue that has a key, and which of its partitions. None if no queue has it, or the key does not tell.
 
-    A delayed queue's ready list is a list of any name. ``a`` and ``{a}`` have the same keys: ``a`` stands for both.
+    A delayed queue's ready list is a list of any name. ``a`` and ``{a}`` have the same keys, so ``a`` is returned for both.
     """
     if found := _OF_PARTITION.match(key):
         return "reliable", found[2], int(found[1])
@@ -225,7 +226,7 @@ def queue_of(key: str) -> tuple[Literal["delayed", "reliable"], str, int | None]
 
 
 def check_partitions(partitions: int) -> None:
-    """Raise BadInput unless a queue can have so many."""
+    """Raise BadInput unless a queue can have this number of partitions."""
     if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= _MOST_PARTITIONS:
         raise BadInput(f"partitions is an int from 1 to {_MOST_PARTITIONS}, not {partitions!r}")
 
@@ -243,19 +244,19 @@ def _checked(name: str) -> str:
 
 
 def _prefixed(prefix: str, name: str) -> str:
-    """Redisson's rule, byte for byte: a name with a brace anywhere is taken to carry its own hash tag."""
+    """Prefix a name by Redisson's rule, byte for byte: a name that contains a brace is taken to carry its own hash tag."""
     return f"{prefix}:{name}" if "{" in name else f"{prefix}:{{{name}}}"
 
 
 def hash_tag(key: str) -> str:
-    """The part of ``key`` that decides its cluster slot (Redis Cluster specification, "Hash tags")."""
+    """Return the part of ``key`` that decides its cluster slot (Redis Cluster specification, "Hash tags")."""
     start = key.find("{")
     end = key.find("}", start + 1)
     return key[start + 1 : end] if start >= 0 and end > start + 1 else key
 
 
 def slot_of(key: str) -> int:
-    """The slot of a cluster in which ``key`` lies, by its CRC16 (Redis Cluster specification, "Key distribution model").
+    """Return the cluster slot of ``key``, by its CRC16 (Redis Cluster specification, "Key distribution model").
 
     The standard library's ``crc_hqx`` is that CRC16.
     """

@@ -1,4 +1,4 @@
-"""A connection of one's own, for what does not fit question and answer: blocking commands and subscriptions."""
+"""A dedicated connection, for uses that do not fit question and answer: blocking commands and subscriptions."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Those who have lost the same server come back within so long, seconds.
+# Clients that have lost the same server first reconnect within this time, seconds.
 _SPREAD = 0.1
 
 
 class Link:
-    """Sends and reads separately, without deadlines. Closed when its ``async with`` block is left.
+    """A connection that sends and reads separately, without deadlines. It closes when its ``async with`` block is left.
 
     Attributes:
-        answered: Whether anything was read.
+        answered: Whether anything has been read.
     """
 
     def __init__(self, nodes: Nodes, key: str | None) -> None:
         """Args:
-        key: The server that has it is linked; any for None.
+        key: The link leads to the server that has this key, or to any server if it is None.
         """
         self._nodes = nodes
         self._key = key
@@ -49,7 +49,7 @@ class Link:
         """Connect.
 
         Raises:
-            ServerUnavailable: Nobody answers.
+            ServerUnavailable: No server answers.
             ServerRefused: The server does not let us in.
         """
         if self._key is None and self._nodes.spread:
@@ -64,7 +64,7 @@ class Link:
         self.cut()
 
     async def send(self, *command: str | bytes | int) -> None:
-        """Send a command. Raises :class:`ServerUnavailable` when the link is broken."""
+        """Send a command. Raises :class:`ServerUnavailable` if the link is broken."""
         assert self._wire is not None, "used outside of its block"
         try:
             self._wire.write(*command)
@@ -73,7 +73,7 @@ class Link:
             raise ServerUnavailable(f"the connection broke: {error}") from error
 
     def ping(self) -> None:
-        """Send a PING. Its answer comes to :meth:`read`; without one, the link breaks. Raises as :meth:`send`."""
+        """Send a PING. Its answer arrives in :meth:`read`; without one, the link breaks. Raises as :meth:`send` does."""
         assert self._wire is not None, "used outside of its block"
         try:
             self._wire.ping()
@@ -91,7 +91,7 @@ class Link:
         try:
             answer = await self._wire.read()
         except ReplyError as error:
-            # In a cluster that may mean: not here any more.
+            # In a cluster, the error may mean that the key has moved.
             self._suspect()
             raise (ServerUnavailable if is_not_now(str(error)) else ServerRefused)(str(error)) from error
         except OSError as error:
@@ -101,7 +101,7 @@ class Link:
         return answer
 
     def cut(self) -> None:
-        """Close the connection. A :meth:`read` that waits in another task ends with :class:`ServerUnavailable`."""
+        """Close the connection. A :meth:`read` that is waiting in another task ends with :class:`ServerUnavailable`."""
         if self._wire is not None and self._connections is not None:
             self._connections.close(self._wire)
 
@@ -132,11 +132,11 @@ async def keep_linked(
     """Run ``use`` with a link, and again with a new one whenever it breaks. Returns when the client is closed.
 
     Args:
-        nodes: Where links come from.
-        key: The server that has it is linked; any for None.
-        use: What to do with a link.
+        nodes: The servers that links lead to.
+        key: Links lead to the server that has this key, or to any server if it is None.
+        use: The function to run with each link.
         interrupted: Called for the first of several failures in a row.
-        retry_most: Seconds between two tries at most.
+        retry_most: The longest time between two tries, seconds.
     """
     now = asyncio.get_running_loop().time
     failures = 0
@@ -147,12 +147,12 @@ async def keep_linked(
                 await use(link)
         except Closed:
             return
-        except Exception as error:  # noqa: BLE001 - nothing may end what wakes up queues
-            # One that breaks again and again, as soon as it has answered, is not tried ever faster.
+        except Exception as error:  # noqa: BLE001 - nothing may end the task that wakes up queues
+            # A link that breaks again and again, as soon as it has been answered, must not be retried ever faster.
             failures = 1 if link.answered and now() - began >= retry_most else failures + 1
             if failures == 1:
                 interrupted(error)
             if not isinstance(error, ServerError):
                 _log.error("a connection was left with an error", exc_info=error)
-            # All clients of a server lose it together: they come back at moments of their own.
+            # All clients of a server lose it together, so each reconnects at a moment of its own.
             await asyncio.sleep(retry_delay(failures, base=_SPREAD, most=retry_most, least=0.0))

@@ -1,4 +1,4 @@
-"""The records of what is pending, read in pages, so that the server is not held up."""
+"""The records of pending messages, read in pages so that the server is not held up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _PAGE = 1000
 _PAGE_BYTES = 256 * 1024
-# The first page shows how long records are.
+# The first page shows how long the records are.
 _FIRST_PAGE = 50
 # Pages overlap by this many records at most.
 _OVERLAP = 100
@@ -24,27 +24,27 @@ Item = TypeVar("Item")
 
 
 class Listing(Protocol):
-    """Where the records of a queue's pending messages stand."""
+    """A way to read the records of a queue's pending messages."""
 
     async def size(self) -> int:
-        """How many there are."""
+        """Return the number of records."""
         ...
 
     async def at(self, place: int) -> bytes | None:
-        """The one at a place, from 0, in the order in which they are polled; None beyond the last."""
+        """Return the record at a position, counted from 0 in polling order; None beyond the last."""
         ...
 
     def pages(self) -> AsyncIterator[list[bytes]]:
-        """All that are there all the while; pages overlap."""
+        """Return all records that are there throughout, in overlapping pages."""
         ...
 
     def offer_order(self, records: Iterable[bytes]) -> list[bytes]:
-        """Records out of :meth:`pages`, in the order in which they were offered."""
+        """Return records from :meth:`pages` in the order in which they were offered."""
         ...
 
 
 class OrderedList:
-    """The ordered list: Redisson's, in offer order."""
+    """The ordered list: Redisson's own, in offer order."""
 
     def __init__(self, keys: DelayedKeys, server: Server) -> None:
         self._key = keys.ordered
@@ -58,10 +58,10 @@ class OrderedList:
         return record
 
     async def pages(self) -> AsyncIterator[list[bytes]]:
-        """From the newest to the oldest."""
+        """Read the records from the newest to the oldest."""
 
         async def read(start: int, count: int) -> list[bytes]:
-            # Counted from the tail: messages leave at the head as they come due, and that moves no page.
+            # Counted from the tail: messages leave at the head as they come due, which moves no page.
             page: list[bytes] = await self._server.command("LRANGE", self._key, -(start + count), -(start + 1))
             return page[::-1]
 
@@ -87,15 +87,15 @@ class DueOrder:
         return head[0] if head else None
 
     async def pages(self) -> AsyncIterator[list[bytes]]:
-        """From the one that is due last to the next."""
+        """Read the records from the one that is due last to the next one due."""
         async for page in self.scored_pages():
             yield list(page)
 
     async def scored_pages(self) -> AsyncIterator[dict[bytes, float]]:
-        """The same, with due times in ms."""
+        """Read the same pages, with due times in ms."""
 
         async def read(start: int, count: int) -> list[tuple[bytes, float]]:
-            # From the far end: what comes due meanwhile leaves at the other one, and moves no page.
+            # From the far end: messages that come due meanwhile leave at the other end, which moves no page.
             flat = await self._server.command("ZREVRANGE", self._key, start, start + count - 1, "WITHSCORES")
             return list(zip(flat[::2], map(float, flat[1::2]), strict=True))
 
@@ -103,17 +103,17 @@ class DueOrder:
             yield dict(page)
 
     def offer_order(self, records: Iterable[bytes]) -> list[bytes]:
-        # Our ids sort by offer order. What Java offered has random ones, and comes in any order.
+        # Our ids sort by offer order. Messages that Java offered have random ids, and come in any order.
         return sorted(records, key=id_of)
 
 
 async def _paged(
     read: Callable[[int, int], Awaitable[list[Item]]], record_of: Callable[[Item], bytes]
 ) -> AsyncIterator[list[Item]]:
-    """Read everything in pages that fit both the server and the network: so many records, or so many bytes.
+    """Read everything in pages with a limited number of records and of bytes, to suit both the server and the network.
 
-    Each page begins with the last records of the one before. If none of them is there any more, more has left meanwhile than they
-    are, and the page is read again from further back: so no record is missed that is there all the while.
+    Each page begins with the last records of the one before. If none of them is there any more, more records have left meanwhile
+    than pages overlap, and the page is read again from further back. So no record that is there throughout is missed.
     """
     start, count, seen = 0, _FIRST_PAGE, frozenset[bytes]()
     while True:

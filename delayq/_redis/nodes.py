@@ -1,4 +1,4 @@
-"""Where keys live: on one server, which may be another one tomorrow, or spread over the masters of a cluster."""
+"""The servers that have the keys: a single one, which another may replace tomorrow, or the masters of a cluster."""
 
 from __future__ import annotations
 
@@ -16,72 +16,72 @@ class Nodes(Protocol):
     """The servers of one client.
 
     Attributes:
-        spread: Whether two keys may live on different servers: then no script may name keys of two queues.
+        spread: Whether two keys may live on different servers. If so, no script may name keys of two queues.
     """
 
     spread: bool
 
     def of(self, key: str | None) -> Connections:
-        """The connections to the server that has ``key``; to any server for None.
+        """Return the connections to the server that has ``key``, or to any server if it is None.
 
         Raises:
-            ServerUnavailable: No server is known to have it now: :meth:`find` may find one.
+            ServerUnavailable: No server is known to have it now. :meth:`find` may find one.
         """
         ...
 
     async def find(self, key: str | None) -> Connections:
-        """As :meth:`of`, but asks who has it, if that is not sure.
+        """Return the same as :meth:`of`, but ask which server has the key if that is uncertain.
 
         Raises:
             ServerUnavailable: No server has it, or none answers.
-            ServerRefused: Nobody lets us in.
+            ServerRefused: No server lets us in.
         """
         ...
 
     async def any(self) -> Sequence[Connections]:
-        """The connections to every server that may answer a question about no key, the most promising ones first.
+        """Return the connections to every server that may answer a question that concerns no key, the most promising ones first.
 
         Raises:
-            ServerUnavailable, ServerRefused: As :meth:`find`.
+            ServerUnavailable, ServerRefused: As for :meth:`find`.
         """
         ...
 
     async def refresh(self) -> None:
-        """Ask who has what. Raises as :meth:`find`."""
+        """Ask which server has which keys. Raises as :meth:`find` does."""
         ...
 
     def suspect(self, connections: Connections) -> None:
-        """A call over these connections has failed as it does when a server dies or loses its keys."""
+        """Note that a call over these connections has failed as it does when a server dies or loses its keys."""
         ...
 
     def failed_lately(self, key: str) -> bool:
-        """Tell whether the server that has ``key`` has failed in the last seconds, and other keys may do better."""
+        """Tell whether the server that has ``key`` has failed in the last seconds, so that other keys may do better."""
         ...
 
     def moved(self, slot: int, place: str, told_by: Connections) -> Connections:
-        """Somebody says that ``place``, host and port, has a slot now. Returns the connections to that one."""
+        """Note that ``place``, host and port, is said to have a slot now. Returns the connections to it."""
         ...
 
     def at(self, place: str, told_by: Connections) -> Connections:
-        """The connections to ``place``, host and port, as ``told_by`` knows it."""
+        """Return the connections to ``place``, host and port, as ``told_by`` knows it."""
         ...
 
     def all(self) -> Sequence[Connections]:
-        """The connections to every server that has keys; none where that is not sure: :meth:`refresh` asks."""
+        """Return the connections to every server that has keys, or none if that is uncertain: call :meth:`refresh` then."""
         ...
 
     @property
     def open(self) -> int:
-        """How many connections are open now."""
+        """The number of connections that are open now."""
         ...
 
     @property
     def opened(self) -> int:
-        """How many were opened so far."""
+        """The number of connections that were opened so far."""
         ...
 
     def prune(self) -> None:
-        """As :meth:`Connections.prune`."""
+        """Close idle connections as :meth:`Connections.prune` does."""
         ...
 
     async def aclose(self) -> None:
@@ -90,7 +90,7 @@ class Nodes(Protocol):
 
 
 class OneServer:
-    """Every key lives in one place. Behind a name or a Sentinel that may become another server."""
+    """The one server that has every key. Behind a name or a Sentinel, another server may take its place."""
 
     spread = False
 
@@ -109,10 +109,10 @@ class OneServer:
         return [self._connections]
 
     async def refresh(self) -> None:
-        """There is nothing to ask."""
+        """Do nothing, because there is nothing to ask."""
 
     def suspect(self, connections: Connections) -> None:
-        """There is no other server."""
+        """Do nothing, because there is no other server."""
 
     def failed_lately(self, key: str) -> bool:
         del key

@@ -1,16 +1,16 @@
-"""Which of a server's errors mean "not now": nothing was carried out, and the same call may succeed later. Pure."""
+"""The server errors that mean "not now": nothing was carried out, and the same call may succeed later. Pure."""
 
 from __future__ import annotations
 
 import re
 
-# Redis 6.2 has words of its own before what a command in a script answers:
+# Redis 6.2 puts words of its own before the error of a command in a script:
 # "Error running script (call to f_…): @user_script:7: -READONLY …".
 _IN_SCRIPT = r"(?:Error running script \(call to f_[0-9a-f]{40}\): (?:@user_script: ?\d+: )*-?)?"
 _CODES = (
     "BUSY",  # another script runs
     "LOADING",  # it reads its data
-    "READONLY",  # a replica: after a failover another server is the master, or this one soon is again
+    "READONLY",  # a replica: after a failover another server is the master, or this one soon will be again
     "MASTERDOWN",
     "CLUSTERDOWN",
     "TRYAGAIN",  # a slot is moving, and half of the call's keys with it
@@ -18,12 +18,12 @@ _CODES = (
     "MISCONF",  # the disk is full
     "UNBLOCKED",  # a call that waited, on a server that became a replica
 )
-# From the start of the text: names of users, commands and keys are quoted further back, and may look like a code.
+# Matched at the start of the text: names of users, commands and keys are quoted further back, and may look like a code.
 _NOT_NOW = re.compile(rf"{_IN_SCRIPT}(?:(?:{'|'.join(_CODES)})\b|max number of clients)")
 
 
 def is_not_now(text: str) -> bool:
-    """Tell whether a server that answers with this error has carried out nothing, and may serve the same call later.
+    """Tell whether a server that replies with this error has carried out nothing, and may serve the same call later.
 
     Args:
         text: The error, without the leading ``-`` and without ``ERR``.

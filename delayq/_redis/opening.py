@@ -1,4 +1,4 @@
-"""How a connection comes about: to a server itself, or to the one that Sentinels name."""
+"""Opens a connection: to a server itself, or to the one that Sentinels name."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ E = TypeVar("E", bound=BaseException)
 
 # A broken link raises these, on any system and in any version of redis-py.
 _LINK_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError, EOFError)
-# How Python names what the other side of TLS has said.
+# Python's names for what the other side of a TLS connection has reported.
 _ALERT = re.compile(r"\[SSL: \w*?(ALERT_\w+)\]")
-# How errors begin that speak of the user, their password or their rights.
+# The beginnings of errors about the user, the password or the user's rights.
 _OF_THE_USER = ("NOAUTH", "WRONGPASS", "NOPERM", "AUTH ", "invalid password", "Client sent AUTH")
 
 
@@ -39,8 +39,8 @@ class Opener:
     """Opens connections to one address: to that server, or to the master that Sentinels name.
 
     Attributes:
-        label: What to call the address.
-        found_no_master: Whether every connection so far led to a replica.
+        label: The name to show for the address.
+        found_no_master: Whether every connection so far has led to a replica.
     """
 
     def __init__(self, address: Address | SentinelAddress) -> None:
@@ -51,11 +51,11 @@ class Opener:
         self._found_a_master = False
 
     async def open(self) -> Wire:
-        """Connect, introduce ourselves, and choose the database.
+        """Connect, send the greeting, and select the database.
 
         Raises:
-            ServerUnavailable: Nobody answers, or not now; or no Sentinel knows who should.
-            ServerRefused: We are not let in.
+            ServerUnavailable: No server answers, or it cannot serve now; or no Sentinel knows the master.
+            ServerRefused: The server does not let us in.
         """
         if isinstance(self._address, SentinelAddress):
             return await self._open_master(self._address)
@@ -72,7 +72,7 @@ class Opener:
         return wire
 
     async def _open_master(self, address: SentinelAddress) -> Wire:
-        """By the first Sentinel that names a server which says itself that it is the master."""
+        """Connect by way of the first Sentinel that names a server which itself claims to be the master."""
         tried: set[tuple[str, int]] = set()
 
         async def by(sentinel: Address) -> Wire:
@@ -81,11 +81,11 @@ class Opener:
                 raise ServerUnavailable(f"{sentinel.label} names {place[0]}:{place[1]} too")
             tried.add(place)
             wire, role, _ = await _open(address.server.at(*place))
-            # A Sentinel may not have heard yet that another server took over.
+            # A Sentinel may not have heard yet that another server has taken over.
             if role not in (b"master", None):
                 wire.close()
                 raise ServerUnavailable(f"{sentinel.label} names {place[0]}:{place[1]}, which is no master now")
-            # The one that was right is asked first from now on.
+            # The Sentinel that was right is asked first from now on.
             self._sentinels.remove(sentinel)
             self._sentinels.insert(0, sentinel)
             return wire
@@ -109,7 +109,7 @@ async def _master(sentinel: Address, service: str) -> tuple[str, int]:
 async def _open(
     address: Address, *questions: tuple[str, ...], credentials: str = "user and password"
 ) -> tuple[Wire, bytes | None, Sequence[Any]]:
-    """Connect, and send the greeting and questions together: a round trip may be long.
+    """Connect, and send the greeting and the questions together, because a round trip may be long.
 
     Args:
         address: The server.
@@ -117,7 +117,7 @@ async def _open(
         credentials: What to check in the address if the server does not let us in.
 
     Returns:
-        The connection, the server's role if it tells that, and the answers to the questions, which may be errors.
+        The connection, the server's role if it tells one, and the answers to the questions, which may be errors.
     """
     opened = address.connection()
     try:
@@ -140,7 +140,7 @@ async def _open(
         auth = ("AUTH", *secrets) if secrets else ()
         hello, *answers = await _ask(wire, ("HELLO", 2, *auth, "SETNAME", name), *then)
         if isinstance(hello, ReplyError) and "unknown command" in str(hello):
-            # Some proxies know only what came before it.
+            # Some proxies know only the commands that preceded HELLO.
             hello, _, *answers = await _ask(wire, auth or ("PING",), ("CLIENT", "SETNAME", name), *then)
         refused = [answer for answer in (hello, *answers[: len(then) - len(questions)]) if isinstance(answer, ReplyError)]
         if refused:
@@ -155,20 +155,20 @@ async def _open(
 
 
 async def _ask(wire: Wire, *commands: tuple[Any, ...]) -> list[Any]:
-    """Send commands together. Return the answers, which may be errors of the server's."""
+    """Send commands together. Returns the answers, which may be errors from the server."""
     answers = await asyncio.gather(*[wire.ask(*command) for command in commands], return_exceptions=True)
     for answer in answers:
         if isinstance(answer, OSError):
             if not wire.is_clean:
                 with suppress(OSError):
-                    # Why it hung up: it has said that before it was asked.
+                    # The reason why the server hung up, which it sent before it was asked.
                     return [ReplyError(str(await wire.read()))]
             raise answer
     return answers
 
 
 async def _credentials(opened: AbstractConnection, address: Address) -> tuple[str, ...]:
-    """Return user and password, or nothing where there is no password, or redis-py sends it."""
+    """Return user and password, or nothing if there is no password or redis-py sends it."""
     if _greets_itself(opened):
         return ()
     if opened.credential_provider is None:
@@ -176,20 +176,20 @@ async def _credentials(opened: AbstractConnection, address: Address) -> tuple[st
     try:
         *user, password = await opened.credential_provider.get_credentials_async()
     except Exception as error:
-        # It may have to ask a server, too.
+        # The provider may have to ask a server, too.
         raise ServerUnavailable(f"{address.label}: the credential provider failed with {type(error).__name__}") from error
     return (*(user or ["default"]), password)
 
 
 def _greets_itself(opened: AbstractConnection) -> bool:
-    """Tell whether its user has written the greeting."""
+    """Tell whether the user of redis-py has replaced the greeting."""
     own = ("on_connect", "on_connect_check_health")
     replaced = any(getattr(type(opened), name, None) is not getattr(AbstractConnection, name, None) for name in own)
     return replaced or opened.redis_connect_func is not None
 
 
 def _silence(opened: AbstractConnection) -> None:
-    """Have redis-py send nothing: its greeting takes several round trips."""
+    """Keep redis-py from sending anything: its greeting takes several round trips."""
     held: Any = opened
     held.credential_provider = held.username = held.password = held.client_name = None
     held.driver_info = held.lib_name = held.lib_version = None
@@ -198,8 +198,8 @@ def _silence(opened: AbstractConnection) -> None:
 
 def _take_over(opened: AbstractConnection) -> Wire:
     held: Any = opened
-    # A server that is full, or protected, says so without being asked.
-    said = bytes(held._reader._buffer)  # noqa: SLF001 - nothing is lost that has come already
+    # A server that is full or protected says so without being asked.
+    said = bytes(held._reader._buffer)  # noqa: SLF001 - bytes that have arrived already must not be lost
     wire = Wire(opened)
     if said:
         wire.data_received(said)
@@ -207,7 +207,7 @@ def _take_over(opened: AbstractConnection) -> Wire:
 
 
 def _load_certificates(opened: AbstractConnection, address: Address) -> None:
-    # redis-py takes a missing file for a server that does not answer.
+    # redis-py mistakes a missing file for a server that does not answer.
     held: Any = opened
     try:
         held.ssl_context.get()
@@ -228,7 +228,7 @@ def _refusal(error: ReplyError, address: Address, credentials: str = "user and p
 def _why_not(error: BaseException, address: Address) -> DelayqError | None:
     untrusted = _behind(error, ssl.SSLCertVerificationError)
     if untrusted is not None:
-        # It will not be another one the next time.
+        # The certificate will be the same the next time.
         return ServerRefused(f"{address.label} has a certificate that is not trusted: {untrusted.verify_message}")
     if (alert := _ALERT.search(str(_behind(error, ssl.SSLError)))) is not None:
         return ServerRefused(f"{address.label} ends TLS: {_what_to_do(alert[1], address)}")
@@ -241,7 +241,7 @@ def _why_not(error: BaseException, address: Address) -> DelayqError | None:
 
 
 def _what_to_do(alert: str, address: Address) -> str:
-    """Put a TLS alert of the server into words, and say how to answer it."""
+    """Put a TLS alert from the server into words, and say what to do about it."""
     words = alert.lower().replace("_", " ")
     if not address.options.get("ssl_certfile") and alert.endswith(("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")):
         return f"{words}; if it wants a client certificate, add ssl_certfile= and ssl_keyfile= to the address"
@@ -249,14 +249,14 @@ def _what_to_do(alert: str, address: Address) -> str:
 
 
 def _behind(error: BaseException | None, kind: type[E]) -> E | None:
-    """The error of this kind that led to one."""
+    """Return the error of this kind that led to ``error``, or None."""
     while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__
     return error
 
 
 def _hint(error: BaseException, address: Address) -> str:
-    """Say if the scheme may be wrong: neither side can tell the other."""
+    """Return a hint if the scheme may be wrong, because neither side can tell the other."""
     if address.is_tls and isinstance(error, RedisTimeoutError):
         return " (a port without TLS is silent like this: is it redis://?)"
     if not address.is_tls and _behind(error, ConnectionResetError):

@@ -1,7 +1,7 @@
-"""Redisson's records, as ``lua/delayed/include/record.lua`` writes and reads them. Pure.
+"""Redisson's records, as ``lua/delayed/include/record.lua`` reads and writes them. Pure.
 
-A record is one pending message: ``08`` + 8 id bytes + little-endian length + payload. Older versions of Redisson wrote
-an IEEE double as id and no leading ``08``; on 32-bit and Windows servers the length has 4 bytes instead of 8.
+A record is one pending message: ``08`` + 8 id bytes + little-endian length + payload. Older versions of Redisson wrote the id
+as an IEEE double, without a leading ``08``; on 32-bit and Windows servers the length has 4 bytes instead of 8.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ def pack(record_id: bytes, payload: bytes, length_bytes: int) -> bytes:
 
 
 def any_id_of(record: bytes) -> bytes | None:
-    """The id of a record in any of the four forms; None where it is none of them."""
+    """Return the id of a record in any of the four forms, or None if it has none of them."""
     payload = payload_of(record)
     if payload is None:
         return None
@@ -21,13 +21,13 @@ def any_id_of(record: bytes) -> bytes | None:
 
 
 def id_of(record: bytes) -> bytes:
-    """The id of a record in the current form."""
+    """Return the id of a record in the current form."""
     return record[1:9]
 
 
 def payload_of(record: bytes) -> bytes | None:
-    """The payload of a record in any of the four forms; None where it is none of them."""
-    # Header size, then where the length stands in it.
+    """Return the payload of a record in any of the four forms, or None if it has none of them."""
+    # The size of the header, then the offset of the length in it.
     forms = ((17, 9), (13, 9)) if record[:1] == b"\x08" else ()
     for header, at in (*forms, (16, 8), (12, 8)):
         if len(record) >= header and int.from_bytes(record[at:header], "little") == len(record) - header:

@@ -13,11 +13,11 @@ MESSAGES = (
     "errors",
     "priorities",
 )
-"""The first keys of every script that touches messages: ``lua/reliable/include/queue.lua`` says what they hold."""
+"""The first keys of every script that touches messages. ``lua/reliable/include/queue.lua`` describes them."""
 
 _SETTLED = ("id...", "token...", "priority...")
 
-# A call whose answer was lost is repeated under the same number, and then finds its reply.
+# A call whose answer was lost is repeated under the same number, and then finds its stored reply.
 OFFER = Script(
     "reliable/offer",
     (*MESSAGES, "wake", "done", "call"),

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from delayq._redis.server import Server
 
 PAGE = 200
-"""Messages looked at, or dropped, per script: a script blocks the whole server while it runs."""
+"""How many messages one script looks at or drops: a script blocks the whole server while it runs."""
 
 
 class Counts(NamedTuple):
-    """How many messages are where: what ``stats.lua`` returns."""
+    """The number of messages in each state, as ``stats.lua`` returns it."""
 
     delayed: int
     ready: int
@@ -33,7 +33,7 @@ async def count(server: Server, keys: ReliableKeys) -> Counts:
     known = Counts(*counts)
     if exact:
         return known
-    # Too many leases for one script, and perhaps too many that have ended.
+    # There are too many leases for one script, and perhaps too many that have ended.
     lasting = 0
     async for ends in _lease_ends(server, keys):
         lasting += len(ends)
@@ -42,7 +42,7 @@ async def count(server: Server, keys: ReliableKeys) -> Counts:
 
 
 async def page(server: Server, keys: ReliableKeys, state: str, offset: int, limit: int) -> list[tuple[bytes, Sequence[Any]]]:
-    """List messages in one state: for each its id, and what ``get.lua`` tells of it."""
+    """List messages in one state: for each, its id and what ``get.lua`` returns for it."""
     if state == "leased":
         return await _leased(server, keys, offset, limit)
     found: list[tuple[bytes, Sequence[Any]]] = []
@@ -56,7 +56,7 @@ async def page(server: Server, keys: ReliableKeys, state: str, offset: int, limi
 
 
 async def _leased(server: Server, keys: ReliableKeys, offset: int, limit: int) -> list[tuple[bytes, Sequence[Any]]]:
-    """List what workers have, by the end of the lease."""
+    """List leased messages by the end of their lease."""
     ends: dict[bytes, float] = {}
     async for some in _lease_ends(server, keys):
         ends |= some
@@ -65,13 +65,13 @@ async def _leased(server: Server, keys: ReliableKeys, offset: int, limit: int) -
     for at in range(0, len(ids), PAGE):
         some_ids = ids[at : at + PAGE]
         facts = await server.run(GET, keys.messages, some_ids)
-        # Settled meanwhile?
+        # Leave out the messages that were settled meanwhile.
         found += [(id, each) for id, each in zip(some_ids, facts, strict=True) if each and each[0] == b"leased"]  # noqa: A001
     return found
 
 
 async def _lease_ends(server: Server, keys: ReliableKeys) -> AsyncIterator[dict[bytes, float]]:
-    """Read the ends of all leases that last, some at a time."""
+    """Read the ends of all current leases, some at a time."""
     cursor: Any = b"0"
     while True:
         cursor, found = await server.command("HSCAN", keys.leases, cursor, "COUNT", PAGE)

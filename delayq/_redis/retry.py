@@ -1,4 +1,4 @@
-"""How long to wait before the next try. Pure."""
+"""The pause before the next try. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 
 def retry_delay(attempt: int, *, base: float = 0.02, most: float = 5.0, least: float = 0.5) -> float:
-    """Seconds before try number ``attempt + 1``: doubling from ``base`` up to ``most``, at random from ``least`` of it on.
+    """Return the seconds before try ``attempt + 1``: doubled from ``base`` up to ``most``, and at random from ``least`` of it on.
 
     The jitter keeps a thousand clients that lost the same server from coming back at the same moment.
     """

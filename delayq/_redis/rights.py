@@ -1,9 +1,9 @@
-"""How a script is refused before its first write where its user lacks a right.
+"""Refuses a script before its first write if the user lacks a right.
 
-A server looks at the keys of a call before it runs the script, and at the right to each command when the script comes to it. A
-script that is refused half way leaves what it has written. So a script's first call on a connection, and one every few seconds,
-is made in its *checked* form: the same script behind lines that try each of its commands in a form that changes nothing. If one
-is refused, so is the call, as a whole. The other calls are made in the plain form, and cost nothing more.
+A server checks the keys of a call before it runs the script, but the right to each command only when the script reaches it. A
+script that is refused halfway leaves what it has written. So a script's first call on a connection, and one every few seconds,
+is made in its *checked* form: the same script, preceded by lines that try each of its commands in a form that changes nothing.
+If one of them is refused, so is the call as a whole. All other calls are made in the plain form, at no extra cost.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from delayq._redis.scripts import Script
     from delayq._redis.wire import Wire
 
-# How long what was seen of a user's rights counts, seconds: they may be taken away at any time.
+# How long a check of a user's rights counts, seconds: they may be taken away at any time.
 _CHECK_EVERY = 5.0
-# As the servers say it, of a call and of a command within a script.
+# The servers' words, for a call and for a command within a script.
 _NOT_PERMITTED = re.compile(r"NOPERM|ACL failure|[Pp]ermission|The user executing the script can't")
 
-# A client that takes gives back, too, and by then nothing may be refused.
+# A client that takes messages also gives them back, and by then nothing may be refused.
 _MAY_FOLLOW: dict[str, Script] = {
     delayed.TRANSFER.name: delayed.GIVE_BACK,
     delayed.POLL_PENDING.name: delayed.GIVE_BACK,
     reliable.CLAIM.name: reliable.RELEASE,
 }
 
-# No id, name, token or record: those are text, or longer.
+# Not an id, name, token or record: those are text, or longer.
 _NOTHING = r"'\255'"
-# The arguments behind a key, in a form that changes nothing. Some are wrong on purpose: rights are looked at first. A key of
-# another type does no harm either.
+# The arguments after the key, in a form that changes nothing. Some are wrong on purpose, because rights are checked first. A key
+# of another type does no harm either.
 _READS: dict[str, str] = {
     "EXISTS": "",
     "GET": "",
@@ -73,17 +73,17 @@ _WRITES: dict[str, str] = {
     "ZREM": _NOTHING,
     "ZREMRANGEBYRANK": "1, 0",
 }
-# Pushes have no such form. The element is taken away again; a user who may not do that is not tried.
+# Pushes have no such form. The element is removed again; for a user who may not remove it, the push is not tried.
 _PUSHES = {"LPUSH": 1, "RPUSH": -1}
 _PUSH = """if permitted(redis.pcall('LREM', KEYS[1], 'wrong', '')) then
     local pushed = redis.pcall('{command}', KEYS[1], {nothing})
     try(pushed)
     if type(pushed) == 'number' then redis.pcall('LREM', KEYS[1], {end_}, {nothing}) end
   end"""
-# Not tried. A script publishes before its first write, or it is a hint; and deletes by one command, which is all that it writes.
+# Not tried. A script publishes before its first write, or only as a hint; and it deletes by one command, which is its only write.
 _UNTRIED = {"PUBLISH", "UNLINK", "DEL"}
 
-# A full server refuses a script only before its first write, and some of what is tried are writes: there, nothing is tried.
+# A full server refuses a script only before its first write. Some of the commands tried are writes, so there nothing is tried.
 _FULL = f"redis.pcall('ZADD', KEYS[1], 'XX', 0, {_NOTHING})"
 _CHECK = """do
   local function says(answer, what) return type(answer) == 'table' and string.find(tostring(answer.err), what) end
@@ -105,7 +105,7 @@ _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
 
 
 class Form(NamedTuple):
-    """A text of a script, and its name on the server."""
+    """One text of a script, and its name on the server."""
 
     sha: str
     text: str
@@ -113,10 +113,11 @@ class Form(NamedTuple):
 
 @cache
 def commands(script: Script) -> frozenset[str]:
-    """The commands that a script may call: those of its own, and of every function that it can reach.
+    """Return the commands that a script may call: its own, and those of every function that it can reach.
 
-    No parser: the texts are ours, and their top level is plain. A function of the top level begins with ``local function`` in the
-    first column, and ends with an ``end`` there or on its own line. Everything outside of functions runs always.
+    This is not a parser: the scripts are ours, and their top level is plain. A function of the top level begins with
+    ``local function`` in the first column, and ends with an ``end`` in the first column or on the line on which it begins.
+    Everything outside of functions always runs.
     """
     known: dict[str, str] = {}
 
@@ -130,7 +131,7 @@ def commands(script: Script) -> frozenset[str]:
     while waiting:
         text = waiting.pop()
         found.update(_CALL.findall(text))
-        # Called, or handed to pcall.
+        # Called directly, or passed to pcall.
         names = {name for name in known if re.search(rf"(?<![.\w]){name}(?=\()|\({name}(?=,)", text)} - reached
         reached |= names
         waiting += [known[name] for name in names]
@@ -139,7 +140,7 @@ def commands(script: Script) -> frozenset[str]:
 
 @cache
 def tried(script: Script) -> frozenset[str]:
-    """The commands that the checked form of a script tries; none of one that only reads, or writes by one command."""
+    """Return the commands that the checked form of a script tries: none if it only reads, or writes by one command."""
     of_its_own = commands(script)
     if not of_its_own & (_WRITES.keys() | _PUSHES.keys()):
         return frozenset()
@@ -158,7 +159,7 @@ def _line(command: str) -> str:
 
 @cache
 def checked(script: Script) -> Form | None:
-    """The script behind what checks its rights; None for one that needs no check."""
+    """Return the script preceded by the check of its rights, or None if it needs no check."""
     if not tried(script):
         return None
     full = _FULL if "ZADD" in tried(script) else "nil"
@@ -167,31 +168,31 @@ def checked(script: Script) -> Form | None:
 
 
 def is_refusal(error: str) -> bool:
-    """Whether a server's answer says that a right is missing."""
+    """Tell whether a server's answer says that a right is missing."""
     return _NOT_PERMITTED.search(error) is not None
 
 
 class Rights:
-    """Remembers, by connection, for which scripts and queues its user was lately seen to have all rights."""
+    """Remembers, for each connection, for which scripts and queues its user was lately seen to have all rights."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         """Args:
-        now: The time, seconds.
+        now: Returns the time, seconds.
         """
         self._now = now
         self._seen: WeakKeyDictionary[Wire, dict[tuple[str, str], float]] = WeakKeyDictionary()
 
     def form(self, wire: Wire, script: Script, key: str) -> Form | Script:
-        """The form in which to send a call over this connection; ``key`` is the call's first one."""
+        """Return the form in which to send a call over this connection; ``key`` is the call's first key."""
         if (seen := self._seen.get(wire)) is not None and seen.get((script.name, key), 0.0) > self._now():
             return script
         return checked(script) or script
 
     def permitted(self, wire: Wire, script: Script, key: str, form: Form | Script) -> None:
-        """Note that a call was carried out in this form."""
+        """Record that a call in this form was carried out."""
         if form is not script:
             self._seen.setdefault(wire, {})[script.name, key] = self._now() + _CHECK_EVERY
 
     def forget(self) -> None:
-        """Check all rights again: one is missing."""
+        """Forget all checks, because a right is missing."""
         self._seen.clear()

@@ -1,4 +1,4 @@
-"""The Lua scripts: their texts, one file each, and the declarations, which are the contract, of a delayed queue's."""
+"""The Lua scripts, one file each, and the declarations of a delayed queue's scripts. A declaration is a script's contract."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Script:
-    """One script. ``keys`` and ``args`` name its KEYS and ARGV in order; a last name that ends in ``...`` repeats.
+    """One script. ``keys`` and ``args`` name its KEYS and ARGV in order; names at the end that end in ``...`` repeat.
 
     Attributes:
         name: The file in ``lua``, with its folder.
-        repeatable: Running it twice does the same as running it once, so a lost answer is no reason to give up.
+        repeatable: Whether running it twice has the same effect as running it once, so that it is retried if its answer is lost.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Script:
 
     @cached_property
     def text(self) -> str:
-        """The whole script, parts included. A part is looked for beside the script, then among those that all share."""
+        """The whole script, parts included. A part is looked up beside the script first, then among those that all share."""
         from importlib.resources import files  # noqa: PLC0415 - it takes a tenth of the time that importing delayq does
 
         root = files("delayq").joinpath("lua")
@@ -41,7 +41,7 @@ class Script:
 
     @cached_property
     def sha(self) -> str:
-        """What the server calls it."""
+        """The script's name on the server."""
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The server, asked: deadlines, what may be repeated, where to ask instead, and what an error means."""
+"""Calls to the server: deadlines, which calls may be repeated, where to ask instead, and what an error means."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Answers of a cluster's servers that say "somebody else", for good or for this once. Nothing was carried out.
+# Replies of a cluster's servers that name another server, for good or for this one call. Nothing was carried out.
 _ELSEWHERE = re.compile(r"(MOVED|ASK) (\d+) (\S+)")
 _SENT_ON = 5
-# How long a call that was not carried out is tried again, seconds.
+# How long a call that was not carried out is retried, seconds.
 RETRY_FOR = 5.0
-# For how long a command that follows a script may hold its answer back, seconds.
+# How long a command that follows a script may hold back its answer, seconds.
 BLOCKS_FOR = 2.0
-# Keys that a step of a scan looks at: it takes the server a fraction of a millisecond.
+# Keys that one step of a scan looks at, which takes the server a fraction of a millisecond.
 _SCANNED = 1000
 
 
 class Confirmation(NamedTuple):
-    """Commands that say that an answer has come. ``told`` is called with the answer to the last of them, and with errors."""
+    """Commands that confirm the arrival of an answer. ``told`` is called with the answer to the last of them, and with errors."""
 
     commands: Sequence[tuple[str, ...]]
     told: Callable[[Any], object]
 
 
 class _Elsewhere(Exception):
-    """The call is to be made over these connections instead; ``asking``: only this once."""
+    """Raised if the call must be made over these connections instead; ``asking``: only this once."""
 
     def __init__(self, connections: Connections, *, asking: bool) -> None:
         self.connections = connections
@@ -55,7 +55,7 @@ class _Elsewhere(Exception):
 
 
 class _Unseen:
-    """Servers that were asked for what they have, and did not answer."""
+    """Servers that were asked for their data, and did not answer."""
 
     def __init__(self) -> None:
         self._errors: dict[str, ServerError] = {}
@@ -64,7 +64,7 @@ class _Unseen:
         self._errors[server.label] = error
 
     def tell(self, *, partly: bool) -> None:
-        """Log which they are, or raise why if no server answered."""
+        """Log which servers they are, or raise the reason if no server answered."""
         for label, error in self._errors.items():
             if not partly:
                 raise error
@@ -72,7 +72,7 @@ class _Unseen:
 
 
 class Server:
-    """Runs commands and scripts, each where its first key lives."""
+    """Runs commands and scripts, each on the server that has its first key."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -84,11 +84,11 @@ class Server:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether we are a child that was forked after this was made: its sockets are the parent's."""
+        """Whether this is a child process that was forked after the object was made: the sockets are the parent's."""
         return os.getpid() != self._process
 
     def wrong_loop(self) -> ConfigurationError:
-        """What to raise where it is used in an event loop that is not the one in which it was made."""
+        """Return the error to raise if it is used in an event loop other than the one in which it was made."""
         if self.is_inherited:
             return ConfigurationError("the client was opened in another process: open one after fork(), in the child")
         return ConfigurationError("the client was opened in another event loop: open one client in each loop, and use it there")
@@ -101,13 +101,13 @@ class Server:
         until: float | None = None,
         then: tuple[str | int, ...] | None = None,
     ) -> Any:
-        """Run a script, again where that is safe, for :data:`RETRY_FOR` seconds, or ``until`` a moment of the event loop's clock.
+        """Run a script, and retry it where safe, for :data:`RETRY_FOR` seconds or ``until`` a time on the event loop's clock.
 
-        With ``then``, a command that follows it on the same connection, returns both answers; the second one may be an error.
+        With ``then``, a command that follows it on the same connection, returns both answers. The second one may be an error.
 
         Raises:
             ServerUnavailable: It was not carried out.
-            OutcomeUnknown: It was sent and its answer lost.
+            OutcomeUnknown: It was sent, and its answer was lost.
             ServerRefused: The server answered with an error.
         """
         return await self._repeat(
@@ -115,20 +115,20 @@ class Server:
         )
 
     async def run_all(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
-        """Run a script that is safe to repeat several times, in one round trip, on the server of the first call's keys.
+        """Run a repeatable script several times in one round trip, on the server that has the first call's keys.
 
         Returns:
-            Each call's answer, or what :meth:`run` raises for it.
+            Each call's answer, or the error that :meth:`run` would raise for it.
         """
         answers: list[Any] = [None] * len(calls)
         left = [*range(len(calls))]
-        # The second time for a connection that was dead, and for a server that was started anew and knows no script.
+        # The second round is for a connection that was dead, and for a server that was restarted and does not know the script.
         for spelled_out in (False, True):
             if len(left) > 1:
                 for place, answer in zip(left, await self._run_together(script, calls, left, spelled_out), strict=True):
                     answers[place] = answer
                 left = [place for place in left if isinstance(answers[place], ServerUnavailable | OutcomeUnknown)]
-        # A few whose keys are elsewhere.
+        # The few calls whose keys are elsewhere.
         alone = [place for place in range(len(calls)) if isinstance(answers[place], _Elsewhere)] if len(calls) > 1 else left
         again = await asyncio.gather(*(self.run(script, *calls[place]) for place in alone), return_exceptions=True)
         for place, answer in zip(alone, again, strict=True):
@@ -142,7 +142,7 @@ class Server:
         places: Sequence[int],
         spelled_out: bool,
     ) -> list[Any]:
-        """The answer to each call, or an error."""
+        """Return the answer to each call, or an error."""
         try:
             connections = await self._nodes.find(calls[places[0]][0][0])
             wire = await self._acquire(connections)
@@ -151,7 +151,7 @@ class Server:
         arrived = False
         self.round_trips += 1
         try:
-            # EVAL needs no right besides, and the server knows the script for the calls that follow.
+            # EVAL needs no further right, and makes the script known to the server for the calls that follow.
             command: tuple[str, str] = ("EVAL", script.text) if spelled_out else ("EVALSHA", script.sha)
             asked = []
             for keys, args in (calls[place] for place in places):
@@ -162,14 +162,14 @@ class Server:
         except OSError as error:
             return [_lost(error)] * len(places)
         finally:
-            # A caller who is cancelled leaves answers to come.
+            # A caller that is cancelled leaves answers in flight.
             (connections.release if arrived else connections.abandon)(wire)
         if not arrived:
             self._nodes.suspect(connections)
         return [self._meaning(answer, connections) for answer in answers]
 
     def _meaning(self, answer: Any, connections: Connections) -> Any:
-        """An answer, or the error that it means, which is not raised."""
+        """Return an answer, or the error that it means, without raising it."""
         if isinstance(answer, OSError):
             self.errors += 1
             return _lost(answer)
@@ -190,15 +190,15 @@ class Server:
         told: Callable[[Any], object],
         beside: Wire | None = None,
     ) -> Wire | None:
-        """Send a script's call before this returns, if a connection is free, without repetition.
+        """Send a script's call before this returns, if a connection is free, and do not retry it.
 
-        ``told`` is called with the answer, or with what :meth:`run` raises; :class:`ServerUnavailable` also where the server
-        does not know the script: :meth:`run` then tells it.
+        ``told`` is called with the answer, or with the error that :meth:`run` would raise. It is :class:`ServerUnavailable` also
+        if the server does not know the script. :meth:`run` then sends it the script.
 
-        ``beside`` is what this returned for a call that is still on its way: this one is carried out after that one.
+        ``beside`` is the connection that this returned for a call still in flight. The new call is carried out after that one.
 
         Returns:
-            The connection on which it was sent; None if none was free, and nothing was sent.
+            The connection on which it was sent, or None if none was free and nothing was sent.
         """
         try:
             connections = self._nodes.of(keys[0])
@@ -229,7 +229,7 @@ class Server:
         return wire
 
     def follow(self, wire: Wire, key: str, command: tuple[str | int, ...], told: Callable[[Any], object]) -> None:
-        """Send a command behind what :meth:`run_soon` has just sent; ``told`` is called with its answer, or an error."""
+        """Send a command behind the call that :meth:`run_soon` has just sent. ``told`` is called with its answer, or an error."""
         connections = self._nodes.of(key)
         connections.share(wire)
 
@@ -243,17 +243,17 @@ class Server:
     def pipeline_now(
         self, calls: Sequence[HandBack], beside: Wire | None = None
     ) -> tuple[Wire, list[asyncio.Future[None]]] | None:
-        """Send calls for the keys of one queue, in order, before this returns: also behind others on a connection in use.
+        """Send calls for the keys of one queue, in order, before this returns, even behind others on a connection in use.
 
-        Their texts are sent, so that the server knows them whatever it has forgotten.
+        The scripts are sent as text, so that the server knows them whatever it has forgotten.
 
         Args:
-            calls: The calls, in the order in which they shall be carried out.
-            beside: The connection of an earlier call, behind which these are to be carried out. It may be gone meanwhile.
+            calls: The calls, in the order in which to carry them out.
+            beside: The connection of an earlier call, behind which to carry these out. It may have gone meanwhile.
 
         Returns:
-            The connection, and a future for each call, done when its outcome is noted; None if no connection is open: then
-            nothing was sent.
+            The connection, and a future for each call, which is done when the outcome is recorded; None if no connection is open
+            and nothing was sent.
         """
         try:
             connections = self._nodes.of(calls[0].request.keys[0])
@@ -263,12 +263,12 @@ class Server:
         return None if wire is None else (wire, self._pipeline(wire, connections, calls))
 
     async def pipeline(self, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
-        """As :meth:`pipeline_now`, but waits for a connection. Raises as :meth:`run`: nothing was sent then."""
+        """Send calls as :meth:`pipeline_now`, but wait for a connection. Raises as :meth:`run` does; then nothing was sent."""
         connections = await self._nodes.find(calls[0].request.keys[0])
         return self._pipeline(await self._acquire(connections), connections, calls)
 
     async def pipeline_anew(self, calls: Sequence[HandBack]) -> None:
-        """Send calls, for the keys of any queues, over new connections, and wait until all are answered or have failed."""
+        """Send calls for the keys of any queues over new connections, and wait until all are answered or have failed."""
         servers: dict[Connections, list[HandBack]] = {}
         for call in calls:
             with suppress(DelayqError):
@@ -278,7 +278,7 @@ class Server:
             with suppress(DelayqError):
                 wire = await connections.open_own(anew=True)
                 try:
-                    # Not what was answered meanwhile: its fence is gone.
+                    # Leave out the calls that were answered meanwhile: their fences are gone.
                     if answers := [self._send_back(wire, connections, call) for call in some if not call.is_done]:
                         await asyncio.wait(answers)
                 finally:
@@ -287,7 +287,7 @@ class Server:
         await asyncio.gather(*(send(*each) for each in servers.items()))
 
     def path(self, key: str) -> object:
-        """Return what differs once a connection to the server that has ``key`` broke: the next one may lead to another server.
+        """Return a value that changes when a connection to the server that has ``key`` breaks: the next may lead elsewhere.
 
         Raises:
             ServerUnavailable: No server is known to have it now.
@@ -297,7 +297,7 @@ class Server:
 
     @property
     def bytes_to_send(self) -> int:
-        """How many bytes wait here for the network to take them."""
+        """The number of bytes that wait here for the network to take them."""
         return sum(connections.bytes_to_send for connections in self._nodes.all())
 
     def _pipeline(self, wire: Wire, connections: Connections, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
@@ -331,7 +331,7 @@ class Server:
                     with suppress(OSError):
                         wire.tell(*cleanup)
             elif _ELSEWHERE.match(str(answer)):
-                # The next try goes there.
+                # The next try goes to that server.
                 with suppress(DelayqError):
                     self._elsewhere(answer, connections)
                 call.note(ServerUnavailable(str(answer)), put_off=True)
@@ -351,7 +351,7 @@ class Server:
         return done
 
     def spare_fence(self, call: HandBack, fence: str) -> None:
-        """Delete the fence of a call when it has been answered: what it kept from being carried out cannot be any more."""
+        """Delete the fence of a call once it has been answered: the call that the fence disabled can no longer be carried out."""
         call.fence = fence
         if (cleanup := call.cleanup) is None:
             return
@@ -362,7 +362,7 @@ class Server:
                 connections.release(wire)
 
     async def open(self) -> None:
-        """Find out whether there is a server to ask. Raises as :meth:`run`."""
+        """Find out whether there is a server to ask. Raises as :meth:`run` does."""
         if not self._nodes.spread:
             await self.command("PING")
             return
@@ -370,7 +370,7 @@ class Server:
         attempt = 0
         while True:
             try:
-                # One that knows where all keys are is enough: the others may be away.
+                # One server that knows where all keys are is enough: the others may be away.
                 await self._nodes.refresh()
             except ServerUnavailable:
                 attempt += 1
@@ -381,19 +381,19 @@ class Server:
                 return
 
     async def command(self, *command: str | bytes | int, key: str | None = None) -> Any:
-        """Run a command that is safe to repeat, for :data:`RETRY_FOR` seconds. Raises as :meth:`run` does.
+        """Run a command that is safe to repeat, and retry it for :data:`RETRY_FOR` seconds. Raises as :meth:`run` does.
 
-        It is asked where ``key`` lives, or else what follows the command's name.
+        It goes to the server that has ``key``, or else the key that follows the command's name.
         """
         key = key or (command[1] if len(command) > 1 and isinstance(command[1], str) else None)
         return await self._repeat(key, command, None, repeatable=True)
 
     async def everywhere(self, *command: str | bytes | int) -> list[Any]:
-        """Ask every server that has keys something that changes nothing, and return the answers of those that are there.
+        """Ask every server that has keys a question that changes nothing, and return the answers of those that are up.
 
         Raises:
             ServerUnavailable, OutcomeUnknown: No server answers.
-            ServerRefused: One refuses.
+            ServerRefused: One of them refuses.
         """
         answers, unseen = [], _Unseen()
         for each in await self._all():
@@ -405,17 +405,17 @@ class Server:
         return answers
 
     async def scan(self, pattern: str, key: str | None = None) -> AsyncIterator[bytes]:
-        """All keys of every server that match and are there all the while; some may come twice.
+        """Return all keys of every server that match and are there throughout. Some may come twice.
 
-        Keys of a server that is away are left out, and a warning in the log names it.
+        The keys of a server that is away are left out, and a warning in the log names it.
 
         Args:
-            pattern: As SCAN takes it.
-            key: Look only at the server that has this one.
+            pattern: A pattern as SCAN takes it.
+            key: Look only at the server that has this key.
 
         Raises:
             ServerUnavailable, OutcomeUnknown: No server answers.
-            ServerRefused: One refuses.
+            ServerRefused: One of them refuses.
         """
         seen, unseen = False, _Unseen()
         for each in await self._all() if key is None else [await self._nodes.find(key)]:
@@ -446,9 +446,9 @@ class Server:
         args: Sequence[str | bytes | int],
         confirm: Callable[[Any], Confirmation | None],
     ) -> Any:
-        """Run a script, without repetition. Raises as :meth:`run` does.
+        """Run a script without retrying it. Raises as :meth:`run` does.
 
-        ``confirm`` is given the answer, and says which commands to send before this returns. Their answers are not waited for.
+        ``confirm`` is called with the answer, and returns commands to send before this returns. Their answers are not awaited.
         """
         return await self._attempt(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, confirm)
 
@@ -467,7 +467,7 @@ class Server:
         give_up_at = loop.time() + RETRY_FOR if until is None else until
         attempt = 0
         unknown: OutcomeUnknown | None = None
-        # What went wrong last, before the time was over.
+        # The last error from before the time was up.
         known: ServerUnavailable | None = None
         while True:
             try:
@@ -495,7 +495,7 @@ class Server:
     ) -> Any:
         try:
             if key is None and self._nodes.spread:
-                # Any server will do, so none that hangs or refuses is waited for.
+                # Any server will do, so one that hangs or refuses does not hold up the call.
                 ask = partial(self._attempt_at, asking=False, command=command, script=script, confirm=confirm, then=then)
                 return await first_of("no server answers", [(each.label, partial(ask, each)) for each in await self._nodes.any()])
             async with asyncio.timeout_at(until):
@@ -531,7 +531,7 @@ class Server:
             if confirm is not None and (confirmation := confirm(reply)) is not None:
                 self._confirm(wire, asking, confirmation)
         except ReplyError as error:
-            # What follows it may be held back for a while.
+            # The answer to the command that follows it may be held back for a while.
             arrived = then is None
             if (elsewhere := self._elsewhere(error, connections)) is not None:
                 raise elsewhere from error
@@ -545,7 +545,7 @@ class Server:
             self.errors += 1
             raise _lost(error) from error
         finally:
-            # A caller who is cancelled leaves answers to come.
+            # A caller that is cancelled leaves answers in flight.
             (connections.release if arrived else connections.abandon)(wire)
         return reply
 
@@ -597,7 +597,7 @@ class Server:
         try:
             answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), then)
         except ReplyError as error:
-            # Not carried out. EVAL needs no SCRIPT permission and cannot be overtaken by another SCRIPT FLUSH.
+            # Not carried out. EVAL needs no SCRIPT permission, and another SCRIPT FLUSH cannot come in between.
             if not _is_unknown_script(error):
                 raise
             answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), then)
@@ -628,7 +628,7 @@ class Server:
         self.errors += 1
         text = str(error)
         if is_not_now(text):
-            # It has lost its office, or its cluster has lost some slots: somebody else may have them.
+            # It has lost its role, or its cluster has lost some slots: another server may have them.
             self._nodes.suspect(connections)
             if "READONLY" in text:
                 if connections.lead_to_replica:
@@ -644,7 +644,7 @@ class Server:
 
 
 def _note(future: asyncio.Future[Any], reply: Any) -> None:
-    # Also an error: what came before it is known.
+    # Errors are results, too, because the answer before this one is known.
     if not future.done():
         future.set_result(reply)
 

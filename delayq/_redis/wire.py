@@ -29,19 +29,19 @@ _log = logging.getLogger("delayq")
 
 # How long a connection may be silent while an answer is missing, seconds.
 ANSWER_WITHIN = 5.0
-# After how much of that it is doubted that anybody is at the other end.
+# After how much of that time the connection is doubted, seconds.
 DOUBT_AFTER = 1.0
-# A question is not missing its answer before it has arrived: a network carries at least so much, bytes per second.
+# An answer is not missing before its question has arrived: a network carries at least this many bytes per second.
 _SLOWEST = 250_000
-# When the system asks whether the other end of an idle connection still exists, how far apart, and how often; seconds. By
-# default it asks after two hours.
+# When the system first probes whether the other end of an idle connection still exists, the time between probes, both in seconds,
+# and the number of probes. By default it probes after two hours.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 _NOTHING = object()
 
 
 class ReplyError(Exception):
-    """The server's answer is an error."""
+    """The server answered with an error."""
 
 
 class NotSent(ConnectionError):
@@ -49,12 +49,12 @@ class NotSent(ConnectionError):
 
 
 class _Question(NamedTuple):
-    """A command whose answer is to come.
+    """A command that has not been answered yet.
 
     Attributes:
-        told: Called with the answer; None where it interests nobody.
+        told: Called with the answer; None if the answer is not needed.
         sent_at: When the command was sent, seconds.
-        patience: How many seconds more than others the answer may take.
+        patience: How many seconds longer than others the answer may take.
         afterwards: Called when the answer has come, or will not come any more.
     """
 
@@ -72,23 +72,23 @@ class _Question(NamedTuple):
 class Wire(asyncio.Protocol):
     """A connection that redis-py has opened and introduced; from then on its socket is read and written here.
 
-    Sockets, TLS, user names and passwords are redis-py's business. Its streams are left out: they cost more than all else
-    that a call needs. Answers come in the order of the questions, so many may be on their way. What nobody has asked for, as
-    notifications, is kept for :meth:`read`.
+    Sockets, TLS, user names and passwords are left to redis-py. Its streams are not used, because they cost more than all else
+    that a call needs. Answers come in the order of the questions, and several may be in flight. Data that no call has asked for,
+    such as notifications, is kept for :meth:`read`.
 
-    A connection that dies without a word looks like one whose answer takes long. While bytes come in or leave, it is alive. When
+    A connection that dies silently looks like one whose answer takes a long time. While bytes come in or leave, it is alive. When
     nothing has moved for :data:`DOUBT_AFTER` seconds and an answer is missing, ``doubted`` is called, and again from time to
-    time: its owner can find out more. After :data:`ANSWER_WITHIN` seconds the connection ends by itself.
+    time, so that the owner can find out more. After :data:`ANSWER_WITHIN` seconds the connection ends itself.
 
     Attributes:
-        doubted: Called as said above.
-        broken: Called when the connection ends otherwise than by :meth:`close`.
-        round_trip: How long the fastest answer took, seconds; infinite before the first one.
-        moved_at: When bytes came in or left last, as far as that was noticed; seconds of the event loop's clock.
+        doubted: Called as described above.
+        broken: Called when the connection ends in any other way than by :meth:`close`.
+        round_trip: The time that the fastest answer took, seconds; infinite before the first one.
+        moved_at: When bytes last came in or left, as far as that was noticed; seconds on the event loop's clock.
     """
 
     def __init__(self, opened: AbstractConnection) -> None:
-        """Take over a connection on which no answer is to come."""
+        """Take over a connection on which no answer is outstanding."""
         self._loop = asyncio.get_running_loop()
         self.doubted: Callable[[], object] = lambda: None
         self.broken: Callable[[], object] = lambda: None
@@ -96,16 +96,16 @@ class Wire(asyncio.Protocol):
         self.round_trip: float = math.inf
         # When an answer was last found to be missing for too long.
         self._doubted_at = -math.inf
-        # How many commands are on their way for which the server may hold its answers back.
+        # How many commands in flight allow the server to hold back its answers.
         self._blocking = 0
-        # How many calls of `when_answered` are to come.
+        # How many callbacks of `when_answered` are outstanding.
         self._abandoned = 0
         # Bytes that had not left when we last looked.
         self._queued = 0
-        # When something was sent whose answer comes to `read`.
+        # When a command was sent whose answer goes to `read`.
         self._answer_due_since: float | None = None
         held: Any = opened
-        # Kept, for it closes the socket when nobody holds it any more.
+        # Kept, because it closes the socket when it is collected.
         self._writer = held._writer
         self._transport = self._writer.transport
         held._reader = held._writer = None
@@ -128,36 +128,36 @@ class Wire(asyncio.Protocol):
 
     @property
     def is_clean(self) -> bool:
-        """Whether it can be used, and nothing has come that nobody has asked for."""
+        """Whether it can be used, and nothing unrequested has arrived."""
         return self._lost is None and not self._unasked
 
     @property
     def bytes_to_send(self) -> int:
-        """How many bytes wait here for the network to take them."""
+        """The number of bytes that wait here for the network to take them."""
         return 0 if self._lost is not None else self._transport.get_write_buffer_size()
 
     @property
     def unanswered(self) -> int:
-        """How many answers are on their way."""
+        """The number of answers that are outstanding."""
         return len(self._asked)
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the server may hold back the answers to what is sent now."""
+        """Whether the server may hold back the answers to commands that are sent now."""
         return self._blocking > 0
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether a caller has gone before an answer came that has not come yet."""
+        """Whether a caller has left before its answer came, and that answer is still outstanding."""
         return self._abandoned > 0
 
     @property
     def is_doubted(self) -> bool:
-        """Whether an answer has been missing for too long, and nothing has moved since that was found."""
+        """Whether an answer was found to be missing for too long, and nothing has moved since then."""
         return self._doubted_at > self.moved_at
 
     def ask(self, *command: Any) -> asyncio.Future[Any]:
-        """Send a command. The future has its answer, or raises :class:`ReplyError` or an ``OSError``.
+        """Send a command. The future returns its answer, or raises :class:`ReplyError` or an ``OSError``.
 
         Cancelling the future does no harm.
 
@@ -169,9 +169,9 @@ class Wire(asyncio.Protocol):
         return future
 
     def call(self, command: Sequence[Any], told: Callable[[Any], object] | None, blocks: float = 0.0) -> None:
-        """Send a command. ``told`` is called with its answer, or with what :meth:`ask` raises, as soon as that is known.
+        """Send a command. ``told`` is called with its answer, or the error that :meth:`ask` raises, as soon as that is known.
 
-        ``blocks``: For how many seconds the server may hold the answer back because the command says so.
+        ``blocks`` is the number of seconds for which the command lets the server hold back the answer.
         """
         self._check()
         if blocks:
@@ -183,7 +183,7 @@ class Wire(asyncio.Protocol):
         self._transport.write(packed)
 
     def when_answered(self, told: Callable[[], object]) -> None:
-        """Call ``told`` when the last answer that is on its way now has come, or will not come any more; now if none is.
+        """Call ``told`` when the last answer now outstanding has come, or will not come any more; at once if there is none.
 
         The connection counts as abandoned until then.
         """
@@ -198,23 +198,23 @@ class Wire(asyncio.Protocol):
             last.afterwards.append(told)
 
     def tell(self, *command: Any) -> None:
-        """Send a command whose answer interests nobody. Raises as :meth:`ask`."""
+        """Send a command whose answer is not needed. Raises as :meth:`ask` does."""
         self.call(command, None)
 
     def write(self, *command: Any) -> None:
-        """Send a command. Its answer, if it has any, comes to :meth:`read`. Raises as :meth:`ask`."""
+        """Send a command. Its answer, if there is one, goes to :meth:`read`. Raises as :meth:`ask` does."""
         self._check()
         self._transport.write(pack_command(command))
 
     def ping(self) -> None:
-        """As :meth:`write`, with a command that is always answered: silence after it counts as a missing answer."""
+        """Send a command that is always answered, as :meth:`write` does. Silence after it counts as a missing answer."""
         self.write("PING")
         if self._answer_due_since is None:
             self._answer_due_since = self._loop.time()
         self._keep_watch()
 
     def silent_since(self) -> float | None:
-        """Since when nothing moves although an answer is missing; None if none is missing. It may lie ahead."""
+        """Return since when nothing has moved although an answer is missing; None if none is. It may lie in the future."""
         if self._asked:
             question = self._asked[0]
             since, patience = question.sent_at, question.patience
@@ -228,14 +228,14 @@ class Wire(asyncio.Protocol):
         return max(since, self.moved_at) + patience
 
     def give_up(self, reason: str) -> None:
-        """End it: whoever waits for an answer is told the reason, as a ``TimeoutError``."""
+        """End the connection. All callers that wait for an answer get the reason, as a ``TimeoutError``."""
         self._lose(TimeoutError(reason))
 
     async def read(self) -> Any:
-        """What comes next that nobody has asked for, however long it takes.
+        """Return the next thing to arrive that no call has asked for, however long that takes.
 
         Raises:
-            ReplyError: It is an error.
+            ReplyError: It is an error reply.
             OSError: The connection is lost.
         """
         if not self._unasked:
@@ -251,15 +251,15 @@ class Wire(asyncio.Protocol):
         return answer
 
     async def drain(self) -> None:
-        """Wait until the system takes more: what is sent is kept here meanwhile."""
+        """Wait until the system takes more data. Until then, sent data is kept here."""
         while self._drained is not None:
             await self._drained
 
     def close(self) -> None:
-        """End it, when what was sent has left. Whoever waits is told."""
+        """End the connection after the sent data has left. All callers that wait for an answer are told."""
         self._lose(ConnectionError("the connection was closed"), abort=False)
 
-    # What the transport calls
+    # Called by the transport
 
     def data_received(self, data: bytes) -> None:
         self.moved_at = self._loop.time()
@@ -286,7 +286,7 @@ class Wire(asyncio.Protocol):
             self._drained.set_result(None)
             self._drained = None
 
-    # Inside
+    # Internals
 
     def _check(self) -> None:
         if self._lost is not None:
@@ -314,7 +314,7 @@ class Wire(asyncio.Protocol):
             self._watch = self._loop.call_later(min(DOUBT_AFTER, ANSWER_WITHIN), self._look)
 
     def _look(self) -> None:
-        """Whether an answer has been missing for too long. One timer serves all that are asked meanwhile."""
+        """Check whether an answer has been missing for too long. One timer serves all questions asked meanwhile."""
         self._watch = None
         since = self.silent_since()
         if since is None or self._lost is not None:
@@ -330,7 +330,7 @@ class Wire(asyncio.Protocol):
             self.doubted()
 
     def _count_queued(self) -> int:
-        """Bytes that were sent here and have not reached the other end, as far as the system tells."""
+        """Count the bytes that were sent here and have not reached the other end, as far as the system tells."""
         queued: int = self._transport.get_write_buffer_size()
         if sys.platform == "linux" and self._socket is not None:
             with suppress(OSError, ValueError):
@@ -339,7 +339,7 @@ class Wire(asyncio.Protocol):
         return queued
 
     def _keep_alive(self, chosen: Any) -> None:
-        """Let the system find out that the other end has vanished; ``chosen``: how, if the user has said so."""
+        """Have the system detect that the other end has vanished. ``chosen`` holds the user's own settings, if any."""
         if self._socket is None or self._socket.family not in (socket.AF_INET, socket.AF_INET6):
             return
         with suppress(OSError):
@@ -372,7 +372,7 @@ def _tell(told: Callable[[Any], object] | None, answer: Any) -> None:
         return
     try:
         told(answer)
-    except Exception:  # noqa: BLE001 - the others on this connection shall have their answers all the same
+    except Exception:  # noqa: BLE001 - the other calls on this connection must get their answers all the same
         _log.exception("an answer could not be handled")
 
 
@@ -386,12 +386,12 @@ def _settle(future: asyncio.Future[Any], answer: Any) -> None:
 
 
 def _copy(error: Exception) -> Exception:
-    # Each has its own: a traceback grows wherever it is raised.
+    # Each caller gets its own, because a traceback grows wherever the error is raised.
     copy = type(error)(*error.args)
     copy.__cause__ = error.__cause__
     return copy
 
 
 def _reply_error(text: str) -> ReplyError:
-    # Of a command that it does not know, the server quotes the arguments.
+    # For a command that it does not know, the server quotes the arguments.
     return ReplyError(text.removeprefix("ERR ").partition(", with args beginning with")[0])

@@ -1,1 +1,1 @@
-"""The ``delayq`` command. Needs the extra ``cli``; nothing outside this package imports it."""
+"""The ``delayq`` command. It needs the extra ``cli``; nothing outside this package imports it."""

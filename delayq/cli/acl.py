@@ -1,4 +1,4 @@
-"""The command ``delayq acl``: prints what a user of the server needs."""
+"""The command ``delayq acl``: prints the rights that a user of the server needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: the commands, and what becomes of their errors."""
+"""The command line: its commands, and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from delayq.cli.output import tell
 from delayq.cli.worker.command import worker
 from delayq.errors import DelayqError
 
-# A traceback as it is: a pretty one has shown the values of variables, payloads and passwords among them.
+# Plain tracebacks, because pretty ones show the values of variables, payloads and passwords among them.
 app: typer.Typer = typer.Typer(invoke_without_command=True, pretty_exceptions_enable=False)
 _LOOKING, _MESSAGES, _KEEPING, _RUNNING = "Look", "Single messages", "Look after queues", "Run, and set up"
 app.command(rich_help_panel=_LOOKING)(queues.queues)
@@ -68,13 +68,13 @@ def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status; an error becomes one line on stderr.
 
     Args:
-        arguments: Instead of those of this process.
+        arguments: Used instead of those of this process.
     """
     _open_what_is_closed()
     try:
-        # None where the command ended without a word about its status.
+        # None if the command ended without setting a status.
         status: int = app(arguments, prog_name="delayq", standalone_mode=False) or 0
-        # Here, where a failure can be told: at the end of the process nobody could.
+        # Flushed here, where a failure can be reported. At the end of the process it could not.
         sys.stdout.flush()
     except (CommandFailed, DelayqError) as error:
         return _fail(str(error))
@@ -85,7 +85,7 @@ def run(arguments: list[str] | None = None) -> int:
         _silence()
         return _fail(error.strerror or str(error))
     except Exception as error:
-        # Wrong usage. Which class it has depends on typer's version; all of them have this method.
+        # Wrong usage. Its class depends on typer's version, but all of them have this method.
         words = getattr(error, "format_message", None)
         if words is None:
             raise
@@ -94,7 +94,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _hint(error: Exception) -> str:
-    """Return what may help against wrong usage."""
+    """Return a hint that may help against wrong usage."""
     context: Any = getattr(error, "ctx", None)
     options = [] if context is None else [option for each in context.command.params for option in each.opts]
     if "--queue" in options and "unexpected extra argument" in str(error):
@@ -103,18 +103,18 @@ def _hint(error: Exception) -> str:
 
 
 def _open_what_is_closed() -> None:
-    """Give numbers to streams that the caller has closed (``>&-``). Otherwise the first connection would get them."""
+    """Give descriptors to streams that the caller has closed (``>&-``). Otherwise the first connection would get them."""
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if sys.stdout is None:
-        # Not for writing: what cannot be written is an error, and what was taken to be printed goes back.
+        # Not writable: output that cannot be written is an error, and messages that were taken to be printed go back.
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _silence() -> None:
-    """What could not be written goes nowhere, so that it is not tried again at the end."""
+    """Discard the output that could not be written, so that it is not tried again at the end."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

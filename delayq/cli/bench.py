@@ -1,4 +1,4 @@
-"""The command ``bench``: how fast and how punctual this server is, from here, with a queue that is thrown away."""
+"""The command ``bench``: measures how fast and how punctual this server is from here, with a queue that is thrown away."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
     Show = Callable[[int, int], None]
 
-# Offers on their way at once.
+# How many offers are in flight at once.
 _CALLERS = 100
-# Over which time those that are to be punctual come due, seconds from when they are offered.
+# The period over which messages come due while lateness is measured, seconds from when they are offered.
 _SPREAD = (0.3, 2.3)
 
 
 @dataclass
 class _Bench:
-    """One run, with what it has found.
+    """One run and its results.
 
     Attributes:
-        deadline: By when all must be done, of the monotonic clock.
+        deadline: When everything must be done, on the monotonic clock.
     """
 
     client: Client
@@ -59,7 +59,7 @@ class _Bench:
         return self.client.reliable_queue(self.name)
 
     async def offers(self, show: Show) -> None:
-        """Many callers, each offering one after the other."""
+        """Measure the offers of many callers, each offering one message after the other."""
         queue = self.open()
         left = iter(range(self.messages))
         done = 0
@@ -67,7 +67,7 @@ class _Bench:
         async def caller() -> None:
             nonlocal done
             for _ in left:
-                # Due far from now: nothing is delivered meanwhile.
+                # Due far from now, so that nothing is delivered meanwhile.
                 await queue.offer(self.payload, 3600)
                 done += 1
                 show(done, self.messages)
@@ -79,7 +79,7 @@ class _Bench:
         await (queue.purge() if self.kind == "reliable" else queue.pending.clear())
 
     async def deliveries(self, show: Show) -> None:
-        """One consumer, of messages that are due."""
+        """Measure the deliveries of due messages to one consumer."""
         queue = self.open()
         for first in range(0, self.messages, 1000):
             await queue.offer_many(self._offer(0.0) for _ in range(min(1000, self.messages - first)))
@@ -94,7 +94,7 @@ class _Bench:
         self.delivered_per_s = self.messages / (time.perf_counter() - began)
 
     async def lateness(self, show: Show) -> None:
-        """How long after their moments, by the server's clock, messages are here."""
+        """Measure how long after their due times, by the server's clock, messages arrive."""
         queue = self.open()
         ahead = await self._clock_ahead()
         first, last = _SPREAD
@@ -127,7 +127,7 @@ class _Bench:
                     yield message
 
     async def _clock_ahead(self) -> float:
-        """By how many seconds the server's clock is ahead of ours: of the quickest of some answers."""
+        """Return by how many seconds the server's clock is ahead of ours, according to the quickest of several answers."""
         best: tuple[float, float] | None = None
         for _ in range(10):
             began = time.time()
@@ -207,12 +207,12 @@ def bench(
 
 
 class _TooLong(Exception):
-    """It was not done within the time."""
+    """The run did not finish within the time."""
 
 
 async def _shielded_removal(client: Client, run: _Bench) -> None:
-    """Also after Ctrl-C: nothing of it stays."""
-    # A task of its own: who is cancelled meanwhile waits for it all the same.
+    """Remove the queue even after Ctrl-C, so that nothing of it is left."""
+    # A task of its own: a caller that is cancelled meanwhile waits for it all the same.
     task = asyncio.create_task(_remove(client, run))
     try:
         await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""The command ``delayq dashboard``: serves the dashboard by itself."""
+"""The command ``delayq dashboard``: serves the dashboard on its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Messages = MutableMapping[str, Any]
     App = Callable[[Messages, Callable[[], Awaitable[Messages]], Callable[[Messages], Awaitable[None]]], Awaitable[None]]
 
-TOKEN_VARIABLE = "DELAYQ_DASHBOARD_TOKEN"  # noqa: S105 - where it is, not what
+TOKEN_VARIABLE = "DELAYQ_DASHBOARD_TOKEN"  # noqa: S105 - where the token is, not the token itself
 READ_TOKEN_VARIABLE = "DELAYQ_DASHBOARD_READ_TOKEN"  # noqa: S105 - the same
 
 
@@ -99,14 +99,14 @@ async def _serve(address: str, host: str, port: int, options: dict[str, Any], *,
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound. Left to uvicorn, a port that is used ends in a traceback.
+    """Return a bound socket. If uvicorn bound it, a port in use would end in a traceback.
 
     Raises:
         CommandFailed: The address cannot be used.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        # As uvicorn: one that was stopped a moment ago leaves the port free.
+        # As uvicorn does: the port of a server that was stopped a moment ago counts as free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
@@ -125,7 +125,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _only_localhost(app: App, host: str) -> App:
-    """Let no page of another name read it: one whose name is made to lead here after it was loaded."""
+    """Refuse requests for other host names, so that no page can read it by making its own name lead here after it was loaded."""
     from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: PLC0415 - an extra
 
     names = ["localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host]

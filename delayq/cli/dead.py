@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 dead: typer.Typer = typer.Typer(help="Look at the dead letters of a reliable queue, give them another life, or drop them.")
 
-# Characters of the reason in a table.
+# How many characters of the reason a table shows.
 _WHY = 32
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Which; all if none is named.", show_default=False)]
@@ -115,7 +115,7 @@ def purge(
 
 
 def _each(name: str, words: str, ids: list[str] | None, target: Target, url: str | None, *, as_json: bool) -> None:
-    """Redrive or purge, with a bar."""
+    """Redrive or purge dead letters, with a progress bar."""
     looked_at = 0
 
     async def act(client: Client) -> int:
@@ -144,7 +144,7 @@ def _each(name: str, words: str, ids: list[str] | None, target: Target, url: str
 
 
 def _payload(letter: DeadLetter[bytes]) -> bytes:
-    """Return what was offered; of a damaged letter, what there is."""
+    """Return the payload that was offered, or whatever is left of it in a damaged letter."""
     try:
         return letter.value
     except DecodeError as error:
@@ -162,13 +162,13 @@ def _facts(letter: DeadLetter[bytes], codec: Codec[Any]) -> dict[str, Any]:
         "enqueued_at": moment_json(letter.enqueued_at),
         "headers": letter.headers,
         "priority": letter.priority,
-        # An error of the codec's has a name of its own: the letter's stands above.
+        # The codec's error is renamed, because the letter's own error is above.
         **{"undecodable" if field == "error" else field: value for field, value in payload_json(codec, _payload(letter)).items()},
     }
 
 
 def _row(letter: DeadLetter[bytes], codec: Codec[Any], now: datetime) -> list[str]:
-    # That all attempts were used says less than how the last one ended.
+    # How the last attempt ended says more than that all attempts were used.
     why = letter.error if letter.error and letter.reason == "attempts" else letter.reason
     return [
         letter.id,

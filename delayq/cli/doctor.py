@@ -1,4 +1,4 @@
-"""The command ``doctor``: what is wrong with a server and its queues, and what to do."""
+"""The command ``doctor``: finds out what is wrong with a server and its queues, and what to do about it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from delayq.diagnosis import Finding
 
 _STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
-# Columns before the text.
+# The columns before the text.
 _INDENT = 7
 
 

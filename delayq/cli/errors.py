@@ -1,7 +1,7 @@
-"""What a command raises when it cannot go on."""
+"""The error of a command that cannot continue."""
 
 from __future__ import annotations
 
 
 class CommandFailed(Exception):
-    """The command cannot be carried out. The message goes to stderr as one line, and the exit status is 2."""
+    """The command cannot be carried out. Its message goes to stderr as one line, and the exit status is 2."""

@@ -1,4 +1,4 @@
-"""The command ``inspect``: what stands on the server, byte for byte, and what it means."""
+"""The command ``inspect``: shows the data on the server, byte for byte, and what it means."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from delayq.inspection import Record
 
 _STATES = ("delayed", "ready", "leased", "quarantined")
-# Bytes to a line, and of one message without --all.
+# The bytes in a line, and those shown of one message without --all.
 _LINE = 16
 _MOST = 128
 
@@ -66,7 +66,7 @@ def inspect(
 
 
 def _is_record(state: str) -> bool:
-    # What is ready or leased is a payload alone.
+    # Ready and leased messages are payloads alone.
     return state in ("delayed", "quarantined")
 
 

@@ -90,7 +90,7 @@ def offer(
             on_duplicate=cast("Any", on_duplicate or "raise"),
         )
         found = await queue.get(name)
-        # Somebody may have it already.
+        # Another client may have it already.
         return name, found.due_at if found is not None and found.state != "leased" else None
 
     async def both(client: Client) -> tuple[str, datetime | None, datetime]:
@@ -299,7 +299,7 @@ def take(
                 _print_taken({"queue": target.name, **payload_json(how, payload)}, how, payload, as_json=as_json)
             return payload is not None
         for message in await target.reliable(client).claim(1, seconds):
-            # What cannot be printed goes back.
+            # A message that cannot be printed goes back.
             async with message:
                 facts = {"queue": target.name, **Shown.of_message(message, how).facts}
                 _print_taken(facts, how, message.value, as_json=as_json)
@@ -315,7 +315,7 @@ def _print_taken(facts: dict[str, Any], codec: Codec[Any], payload: bytes, *, as
     if as_json:
         print_json(facts)
     else:
-        # In one line, however long: it may be copied, or piped.
+        # On one line, however long, because it may be copied or piped.
         print(clean(payload_text(codec, payload)), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The command ``delayq migrate``: its options, what it shows, and its exit status."""
+"""The command ``delayq migrate``: its options, its output, and its exit status."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ WARNING = (
     "a Redisson before 3.21.1 cannot read the current form: while one is still attached, it delivers the messages before "
     "such a record again and again, and nothing after it. Stop or upgrade it first."
 )
-# Pictures a second. Each step is far shorter.
+# Frames per second. Each step is far shorter.
 _REFRESH = 8
-# The longest name of a phase: the bars below each other begin alike.
+# The length of the longest phase name, so that the bars start in the same column.
 _PHASE_WIDTH = len("ordered list, again")
-# What a run without a terminal says how far it is, seconds.
+# How often a run without a terminal reports its progress, seconds.
 _SAY_EVERY = 5.0
 
 
@@ -62,7 +62,7 @@ def migrate(
     view: AbstractContextManager[Callable[[Migration], None]]
     if as_json:
         view = nullcontext(lambda _: None)
-    # Asked of stdout itself: the console may be told by the environment to write as if to a terminal.
+    # Asked of stdout itself, because the environment may tell the console to write as if to a terminal.
     elif sys.stdout.isatty() and not console.is_dumb_terminal:
         view = _Bar(console)
     else:
@@ -81,12 +81,12 @@ def migrate(
 
 
 def _warn() -> None:
-    # A terminal gets it broken between words; a log file, in one line.
+    # Broken between words on a terminal, on one line in a log file.
     Console(stderr=True, highlight=False).print(f"delayq: warning: {WARNING}", markup=False, soft_wrap=not sys.stderr.isatty())
 
 
 def _run(address: str, queue: str, dry_run: bool, batch: int, show: Callable[[Migration], None]) -> Migration:
-    """Migrate. A signal that would end the process ends it between two steps."""
+    """Migrate. A signal that would end the process stops the migration between two steps."""
     caught: list[int] = []
 
     async def interruptible() -> Migration:
@@ -105,7 +105,7 @@ def _run(address: str, queue: str, dry_run: bool, batch: int, show: Callable[[Mi
                 if result.phase:
                     show(result)
                 elif not dry_run:
-                    # The server has been asked, and nothing changed yet.
+                    # The server has been asked, and nothing has changed yet.
                     _warn()
         assert result is not None, "the last word is always said"
         return result
@@ -145,10 +145,10 @@ class _Bar:
 
     def _show(self, now: Migration) -> None:
         if self._last is None:
-            # Not before: what is said up front stands above it.
+            # Not earlier, so that messages printed up front are above it.
             self._progress.start()
         if self._last is None or now.phase != self._last.phase:
-            # A line for each phase: the last ones stay to be seen.
+            # One line for each phase, so that the finished ones stay visible.
             self._draw()
             self._task = self._progress.add_task(now.phase, total=now.total)
         self._last = now
@@ -163,7 +163,7 @@ class _Bar:
 
 
 class _Lines:
-    """A line now and then, as for a log file."""
+    """Prints a line now and then, as for a log file."""
 
     def __init__(self) -> None:
         self._said_at = time.monotonic()
@@ -175,7 +175,7 @@ class _Lines:
 
 
 def summary(result: Migration, seconds: float) -> list[str]:
-    """What was done, or in a dry run would be, a figure to a line."""
+    """Return what was done, or in a dry run would be, as lines with one figure each."""
     outdated = sum(result.outdated.values())
     if not result.looked_at:
         return [f"nothing is pending in {result.queue!r}, if that is its name on the server: nothing to do"]
@@ -199,7 +199,7 @@ def summary(result: Migration, seconds: float) -> list[str]:
 
 
 def figures(result: Migration, server: str, seconds: float) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the same figures for programs."""
     return {
         "queue": result.queue,
         "server": server,

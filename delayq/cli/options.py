@@ -1,4 +1,4 @@
-"""Options that many commands have, and what is read from them."""
+"""Options that many commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CODECS = {
     "json-jackson": "JsonJacksonCodec",
     "kryo5": "Kryo5Codec",
 }
-"""What is chosen by ``--codec``."""
+"""The codecs that ``--codec`` can choose."""
 
 CodecName = Annotated[str, typer.Option("--codec", metavar="NAME", help=f"How values are stored: {', '.join(CODECS)}.")]
 
@@ -60,13 +60,13 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|min|m|h|d|w)")
 
 @dataclass(frozen=True)
 class Target:
-    """The one queue that a command is about."""
+    """The one queue that a command acts on."""
 
     queue: FoundQueue
 
     @classmethod
     def of(cls, reliable: str | None, delayed: str | None, partitions: int | None = None) -> Target:
-        """What the options name. Raises CommandFailed unless that is one queue."""
+        """Return the queue that the options name. Raises CommandFailed unless they name exactly one."""
         if reliable is not None and delayed is None:
             return cls(FoundQueue("reliable", reliable, partitions))
         if delayed is not None and reliable is None and partitions is None:
@@ -85,14 +85,15 @@ class Target:
 
     @property
     def options(self) -> str:
-        """The options that name it, for advice."""
+        """The options that name it, for use in advice."""
         more = "" if self.queue.partitions is None else f" --partitions {self.queue.partitions}"
         return f"{'--queue' if self.is_reliable else '--delayed'} {shlex.quote(self.name)}{more}"
 
     def reliable(self, client: Client, doing: str = "do this") -> ReliableQueue[bytes] | PartitionedQueue[bytes]:
-        """The reliable queue, of bytes: what cannot be decoded can still be shown. Raises CommandFailed for a delayed one.
+        """Return the reliable queue. Raises CommandFailed for a delayed one.
 
-        Its settings kill nothing: how many attempts its workers allow is not known here.
+        Its values are bytes, so that one that cannot be decoded can still be shown. Its settings let no message die, because the
+        number of attempts that its workers allow is not known here.
         """
         if not self.is_reliable:
             raise CommandFailed(f"a delayed queue cannot {doing}: only a reliable one can, --queue NAME")
@@ -102,12 +103,12 @@ class Target:
         return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None, expired="dead", partitions=partitions)
 
     def delayed(self, client: Client) -> DelayedQueue[bytes]:
-        """The delayed queue, of bytes."""
+        """Return the delayed queue, of bytes."""
         return client.delayed_queue(self.name, codec=BytesCodec())
 
 
 def codec_of(name: str) -> Codec[Any]:
-    """The codec of that name. Raises CommandFailed."""
+    """Return the codec of that name. Raises CommandFailed."""
     if name not in CODECS:
         raise CommandFailed(f"--codec is one of {', '.join(CODECS)}, not {name!r}")
     codec: Codec[Any] = getattr(codecs, CODECS[name])()
@@ -115,10 +116,10 @@ def codec_of(name: str) -> Codec[Any]:
 
 
 def duration(text: str | None, option: str = "--delay") -> float | None:
-    """Seconds, of ``90``, ``1.5s`` or ``1h30m``. Raises CommandFailed."""
+    """Return the seconds in ``90``, ``1.5s`` or ``1h30m``. Raises CommandFailed."""
     if text is None:
         return None
-    # Python also reads 1_000, and the digits of other scripts.
+    # Python also accepts 1_000, and the digits of other scripts.
     if text.isascii() and "_" not in text:
         with suppress(ValueError):
             return float(text)
@@ -130,11 +131,11 @@ def duration(text: str | None, option: str = "--delay") -> float | None:
 
 
 def instant(text: str | None) -> datetime | None:
-    """A moment with a timezone. Raises CommandFailed."""
+    """Parse a moment with a timezone. Raises CommandFailed."""
     if text is None:
         return None
     if whole_day := _DAY.fullmatch(text.strip()):
-        # Python takes the zone of a day for its time, or refuses it.
+        # Python takes the timezone of a date for a time, or refuses it.
         text = f"{whole_day[1]}T00:00{whole_day[2]}"
     try:
         at = datetime.fromisoformat(text)
@@ -146,7 +147,7 @@ def instant(text: str | None) -> datetime | None:
 
 
 def headers_of(pairs: list[str] | None) -> dict[str, str] | None:
-    """Headers, each given as ``name=value``. Raises CommandFailed."""
+    """Parse headers, each given as ``name=value``. Raises CommandFailed."""
     if not pairs:
         return None
     found = {}
@@ -159,9 +160,9 @@ def headers_of(pairs: list[str] | None) -> dict[str, str] | None:
 
 
 def value_of(text: str, *, as_text: bool, codec: str) -> Any:
-    """The value to offer: JSON, or text; ``-`` reads it from standard input. Raises CommandFailed."""
+    """Return the value to offer: JSON, or text; ``-`` reads it from standard input. Raises CommandFailed."""
     if codec == "bytes":
-        # As they stand: they need not be text.
+        # Used as they are, because bytes need not be text.
         return sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
     if text == "-":
         try:
@@ -173,7 +174,7 @@ def value_of(text: str, *, as_text: bool, codec: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        # Not what it is: it may be private.
+        # The reason does not quote the value, which may be private.
         why = error.msg if isinstance(error, json.JSONDecodeError) else "too deep"
         raise CommandFailed(f"the value is no JSON ({why}); for plain text add --text") from None
     except RecursionError:

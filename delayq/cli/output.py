@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs."""
+"""The output of commands: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
     from delayq.codecs import Codec
 
-# Bars appear for what takes longer, seconds; and are drawn so often a second.
+# Progress bars appear if the work takes longer than this, in seconds, and are drawn this many times a second.
 _QUICK = 0.3
 _REFRESH = 8
 _FIGURE = re.compile(r"[0-9.,]+|-|")
-# Columns: of the one that is cut off; and of a file.
+# Widths in columns: the least for a column that is cut off, and the width of a file.
 _NARROWEST = 8
 _ENDLESS = 100_000
 
 
 def console() -> Console:
-    """Where people read. A file gets lines as long as they are."""
+    """Return the console on which people read. In a file, lines may be of any length."""
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(highlight=False, emoji=False, width=_ENDLESS if piped else None)
 
 
 def print_json(document: Any) -> None:
-    """One document, on one line."""
+    """Print one document, on one line."""
     print(json.dumps(document, ensure_ascii=True, separators=(", ", ": ")), flush=True)
 
 
 def tell(text: str) -> None:
-    """A line on stderr. A terminal gets it broken between words; a log file, in one line."""
+    """Print a line on stderr. A terminal gets it broken between words, a log file on one line."""
     line = f"delayq: {' '.join(text.split())}"
     if sys.stderr.isatty():
         for part in _lines(clean(line), Console(stderr=True).width, 0):
@@ -53,12 +53,12 @@ def tell(text: str) -> None:
 
 
 def say(text: str, *, indent: int = 0) -> None:
-    """A line for people. One that is longer than the terminal is wide goes on below, ``indent`` columns from the left."""
+    """Print a line for people. If it is wider than the terminal, it continues below, ``indent`` columns from the left."""
     wrapped(Text(), text, indent)
 
 
 def wrapped(start: Text, words: str, indent: int) -> None:
-    """Print ``start`` and a line behind it, broken between words where it has to be."""
+    """Print ``start`` and a line behind it, broken between words where necessary."""
     out = console()
     for part in _lines(start.plain + clean(words), out.width, indent):
         out.print(Text.assemble(start, part[len(start.plain) :]), soft_wrap=True)
@@ -66,7 +66,7 @@ def wrapped(start: Text, words: str, indent: int) -> None:
 
 
 def _lines(text: str, width: int, indent: int) -> Iterator[str]:
-    """What is too long for a line goes on below, ``indent`` columns from the left."""
+    """Break a text that is too long for one line. All lines but the first begin ``indent`` columns from the left."""
     while True:
         line, rest = _split(text, max(_NARROWEST + indent, width))
         yield line
@@ -76,7 +76,7 @@ def _lines(text: str, width: int, indent: int) -> Iterator[str]:
 
 
 def _split(text: str, room: int) -> tuple[str, str]:
-    """What fits, and the rest."""
+    """Return the part that fits, and the rest."""
     if cell_len(text) <= room:
         return text, ""
     fits = chop_cells(text, room)[0]
@@ -87,24 +87,24 @@ def _split(text: str, room: int) -> tuple[str, str]:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: str = "") -> None:
-    """A table without lines. What does not fit is cut off at the end of the column ``wide``; figures are to the right."""
+    """Print a table without lines. If it does not fit, the column ``wide`` is cut off at its end. Figures are right-aligned."""
     out = console()
     with out.capture() as drawn:
         out.print(table(columns, rows, wide=wide, width=out.width))
-    # Without the blanks that fill the last column.
+    # Without the blanks that pad the last column.
     for line in drawn.get().splitlines():
         print(line.rstrip())
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: str, width: int) -> Table:
-    """As :func:`show_table` shows it."""
+    """Return the table that :func:`show_table` prints."""
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     filled = [[clean(cell) for cell in row] for row in rows]
     widths = {column: max(map(cell_len, (column, *(row[place] for row in filled)))) for place, column in enumerate(columns)}
     others = [column for column in columns if column != wide]
     room = width - sum(2 + widths[column] for column in others) if wide else width
     while wide and room < _NARROWEST:
-        # The longest one gives way, but not its title.
+        # The longest column gives way, but not its title.
         longest = max(others, key=lambda column: widths[column] - cell_len(column))
         if widths[longest] <= cell_len(longest):
             break
@@ -126,7 +126,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: str, w
 
 
 def clean(text: str) -> str:
-    """Text without what would move a terminal's cursor, or could not be written."""
+    """Return the text without anything that would move a terminal's cursor or could not be written."""
     printable = "".join(character if character.isprintable() else _escaped(character) for character in text)
     return printable.encode(sys.stdout.encoding or "utf-8", "backslashreplace").decode(sys.stdout.encoding or "utf-8")
 
@@ -136,12 +136,12 @@ def _escaped(character: str) -> str:
 
 
 def moment_json(at: datetime | None) -> str | None:
-    """A moment for programs: ISO 8601, UTC."""
+    """Format a moment for programs: ISO 8601, UTC."""
     return None if at is None else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def moment_text(at: datetime | None, now: datetime) -> str:
-    """A moment for people: on their clock, and how far away it is."""
+    """Format a moment for people: in their local time, and how far away it is."""
     if at is None:
         return "-"
     distance = (at - now).total_seconds()
@@ -151,7 +151,7 @@ def moment_text(at: datetime | None, now: datetime) -> str:
 
 
 def moment_cell(at: datetime | None, now: datetime) -> str:
-    """The same in a table, short: ``22:51:32 in 50m``."""
+    """Format a moment briefly, for a table: ``22:51:32 in 50m``."""
     if at is None:
         return "-"
     distance = abs((at - now).total_seconds())
@@ -171,12 +171,12 @@ def _local(at: datetime) -> datetime:
     try:
         return at.astimezone()
     except (OverflowError, ValueError, OSError):
-        # The last moment that there is.
+        # The moment is at the limit of what a datetime can hold.
         return at
 
 
 def span(seconds: float) -> str:
-    """A duration in two units at most."""
+    """Format a duration in two units at most."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -189,7 +189,7 @@ def span(seconds: float) -> str:
 
 
 def decoded(codec: Codec[Any], payload: bytes) -> tuple[Any, str | None]:
-    """The value as JSON has it, and why it could not be decoded: then the value is None. The bytes stay out of the reason."""
+    """Return the value as JSON has it and None, or None and why it cannot be decoded. The reason quotes no bytes."""
     try:
         value = codec.decode(payload)
         return json.loads(json.dumps(value, default=_as_json)), None
@@ -198,29 +198,29 @@ def decoded(codec: Codec[Any], payload: bytes) -> tuple[Any, str | None]:
 
 
 def _as_json(value: Any) -> Any:
-    # What the codecs for Java give beside plain values.
+    # The types that the codecs for Java return in addition to plain values.
     if isinstance(value, bytes | bytearray):
         return value.hex()
     return str(value)
 
 
 def payload_json(codec: Codec[Any], payload: bytes) -> dict[str, Any]:
-    """Fields for a payload: ``value``; and ``hex`` and ``error`` where it cannot be decoded."""
+    """Return the fields for a payload: ``value``, and ``hex`` and ``error`` if it cannot be decoded."""
     value, error = decoded(codec, payload)
     return {"value": value} if error is None else {"value": None, "hex": payload.hex(), "error": error}
 
 
 def payload_text(codec: Codec[Any], payload: bytes) -> str:
-    """The same in one line for people."""
+    """Format a payload for people, on one line."""
     value, error = decoded(codec, payload)
     return json.dumps(value, ensure_ascii=False) if error is None else f"0x{payload.hex()}"
 
 
 @contextmanager
 def progress(what: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, for what takes long. Called with how many are done, and of how many."""
+    """Show a progress bar on a terminal if the work takes a while. Call what it yields with the number done and the total."""
     out = Console(stderr=True, highlight=False)
-    # Room for the ^C of who stops it: a line that the terminal breaks could not be taken back.
+    # Leaves room for the ^C of a user who stops it: a line that the terminal breaks could not be erased.
     out.width -= 2
     if not shown or not sys.stderr.isatty() or out.is_dumb_terminal:
         yield lambda _done, _total: None

@@ -157,7 +157,7 @@ def purge(
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask somebody at a terminal. Leaves with status 1 at a no; raises CommandFailed where nobody can be asked."""
+    """Ask the user at a terminal. Exits with status 1 if the answer is no; raises CommandFailed if there is no terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -173,7 +173,7 @@ async def _all(client: Client) -> list[tuple[FoundQueue, Stats | DelayedStats | 
 
 
 async def _stats_or_error(client: Client, queue: FoundQueue) -> Stats | DelayedStats | str:
-    """One queue whose keys hold something else, or that this user may not see, hides no other."""
+    """Return the error as text, so that a queue with foreign keys, or one that this user may not see, hides no other."""
     try:
         return await _stats(client, queue)
     except ServerRefused as error:

@@ -1,4 +1,4 @@
-"""Runs what a command does against a server, and ends it in order where it is interrupted."""
+"""Runs a command's work against a server, and ends it in order when it is interrupted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def clock(client: delayq.Client) -> datetime:
-    """The server's time; ours, where we may not ask for it."""
+    """Return the server's time, or ours if we may not ask for it."""
     try:
         return await client.server_time()
     except ServerRefused:
@@ -34,10 +34,10 @@ async def clock(client: delayq.Client) -> datetime:
 
 
 def server_of(url: str | None) -> str:
-    """Return the address that a command is given, for one that makes no sense on a private server.
+    """Return the address given to a command that makes no sense on a private server.
 
     Raises:
-        CommandFailed: There is none.
+        CommandFailed: No address is given.
     """
     address = url if url is not None else os.environ.get(URL_VARIABLE)
     if not address:
@@ -51,12 +51,12 @@ def with_client(
     *,
     interrupted: Callable[[delayq.Client], Awaitable[str]] | None = None,
 ) -> T:
-    """Open a client, and let a command act. Ctrl-C cancels it, and ends the process with status 130.
+    """Open a client, and let a command act on it. Ctrl-C cancels the command, and ends the process with status 130.
 
     Args:
-        url: The server. Without it ``$DELAYQ_URL``, else a private one, of which a line on stderr tells.
-        act: What the command does.
-        interrupted: Says what was done by then, in one line for stderr.
+        url: The server. By default ``$DELAYQ_URL``, or else a private one, which a line on stderr announces.
+        act: The work of the command.
+        interrupted: Returns a line for stderr that says what was done by then.
     """
     if not url and not os.environ.get(URL_VARIABLE):
         tell(f"neither --url nor ${URL_VARIABLE}: a private server, empty, and gone afterwards")
@@ -68,7 +68,7 @@ def with_client(
         loop = asyncio.get_running_loop()
 
         def interrupt(number: int) -> None:
-            # Once: what follows, a second one shall not break off.
+            # Only once: a second signal must not break off the work that follows.
             if not caught:
                 task.cancel()
             caught.append(number)

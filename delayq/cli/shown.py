@@ -1,4 +1,4 @@
-"""A message as commands show it, of either kind of queue."""
+"""Messages of either kind of queue, as commands show them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shown:
-    """One message.
+    """One message, ready to be shown.
 
     Attributes:
-        facts: For programs.
+        facts: Its fields, for programs.
         moment: When it is due, or its lease ends.
-        text: Its value in one line.
-        error: Its last error in one line.
+        text: Its value on one line.
+        error: Its last error on one line.
     """
 
     facts: dict[str, Any]
@@ -37,7 +37,7 @@ class Shown:
 
     @classmethod
     def of_message(cls, message: Message[bytes], codec: Codec[Any]) -> Shown:
-        """A message of a reliable queue."""
+        """Return a message of a reliable queue."""
         leased = message.state == "leased"
         moment = message.lease_ends_at if leased else message.due_at
         facts: dict[str, Any] = {
@@ -52,7 +52,7 @@ class Shown:
             facts |= {"enqueued_at": moment_json(message.enqueued_at), "headers": message.headers}
             payload = message.value
         except DecodeError as error:
-            # Not even the queue's own part of it.
+            # Not even the queue's own part of it can be decoded.
             facts |= {"enqueued_at": None, "headers": {}, "value": None, "hex": error.payload.hex(), "error": str(error)}
             text = f"0x{error.payload.hex()}"
         else:
@@ -63,7 +63,7 @@ class Shown:
 
     @classmethod
     def of_record(cls, record: Record, state: str, codec: Codec[Any]) -> Shown:
-        """A message of a delayed queue."""
+        """Return a message of a delayed queue."""
         due_at = record.due_at if state != "leased" else None
         facts: dict[str, Any] = {
             "id": record.id,
@@ -78,7 +78,7 @@ class Shown:
 
 
 def show_list(messages: Sequence[Shown], now: datetime, *, as_json: bool, mixed: bool = False) -> None:
-    """Print some: a table, or JSON lines. ``mixed``: they are in different states."""
+    """Print messages as a table, or as JSON lines. ``mixed``: they are in different states."""
     if as_json:
         for message in messages:
             print_json(message.facts)
@@ -87,7 +87,7 @@ def show_list(messages: Sequence[Shown], now: datetime, *, as_json: bool, mixed:
         say("nothing")
         return
     leased = not mixed and messages[0].facts["state"] == "leased"
-    # What none of them has needs no column.
+    # A column that no message needs is left out.
     with_id = any(message.facts["id"] for message in messages)
     with_moment = any(message.moment is not None for message in messages)
     retried = any(message.facts.get("attempt") for message in messages)
@@ -117,7 +117,7 @@ def show_list(messages: Sequence[Shown], now: datetime, *, as_json: bool, mixed:
 
 
 def show_one(message: Shown, now: datetime, *, as_json: bool) -> None:
-    """Print one in full."""
+    """Print one message in full."""
     facts = message.facts
     if as_json:
         print_json(facts)
@@ -137,7 +137,7 @@ def show_one(message: Shown, now: datetime, *, as_json: bool) -> None:
 
 
 def show_fields(lines: Sequence[tuple[str, str]]) -> None:
-    """Names and what they stand for, below each other. On a terminal what is long goes on below where it began."""
+    """Print names and their values below each other. On a terminal, a long value continues below its beginning."""
     width = max(len(name) for name, _ in lines) + 2
     for name, text in lines:
         say(f"{name + ':':<{width}}{text}", indent=width)

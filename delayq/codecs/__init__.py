@@ -1,7 +1,7 @@
-"""Values to bytes and back. A queue takes any object with ``encode`` and ``decode``: see :class:`Codec`.
+"""Codecs turn values into bytes and back. A queue takes any object with ``encode`` and ``decode``: see :class:`Codec`.
 
-The codecs other than :class:`JsonCodec` write what the Redisson codec of the same name writes, byte for byte;
-:class:`BytesCodec` is its ``ByteArrayCodec``. ``docs/codecs.md`` tells which value becomes which Java type.
+Except for :class:`JsonCodec`, each one writes the same bytes as the Redisson codec of the same name; :class:`BytesCodec`
+corresponds to its ``ByteArrayCodec``. ``docs/codecs.md`` shows which value becomes which Java type.
 :func:`codec_for` makes a codec for a Python type.
 """
 
@@ -57,7 +57,7 @@ __all__ = [
     "codec_for",
 ]
 
-# For who shares a queue with Java. Nobody else pays for their import: some 10 ms.
+# Needed only where a queue is shared with Java. Other programs are spared their import, some 10 ms.
 _LOADED_WHEN_ASKED_FOR = {
     "JsonJacksonCodec": "jackson",
     "TypedJsonJacksonCodec": "jackson",
@@ -66,7 +66,7 @@ _LOADED_WHEN_ASKED_FOR = {
     **{name: "java" for name in __all__ if name.startswith("Java")},
 }
 
-# Hidden from type checkers, for whom every name would exist otherwise.
+# Hidden from type checkers, to which every name would seem to exist otherwise.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Dataclasses out of JSON, where neither msgspec nor pydantic is installed: what JSON has, and dataclasses within."""
+"""Reads dataclasses from JSON without msgspec or pydantic: fields of the types that JSON has, and of further dataclasses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PLAIN = (dict, list, str, int, float, bool, NoneType)
 
 
 class DataclassCodec:
-    """JSON objects as instances of a dataclass. Unknown fields are passed over, and missing ones have their defaults.
+    """Reads JSON objects as instances of a dataclass. Unknown fields are ignored, and missing ones get their defaults.
 
     Raises:
-        TypeError: The type, or one within it, is nothing that JSON has.
+        TypeError: The type, or one within it, does not exist in JSON.
     """
 
     def __init__(self, kind: type[Any]) -> None:
@@ -49,7 +49,7 @@ class DataclassCodec:
 
 
 def _reader(kind: Any, made: dict[Any, Reader]) -> Reader:
-    """What turns a JSON value into one of this type, or raises ``TypeError``. ``made``: those of the classes so far."""
+    """Return a function that turns a JSON value into this type, or raises ``TypeError``. ``made`` holds the classes' readers."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if kind in (Any, object):
         return lambda value: value
@@ -71,7 +71,7 @@ def _reader(kind: Any, made: dict[Any, Reader]) -> Reader:
 
 def _plain_reader(kind: type[Any]) -> Reader:
     def read(value: Any) -> Any:
-        # In Python a bool is an int; in JSON it is not. A number without fraction is a float as well.
+        # In Python a bool is an int; in JSON it is not. A number without a fraction is a float as well.
         if type(value) is kind:
             return value
         if kind is float and type(value) is int:
@@ -107,7 +107,7 @@ def _dataclass_reader(kind: type[Any], made: dict[Any, Reader]) -> Reader:
                 raise TypeError(f"{name} is missing")
         return kind(**{name: _named(name, reader, value[name]) for name, reader in fields.items() if name in value})
 
-    # Before its fields are looked at: one may be of this very class.
+    # Registered before its fields are looked at, because one of them may be of this very class.
     made[kind] = read
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):

@@ -1,4 +1,4 @@
-"""JSON with type information to values. ``_jackson_places`` tells the rules."""
+"""Turns JSON with type information into values. ``_jackson_places`` describes the rules."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from delayq.codecs.java import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What Java's reflection calls a class, where it can be told from any other text: an array, or a name with a package or
-# an outer class.
+# The names that Java's reflection gives to classes, where they can be told from any other text: an array, or a name with a
+# package or an outer class.
 _CLASS_NAME = re.compile(r"\[+(?:[BCDFIJSZ]|L[\w.$]+;)|[\w$]+(?:\.[\w$]+)+|\w+\$[\w$]+")
 _MAP_NAME = re.compile(r"java\.util\.[\w.$]*(?:Map|Hashtable|Properties)[\w$]*")
 
 
 def real(written: str) -> float:
-    """A JSON number with a point or an exponent. It keeps its text where we would write it otherwise."""
+    """Read a JSON number with a point or an exponent. It keeps its text if we would write it differently."""
     value = float(written)
     return value if written == text.double(value) else JavaDouble(value, written)
 
 
 def refuse_constant(_name: str) -> NoReturn:
-    """Refuse NaN and Infinity without quotes: Python's JSON reads them, Jackson's does not.
+    """Refuse NaN and Infinity without quotes: Python's JSON parser reads them, Jackson's does not.
 
     Raises:
         Malformed: Always.
@@ -61,7 +61,7 @@ class Reader:
         types: Dataclasses and enums by the Java class that they stand for.
         list_class: The Java class that becomes a plain list.
         map_class: The Java class that becomes a plain dict.
-        rules: What the writer knows, too.
+        rules: The rules that the reader shares with the writer.
     """
 
     def __init__(self, types: dict[str, type[Any]], list_class: str, map_class: str, rules: Rules) -> None:
@@ -76,19 +76,19 @@ class Reader:
         self._enums = {known: self._enum_fields(known) for known in self._fields}
         self._list_class = list_class
         self._map_class = map_class
-        # It reads from the inside out: an object knows its class, an array has to wait for what it stands in.
+        # JSON is read from the inside out: an object knows its class, but an array's meaning depends on its surroundings.
         self._json = json.JSONDecoder(object_pairs_hook=self._object, parse_float=real, parse_constant=refuse_constant)
 
     def read(self, payload: bytes) -> Any:
-        """The value in a payload.
+        """Return the value in a payload.
 
         Raises:
-            Malformed, ValueError, RecursionError: It is not what Redisson writes.
+            Malformed, ValueError, RecursionError: Redisson does not write such a payload.
         """
         return self._value(self._json.decode(payload.decode()), Place.ROOT)
 
     def _value(self, tree: Any, place: Place) -> Any:
-        # A plain list is one that nobody has looked at.
+        # A plain list has not been interpreted yet.
         return self._array(tree, place) if type(tree) is list else tree
 
     def _values(self, pairs: list[tuple[str, Any]], place: Place) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Reader:
         fields = self._values(pairs, Place.FIELD)
         if name in self._types:
             return self._known(self._types[name], fields)
-        # What JSON itself makes of a payload is no enum: this one had its class.
+        # JSON itself has no enums: an enum among the fields had its class.
         return JavaObject(name, fields, with_class=[field for field, item in fields.items() if isinstance(item, Enum)])
 
     def _known(self, known: type[Any], fields: dict[str, Any]) -> Any:
@@ -128,16 +128,16 @@ class Reader:
                             seen[known, name] = class_name
             made = known(**taken)
         except Exception as error:
-            # Whatever the dataclass objects to, the payload is not one of its.
+            # Whatever the dataclass objects to, the payload does not fit it.
             raise Malformed from error
         self._rules.seen.update(seen)
         return made
 
     def _enum_fields(self, known: type[Any]) -> dict[str, type[Enum]]:
-        """The fields of a dataclass that are declared as an enum, or as one or None."""
+        """Return the fields of a dataclass that are declared as an enum, or as an enum or None."""
         try:
             hints = typing.get_type_hints(known)
-        except Exception:  # noqa: BLE001  # what an annotation names may be anywhere, or nowhere
+        except Exception:  # noqa: BLE001  # an annotation may name anything, from anywhere or nowhere
             return {}
         found = {}
         for name in self._fields[known]:
@@ -149,20 +149,20 @@ class Reader:
         return found
 
     def _is_by_name(self, kind: type[Enum]) -> bool:
-        # One that is text or a number as well is written as that, unless it stands for a Java class.
+        # An enum that is text or a number as well is written as such, unless it stands for a Java class.
         return kind in self._names or not issubclass(kind, str | int | float)
 
     def _array(self, tree: list[Any], place: Place) -> Any:
-        # Two elements, the first of which names a class, are a class and its value; anything else is an array of Java's.
+        # Two elements, the first of which names a class, are a class and its value; anything else is a Java array.
         if len(tree) == 2 and isinstance(tree[0], str):
             name, inner = tree
             if name in _SCALARS:
                 try:
                     return self._scalar(name, inner, place)
                 except (Malformed, ValueError, InvalidOperation):
-                    # A String[] whose first text is a class.
+                    # A String[] whose first text is the name of a class.
                     return self._wrapped(name, inner, place)
-            # An enum looks like an array of two strings. It is wrapped only in a collection, its class being final.
+            # An enum looks like an array of two strings. Its class is final, so it is wrapped only in a collection.
             told_apart = place is Place.ELEMENT or not isinstance(inner, str) or name.startswith("java") or name in self._types
             if told_apart and (name in self._types or _CLASS_NAME.fullmatch(name)):
                 return self._wrapped(name, inner, place)
@@ -173,13 +173,13 @@ class Reader:
             items = [self._value(item, inside(name)) for item in inner]
             return items if name == self._list_class else JavaList(name, items)
         known = self._types.get(name)
-        # Alone, an enum is plain: Redisson did not write this one.
+        # Alone, an enum is plain, so Redisson did not write this one.
         if known is None or not issubclass(known, Enum) or not isinstance(inner, str) or place is Place.ROOT:
             return JavaValue(name, inner)
         if inner in known.__members__:
             return known[inner]
         if place is Place.FIELD:
-            # Two texts may be a String[] as well.
+            # Two texts may also be a String[].
             return JavaValue(name, inner)
         raise Malformed
 
@@ -187,9 +187,9 @@ class Reader:
         try:
             value = _SCALARS[name](inner)
         except OverflowError:
-            # A Date that Python has no room for. What it was, it stays.
+            # A Date outside of Python's range stays as it was.
             return JavaValue(name, inner)
-        # Plain where the class is known, as in a POJO's field that is declared with it. This one is declared otherwise.
+        # Plain where the class is known, as in a POJO's field that is declared with it. This field is declared otherwise.
         if (name == "java.util.UUID" and not self._rules.uuid_has_class(place)) or (
             place is Place.FIELD and (name == "[B" or (name == "java.lang.Double" and isinstance(inner, str)))
         ):
@@ -198,7 +198,7 @@ class Reader:
 
 
 def _class_and_text(item: Any) -> tuple[str | None, str]:
-    """What a field for an enum holds that was not read as one: the class, if it has one, and the text."""
+    """Return the class, if there is one, and the text of an enum field's value that was not read as an enum."""
     if type(item) is str:
         return None, item
     if isinstance(item, JavaValue) and isinstance(item.value, str):
@@ -266,7 +266,7 @@ def _char(tree: str) -> JavaChar:
 
 def _uuid(tree: str) -> UUID:
     value = UUID(tree)
-    # Python reads braces and "urn:uuid:" as well.
+    # Python also reads braces and "urn:uuid:".
     if str(value) != tree.lower():
         raise Malformed
     return value

@@ -1,4 +1,4 @@
-"""Values to JSON as Redisson's mapper writes it. ``_jackson_places`` tells the rules."""
+"""Turns values into JSON as Redisson's mapper writes it. ``_jackson_places`` describes the rules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PlainWriter:
     rules = Rules()
 
     def write(self, value: Any, place: Place) -> str:
-        """The JSON of a value that stands in that place.
+        """Return the JSON of a value in that place.
 
         Raises:
             Refused: It cannot be written.
@@ -51,7 +51,7 @@ class PlainWriter:
         return method(self, value, place)
 
     def method_of(self, value: Any) -> Method:
-        """What writes a value whose class ``_METHODS`` does not name.
+        """Return the method that writes a value whose class ``_METHODS`` does not name.
 
         Raises:
             Refused: No Java type is known for it.
@@ -65,26 +65,26 @@ class PlainWriter:
         raise Refused(f"no Java type is known for {type(value).__name__}{hint}")
 
     def wrapped(self, class_name: str | None, body: str) -> str:
-        """``body``, with its class where Jackson writes that."""
+        """Return ``body``, with its class if Jackson writes one."""
         del class_name
         return body
 
     def wrapped_inside(self, class_name: str, body: str, place: Place) -> str:
-        """The same, for a final class: Jackson leaves that out where the value stands alone."""
+        """Do the same for a final class, which Jackson leaves out if the value stands alone."""
         return body if place is Place.ROOT else self.wrapped(class_name, body)
 
     def class_entry(self, class_name: str | None) -> list[str]:
-        """The entry of an object that tells its class."""
+        """Return the entry that tells an object's class, if there is one."""
         del class_name
         return []
 
     def name_of(self, known: type[Any]) -> str | None:
-        """The Java class that a Python class stands for."""
+        """Return the Java class that a Python class stands for."""
         del known
         return None
 
     def class_in(self, owner: Any, field: str, member: Enum) -> str | None:
-        """The Java class that is written with an enum in a field of ``owner``, which is a dataclass or :class:`JavaObject`."""
+        """Return the Java class that is written with an enum in a field of ``owner``, a dataclass or :class:`JavaObject`."""
         del owner, field, member
         return None
 
@@ -113,7 +113,7 @@ class PlainWriter:
     def real(self, value: float, place: Place) -> str:
         if math.isfinite(value) or place is Place.FIELD:
             return text.double(value)
-        # Plain, JSON would take it for a string (NumberSerializers.DoubleSerializer.serializeWithType).
+        # Without its class, it would be read as a string (NumberSerializers.DoubleSerializer.serializeWithType).
         return self.wrapped_inside("java.lang.Double", text.double(value), place)
 
     def java_double(self, value: JavaDouble, place: Place) -> str:
@@ -166,7 +166,7 @@ class PlainWriter:
         return self.entries(self.map_class, value.items(), Place.ELEMENT)
 
     def java_map(self, value: JavaMap, _place: Place) -> str:
-        # Without a class it may be an object of a final class, whose long is plain.
+        # A map without a class may be an object of a final class, whose long is plain.
         return self.entries(value.class_name, value.items(), Place.BARE if value.class_name is None else Place.ELEMENT)
 
     def java_object(self, value: JavaObject, _place: Place) -> str:
@@ -192,7 +192,7 @@ class PlainWriter:
                 raise Refused(f"a key is {type(key).__name__}, and JSON has only str keys")
             if not key.isascii() and text.has_lone_surrogate(key):
                 raise Refused("a key has a lone surrogate, which Jackson writes, but does not read")
-            # The mapper's Include.NON_NULL counts for a map's entries as for a POJO's fields.
+            # The mapper's Include.NON_NULL applies to a map's entries as it does to a POJO's fields.
             if item is not None or nulls:
                 if owner is not None and isinstance(item, Enum) and (known_as := self.class_in(owner, key, item)):
                     written = self.wrapped(known_as, text.quote(item.name))
@@ -213,10 +213,10 @@ class TypedWriter(PlainWriter):
     """Writes JSON with type information.
 
     Args:
-        names: Java classes by the Python class that stands for them.
+        names: Java classes, by the Python class that stands for them.
         list_class: The Java class of a plain list or tuple.
         map_class: The Java class of a plain dict.
-        rules: What the reader knows, too.
+        rules: The rules that the writer shares with the reader.
     """
 
     def __init__(self, names: dict[type[Any], str], list_class: str, map_class: str, rules: Rules) -> None:
@@ -226,7 +226,7 @@ class TypedWriter(PlainWriter):
         self.rules = rules
 
     def method_of(self, value: Any) -> Method:
-        # Java's enum, whatever else the Python one is: a StrEnum would go out as its text.
+        # Written as Java's enum, whatever else the Python one is: a StrEnum would go out as its text otherwise.
         return PlainWriter.enum if isinstance(value, Enum) and type(value) in self.names else super().method_of(value)
 
     def wrapped(self, class_name: str | None, body: str) -> str:
@@ -245,7 +245,7 @@ class TypedWriter(PlainWriter):
         return self.rules.class_in(owner, field, member, self.names.get(type(member)))
 
 
-# For a class that is not in it, the first that fits: a class stands before those that it is derived from.
+# A class that is not listed uses the first entry that fits, so a class precedes those that it is derived from.
 _METHODS: dict[type[Any], Method] = {
     JavaInt: PlainWriter.java_number,
     JavaFloat: PlainWriter.java_float,

@@ -1,4 +1,4 @@
-"""What Java has room for, and how it counts."""
+"""The ranges of Java's types, and the way in which Java counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def fits(value: int, bits: int | None) -> bool:
-    """Tell whether Java has room for ``value`` in a type of so many bits, sign included. None: any number of bits."""
+    """Tell whether ``value`` fits into a Java type of ``bits`` bits, sign included. None: any number of bits."""
     # `~value` is -value - 1: the negative side reaches one further.
     return bits is None or max(value, ~value) < 1 << bits - 1
 
@@ -20,7 +20,7 @@ def is_char(text: str) -> bool:
 
 
 def utf16_order(text: str) -> bytes:
-    """The key by which Java sorts strings: its ``compareTo`` compares UTF-16 units."""
+    """Return the key by which Java sorts strings: its ``compareTo`` compares UTF-16 units."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
@@ -28,21 +28,21 @@ def to_float(value: float) -> float:
     """Round to 32 bits, as Java's ``Float`` holds it.
 
     Raises:
-        OverflowError: It is too large for that.
+        OverflowError: It is too large for 32 bits.
     """
     (rounded,) = struct.unpack("<f", struct.pack("<f", value))
     return float(rounded)
 
 
 def to_ms(moment: datetime) -> int:
-    """Milliseconds since the epoch, as Java's ``Date`` counts; what is finer is cut off, towards the past."""
+    """Return milliseconds since the epoch, as Java's ``Date`` counts them. Anything finer is cut off, towards the past."""
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
 def from_ms(milliseconds: int) -> datetime:
-    """The moment in UTC.
+    """Return the moment in UTC.
 
     Raises:
-        OverflowError: Before the year 1 or after 9999. A Java ``Date`` reaches further.
+        OverflowError: It is before the year 1 or after 9999. A Java ``Date`` reaches further.
     """
     return _EPOCH + timedelta(milliseconds=milliseconds)

@@ -1,4 +1,4 @@
-"""The bytes of Kryo 5 to single values. ``kryo`` tells the format."""
+"""Turns the bytes of Kryo 5 into single values. ``kryo`` describes the format."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-# Of a BigDecimal: turning binary into decimal digits takes quadratic time.
+# The most digits of a BigDecimal: turning binary into decimal digits takes quadratic time.
 MOST_DIGITS = 10_000
 
 
 class Tag(IntEnum):
-    """What a value begins with. From INTEGER on: the number at which ``Kryo`` registers the class, plus 2."""
+    """The tag that a value begins with. From INTEGER on, it is the number at which ``Kryo`` registers the class, plus 2."""
 
     NULL = 0
     BY_NAME = 1
@@ -37,11 +37,11 @@ class Tag(IntEnum):
 
 
 class Malformed(Exception):
-    """The payload is no Kryo."""
+    """The payload is not Kryo."""
 
 
 class Unknown(Exception):
-    """The payload is Kryo, with something in it that has no counterpart here."""
+    """The payload is Kryo, but something in it has no counterpart here."""
 
 
 _UP_TO_THE_MARKED_BYTE = re.compile(rb"[\x00-\x7f]+[\x80-\xff]")
@@ -55,11 +55,11 @@ class Reader:
         self.at = 0
 
     def read(self) -> Any:
-        """The value, and nothing after it.
+        """Return the value, which must fill the payload.
 
         Raises:
             Unknown: It is of a class that has no counterpart here.
-            Malformed, ValueError: It is none.
+            Malformed, ValueError: The payload is not a Kryo value, or goes on after it.
         """
         value = self.value()
         if self.at != len(self.payload):
@@ -114,7 +114,7 @@ class Reader:
         return value
 
     def counted(self) -> bytes:
-        # The length is written one larger: 0 is for null, which only a field of a Java object can be.
+        # The length is written one larger: 0 stands for null, which only a field of a Java object can be.
         return self.take(self.varint() - 1)
 
     def signed(self) -> int:
@@ -138,7 +138,7 @@ class Reader:
         return self.units(size - 1)
 
     def units(self, count: int) -> str:
-        """So many UTF-16 units, each as UTF-8: a pair of surrogates as three bytes and three bytes."""
+        """Read ``count`` UTF-16 units, each written as UTF-8: a pair of surrogates takes three bytes and three bytes."""
         plain = self.payload[self.at : self.at + count]
         if len(plain) == count and plain.isascii():
             self.at += count
@@ -148,7 +148,7 @@ class Reader:
             first = self.byte()
             self.at += 0 if first < 0x80 else 1 if first < 0xE0 else 2
         text = self.payload[start : self.at].decode("utf-8", "surrogatepass")
-        # Java writes no four bytes for one unit.
+        # Java never writes four bytes for one unit.
         if text and max(text) > "\uffff":
             raise Malformed
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
@@ -169,7 +169,7 @@ class Reader:
 
     def decimal(self) -> Decimal:
         unscaled, scale = self.signed(), self.zigzag()
-        # To write so many digits in tens takes long.
+        # Converting a number this large to decimal digits takes a long time.
         if unscaled.bit_length() > 3 * MOST_DIGITS:
             raise Unknown
         sign, digits, _ = Decimal(unscaled).as_tuple()

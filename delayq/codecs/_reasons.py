@@ -1,18 +1,21 @@
-"""What is wrong with a value or payload, in words that quote nothing of it: they may be private, and errors are logged."""
+"""Says what is wrong with a value or payload without quoting it: it may be private, and errors are logged."""
 
 from __future__ import annotations
 
 import json
 import re
 
-# msgspec quotes what is no member of an enum, no tag, or no field.
+# msgspec quotes a value that is not in an enum, an unknown tag, or an unknown field.
 _QUOTED = re.compile(r"(Invalid (?:enum )?value|Object contains unknown field) .*?( - at `[^`]*`)?", re.DOTALL)
 
 
 def reason_of(error: BaseException) -> ValueError:
-    """An error with the reason, to be the cause of a codec's, raised outside of the ``except``: causes are shown as well."""
+    """Return an error with the reason, for use as the cause of a codec's error.
+
+    Raise the codec's error outside of the ``except`` block, because ``error`` would be shown as its context.
+    """
     if isinstance(error, UnicodeError):
-        # It holds all of the text, or the bytes.
+        # The error holds all of the text, or the bytes.
         return ValueError("it has a lone surrogate" if isinstance(error, UnicodeEncodeError) else "it is not UTF-8")
     if isinstance(error, RecursionError):
         return ValueError("it is nested too deeply, or contains itself")
@@ -22,7 +25,7 @@ def reason_of(error: BaseException) -> ValueError:
 
 
 def said(error: BaseException) -> ValueError:
-    """The same for an error whose text is known to quote nothing, but for what msgspec does."""
+    """Do the same for an error whose text is known to quote nothing, apart from what msgspec quotes."""
     if isinstance(error, UnicodeError | RecursionError):
         return reason_of(error)
     text = str(error)

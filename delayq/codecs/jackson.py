@@ -21,29 +21,29 @@ _PLAIN_READER = json.JSONDecoder(parse_float=real, parse_constant=refuse_constan
 
 
 class TypedJsonJacksonCodec:
-    """Plain JSON, in the very text of Redisson's ``TypedJsonJacksonCodec``, where Java knows the class to read.
+    """Plain JSON, exactly as Redisson's ``TypedJsonJacksonCodec`` writes it, for use where Java knows the class to read.
 
     Writes None, bool, int, float, str, lists, tuples, dicts with str keys, dataclasses (fields by name), enums (by name),
     aware datetimes (milliseconds since the epoch), Decimal, UUID, bytes (base64), and the types of
-    :mod:`delayq.codecs.java`. Like Redisson's mapper it leaves out entries and fields that are None. NaN and the infinities
+    :mod:`delayq.codecs.java`. Like Redisson's mapper, it leaves out entries and fields that are None. NaN and the infinities
     become strings.
 
-    Reads plain JSON: what was a datetime, UUID or bytes comes back as the number or text that stands for it.
+    Reads plain JSON: a datetime, UUID or bytes comes back as the number or text that stands for it.
     """
 
     def encode(self, value: Any, /) -> bytes:
-        """Turn ``value`` into JSON.
+        """Encode ``value`` as JSON.
 
         Raises:
-            EncodeError: It, or something in it, is of another type, or of more digits than Jackson reads.
+            EncodeError: It, or something in it, is of another type, or has more digits than Jackson reads.
         """
         return _encode(self, value, _PLAIN_WRITER)
 
     def decode(self, payload: bytes, /) -> Any:
-        """Read JSON.
+        """Decode JSON.
 
         Raises:
-            DecodeError: It is none.
+            DecodeError: The payload is not JSON.
         """
         try:
             return _PLAIN_READER.decode(payload.decode())
@@ -53,31 +53,31 @@ class TypedJsonJacksonCodec:
 
 
 class JsonJacksonCodec:
-    """JSON with type information, in the very text of Redisson's ``JsonJacksonCodec``.
+    """JSON with type information, exactly as Redisson's ``JsonJacksonCodec`` writes it.
 
-    Writes what :class:`TypedJsonJacksonCodec` writes; a dataclass only if ``types`` names it, an enum in a list or dict
-    likewise. Reads every payload that Redisson writes, and values come back as they went: a Date as an aware datetime, a
-    BigDecimal as Decimal, a Long as :class:`~delayq.codecs.JavaLong`. A class that ``types`` does not name comes back as
+    Writes the values that :class:`TypedJsonJacksonCodec` writes, but a dataclass only if ``types`` names it, and likewise an enum
+    in a list or dict. Reads every payload that Redisson writes, and values come back as they were: a Date as an aware datetime,
+    a BigDecimal as Decimal, a Long as :class:`~delayq.codecs.JavaLong`. A class that ``types`` does not name comes back as
     :class:`~delayq.codecs.JavaObject`, :class:`~delayq.codecs.JavaList`, :class:`~delayq.codecs.JavaMap` or
     :class:`~delayq.codecs.JavaValue`. No class is ever looked up by a name in a payload.
 
-    In a field, Java writes an enum as its name where the field is declared with the enum's class and its constants have no
-    bodies, else as ``[class, name]``, and it reads only what it would write. Both become the enum where a dataclass declares the
-    field as one, the second form also where ``types`` names the enum. A field of a dataclass in which this codec has read the
-    second form is written in that form from then on. A producer that reads nothing says so in ``enums_with_class``, or puts a
-    :class:`~delayq.codecs.JavaValue` into the field.
+    In a field, Java writes an enum as its name if the field is declared with the enum's class and its constants have no bodies.
+    Otherwise it writes ``[class, name]``, and it reads only the form that it would write. Both forms become the enum if a
+    dataclass declares the field as one, and the second form also if ``types`` names the enum. Once this codec has read the second
+    form in a field of a dataclass, it writes the field in that form. If your producer reads nothing, name such enums in
+    ``enums_with_class``, or put a :class:`~delayq.codecs.JavaValue` into the field.
 
     Args:
-        types: Dataclasses and enums by the Java class that they stand for: ``{"shop.Order": Order}``. A field that the
+        types: Dataclasses and enums, by the Java class that they stand for: ``{"shop.Order": Order}``. A field that the
             dataclass lacks is ignored, as Redisson ignores it.
         list_class: The Java class of a plain list or tuple.
         map_class: The Java class of a plain dict.
         enums_with_class: Enums of ``types`` that Java writes with their class in every field: those whose constants have bodies.
         uuid_with_class: Whether a UUID carries its class everywhere, as Redisson 4.2.0 and later write it and read it. False for
-            Redisson before that, where a UUID that stands alone or in a field declared as one is mere text.
+            earlier versions of Redisson, where a UUID that stands alone or in a field declared as one is plain text.
 
     Raises:
-        TypeError: ``types`` or ``enums_with_class`` holds something else, or ``uuid_with_class`` is no bool.
+        TypeError: ``types`` or ``enums_with_class`` contains something else, or ``uuid_with_class`` is not a bool.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class JsonJacksonCodec:
         self._reader = Reader(by_name, list_class, map_class, rules)
 
     def encode(self, value: Any, /) -> bytes:
-        """Turn ``value`` into JSON with Java's classes.
+        """Encode ``value`` as JSON with Java's classes.
 
         Raises:
             EncodeError: No Java class is known for it, or for something in it, or Jackson could not read it.
@@ -112,10 +112,10 @@ class JsonJacksonCodec:
         return _encode(self, value, self._writer)
 
     def decode(self, payload: bytes, /) -> Any:
-        """Read JSON with Java's classes.
+        """Decode JSON with Java's classes.
 
         Raises:
-            DecodeError: It is none, or one of ``types`` does not take it.
+            DecodeError: The payload is not such JSON, or one of ``types`` does not accept it.
         """
         try:
             return self._reader.read(payload)
@@ -126,7 +126,7 @@ class JsonJacksonCodec:
 
 def _encode(codec: object, value: Any, writer: PlainWriter) -> bytes:
     try:
-        # Surrogates stand escaped, so this cannot fail.
+        # Surrogates are escaped, so this cannot fail.
         return writer.write(value, Place.ROOT).encode()
     except Refused as refused:
         reason = str(refused)

@@ -1,8 +1,8 @@
 """Java's types, where Python has no type of its own for them.
 
-A value that was read from Java carries one of these only where plain Python would lose something, so that encoding it again
-gives the same bytes: Redisson finds an element by its bytes (``contains``, ``remove``). All but :class:`JavaValue` can be used
-as what they are derived from, and equal it: a :class:`JavaLong` is an ``int``, a :class:`JavaList` a ``list``.
+A value read from Java has one of these types only where plain Python would lose something, so that encoding it again gives the
+same bytes: Redisson finds an element by its bytes (``contains``, ``remove``). Except for :class:`JavaValue`, each one can be used
+as the type that it is derived from, and equals a value of it: a :class:`JavaLong` is an ``int``, a :class:`JavaList` a ``list``.
 
 Class names are only ever compared and written. Nothing is imported or built because a payload names it.
 """
@@ -22,11 +22,11 @@ class JavaInt(int):
     class_name: ClassVar[str]
     """The Java class."""
     bits: ClassVar[int | None] = None
-    """How many bits it has, sign included, or None for any number."""
+    """The number of bits, sign included, or None if it is unlimited."""
 
 
 class JavaLong(JavaInt):
-    """A ``java.lang.Long`` however small: a plain int of up to 32 bits becomes an ``Integer``."""
+    """A ``java.lang.Long``, however small. A plain int of up to 32 bits becomes an ``Integer``."""
 
     class_name: ClassVar[str] = "java.lang.Long"
     bits: ClassVar[int | None] = 64
@@ -47,19 +47,19 @@ class JavaByte(JavaInt):
 
 
 class JavaBigInteger(JavaInt):
-    """A ``java.math.BigInteger`` however small: a plain int becomes one only past 64 bits."""
+    """A ``java.math.BigInteger``, however small. A plain int becomes one only past 64 bits."""
 
     class_name: ClassVar[str] = "java.math.BigInteger"
 
 
 class JavaDouble(float):
-    """A ``float`` that keeps the JSON text that it was read from.
+    """A ``float`` that keeps the JSON text from which it was read.
 
-    Decoding makes one where delayq would write the number otherwise: before JDK 19 Java gives some doubles more digits than
+    Decoding makes one where delayq would write the number differently: before JDK 19 Java gives some doubles more digits than
     they need, and the ``1.50`` of a BigDecimal looks like a double where JSON names no class.
 
     Attributes:
-        text: The number in JSON.
+        text: The number as written in JSON.
     """
 
     text: str | None
@@ -70,12 +70,12 @@ class JavaDouble(float):
         return made
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        # For copy and pickle: a float's own has one.
+        # For copy and pickle: a float's own method returns a single argument.
         return float(self), self.text
 
 
 class JavaFloat(JavaDouble):
-    """A ``java.lang.Float``, of 32 bits: a plain float becomes a ``Double``."""
+    """A ``java.lang.Float``, of 32 bits. A plain float becomes a ``Double``."""
 
 
 class JavaChar(str):
@@ -85,11 +85,11 @@ class JavaChar(str):
 
 
 class JavaList(list[Any]):
-    """A Java collection or array of a class other than ``java.util.ArrayList``, sets included: in Java's order.
+    """A Java collection or array of a class other than ``java.util.ArrayList``, including sets, in Java's order.
 
     Attributes:
-        class_name: The Java class, such as ``java.util.LinkedList`` or ``[Ljava.lang.String;``. None: written without
-            one, as Jackson does for ``String[]`` and ``List.of()``; Redisson cannot read that back.
+        class_name: The Java class, such as ``java.util.LinkedList`` or ``[Ljava.lang.String;``. If None, it is written without
+            a class, as Jackson does for ``String[]`` and ``List.of()``; Redisson cannot read that back.
     """
 
     class_name: str | None
@@ -106,9 +106,9 @@ class JavaMap(dict[Any, Any]):
     """A Java map of a class other than the codec's own.
 
     Attributes:
-        class_name: The Java class, such as ``java.util.TreeMap``. None: written without one, as Jackson does for a record, or an
-            object of another final class, in a field that is declared with that class. An int in it is plain, however large.
-            Jackson does so for ``Map.of()`` that stands alone as well; Redisson cannot read that back.
+        class_name: The Java class, such as ``java.util.TreeMap``. If None, it is written without a class, as Jackson does for a
+            record, or an object of another final class, in a field that is declared with that class. An int in it is plain,
+            however large. Jackson does the same for a ``Map.of()`` that stands alone; Redisson cannot read that back.
     """
 
     class_name: str | None
@@ -124,14 +124,14 @@ class JavaMap(dict[Any, Any]):
 class JavaObject(JavaMap):
     """An object of a Java class, as a dict of its fields.
 
-    The fields are written as they stand, also those that are None: put them in the order in which Java writes them (that is by
-    name, but what its constructor takes comes first), and leave out what is null. An ``int`` is written plain, as Java
-    writes an ``int`` and a ``long``; a field declared as ``Long`` or ``Object`` needs a :class:`JavaLong`.
+    The fields are written as they are, including those that are None. Put them in the order in which Java writes them (by name,
+    except that the constructor's parameters come first), and leave out nulls. An ``int`` is written plain, as Java writes an
+    ``int`` and a ``long``; a field declared as ``Long`` or ``Object`` needs a :class:`JavaLong`.
 
     Attributes:
         class_name: The Java class, such as ``shop.Order`` or, for a nested one, ``shop.Shop$Order``.
-        with_class: The fields whose enum is written as ``[class, name]``, and not as the name alone. Decoding notes those that
-            it has read in that form.
+        with_class: The fields whose enum is written as ``[class, name]``, and not as the name alone. Decoding lists the fields
+            that it has read in that form.
     """
 
     with_class: frozenset[str]
@@ -149,14 +149,15 @@ class JavaObject(JavaMap):
 
 @dataclass(frozen=True, slots=True)
 class JavaValue:
-    """A value of a Java class that stands for itself: what Jackson writes as ``[class_name, value]``.
+    """A value of a Java class that has no counterpart in Python: Jackson writes it as ``[class_name, value]``.
 
-    Decoding makes one of whatever has no type in Python: an AtomicLong, a Timestamp, an enum that the codec's ``types`` do not
-    name. It encodes to the same bytes again. Make one yourself to write such a value: ``JavaValue("shop.Status", "SENT")``.
+    Decoding makes one of every value for which Python has no type: an AtomicLong, a Timestamp, an enum that the codec's ``types``
+    do not name. It encodes to the same bytes again. To write such a value, make one yourself:
+    ``JavaValue("shop.Status", "SENT")``.
 
     Attributes:
         class_name: The Java class.
-        value: What stands in its place: mostly text or a number.
+        value: The value that Jackson writes for it, mostly text or a number.
     """
 
     class_name: str

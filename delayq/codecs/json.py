@@ -1,4 +1,4 @@
-"""The codec that queues use unless told otherwise."""
+"""The codec that queues use by default."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from delayq.codecs._reasons import reason_of
 from delayq.errors import DecodeError, EncodeError
 
-# Made once: json.dumps makes one for each call that has options.
+# Made once, because json.dumps makes one for each call that has options.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _read = json.JSONDecoder().raw_decode
 
@@ -17,7 +17,7 @@ class JsonCodec:
     """Compact JSON as UTF-8: dicts, lists, strings, numbers, booleans and None."""
 
     def encode(self, value: Any, /) -> bytes:
-        """Turn ``value`` into JSON.
+        """Encode ``value`` as JSON.
 
         Raises:
             EncodeError: JSON has no form for it: another type, a NaN or infinity, a lone surrogate, a value that contains itself.
@@ -25,7 +25,7 @@ class JsonCodec:
         try:
             return _ENCODER.encode(value).encode()
         except TypeError as error:
-            # It names a type.
+            # The message names a type.
             reason = str(error)
         except ValueError as error:
             unsaid = "it has a NaN or an infinity, or contains itself"
@@ -35,10 +35,10 @@ class JsonCodec:
         raise EncodeError(f"JsonCodec cannot encode this {type(value).__name__}: {reason}")
 
     def decode(self, payload: bytes, /) -> Any:
-        """Read JSON.
+        """Decode JSON.
 
         Raises:
-            DecodeError: It is none.
+            DecodeError: The payload is not JSON.
         """
         try:
             text = payload.decode()
@@ -47,7 +47,7 @@ class JsonCodec:
                 return value
         except (ValueError, RecursionError):
             pass
-        # Not compact, or not UTF-8, or no JSON: who takes twice as long for each can tell.
+        # Not compact, not UTF-8 or not JSON: json.loads can tell, but takes twice as long.
         try:
             return json.loads(payload)
         except (ValueError, RecursionError) as error:

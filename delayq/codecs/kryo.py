@@ -1,8 +1,8 @@
 """Kryo 5 as Redisson's default codec uses it: no references, no registrations of its own (``Kryo5Codec.createKryo``).
 
-A value is a class tag and what the class's serializer writes. The tag is a varint: 0 null, 1 a class by name, else a
-registered class, by its number plus 2. A class by name goes on with a varint, its number in this payload, here always 0, and
-its name. Read off Redisson 4.7.0 (Kryo 5.6.2) and 3.20.1 (Kryo 5.4.0).
+A value is a class tag, followed by the output of the class's serializer. The tag is a varint: 0 for null, 1 for a class by name,
+otherwise the number of a registered class plus 2. A class by name goes on with a varint, which is its number in this payload and
+always 0 here, and then its name. Observed in Redisson 4.7.0 (Kryo 5.6.2) and 3.20.1 (Kryo 5.4.0).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from delayq.errors import DecodeError, EncodeError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Between this many characters a string of ASCII needs no length (`Output.writeString`).
+# A string of ASCII with this many characters needs no length (`Output.writeString`).
 _UNCOUNTED = range(2, 33)
 
 
 class KryoOpaque(bytes):
-    """A payload of a Java class that delayq does not read, whole. Encoded again, it is the same bytes.
+    """A whole payload of a Java class that delayq does not read. It encodes to the same bytes again.
 
-    Lists, maps, enums and objects come as such: only Java knows how it lays them out. It can be offered again, removed and
-    compared; to look inside, use another codec on both sides.
+    Lists, maps, enums and objects are returned as such payloads, because only Java knows their layout. You can offer one again,
+    remove it and compare it; to look inside, use another codec on both sides.
     """
 
     __slots__ = ()
@@ -44,18 +44,18 @@ class Kryo5Codec:
     """Kryo as Redisson's default codec ``Kryo5Codec`` writes it, for single values.
 
     Writes None, bool, int (``Integer``, past 32 bits ``Long``, past 64 ``BigInteger``), float (``Double``), str, bytes
-    (``byte[]``), aware datetimes (``Date``, in whole milliseconds), Decimal, UUID, and of :mod:`delayq.codecs.java` the numbers
+    (``byte[]``), aware datetimes (``Date``, in whole milliseconds), Decimal, UUID, and from :mod:`delayq.codecs.java` the numbers
     and :class:`~delayq.codecs.JavaChar`.
 
-    Reads these. A payload of any other class comes back as :class:`KryoOpaque`. No class is ever looked up by a name in a
-    payload.
+    Reads the same types. A payload of any other class comes back as :class:`KryoOpaque`. No class is ever looked up by a name in
+    a payload.
     """
 
     def encode(self, value: Any, /) -> bytes:
-        """Turn a single value into bytes. A :class:`KryoOpaque` gives the payload that it is.
+        """Encode a single value. A :class:`KryoOpaque` becomes the payload that it is.
 
         Raises:
-            EncodeError: It is a list, a dict, an object or of another type that Kryo5Codec cannot write, or does not fit.
+            EncodeError: It is a list, a dict, an object or of another type that Kryo5Codec cannot write, or it does not fit.
         """
         try:
             write = _WRITERS.get(type(value)) or _writer_of(value)
@@ -65,10 +65,10 @@ class Kryo5Codec:
         raise EncodeError(f"Kryo5Codec cannot encode this {type(value).__name__}: {reason}")
 
     def decode(self, payload: bytes, /) -> Any:
-        """Read a value.
+        """Decode a value.
 
         Raises:
-            DecodeError: It is cut off, or goes on after its end, or is no Kryo.
+            DecodeError: The payload is cut off, goes on after its end, or is not Kryo.
         """
         try:
             return Reader(payload).read()
@@ -80,11 +80,11 @@ class Kryo5Codec:
 
 
 class _Refused(Exception):
-    """What cannot be written, in words that do not quote it."""
+    """The value cannot be written. The message does not quote it."""
 
 
 def _name(class_name: str) -> bytes:
-    """The tag of a class by name: its last byte has 0x80."""
+    """Return the tag of a class by name. Its last byte has 0x80 set."""
     name = class_name.encode()
     return bytes([Tag.BY_NAME, 0, *name[:-1], name[-1] | 0x80])
 
@@ -97,7 +97,7 @@ _BYTES = _name("[B")
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; 0x80: more follow. A ninth byte has eight: 64 bits take no tenth."""
+    """Write seven bits per byte, the lowest first; 0x80 says that more follow. A ninth byte has eight: 64 bits need no tenth."""
     out = bytearray()
     while value > 0x7F and len(out) < 8:
         out.append((value & 0x7F) | 0x80)
@@ -140,7 +140,7 @@ def _write_fixed(tag: int, form: str) -> Callable[[Any], bytes]:
 
     def write(value: Any) -> bytes:
         try:
-            # Of all NaNs Java writes one: not the negative one that inf - inf makes.
+            # Java writes only one NaN, and not the negative one that inf - inf makes.
             return pack(tag, value if value == value else math.nan)  # noqa: PLR0124
         except (struct.error, OverflowError):
             raise _Refused("it is out of range") from None
@@ -159,14 +159,14 @@ def _write_string(value: str) -> bytes:
         units = value.encode("utf-16-le", "surrogatepass")
         count = len(units) // 2
         data = (value if count == len(value) else _as_units(units)).encode("utf-8", "surrogatepass")
-    # In its first byte, 0x80 says that there is a length, 0x40 that more of it follows.
+    # In the first byte, 0x80 says that there is a length, and 0x40 that more of it follows.
     size = count + 1
     length = bytes([0x80 | size]) if size < 0x40 else bytes([0xC0 | size & 0x3F]) + _varint(size >> 6)
     return bytes([Tag.STRING]) + length + data
 
 
 def _as_units(units: bytes) -> str:
-    """Text with its pairs of surrogates apart."""
+    """Return text with its pairs of surrogates split."""
     return "".join(map(chr, struct.unpack(f"<{len(units) // 2}H", units)))
 
 
@@ -179,7 +179,7 @@ def _write_char(value: JavaChar) -> bytes:
 def _write_date(value: datetime) -> bytes:
     if value.utcoffset() is None:
         raise _Refused("it has no timezone")
-    # Not zigzag: a date before 1970 takes nine bytes.
+    # Not zigzag, so a date before 1970 takes nine bytes.
     return _DATE + _varint(to_ms(value) % 2**64)
 
 
@@ -196,7 +196,7 @@ def _write_uuid(value: UUID) -> bytes:
     return _UUID + value.bytes[7::-1] + value.bytes[:7:-1]
 
 
-# For a class that is not in it, the first that fits: a class stands before those that it is derived from.
+# A class that is not listed uses the first entry that fits, so a class precedes those that it is derived from.
 _WRITERS: dict[type[Any], Callable[[Any], bytes]] = {
     KryoOpaque: bytes,
     type(None): lambda _: bytes([Tag.NULL]),

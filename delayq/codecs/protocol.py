@@ -1,4 +1,4 @@
-"""What a queue asks of a codec."""
+"""The interface that a queue expects of a codec."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ T = TypeVar("T")
 
 
 class Codec(Protocol[T]):
-    """What a queue asks of a codec."""
+    """The interface that a queue expects of a codec."""
 
     def encode(self, value: T, /) -> bytes:
-        """Turn ``value`` into bytes, or raise :class:`~delayq.errors.EncodeError`."""
+        """Encode ``value`` as bytes, or raise :class:`~delayq.errors.EncodeError`."""
         ...
 
     def decode(self, payload: bytes, /) -> T:
-        """Turn bytes that :meth:`encode` wrote back into a value, or raise :class:`~delayq.errors.DecodeError`."""
+        """Decode bytes that :meth:`encode` has written, or raise :class:`~delayq.errors.DecodeError`."""
         ...
 
 
 def check_codec(codec: Codec[Any] | None) -> None:
-    """Raise :class:`~delayq.BadInput` unless it is a codec, or None for the default one."""
+    """Raise :class:`~delayq.BadInput` unless ``codec`` is a codec, or None for the default one."""
     if codec is None:
         return
     if isinstance(codec, type):

@@ -1,4 +1,4 @@
-"""Codecs for a single plain value: text, a whole number, bytes. Redisson has one of the same name for each."""
+"""Codecs for a single plain value: text, a whole number, bytes. Redisson has a counterpart of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     BytesLike: TypeAlias = "bytes | bytearray | memoryview"
 
-# Java's Long.valueOf takes digits of every script as well. Nobody writes those.
+# Java's Long.valueOf also accepts the digits of every other script, which do not occur in practice.
 _WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]{1,1000}")
 
 
@@ -21,10 +21,10 @@ class StringCodec:
     """Text as UTF-8, without quotes."""
 
     def encode(self, value: str, /) -> bytes:
-        """Turn text into UTF-8.
+        """Encode text as UTF-8.
 
         Raises:
-            EncodeError: It is no str, or has a lone surrogate.
+            EncodeError: It is not a str, or has a lone surrogate.
         """
         if not isinstance(value, str):
             raise EncodeError(f"StringCodec encodes str, not {type(value).__name__}")
@@ -35,10 +35,10 @@ class StringCodec:
         raise EncodeError(f"StringCodec cannot encode this str: {reason}")
 
     def decode(self, payload: bytes, /) -> str:
-        """Read UTF-8.
+        """Decode UTF-8.
 
         Raises:
-            DecodeError: It is none.
+            DecodeError: The payload is not UTF-8.
         """
         try:
             return payload.decode()
@@ -48,7 +48,7 @@ class StringCodec:
 
 
 class _WholeNumberCodec:
-    """Digits in ASCII, for a number that fits into so many bits, sign included."""
+    """A number as ASCII digits, which must fit into the codec's bits, sign included."""
 
     _bits: ClassVar[int]
 
@@ -56,10 +56,10 @@ class _WholeNumberCodec:
         """Write the digits.
 
         Raises:
-            EncodeError: It is no int, or does not fit.
+            EncodeError: It is not an int, or does not fit.
         """
         name = type(self).__name__
-        # In Python a bool is an int; in Java it is no number.
+        # In Python a bool is an int; in Java it is not a number.
         if not isinstance(value, int) or isinstance(value, bool):
             raise EncodeError(f"{name} encodes int, not {type(value).__name__}")
         if not self._in_range(value):
@@ -67,10 +67,10 @@ class _WholeNumberCodec:
         return b"%d" % value
 
     def decode(self, payload: bytes, /) -> int:
-        """Read a sign and digits, as Java's ``valueOf`` does: also a plus, and zeros in front.
+        """Read a sign and digits as Java's ``valueOf`` does, including a plus sign and leading zeros.
 
         Raises:
-            DecodeError: It is anything else, or does not fit.
+            DecodeError: The payload is anything else, or does not fit.
         """
         if _WHOLE_NUMBER.fullmatch(payload):
             value = int(payload)
@@ -96,13 +96,13 @@ class IntegerCodec(_WholeNumberCodec):
 
 
 class BytesCodec:
-    """Bytes as they are, like Redisson's ``ByteArrayCodec``. Comes back as ``bytes``."""
+    """Bytes as they are, like Redisson's ``ByteArrayCodec``. They come back as ``bytes``."""
 
     def encode(self, value: BytesLike, /) -> bytes:
         """Copy the bytes.
 
         Raises:
-            EncodeError: It is nothing of that kind, or a memoryview that was released.
+            EncodeError: It is none of the types of bytes, or it is a memoryview that was released.
         """
         if not isinstance(value, bytes | bytearray | memoryview):
             raise EncodeError(f"BytesCodec encodes bytes, bytearray and memoryview, not {type(value).__name__}")

@@ -1,9 +1,9 @@
 """A codec for a Python type: JSON on the wire, checked when it is read.
 
-Who checks depends on the type alone where it is msgspec's or pydantic's. For the others (dataclasses, TypedDicts,
-``list[int]``) it is msgspec if that is installed and knows the whole type, else pydantic. Both write the same JSON for what
-JSON has, and RFC 3339 for dates; let both sides of a queue have the same one if values hold ``bytes``, which they write
-differently. Neither is imported before a type needs it.
+A type that belongs to msgspec or pydantic is checked by that library. Other types (dataclasses, TypedDicts, ``list[int]``) are
+checked by msgspec if it is installed and knows the whole type, otherwise by pydantic. Both write the same JSON for JSON's own
+types, and RFC 3339 for dates. They write ``bytes`` differently: if values hold any, use the same library on both sides of a
+queue. Neither is imported before a type needs it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if typing.TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What JSON is made of needs no library.
+# JSON's own types need no library.
 _PLAIN: dict[type[Any], type[Any] | tuple[type[Any], ...]] = {
     dict: dict,
     list: list,
@@ -38,9 +38,9 @@ _PLAIN: dict[type[Any], type[Any] | tuple[type[Any], ...]] = {
     bool: bool,
     type(None): type(None),
 }
-# JSON has no other keys, so these say nothing more.
+# JSON has no other keys, so these types are no more specific than the plain ones.
 _AS_PLAIN = {dict[str, Any]: dict, list[Any]: list}
-# What a reason names of many faults.
+# The maximum number of faults that a reason names.
 _FAULTS = 3
 
 
@@ -49,7 +49,7 @@ def codec_for(kind: type[T], /) -> Codec[T]: ...
 @overload
 def codec_for(kind: Any, /) -> Codec[Any]: ...
 def codec_for(kind: Any, /) -> Codec[Any]:
-    """Make a codec whose values have the type ``kind``, for a producer's queue or a listener's.
+    """Return a codec whose values have the type ``kind``, for a producer's queue or a listener's.
 
     =====================================================  ==========================================================
     ``Any``, ``object``, no annotation                     :class:`~delayq.JsonCodec`: whatever JSON there is
@@ -62,8 +62,8 @@ def codec_for(kind: Any, /) -> Codec[Any]:
     anything else                                          msgspec or pydantic, whichever is installed and knows it
     =====================================================  ==========================================================
 
-    Its ``decode`` raises :class:`~delayq.DecodeError` for a value of another type; the cause says what is wrong, and quotes
-    no value. Its ``encode`` raises :class:`~delayq.EncodeError`.
+    Its ``decode`` raises :class:`~delayq.DecodeError` for a value of another type. The cause says what is wrong without quoting a
+    value. Its ``encode`` raises :class:`~delayq.EncodeError`.
 
     Raises:
         ConfigurationError: The type needs ``delayq[msgspec]`` or ``delayq[pydantic]``, or neither knows it.
@@ -83,7 +83,7 @@ def codec_for(kind: Any, /) -> Codec[Any]:
 def _library_codec(kind: Any) -> Codec[Any]:
     makers: list[tuple[str, Callable[[Any], Codec[Any]]]] = [("msgspec", _MsgspecCodec), ("pydantic", _PydanticCodec)]
     if any(_is_pydantics(part) for part in _parts(kind)):
-        # msgspec takes pydantic's dataclasses for plain ones, and would pass over their validators.
+        # msgspec takes pydantic's dataclasses for plain ones, and would skip their validators.
         del makers[0]
     reasons = []
     for library, make in makers:
@@ -94,7 +94,7 @@ def _library_codec(kind: Any) -> Codec[Any]:
             continue
         try:
             return make(kind)
-        except Exception as error:  # noqa: BLE001 - each library has errors of its own for a type that it does not know
+        except Exception as error:  # noqa: BLE001 - each library has its own errors for a type that it does not know
             reasons.append(f"{library}: {str(error).splitlines()[0]}")
     if dataclasses.is_dataclass(kind) and isinstance(kind, type) and makers[0][0] == "msgspec":
         try:
@@ -105,7 +105,7 @@ def _library_codec(kind: Any) -> Codec[Any]:
 
 
 class _PlainCodec(JsonCodec):
-    """JSON of one type."""
+    """JSON of a single type."""
 
     def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
@@ -130,12 +130,12 @@ class _PlainCodec(JsonCodec):
 
 
 class _MsgspecCodec:
-    """What msgspec knows."""
+    """A codec for a type that msgspec knows."""
 
     def __init__(self, kind: Any) -> None:
         import msgspec  # noqa: PLC0415 - an extra
 
-        # Raises for a type that it does not know; a decoder would do so only when it meets a value.
+        # This raises for an unknown type; a decoder would do so only when it meets a value.
         msgspec.json.schema(kind)
         self._name = f"codec_for({_name(kind)})"
         self._class = _class(kind)
@@ -163,7 +163,7 @@ class _MsgspecCodec:
 
 
 class _PydanticCodec:
-    """What pydantic knows."""
+    """A codec for a type that pydantic knows."""
 
     def __init__(self, kind: Any) -> None:
         import pydantic  # noqa: PLC0415 - an extra
@@ -177,10 +177,10 @@ class _PydanticCodec:
         if self._class is not None and not isinstance(value, self._class):
             raise EncodeError(f"{self._name} cannot encode {type(value).__name__}")
         try:
-            # By alias, because it is read by alias. What is not of the type would be a mere warning.
+            # By alias, because it is read by alias. A value of another type would only cause a warning by default.
             return self._adapter.dump_json(value, by_alias=True, warnings="error")
         except (TypeError, ValueError, RecursionError):
-            # Its text quotes the value.
+            # The error's text quotes the value.
             pass
         raise EncodeError(f"{self._name} cannot encode this {type(value).__name__}")
 
@@ -188,7 +188,7 @@ class _PydanticCodec:
         try:
             return self._adapter.validate_json(payload)
         except self._invalid as error:
-            # Its text quotes the value, which may be private.
+            # The error's text quotes the value, which may be private.
             faults = error.errors(include_input=False, include_url=False, include_context=False)
             words = [": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"]))) for fault in faults[:_FAULTS]]
         raise DecodeError(self._name, payload) from ValueError("; ".join(words))
@@ -198,21 +198,21 @@ class _PydanticCodec:
 
 
 def _parts(kind: Any) -> Iterator[Any]:
-    """A type, and all that it is put together from."""
+    """Yield a type and all the types that it is composed of."""
     yield kind
     for part in typing.get_args(kind):
         yield from _parts(part)
 
 
 def _is_pydantics(kind: Any) -> bool:
-    # Where nobody has imported pydantic, no type is its.
+    # Unless pydantic has been imported, no type can belong to it.
     return isinstance(kind, type) and "pydantic" in sys.modules and hasattr(kind, "__pydantic_validator__")
 
 
 def _class(kind: Any) -> type[Any] | None:
-    """The class of which a value must be, where the type is one."""
+    """Return the class of which a value must be an instance, if the type is a class."""
     if hasattr(kind, "__required_keys__"):
-        # A TypedDict, also one of typing_extensions: its values are plain dicts.
+        # A TypedDict, including one from typing_extensions: its values are plain dicts.
         return dict
     return kind if isinstance(kind, type) and typing.get_origin(kind) is None else None
 

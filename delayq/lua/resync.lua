@@ -1,4 +1,4 @@
--- resync: when must somebody look at each of these queues? The safety net under lost notifications.
+-- resync: find out when a client must look at each of these queues. The safety net under lost notifications.
 --
 -- KEYS[...]  due  for each queue, as many as its kind has. Delayed: ZSET of records by due time, ms; ZSET of leases by their
 --                 end, ms; LIST of payloads that are due. Reliable: its ten ZSETs of ids by moment, microseconds; HASH of its
@@ -25,7 +25,7 @@ for _, kind in ipairs(ARGV) do
     at = at + 1
     ready = redis.pcall('LLEN', KEYS[at])
   else
-    -- Most queues use the first priority only: one look tells.
+    -- Most queues use only the first priority: one look tells.
     local others = redis.call('EXISTS', unpack(KEYS, at + 2, at + 10)) > 0
     wait = next_wait(1)
     for _ = 1, others and 9 or 0 do wait = sooner(wait, next_wait(1)) end

@@ -1,4 +1,4 @@
--- cancel: take pending records out, as if they had never been offered.
+-- cancel: take out pending records, as if they had never been offered.
 --
 -- KEYS[1]  timeout  ZSET  records, scored by due time, ms
 -- KEYS[2]  ordered  LIST  the same records in offer order

@@ -1,4 +1,4 @@
--- expire: let all that is pending disappear after a while. The ready list stays.
+-- expire: let everything pending disappear after a while. The ready list stays.
 --
 -- KEYS[1]  timeout  ZSET  records, scored by due time, ms
 -- KEYS[2]  ordered  LIST  the same records in offer order
@@ -6,6 +6,6 @@
 --
 -- Returns 1 when there was something to expire.
 
--- A right that consumers do not have: they take messages, and do not drop them.
+-- This needs a right that consumers do not have: they take messages, but do not drop them.
 redis.call('ZCARD', KEYS[1])
 return math.max(redis.call('PEXPIRE', KEYS[1], ARGV[1]), redis.call('PEXPIRE', KEYS[2], ARGV[1]))

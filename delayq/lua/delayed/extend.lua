@@ -1,4 +1,4 @@
--- extend: let leases end later, or sooner.
+-- extend: make leases end later, or sooner.
 --
 -- KEYS[1]  leases  ZSET  tokens of what is out, scored by the end of their lease, ms
 -- ARGV[1]  lease_us  int   how long from now, microseconds

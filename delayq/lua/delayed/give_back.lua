@@ -14,14 +14,14 @@
 -- Returns how many messages went back; 0 when an earlier try had done so.
 -- include: lease
 
--- Reads first: a key of a foreign type must fail here, before anything is moved.
+-- Reads come first: a key of a foreign type must fail here, before anything is moved.
 redis.call('LLEN', KEYS[1])
 redis.call('ZSCORE', KEYS[2], '')
 redis.call('LLEN', KEYS[3])
 redis.call('ZSCORE', KEYS[4], '')
 redis.call('HLEN', KEYS[5])
 if redis.call('EXISTS', KEYS[6]) == 1 then return 0 end
--- First what may free memory: then a server that is full takes the rest.
+-- First the write that may free memory: then a full server accepts the rest.
 redis.call('ZREM', KEYS[4], ARGV[2])
 redis.call('SET', KEYS[6], '', 'PX', ARGV[1])
 local tokens = {ARGV[2]}

@@ -1,4 +1,4 @@
--- migrate: one step of bringing records into the form that this server's Redisson writes today. Id, payload, due time and
+-- migrate: bring records into the form that this server's Redisson writes today, one step at a time. Id, payload, due time and
 -- place in the ordered list stay as they are.
 --
 -- KEYS[1]  timeout  ZSET  records, scored by due time, ms
@@ -9,11 +9,11 @@
 -- ARGV[...]  record  outdated, and known to stand in the sorted set alone: each is brought up to date there
 --
 -- Returns {length_bytes, length, first, merged, counts...}. first: the index of the first entry looked at, for the next
--- step. merged: so many had their current form in the sorted set beside the outdated one. Then three counts for each form,
--- in the order of FORMS: entries of the ordered list, how many of these stand in the sorted set, and given records.
+-- step. merged: how many had their current form in the sorted set beside the outdated one. Then three counts for each form,
+-- in the order of FORMS: entries of the ordered list, how many of these are in the sorted set, and given records.
 -- include: record
 
--- By the bytes before the payload. The fifth form is none of them.
+-- By the number of bytes before the payload. The fifth form is any other.
 local FORMS = {[17] = 1, [13] = 2, [16] = 3, [12] = 4}
 local MALFORMED = 5
 
@@ -21,32 +21,32 @@ local rewrite, before, limit = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[
 local width = length_bytes()
 local current_header = 9 + width
 
--- Reads first: a key of a foreign type must fail here, before anything is written.
+-- Reads come first: a key of a foreign type must fail here, before anything is written.
 redis.call('ZCARD', KEYS[1])
 local length = redis.call('LLEN', KEYS[2])
 
--- The form of a record, and what it is to be replaced by; nil where it stays.
+-- Return the form of a record, and its replacement; nil if it stays.
 local function renewed(record)
   local payload = payload_of(record)
   if not payload then return MALFORMED, nil end
   local header = #record - #payload
   if header == current_header then return FORMS[header], nil end
   local id_at = header % 4 == 1 and 2 or 1
-  -- No payload needs more than four bytes of length. Taken over as they are, they need not be packed.
+  -- No payload needs more than four bytes of length. They are copied as they are, so they need not be packed.
   local id_and_length = string.sub(record, id_at, id_at + 11)
   return FORMS[header], '\8' .. id_and_length .. (width == 8 and '\0\0\0\0' or '') .. payload
 end
 
 local merged = 0
--- Replace a record in the sorted set, and say whether it stood there.
+-- Replace a record in the sorted set. Returns whether it was there.
 local function replace_in_set(record, by)
   local score = redis.call('ZSCORE', KEYS[1], record)
   if not score then return false end
   if by and redis.call('ZSCORE', KEYS[1], by) then merged = merged + 1 end
   if by and rewrite then
-    -- The first write frees memory: then a server that is full lets the rest of the script through.
+    -- The first write frees memory: then a full server accepts the rest of the script.
     redis.call('ZREM', KEYS[1], record)
-    -- Same id and same payload: one message. The due time of the current form counts: only that one can be rescheduled.
+    -- Same id and same payload: it is one message. The due time of the current form counts: only that one can be rescheduled.
     redis.call('ZADD', KEYS[1], 'NX', score, by)
   end
   return true

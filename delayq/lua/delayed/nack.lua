@@ -1,4 +1,4 @@
--- nack: offer what was leased again, due after a delay.
+-- nack: offer a leased message again, due after a delay.
 --
 -- KEYS[1]  leases   ZSET     tokens of what is out, scored by the end of their lease, ms
 -- KEYS[2]  leased   HASH     token to payload
@@ -22,7 +22,7 @@ local payload = redis.call('HGET', KEYS[2], ARGV[1])
 redis.call('LLEN', KEYS[4])
 if not payload or not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return -1 end
 announce(KEYS[3], KEYS[5], {due})
--- First what frees memory: then a server that is full takes the rest.
+-- First the write that frees memory: then a full server accepts the rest.
 redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[2], ARGV[1])
 store(KEYS[3], KEYS[4], ARGV[3] == '1', now, {due}, {payload})

@@ -1,4 +1,4 @@
--- poll_last: move the newest pending message, undelayed, to the head of a ready list. Without an ordered list: the one that
+-- poll_last: move the newest pending message, undelayed, to the head of a ready list. Without an ordered list, move the one that
 -- is due last. Records on the way that cannot be read go to quarantine.
 --
 -- KEYS[1]  timeout      ZSET  records, scored by due time, ms

@@ -1,4 +1,4 @@
--- poll_pending: take pending messages out, due or not: the oldest, or without an ordered list those that are due first.
+-- poll_pending: take out pending messages, due or not: the oldest, or without an ordered list those that are due first.
 --
 -- KEYS[1]  timeout     ZSET    records, scored by due time, ms
 -- KEYS[2]  ordered     LIST    the same records in offer order

@@ -1,4 +1,4 @@
--- purge: drop what is pending, what is ready, or both. What is leased stays.
+-- purge: drop the pending messages, the ready ones, or both. Leased ones stay.
 --
 -- KEYS[1]  timeout  ZSET  records, scored by due time, ms
 -- KEYS[2]  ordered  LIST  the same records in offer order
@@ -7,10 +7,10 @@
 --
 -- Returns how many there were.
 
--- Both are counted first: a key of a foreign type must fail before anything is removed. And ZCARD is a right that consumers do not
--- have: they take messages, and do not drop them.
+-- Both are counted first, because a key of a foreign type must fail before anything is removed. Besides, ZCARD needs a right that
+-- consumers do not have: they take messages, but do not drop them.
 local pending, ready = redis.call('ZCARD', KEYS[1]), redis.call('LLEN', KEYS[3])
--- One command each way: it is refused as a whole, or not at all.
+-- One command in each case, which is refused as a whole or not at all.
 if ARGV[1] == 'ready' then
   redis.call('UNLINK', KEYS[3])
   return ready

@@ -1,4 +1,4 @@
--- release: give back what was leased and not touched, to the head of the ready list.
+-- release: return leased messages that were not touched to the head of the ready list.
 --
 -- KEYS[1]  ready    LIST  payloads that are due
 -- KEYS[2]  timeout  ZSET  records, scored by due time, ms

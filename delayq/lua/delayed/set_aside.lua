@@ -10,11 +10,11 @@
 --
 -- Returns 1; 0 when an earlier try had done so, or the lease had ended: then the payload went back, and is another client's to read.
 
--- Reads first: a key of a foreign type must fail here, before anything is moved.
+-- Reads come first: a key of a foreign type must fail here, before anything is moved.
 redis.call('LLEN', KEYS[1])
 redis.call('HLEN', KEYS[3])
 if redis.call('EXISTS', KEYS[4]) == 1 then return 0 end
--- First what frees memory: then a server that is full takes the rest.
+-- First the write that frees memory: then a full server accepts the rest.
 if redis.call('ZREM', KEYS[2], ARGV[2]) == 0 and ARGV[2] ~= '' then return 0 end
 redis.call('HDEL', KEYS[3], ARGV[2])
 redis.call('SET', KEYS[4], '', 'PX', ARGV[1])

@@ -1,4 +1,4 @@
--- transfer: move what is due to the ready list, and hand the first of it to the caller under a lease.
+-- transfer: move due messages to the ready list, and hand the first of them to the caller under a lease.
 --
 -- KEYS[1]  ready       LIST    payloads that are due
 -- KEYS[2]  timeout     ZSET    records, scored by due time, ms
@@ -32,21 +32,21 @@ local now = now_us()
 local now_ms = string.format('%.0f', (now - now % 1000) / 1000)
 local limit, take, most_bytes, lease, each = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 
--- Reads first: a key of a foreign type must fail here, before anything is moved.
+-- Reads come first: a key of a foreign type must fail here, before anything is moved.
 local waiting = redis.call('LLEN', KEYS[1])
 redis.call('LLEN', KEYS[3])
 redis.call('LLEN', KEYS[4])
 redis.call('HLEN', KEYS[7])
 if take > 0 and redis.call('EXISTS', KEYS[5]) == 1 then take = 0 end
 
--- From -inf, or a foreign negative score would stay the head for ever.
+-- From -inf, because a foreign negative score would stay the head forever otherwise.
 local ended = redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now_ms, 'LIMIT', 0, limit)
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now_ms, 'LIMIT', 0, limit)
 local returned = take_back(KEYS[1], KEYS[2], KEYS[3], KEYS[6], KEYS[7], ended)
 waiting = waiting + returned
 local payloads, poison = {}, {}
 if #due > 0 then
-  -- The first write frees memory: then a server that is full lets the rest of the script through.
+  -- The first write frees memory: then a full server accepts the rest of the script.
   redis.call('ZREMRANGEBYRANK', KEYS[2], 0, #due - 1)
   for _, record in ipairs(due) do
     local payload = payload_of(record)
@@ -56,7 +56,7 @@ if #due > 0 then
 end
 
 local taken, bytes = {}, 0
--- Hand out what fits, and return the place of the first one that does not.
+-- Hand out the payloads that fit, and return the place of the first one that does not.
 local function hand_out(some)
   for i, payload in ipairs(some) do
     if #taken == take or (#taken > 0 and bytes + #payload > most_bytes) then return i end
@@ -65,7 +65,7 @@ local function hand_out(some)
   return #some + 1
 end
 
--- Where nothing is ahead of them, what has come due is handed over without the detour through the list.
+-- If nothing is ahead of them, due messages are handed over without the detour through the list.
 local first = take > 0 and waiting == 0 and hand_out(payloads) or 1
 if first <= #payloads then redis.call('RPUSH', KEYS[1], unpack(payloads, first)) end
 if #poison > 0 then redis.call('RPUSH', KEYS[4], unpack(poison)) end
@@ -77,7 +77,7 @@ while waiting > 0 and #taken < take do
   if first <= #some then break end
 end
 
--- The caller wakes for the end of other leases; its own one for the call ends with the answer.
+-- The caller wakes for the end of other leases. Its own lease for the call ends with the answer.
 local wait = sooner(wait_us(KEYS[2], now, 1000), wait_us(KEYS[6], now, 1000))
 if #taken > 0 then
   local ends = due_ms(now, lease)
@@ -89,6 +89,6 @@ if #taken > 0 then
   end
 end
 
--- One that is due in this very millisecond may be offered yet.
+-- Another message that is due in this very millisecond may still be offered.
 local listeners = #due > 0 and give_notice(KEYS[8], now, wait, now - now % 1000, ARGV[7]) or 0
 return {now, wait, #due, #poison, returned, redis.call('LLEN', KEYS[1]), listeners, taken}

@@ -4,7 +4,7 @@ local function now_us()
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
--- The due time in ms of what is offered now. Rounded up, so that it is never early; no delay at all is due now.
+-- Return the due time in ms of a message offered now. Rounded up, so that it is never early; without a delay, it is due now.
 local function due_ms(now, delay_us)
   if delay_us == 0 then return (now - now % 1000) / 1000 end
   local due = now + delay_us
@@ -13,8 +13,8 @@ local function due_ms(now, delay_us)
   return due / 1000
 end
 
--- Microseconds until the head of the sorted set is due; 0 when it is, -1 when there is none. `unit` is that of its scores,
--- microseconds.
+-- Return the microseconds until the head of the sorted set is due: 0 if it is, -1 if there is none. `unit` is the unit of its
+-- scores, microseconds.
 local function wait_us(key, now, unit)
   local head = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
   if not head[2] then return -1 end
@@ -23,7 +23,7 @@ local function wait_us(key, now, unit)
   return math.max(0, math.min(due * unit - now, 9007199254740992))
 end
 
--- The sooner of two such waits.
+-- Return the sooner of two such waits.
 local function sooner(a, b)
   if a < 0 then return b end
   if b < 0 then return a end

@@ -1,4 +1,4 @@
--- ack: these messages are handled, and gone.
+-- ack: delete messages that have been handled.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  done  ZSET  ids of messages that were handled lately, scored by how long they are remembered, microseconds
@@ -31,7 +31,7 @@ if remember > 0 and #acked > 0 then
   local now = now_us()
   trim(KEYS[17], now)
   for _, id in ipairs(acked) do redis.call('ZADD', KEYS[17], number(now + remember), id) end
-  -- Gone with the last of them, also where nobody comes to trim it.
+  -- The set disappears with the last of them, even if no client comes to trim it.
   local keep_ms = math.ceil(remember / 1000)
   if redis.call('PTTL', KEYS[17]) < keep_ms then redis.call('PEXPIRE', KEYS[17], keep_ms) end
 end

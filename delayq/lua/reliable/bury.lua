@@ -1,4 +1,4 @@
--- bury: these messages become dead letters.
+-- bury: turn messages into dead letters.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  dead           ZSET  names of dead letters, scored by when they died, microseconds
@@ -20,7 +20,7 @@ for i = 1, #ARGV, 4 do
   if mine then
     local body, last = redis.call('HGET', KEYS[11], id), redis.call('HGET', KEYS[15], id)
     if last and string.sub(why, -11) == '"error":""}' then why = string.sub(why, 1, -4) .. cjson.encode(last) .. '}' end
-    -- First what frees memory: then a server that is full takes the rest.
+    -- First the write that frees memory: then a full server accepts the rest.
     remove(id, tonumber(priority))
     post(KEYS[17], KEYS[18], id, why, body or '', now)
   end

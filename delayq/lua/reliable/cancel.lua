@@ -1,4 +1,4 @@
--- cancel: take messages out that no worker has.
+-- cancel: take out messages that no worker has.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- ARGV[...]  id  of each message

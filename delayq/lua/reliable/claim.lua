@@ -1,4 +1,4 @@
--- claim: hand messages that are due to a worker, under a lease.
+-- claim: hand due messages to a worker, under a lease.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  paused         STRING  there while nobody shall get anything
@@ -18,7 +18,7 @@
 --
 -- Returns {now_us, wait_us, expired, died, listeners, {id, priority, attempt, due, body, ...}, suspect, more, {id, ...}}. wait_us
 -- is the time until the next one is due or the next lease ends, suspects apart: 0 when that is now, -1 when there is none or the
--- queue is paused. listeners: so many heard the notice, 0 where there was none, -1 where the user may not publish it. An attempt
+-- queue is paused. listeners: how many heard the notice, 0 where there was none, -1 where the user may not publish it. An attempt
 -- is a number, or one and how many are forgiven as "3-1". suspect: 1 when the message handed out is one, and thus alone. more: 1
 -- when suspects wait that were not handed out. The last ids are of recurring messages that were dropped or died.
 -- include: clock
@@ -29,9 +29,9 @@
 local now = now_us()
 if redis.call('EXISTS', KEYS[17]) == 1 then return {now, -1, 0, 0, 0, {}, 0, 0, {}} end
 local limit, lease_us, max_attempts = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4])
--- The bodies of one answer have to pass a link before the first message can be handled: what follows the first one is bounded.
+-- The bodies of one answer have to cross a network before the first message can be handled, so those after the first are bounded.
 local room = 262144
--- What is gone makes room for more, but not without end.
+-- Messages that are gone make room for more, but not without end.
 local look_at = limit + 400
 
 local may_have_suspect = ARGV[7] == '1'
@@ -40,20 +40,20 @@ if ARGV[8] ~= '' then
   may_have_suspect = not holds(redis.call('HGET', KEYS[12], ARGV[8]), ARGV[9]) or not score or score <= now
 end
 
--- What to do, collected: a script is refused before its first write, or does its work.
+-- The changes are collected: a script is refused before its first write, or does its work.
 local reply, ids, handed_out, suspect, full = {}, {}, 0, 0, false
 local placed, gone, deaths, occurrences = {}, {}, {}, {}
--- Of few messages: the attempts of those that have some forgiven.
+-- For the few messages that have attempts forgiven: their attempts.
 local used_of, forgiven_by = {}, {}
 local expired, died = 0, 0
 
--- Most messages have no attempt behind them and no end: then there is nothing to look up.
+-- Most messages have no earlier attempts and no expiry: then there is nothing to look up.
 local none = {}
 local some_tried = redis.call('EXISTS', KEYS[13]) == 1
 local some_expire = redis.call('EXISTS', KEYS[14]) == 1
 local some_leased = redis.call('EXISTS', KEYS[12]) == 1
--- The ends of their leases lie a quarter of a microsecond apart, so that they keep their order: four share what precedes the
--- point, for making a text of a number is what costs most here.
+-- The ends of their leases lie a quarter of a microsecond apart, so that they keep their order. Four of them share the digits
+-- before the point, because turning numbers into text costs most here.
 local ends, quarters, whole = now + lease_us, {[0] = '.00', '.25', '.50', '.75'}, nil
 
 local function put(at, score, id)
@@ -86,12 +86,12 @@ local function hand_out(at, id, used, forgiven, was_due, body)
   limit, room = limit - 1, room - (handed_out > 1 and #body or 0)
 end
 
--- Look at what is due of a set, or at its suspects, in order.
+-- Look at the due messages of a set, or at its suspects, in order.
 local function look(at, suspects)
-  -- Of suspects one is enough.
+  -- Of suspects, one is enough.
   local offset, most, before = 0, suspects and 5 or 200, nil
   while limit > 0 and look_at > 0 and suspect == 0 and not full do
-    -- Where some were gone, more may be: then look further than what is wanted.
+    -- If some were gone, more may be: then look at more than are wanted.
     local count, due = math.min(before == limit and 200 or limit, look_at, most), nil
     before = limit
     if suspects then
@@ -102,7 +102,7 @@ local function look(at, suspects)
     if #due == 0 then return end
     local many = #due / 2
     if many > 1 then
-      -- Where bodies are large, do not read those that would not leave anyway.
+      -- If bodies are large, do not read those that would not leave anyway.
       local size = redis.call('HSTRLEN', KEYS[11], due[1])
       if size * many > room then many = math.max(1, math.floor(room / size)) end
     end
@@ -140,7 +140,7 @@ local function look(at, suspects)
         break
       else
         hand_out(at, id, used + 1, forgiven, was_due, body)
-        -- A score below 0 without a lease is some foreign writer's.
+        -- A score below 0 without a lease is a foreign writer's.
         if lease then
           suspect = 1
           break
@@ -157,12 +157,12 @@ for _, at in ipairs(live_sets()) do
 end
 
 if handed_out > 0 then
-  -- First what frees memory: then a server that is full takes the rest.
+  -- First the write that frees memory: then a full server accepts the rest.
   redis.call('HDEL', KEYS[13], unpack(some_tried and ids or {ids[1]}))
 end
 for at, some in pairs(gone) do
   redis.call('ZREM', KEYS[at], unpack(some))
-  -- Their errors are asked for below.
+  -- Their errors are still needed below.
   for hash = 11, 16 do
     if hash ~= 15 then redis.call('HDEL', KEYS[hash], unpack(some)) end
   end

@@ -7,7 +7,7 @@
 -- Returns 1.
 -- include: letters
 
--- A right that consumers do not have: they make dead letters, and do not clean up.
+-- This needs a right that consumers do not have: they make dead letters, but do not clean up.
 redis.call('ZCARD', KEYS[1])
 discard(KEYS[1], KEYS[2], ARGV)
 return 1

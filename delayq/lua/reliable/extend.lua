@@ -1,4 +1,4 @@
--- extend: let leases end later, or sooner.
+-- extend: make leases end later, or sooner.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  wake  CHANNEL  where a lease that ends sooner is announced: its end, microseconds
@@ -24,15 +24,15 @@ for i, id in ipairs(ids) do
     local set = by_set[at] or {}
     set[#set + 1], set[#set + 2] = ends, id
     by_set[at] = set
-    -- Many are renewed at once, and end later: one that ends sooner comes alone.
+    -- Leases are renewed many at a time, and end later. A lease that ends sooner comes alone.
     if #ids == 1 then sooner_than_known = moment < tonumber(redis.call('ZSCORE', KEYS[at], id) or 0) end
   end
 end
--- Nothing stands there. But a server that is full lets a script write what frees memory, and then all the rest.
+-- There is nothing to delete. But a full server lets a script make a write that frees memory, and then accepts all the rest.
 if #mine > 0 then redis.call('HDEL', KEYS[13], unpack(mine)) end
 for at, set in pairs(by_set) do
   redis.call('ZADD', KEYS[at], 'XX', unpack(set))
-  -- The others would wake too late.
+  -- The others would wake too late otherwise.
   if sooner_than_known and head_of(KEYS[at]) == mine[1] then announce(moment, KEYS[17]) end
 end
 return reply

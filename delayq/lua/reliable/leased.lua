@@ -1,4 +1,4 @@
--- leased: which of these messages do workers have, and until when?
+-- leased: find out which of these messages workers have, and until when.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- ARGV[...]  id  of each message

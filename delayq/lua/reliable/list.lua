@@ -1,4 +1,4 @@
--- list: look at messages that wait, in the order in which they come.
+-- list: look at waiting messages, in the order in which they come.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- ARGV[1]  state   text  "delayed" or "ready"
@@ -6,7 +6,7 @@
 -- ARGV[3]  limit   int   look at so many at most
 --
 -- Returns {looked_at, id, {state, priority, moment, attempt, body, error}, ...}: fewer than were looked at, where leased ones
--- stand among the delayed, or some have expired. No more were there where fewer than `limit` were looked at.
+-- are among the delayed, or some have expired. If fewer than `limit` were looked at, there are no more.
 -- include: clock
 -- include: queue
 
@@ -14,7 +14,7 @@ local now = now_us()
 local state, offset, limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local reply = {0}
 
--- Those of a set between two ranks. Suspects come first, the one with the least score last.
+-- Return the ids of a set between two ranks. Suspects come first, the one with the lowest score last.
 local function in_order(at, first, last)
   local suspects = redis.call('ZCOUNT', KEYS[at], '-inf', '(0')
   if first >= suspects then return redis.call('ZRANGE', KEYS[at], first, last) end

@@ -1,4 +1,4 @@
--- nack: these messages were not handled: they are due again after a delay.
+-- nack: make messages that were not handled due again after a delay.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  wake  CHANNEL  where a new head is announced: its due time, microseconds

@@ -1,4 +1,4 @@
--- occur: these occurrences are about to be handed to workers: put those that follow them in place.
+-- occur: put the occurrences in place that follow these, which are about to be handed to workers.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  wake       CHANNEL  where a new head is announced: its due time, microseconds
@@ -6,8 +6,8 @@
 -- ARGV[...]  id, token, priority  for each occurrence, under a lease
 --
 -- Returns {1 or 0, left, ...} for each: 0 when it is not to be handed out, because the one before it is still alive, and it is
--- dropped, or because the lease is not ours any more; and how many moments are known beyond the next one, -1 when nobody
--- needs to know, -2 when there is no such schedule.
+-- dropped, or because the lease is not ours any more; and how many moments are known beyond the next one, -1 when that does not
+-- matter, -2 when there is no such schedule.
 -- include: clock
 -- include: queue
 -- include: schedule
@@ -28,7 +28,7 @@ for i = 1, #ARGV, 3 do
     else
       facts.last = moment
     end
-    -- One that was hastened is not to come a second time.
+    -- An occurrence that was brought forward must not come a second time.
     go_on(facts, math.max(now + shift, tonumber(moment)))
     put(name, facts, content, now, shift, KEYS[17])
     save(KEYS[18], name, facts, content)

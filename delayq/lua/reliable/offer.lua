@@ -18,15 +18,15 @@ if last then
   local known, reply = string.match(last, '^(%d+) (.*)$')
   local readable, outcomes = pcall(cjson.decode, reply or '')
   if readable and known == ARGV[1] then
-    -- A write, so that whoever waits for what was written waits for the first try's too.
+    -- A write, so that a caller that waits for its writes to be safe waits for those of the first try, too.
     redis.call('SET', KEYS[19], last, 'PX', 120000)
     return outcomes
   end
-  -- A first try that was overtaken by its repetition: nobody waits for the answer any more.
+  -- This first try was overtaken by its repetition: its answer is no longer awaited.
   if finite(known, 0) > tonumber(ARGV[1]) then return redis.error_reply('DELAYQ_LATE the call was repeated, and answered') end
 end
 
--- Which of these ids are in use, by id.
+-- Return which of these ids are in use, by id.
 local function in_use(ids)
   local taken = {}
   if #ids == 1 then
@@ -41,15 +41,15 @@ local function in_use(ids)
   return taken
 end
 
--- What is to be written, collected: one command for all costs a third of one for each. By priority: places, and the first due.
+-- The writes, collected: one command for all costs a third of one for each. By priority: places, and the first due time.
 local bodies, places, earliest, priorities, expiries = {}, {}, {}, {}, {}
 local function write()
   for priority, due in pairs(earliest) do
-    -- Tell the others only if they would wake too late.
+    -- Tell the others only if they would wake too late otherwise.
     local _, first = head_of(KEYS[priority + 1])
     if not first or due < first then announce(due, KEYS[17]) end
   end
-  -- Then what may be of a foreign type: that of the bodies is known.
+  -- Next the keys that may be of a foreign type: the type of the bodies is known.
   for priority, set in pairs(places) do redis.call('ZADD', KEYS[priority + 1], unpack(set)) end
   if #bodies > 0 then redis.call('HSET', KEYS[11], unpack(bodies)) end
   if #priorities > 0 then redis.call('HSET', KEYS[16], unpack(priorities)) end
@@ -77,7 +77,7 @@ end
 local taken = in_use(ids)
 for id in pairs(taken) do
   local found = find(id, now)
-  -- An expired one is not there any more, although no claim has dropped it yet; nor is one of which a part is missing.
+  -- An expired message counts as absent, although no claim has dropped it yet, and so does one of which a part is missing.
   if found and found.expired then set_aside(id, found, now) end
   if not found or found.expired then taken[id] = nil end
 end
@@ -103,7 +103,7 @@ for i = 3, #ARGV, 6 do
   end
   if status == 1 and max_size > 0 and live >= max_size then status = -2 end
   if status > 0 then
-    -- Apart by quarters of a microsecond, so that they keep their order. Those without delay are put back in time for it.
+    -- A quarter of a microsecond apart, so that they keep their order. Those without a delay are put back in time for it.
     local delay = tonumber(ARGV[i + 2])
     local due = delay > 0 and now + delay + place_in_call / 4 or now - (count - place_in_call) / 4
     live = live + 1

@@ -10,7 +10,7 @@
 -- include: clock
 -- include: queue
 
--- A right that neither producers nor consumers have: they may remove single messages, and do not drop them all.
+-- This needs a right that neither producers nor consumers have: they may remove single messages, but do not drop them all.
 redis.call('ZCARD', KEYS[1])
 local now = now_us()
 local state, offset, limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -1,4 +1,4 @@
--- recur: see to it that the next occurrence of each of these schedules is in place, whatever became of it.
+-- recur: make sure that the next occurrence of each of these schedules is in place, whatever became of the last one.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  wake       CHANNEL  where a new head is announced: its due time, microseconds
@@ -19,7 +19,7 @@ for i, name in ipairs(ARGV) do
   reply[i] = -2
   if facts then
     if not occurrence(name, facts.next, now) then
-      -- Cancelled, purged, expired, or dead: that one is over.
+      -- Cancelled, purged, expired or dead: that occurrence is over.
       go_on(facts, math.max(now + shift, tonumber(facts.next) or 0))
       put(name, facts, content, now, shift, KEYS[17])
       save(KEYS[18], name, facts, content)

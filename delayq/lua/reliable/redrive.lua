@@ -12,7 +12,7 @@
 -- include: queue
 -- include: letters
 
--- A right that consumers do not have: they make dead letters, and do not clean up.
+-- This needs a right that consumers do not have: they make dead letters, but do not clean up.
 redis.call('ZCARD', KEYS[18])
 local now = now_us()
 local reply = {}

@@ -1,4 +1,4 @@
--- refill: say when a schedule's next moments are.
+-- refill: store the next moments of a schedule.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  wake       CHANNEL  where a new head is announced: its due time, microseconds

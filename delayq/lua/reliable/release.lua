@@ -1,4 +1,4 @@
--- release: these messages were handed out and not touched: they wait again as before, and no attempt is counted.
+-- release: return messages that were handed out and not touched. They wait again as before, and no attempt is counted.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  wake  CHANNEL  where a new head is announced: its due time, microseconds

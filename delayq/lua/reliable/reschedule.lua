@@ -12,7 +12,7 @@
 local now = now_us()
 local found = find(ARGV[1], now)
 if not found or found.leased or found.expired then return 0 end
--- Of a lease that has ended, the attempt stays counted.
+-- If its lease has ended, the attempt stays counted.
 if found.lease then
   redis.call('HDEL', KEYS[12], ARGV[1])
   redis.call('HSET', KEYS[13], ARGV[1], tries(found.lease.attempt, forgiven_of(found.lease)))

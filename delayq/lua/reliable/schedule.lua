@@ -1,4 +1,4 @@
--- schedule: let a message recur. Saying the same again changes nothing.
+-- schedule: make a message recur. Repeating a definition changes nothing.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  wake       CHANNEL  where a new head is announced: its due time, microseconds

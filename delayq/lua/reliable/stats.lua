@@ -1,4 +1,4 @@
--- stats: how many messages are where.
+-- stats: count the messages in each state.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  dead    ZSET    names of dead letters, scored by when they died, microseconds
@@ -22,7 +22,7 @@ for _, at in ipairs(sets) do
   end
   if moment then oldest = math.max(oldest, now - moment) end
 end
--- Leases that have ended are ready again. To know them takes a look at each lease, or at each message that is ready.
+-- Messages whose leases have ended are ready again. Finding them takes a look at each lease, or at each message that is ready.
 local leased, exact = redis.call('HLEN', KEYS[12]), 1
 if leased > 0 and leased <= 1000 then
   local leases = redis.call('HGETALL', KEYS[12])
@@ -46,7 +46,7 @@ elseif leased > 0 and ready <= 1000 then
 elseif leased > 0 then
   exact = 0
 end
--- Expired ones are not there any more, although no claim has dropped them yet.
+-- Expired messages count as absent, although no claim has dropped them yet.
 local gone, never_due = expired_of_all(now)
 if ready == gone then oldest = 0 end
 return {

@@ -1,4 +1,4 @@
--- unschedule: let a message recur no more.
+-- unschedule: stop a message from recurring.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  schedules  HASH  name to what is known of it: see include/schedule.lua

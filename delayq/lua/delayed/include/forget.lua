@@ -1,16 +1,16 @@
 -- forget: take records out of the ordered list, without walking through it for each.
 --
--- The list is in offer order, and our ids sort by offer order. So what is due often stands together at one end; and
--- anything else is found by its id as a name in a telephone book: where its time should be, then nearer and nearer.
--- Every record found is overwritten with a mark, and one pass removes the marks. Java's ids are random: they are passed
--- over, and a record that cannot be found so is searched for by LREM, as Redisson does; many of them in one walk.
+-- The list is in offer order, and our ids sort by offer order. So due records often lie together at one end. Any other record is
+-- found by its id, like a name in a telephone book: where its time should be, then nearer and nearer. Every record found is
+-- overwritten with a mark, and one pass removes the marks. Java's ids are random, so they are skipped, and a record that cannot
+-- be found in this way is searched for by LREM, as Redisson does; many such records are searched for in one walk.
 local FOUR_YEARS, A_DAY = 134217728, 82397 -- in units of an id's upper half (2^20 microseconds)
 local LOOK_AROUND = 24
-local MANY = 50 -- from so many on, a walk through the whole list costs less than an LREM for each
+local MANY = 50 -- from this number on, a walk through the whole list costs less than an LREM for each
 local PAGE = 1000
-local GONE = 'delayq:gone' -- no record: they have 12 bytes of header at least, the first of them an id's
+local GONE = 'delayq:gone' -- not a record: those have at least 12 bytes of header, the first of which are an id's
 
--- Remove the run of `gone` records at one end; return how many they were.
+-- Remove the run of `gone` records at one end. Returns how many they were.
 local function forget_run(ordered, gone, most, at_head)
   local records = redis.call('LRANGE', ordered, at_head and 0 or -most, at_head and most - 1 or -1)
   local run = 0
@@ -26,7 +26,7 @@ local function forget_run(ordered, gone, most, at_head)
   return run
 end
 
--- The first entry of `window`, from its start or end, whose id lies between those of the bounds `from` and `to`: its
+-- Return the first entry of `window`, from its start or end, whose id lies between those of the bounds `from` and `to`: its
 -- index in the list, high, low. Other entries are foreign.
 local function bound(window, first, from, to, at_start)
   for step = 1, #window do
@@ -40,16 +40,16 @@ local function bound(window, first, from, to, at_start)
   return nil
 end
 
--- The index of a record, which lies between the bounds {index, high, low} `from` and `to`; nil if it is not found.
+-- Return the index of a record that lies between the bounds {index, high, low} `from` and `to`; nil if it is not found.
 local function find(ordered, record, high, low, from, to)
   for round = 1, 40 do
     local gap = to[1] - from[1] - 1
     if gap < 1 then return nil end
     local part = ((high - from[2]) * 4294967296 + (low - from[3])) / ((to[2] - from[2]) * 4294967296 + (to[3] - from[3]))
-    -- By time, and every third round by halves: offers may have come in bursts.
+    -- By time, and in every third round by halves, because offers may have come in bursts.
     if round % 3 == 0 or not (part >= 0 and part <= 1) then part = 0.5 end
     local guess = from[1] + 1 + math.floor(part * (gap - 1))
-    -- Going there costs as well, so look around: as far as the guess will be off if offers came at random.
+    -- Getting there has a cost, too, so look around: as far as the guess would be off if offers came at random.
     local around = math.min(LOOK_AROUND, 2 + math.ceil(math.sqrt(guess - from[1])))
     local first = math.max(from[1] + 1, guess - around)
     local window = redis.call('LRANGE', ordered, first, math.min(to[1] - 1, guess + around))
@@ -63,7 +63,7 @@ local function find(ordered, record, high, low, from, to)
     elseif high > stop[2] or (high == stop[2] and low > stop[3]) then
       from = stop
     else
-      return nil -- its place is here, and it is not
+      return nil -- its place is here, but the record is not
     end
   end
   return nil
@@ -91,7 +91,7 @@ local function forget_all(ordered, records, now)
   end
   table.sort(searched, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2]) end)
 
-  -- Our ids are of the last years, and a clock that stepped back may have left some of tomorrow.
+  -- Our ids are from recent years, and a clock that stepped back may have left some from tomorrow.
   local present = math.floor(now / 1048576)
   local from, last = {-1, present - FOUR_YEARS, 0}, {length, present + A_DAY, 0}
   from = bound(redis.call('LRANGE', ordered, 0, LOOK_AROUND), 0, from, last, true) or from
@@ -128,7 +128,7 @@ local function forget_all(ordered, records, now)
     unknown = {}
   end
   if marks > 0 then
-    -- From the end that reaches all marks sooner.
+    -- Begin at the end from which all marks are reached sooner.
     redis.call('LREM', ordered, last_mark < length - first_mark and marks or -marks, GONE)
   end
   for _, record in ipairs(unknown) do redis.call('LREM', ordered, 1, record) end

@@ -1,13 +1,13 @@
--- lease: what is out with a client, under a token, until the client is done with it or its lease ends. See docs/redis-data-model.md.
+-- lease: messages that a client holds under a token, until it is done or its lease ends. See docs/redis-data-model.md.
 --
--- A token with a number stands for one payload. The bare name of a call stands for all payloads that the call handed out, and
--- one that ends in ":pending" for the records that a call took out while they were pending: whether the ordered list had them,
+-- A token with a number stands for one payload. The bare name of a call stands for all payloads that the call handed out. One
+-- that ends in ":pending" stands for the records that a call took out while they were pending: whether the ordered list had them,
 -- then each behind its due time in ms.
 local PENDING = ':pending'
 
 local function token_of(call, place) return string.format('%s:%03d', call, place) end
 
--- Several strings in one, each behind its length. Plain string functions only: the same text runs on every server.
+-- Join several strings, each behind its length. Plain string functions only, because the same text runs on every server.
 local function pack(parts)
   local packed = {}
   for i, part in ipairs(parts) do packed[i] = #part .. ':' .. part end
@@ -30,7 +30,7 @@ local function hold(leases, leased, token, ends_ms, content)
   redis.call('ZADD', leases, string.format('%.0f', ends_ms), token)
 end
 
--- Put what these tokens stand for back where it was: the first of it becomes the head. Returns how many messages there were.
+-- Put the messages of these tokens back where they were: the first one becomes the head. Returns how many messages there were.
 local function take_back(ready, timeout, ordered, leases, leased, tokens)
   local count = 0
   for i = #tokens, 1, -1 do

@@ -1,6 +1,6 @@
--- record: what Redisson packs around a payload, read and written. See docs/redis-data-model.md.
+-- record: read and write the form in which Redisson packs a payload. See docs/redis-data-model.md.
 --
--- Plain string functions only: the same text runs on every server, whatever its C library or byte order.
+-- Plain string functions only, because the same text runs on every server, whatever its C library or byte order.
 
 -- A length field is as wide as the server's C `unsigned long`: 8 bytes, or 4 on 32-bit and Windows servers.
 local function length_bytes()
@@ -8,7 +8,7 @@ local function length_bytes()
   return known and width or 8
 end
 
--- The little-endian number of 4 or 8 bytes at `at`; nil where it is cut off, or larger than any payload.
+-- Return the little-endian number of 4 or 8 bytes at `at`; nil if it is cut off, or larger than any payload.
 local function read_length(record, at, width)
   local b1, b2, b3, b4, b5, b6, b7, b8 = string.byte(record, at, at + width - 1)
   if not b4 then return nil end
@@ -16,7 +16,7 @@ local function read_length(record, at, width)
   return b1 + b2 * 256 + b3 * 65536 + b4 * 16777216
 end
 
--- The payload of a record of any of Redisson's four forms; nil where it is none of them.
+-- Return the payload of a record in any of Redisson's four forms; nil if it has none of them.
 local function payload_of(record)
   local size = #record
   if string.byte(record, 1) == 8 then
@@ -28,7 +28,7 @@ local function payload_of(record)
   return nil
 end
 
--- The id of a record in the current form as two 32-bit numbers, high and low; nil for any other.
+-- Return the id of a record in the current form as two 32-bit numbers, high and low; nil for any other record.
 -- Numbers, because Lua compares strings by the server's locale.
 local function id_of(record)
   local marker, a, b, c, d, e, f, g, h = string.byte(record, 1, 9)

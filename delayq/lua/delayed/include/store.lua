@@ -1,11 +1,11 @@
--- store: give messages their ids, and put them where they wait. Needs record.
+-- store: give messages their ids, and store them as pending. Needs record.
 --
--- `dues` (ms) and `payloads` stand in offer order. Without `listed` the ordered list is left out. Returns the ids.
+-- `dues` (ms) and `payloads` are in offer order. Without `listed`, the ordered list is left out. Returns the ids.
 local MAX_MS = 9007199254740992 -- beyond 2^53 a score is no longer exact
 local A_DAY_OF_IDS = 82397      -- in units of an id's upper half (2^20 microseconds)
 
--- Announce the first of `dues` on `channel` if it is a new head: the others would wake too late. Redisson's clients have no
--- other way to learn of it, so a user who may not publish is refused: call this before anything is written.
+-- Announce the first of `dues` on `channel` if it is a new head, because the others would wake too late otherwise. Redisson's
+-- clients have no other way to learn of it, so a user who may not publish is refused: call this before anything is written.
 local function announce(timeout, channel, dues)
   local first = dues[1]
   for _, due in ipairs(dues) do
@@ -16,8 +16,8 @@ local function announce(timeout, channel, dues)
 end
 
 local function store(timeout, ordered, listed, now, dues, payloads)
-  -- An id is the time in microseconds times 4096, big-endian: ids sort by offer order, within one script by position.
-  -- A clock that stepped back must not break that order, so go on after the newest id if it looks like one of ours.
+  -- An id is the time in microseconds times 4096, big-endian, so ids sort by offer order, and within one script by position.
+  -- A clock that stepped back must not break that order, so continue after the newest id if it looks like one of ours.
   local high = math.floor(now / 1048576)
   local low = (now % 1048576) * 4096
   local tail = listed and redis.call('LINDEX', ordered, -1) -- also refuses a foreign type before anything is written
@@ -40,7 +40,7 @@ local function store(timeout, ordered, listed, now, dues, payloads)
   local ids, records, scored = {}, {}, {}
   local taken
   repeat
-    -- What neighbours have in common is made once: the upper six bytes of an id, and the length.
+    -- The parts that neighbours share are made once: the upper six bytes of an id, and the length.
     local page, upper
     for i, payload in ipairs(payloads) do
       if low >= 4294967296 then high, low, page = high + 1, 0, nil end
@@ -53,7 +53,7 @@ local function store(timeout, ordered, listed, now, dues, payloads)
       records[i] = '\8' .. id .. (lengths[#payload] or length_field(#payload)) .. payload
       low = low + 1
     end
-    -- An id lives only once, also where the clock has stepped back.
+    -- No id is in use twice, even if the clock has stepped back.
     taken = false
     for _, score in ipairs(redis.call('ZMSCORE', timeout, unpack(records))) do taken = taken or score end
   until not taken
@@ -61,7 +61,7 @@ local function store(timeout, ordered, listed, now, dues, payloads)
   for i, due in ipairs(dues) do
     scored[i * 2 - 1], scored[i * 2] = due, records[i]
   end
-  -- First the one for which a user's right cannot be tried beforehand: refused, it has left nothing.
+  -- First the write for which a user's right cannot be tried beforehand: if it is refused, nothing has been written.
   if listed then redis.call('RPUSH', ordered, unpack(records)) end
   redis.call('ZADD', timeout, unpack(scored))
   return ids

@@ -1,10 +1,10 @@
 -- letters: dead letters. See docs/redis-data-model.md.
 --
--- A letter lies under its message's id. Where one of that id lies there already, the next one has the id, a NUL and sixteen
--- digits; those digits are listed, each behind a space, under the id and a NUL. So no letter takes the place of another.
+-- A letter is stored under its message's id. If that id has a letter already, the next one is stored under the id, a NUL and
+-- sixteen digits; those digits are listed, each behind a space, under the id and a NUL. So no letter takes the place of another.
 local STAMPED = '^(.*)%z(' .. string.rep('%d', 16) .. ')$'
 
--- The id of the message, by the name of its letter. A message that was set aside has such a name too.
+-- Return the id of the message by the name of its letter. A message that was set aside has such a name, too.
 local function id_of(name)
   return string.match(name, STAMPED) or name
 end
@@ -25,7 +25,7 @@ local function post(dead, letters, name, why, body, now)
   redis.call('ZADD', dead, string.format('%.2f', now), name)
 end
 
--- Take letters out.
+-- Delete letters.
 local function discard(dead, letters, names)
   redis.call('ZREM', dead, unpack(names))
   redis.call('HDEL', letters, unpack(names))

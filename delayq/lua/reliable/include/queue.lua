@@ -1,11 +1,11 @@
--- queue: what the scripts of a reliable queue share. Needs clock. See docs/redis-data-model.md.
+-- queue: the functions that the scripts of a reliable queue share. Needs clock. See docs/redis-data-model.md.
 --
 -- The messages of a queue, KEYS[1] to KEYS[16] of every script that touches them:
 --   1-10  live_0 ... live_9  ZSET  ids, scored by the next moment at which a client must act, microseconds: its due time
 --                                  while a message waits, the end of its lease while a worker has it; by priority. Below
 --                                  0: suspects, whose last lease ended, scored by their due time with a minus
 --   11    bodies             HASH  id to "enqueued_us headers", newline, payload
---   12    leases             HASH  id to "attempt:due:token", while leased and until its lease's end is dealt with; before the
+--   12    leases             HASH  id to "attempt:due:token", while leased and until the lease's end is handled; before the
 --                                  token a mark may come, a letter, how many attempts are forgiven, and a colon
 --   13    attempts           HASH  id to the attempts used, while a message waits that has used some; behind a hyphen, how
 --                                  many of these are forgiven
@@ -14,34 +14,34 @@
 --   16    priorities         HASH  id to its priority, where that is not 0
 
 -- A message whose lease ends may have killed its worker, or have been killed by a neighbour. So it becomes a suspect, which is
--- handed out alone, and its attempt counts towards its death only if it was alone then too. The marks of a lease:
---   a  alone: an attempt that is lost counts
---   c  in company: an attempt that is lost is forgiven
---   s  a suspect: an attempt that is lost counts; what is released is a suspect again
---   l  nobody has it: a suspect that was released
+-- handed out alone, and its attempt counts towards its death only if it was alone that time, too. The marks of a lease:
+--   a  alone: a lost attempt counts
+--   c  in company: a lost attempt is forgiven
+--   s  a suspect: a lost attempt counts; if it is released, it is a suspect again
+--   l  a suspect that was released: no client has it
 --
--- Nothing here relies on what a foreign writer may have left: each field that cannot be read has a default.
+-- Nothing here relies on fields that a foreign writer may have left: each one that cannot be read has a default.
 
 -- Beyond 2^53 a score is no longer exact.
 local MOST = 9007199254740992
 
--- Moments have quarters of a microsecond: as fine as a score is, and what keeps the order within one call.
+-- Moments have quarters of a microsecond, which is as fine as a score is, and keeps the order within one call.
 local function number(moment) return string.format('%.2f', moment) end
 
--- The number that a text holds; the default where it holds none, or no sensible one.
+-- Return the number that a text holds, or the default if it holds none, or not a sensible one.
 local function finite(text, default)
   local value = tonumber(text)
   if value and value > -MOST and value < MOST then return value end
   return default
 end
 
--- The sorted sets, highest priority first; only the one of priority 0 where no other is in use.
+-- Return the places of the sorted sets in KEYS, highest priority first; only that of priority 0 if no other is in use.
 local function live_sets()
   if redis.call('EXISTS', unpack(KEYS, 2, 10)) == 0 then return {1} end
   return {10, 9, 8, 7, 6, 5, 4, 3, 2, 1}
 end
 
--- The first message that is no suspect, and its moment; and whether there are suspects.
+-- Return the first message that is not a suspect, and its moment; and whether there are suspects.
 local function head_of(live)
   local head = redis.call('ZRANGE', live, 0, 0, 'WITHSCORES')
   local suspects = head[2] and tonumber(head[2]) < 0 or false
@@ -49,8 +49,8 @@ local function head_of(live)
   return head[1], head[2] and math.min(tonumber(head[2]), MOST), suspects
 end
 
--- Microseconds until a client must look again, suspects apart: 0 when that is now, -1 when there is nothing to look for. And
--- whether there are suspects.
+-- Return the microseconds until a client must look again, suspects apart: 0 if that is now, -1 if there is nothing to look for.
+-- Also return whether there are suspects.
 local function wait_of_all(now)
   local wait, suspects = -1, false
   for _, at in ipairs(live_sets()) do
@@ -61,8 +61,8 @@ local function wait_of_all(now)
   return wait, suspects
 end
 
--- A hint, which changes nothing where the user may not publish: the others look every few seconds as well. Never a moment that
--- has passed: who has looked since then would take the news for old.
+-- Publish a hint, which changes nothing if the user may not publish: the others look every few seconds as well. Never announce a
+-- moment that has passed: a client that has looked since then would take the news for old.
 local may_announce = true
 local function announce(due, wake)
   local heard = redis.pcall('PUBLISH', wake, string.format('%.0f', math.max(math.ceil(due), now_us())))
@@ -72,11 +72,11 @@ end
 local function place(id, priority, due, wake)
   local live = KEYS[priority + 1]
   redis.call('ZADD', live, number(due), id)
-  -- Tell the others only if they would wake too late.
+  -- Tell the others only if they would wake too late otherwise.
   if head_of(live) == id then announce(due, wake) end
 end
 
--- The same of a suspect.
+-- Do the same for a suspect.
 local function place_suspect(id, priority, due, wake)
   redis.call('ZADD', KEYS[priority + 1], number(-due), id)
   announce(0, wake)
@@ -87,7 +87,7 @@ local function as_priority(text)
   return priority % 1 == 0 and priority >= 0 and priority <= 9 and priority or 0
 end
 
--- Where a message is: its priority and its score; nil where it is nowhere.
+-- Return the priority and the score of a message; nil if it is in no set.
 local function locate(id)
   local priority = as_priority(redis.call('HGET', KEYS[16], id))
   local score = redis.call('ZSCORE', KEYS[priority + 1], id)
@@ -99,7 +99,7 @@ local function locate(id)
   return nil
 end
 
--- {attempt, forgiven, due, mark} of a lease; nil where it cannot be read.
+-- Return {attempt, forgiven, due, mark} of a lease; nil if it cannot be read.
 local function lease_of(value)
   local attempt, due, rest = string.match(value or '', '^(%d+):([%d.]+):(.*)$')
   attempt, due = finite(attempt), finite(due)
@@ -108,10 +108,10 @@ local function lease_of(value)
   return {attempt = attempt, forgiven = finite(forgiven, 0), due = due, mark = mark or 'a'}
 end
 
--- How many attempts are forgiven, should this lease be lost.
+-- Return how many attempts are forgiven if this lease is lost.
 local function forgiven_of(lease) return lease.forgiven + (lease.mark == 'c' and 1 or 0) end
 
--- The attempts that are used, and how many of them are forgiven.
+-- Return how many attempts are used, and how many of them are forgiven.
 local function tries_of(value)
   local used, forgiven = string.match(value or '', '^(%d+)%-?(%d*)$')
   return finite(used, 0), finite(forgiven, 0)
@@ -121,8 +121,8 @@ local function tries(used, forgiven) return forgiven > 0 and used .. '-' .. forg
 
 local function holds(value, token) return value and string.sub(value, -#token - 1) == ':' .. token end
 
--- {priority, score, lease, leased, expired} of a live message; nil where there is none. A lease that has ended counts no more,
--- even if no client has taken the message since. What has expired and is not leased counts as absent.
+-- Return {priority, score, lease, leased, expired} of a live message; nil if there is none. A lease that has ended no longer
+-- counts, even if no client has taken the message since. A message that has expired and is not leased counts as absent.
 local function find(id, now)
   if redis.call('HEXISTS', KEYS[11], id) == 0 then return nil end
   local priority, score = locate(id)
@@ -133,7 +133,7 @@ local function find(id, now)
   return found
 end
 
--- The messages that have expired and are not leased, where it is cheap to know: how many are due, and how many are not.
+-- Count the messages that have expired and are not leased, if that is cheap: how many are due, and how many are not.
 local function expired_of_all(now)
   local due, waiting = 0, 0
   local count = redis.call('HLEN', KEYS[14])
@@ -147,27 +147,27 @@ local function expired_of_all(now)
   return due, waiting
 end
 
--- Drop ids that are remembered no longer, a bounded number of them: a few more than one call adds.
+-- Drop ids that are no longer remembered, a bounded number of them: a few more than one call adds.
 local function trim(done, now)
   local old = redis.call('ZRANGEBYSCORE', done, '-inf', number(now), 'LIMIT', 0, 400)
   if #old > 0 then redis.call('ZREM', done, unpack(old)) end
 end
 
--- Everything about these messages but their places in the sorted sets.
+-- Delete everything about these messages but their places in the sorted sets.
 local function forget(ids)
   if #ids == 0 then return end
-  -- Of most messages there is only the first: one look spares the others.
+  -- Most messages are only in the first hashes: one look spares the others.
   local last = redis.call('EXISTS', unpack(KEYS, 13, 16)) == 0 and 12 or 16
   for at = 11, last do redis.call('HDEL', KEYS[at], unpack(ids)) end
 end
 
--- The same, and its place.
+-- Do the same, and delete the message's place.
 local function remove(id, priority)
   redis.call('ZREM', KEYS[priority + 1], id)
   forget({id})
 end
 
--- Let an expired message have another id, so that its own is free. The next claim drops or buries it.
+-- Give an expired message another id, so that its own is free. The next claim drops or buries it.
 local function set_aside(id, found, now)
   local other
   repeat
@@ -184,7 +184,7 @@ local function set_aside(id, found, now)
   end
 end
 
--- What is known of a message: {state, priority, moment, attempt, body, error}; false when it is not live.
+-- Return the facts about a message: {state, priority, moment, attempt, body, error}; false if it is not live.
 local function describe(id, now)
   local found = find(id, now)
   if not found or found.expired then return false end

@@ -1,11 +1,11 @@
 -- schedule: recurring messages. Needs clock and queue. See docs/redis-data-model.md.
 --
--- The hash of schedules holds, by name, facts as JSON, newline, headers and payload as a body has them. Moments in it are
--- decimal text, because cjson rounds numbers of that size. An occurrence is a message whose id is "name@moment": when it is
--- due. `facts.next` is the one that waits, `facts.last` the one that was handed out before it.
+-- The hash of schedules holds, by name, facts as JSON, a newline, then headers and payload as in a body. Moments in it are
+-- decimal text, because cjson rounds numbers of that size. An occurrence is a message whose id is "name@moment", with the moment
+-- at which it is due. `facts.next` is the occurrence that waits, `facts.last` the one that was handed out before it.
 --
 -- The field with the empty name is how far delayq.testing has moved the queue's time, microseconds: schedules tell the time
--- with it, all else was moved back instead.
+-- with it, while everything else was moved back instead.
 local function shift_of(schedules) return tonumber(redis.call('HGET', schedules, '') or 0) end
 
 local function text(moment) return string.format('%.0f', moment) end
@@ -21,7 +21,7 @@ local function is_whole(facts)
   return type(facts.next) == 'string' and type(facts.last) == 'string' and KEYS[facts.priority + 1] ~= nil
 end
 
--- What cannot be read counts as not there: others go on, and the next definition under that name replaces it.
+-- An entry that cannot be read counts as absent: other schedules continue, and the next definition of that name replaces it.
 local function load(schedules, name)
   local stored = redis.call('HGET', schedules, name)
   local text_of_facts, content = string.match(stored or '', '^([^\n]*)\n(.*)$')
@@ -35,15 +35,15 @@ local function save(schedules, name, facts, content)
   redis.call('HSET', schedules, name, cjson.encode(facts) .. '\n' .. content)
 end
 
--- The occurrence of that moment, as `find` tells of it; nil where it is not alive.
+-- Return the occurrence of that moment, as `find` describes it; nil if it is not alive.
 local function occurrence(name, moment, now)
   if not moment or moment == '' then return nil end
   local found = find(name .. '@' .. moment, now)
   return found and not found.expired and found or nil
 end
 
--- Where a schedule has ended whose last occurrence is still alive, its moment stays: a schedule of that name that begins
--- meanwhile waits for it. Nil where there is none.
+-- If a schedule has ended while its last occurrence is still alive, the moment of that occurrence stays: a schedule of that name
+-- that begins meanwhile waits for it. Returns nil if there is none.
 local function last_of_ended(schedules, name, now)
   local moment = string.match(redis.call('HGET', schedules, name) or '', '^{"ended":"(%d+)"}\n$')
   return moment and occurrence(name, moment, now) and moment or nil
@@ -53,7 +53,7 @@ local function save_end(schedules, name, moment)
   redis.call('HSET', schedules, name, '{"ended":"' .. moment .. '"}\n')
 end
 
--- Let the schedule's next occurrence be the first one after `moment`; none where nobody has said when that is.
+-- Make the first occurrence after `moment` the schedule's next one; none if no such moment is known.
 local function go_on(facts, moment)
   local every = tonumber(facts.every)
   if every > 0 then
@@ -65,7 +65,7 @@ local function go_on(facts, moment)
   facts.next = table.remove(facts.upcoming, 1) or ''
 end
 
--- Put the next occurrence in place, unless it is there.
+-- Put the next occurrence in place, unless it is there already.
 local function put(name, facts, content, now, shift, wake)
   if facts.next == '' or occurrence(name, facts.next, now) then return end
   local id, due = name .. '@' .. facts.next, tonumber(facts.next) - shift
