@@ -300,13 +300,21 @@ def memory_disk(room: int = 1 << 30) -> Path | None:
         return None
 
 
+# Those of this process: what shall listen on one may take a while to do so.
+_returned_ports: set[int] = set()
+
+
 def free_port() -> int:
-    """Return a port of 127.0.0.1 on which nobody listens."""
-    # Below those that the system gives to whoever connects: nobody else has it by the time it is used.
+    """Return a port of 127.0.0.1 that is free, and that no other call has returned, here or in another worker of these tests."""
+    # Below the ports that the system gives to outgoing connections.
+    first = 10_000 + 1_000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 20)
     while True:
-        port = random.randrange(10_000, 30_000)
+        port = random.randrange(first, first + 1_000)
+        if port in _returned_ports:
+            continue
         with contextlib.suppress(OSError), socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
+            _returned_ports.add(port)
             return port
 
 
