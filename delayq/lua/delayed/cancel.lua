@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  timeout  ZSET  records, scored by due time, ms
 -- KEYS[2]  ordered  LIST  the same records in offer order
--- ARGV[1]  stale    0 or 1  whether to take records out of the ordered list, too, that stand only there
+-- ARGV[1]  stale    0 or 1  whether to also take out records that are in the ordered list only
 -- ARGV[...]  record  each whole, as it was stored
 --
 -- Returns how many were there.

@@ -6,7 +6,7 @@
 -- ARGV[1]  rewrite  0 or 1  0: only look
 -- ARGV[2]  before   int     look at entries of the ordered list before this index; an index past its end is its end
 -- ARGV[3]  limit    int     look at this many of them at most: a script blocks the whole server while it runs
--- ARGV[...]  record  outdated, and known to stand in the sorted set alone: each is brought up to date there
+-- ARGV[...]  record  outdated, and known to be in the sorted set alone: each is brought up to date there
 --
 -- Returns {length_bytes, length, first, merged, counts...}. first: the index of the first entry looked at, for the next
 -- step. merged: how many had their current form in the sorted set beside the outdated one. Then three counts for each form,

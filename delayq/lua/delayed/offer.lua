@@ -6,7 +6,7 @@
 -- ARGV[1]  listed   0 or 1   whether the ordered list is kept
 -- ARGV[...]  delay_us, payload  for each message
 --
--- Returns {length_bytes, id, due_ms, id, due_ms, ...}: what a receipt needs to name its record again.
+-- Returns {length_bytes, id, due_ms, id, due_ms, ...}: a receipt needs these to name its record again.
 -- include: clock
 -- include: record
 -- include: store

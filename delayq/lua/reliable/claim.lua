@@ -1,14 +1,14 @@
 -- claim: hand due messages to a worker, under a lease.
 --
 -- KEYS[1-16]  messages  see include/queue.lua
--- KEYS[17]  paused         STRING  there while nobody shall get anything
+-- KEYS[17]  paused         STRING  exists while no client may take anything
 -- KEYS[18]  dead           ZSET    names of dead letters, scored by when they died, microseconds
 -- KEYS[19]  dead_messages  HASH    name to why, as JSON, newline, body: see include/letters.lua
 -- KEYS[20]  wake           CHANNEL where other clients are told that they need not look
--- ARGV[1]  limit         int   hand out at most so many
+-- ARGV[1]  limit         int   hand out at most this many
 -- ARGV[2]  lease_us      int   how long the worker has them
--- ARGV[3]  token         text  names the lease: whoever settles a message must know it
--- ARGV[4]  max_attempts  int   a message that has used so many dies instead; 0: no end
+-- ARGV[3]  token         text  names the lease: it is needed to settle a message
+-- ARGV[4]  max_attempts  int   a message that has used this many dies instead; 0: no limit
 -- ARGV[5]  expired       text  what happens to a message past its time to live: "drop" or "dead"
 -- ARGV[6]  signature     text  published behind when the next one is due, and now, if all that is due was handed out; empty: not
 -- ARGV[7]  suspects      int   1: the client may have a suspect; 0: it has one at work, or asks for one elsewhere

@@ -2,8 +2,8 @@
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- ARGV[1]  state   text  "delayed" or "ready"
--- ARGV[2]  offset  int   pass over so many
--- ARGV[3]  limit   int   look at so many at most
+-- ARGV[2]  offset  int   skip this many
+-- ARGV[3]  limit   int   look at this many at most
 --
 -- Returns {looked_at, id, {state, priority, moment, attempt, body, error}, ...}: fewer than were looked at, where leased ones
 -- are among the delayed, or some have expired. If fewer than `limit` were looked at, there are no more.

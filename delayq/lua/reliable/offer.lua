@@ -5,7 +5,7 @@
 -- KEYS[18]  done  ZSET     ids of messages that were handled lately, scored by how long they are remembered, microseconds
 -- KEYS[19]  call  STRING   what this client's last call to this queue was, and its reply
 -- ARGV[1]  number    int  of this call: the same as the last one's when its answer was lost
--- ARGV[2]  max_size  int  refuse messages beyond so many live ones; 0: none
+-- ARGV[2]  max_size  int  refuse messages beyond this many live ones; 0: no limit
 -- ARGV[...]  id, priority, delay_us, ttl_us, on_duplicate, content  for each message; ttl_us 0: no end
 --
 -- Returns for each message: 1 stored, 2 put in the place of an earlier one, 0 ignored, -1 there is one already, -2 full. And

@@ -2,11 +2,11 @@
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- ARGV[1]  state   text  "delayed", "ready" or "all"; with all, those that workers have go too
--- ARGV[2]  offset  int   of the delayed ones, pass over so many: those that workers have stand among them
--- ARGV[3]  limit   int   look at so many at most
+-- ARGV[2]  offset  int   of the delayed ones, skip this many: leased ones are among them
+-- ARGV[3]  limit   int   look at this many at most
 --
--- Returns {dropped, passed_over, looked_at}: no more were there where fewer than `limit` were looked at. What has expired is
--- dropped, and not counted.
+-- Returns {dropped, passed_over, looked_at}: if fewer than `limit` were looked at, there are no more. Expired messages
+-- are dropped, but not counted.
 -- include: clock
 -- include: queue
 

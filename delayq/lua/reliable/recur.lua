@@ -5,7 +5,7 @@
 -- KEYS[18]  schedules  HASH     name to what is known of it: see include/schedule.lua
 -- ARGV[...]  name  of each schedule
 --
--- Returns for each how many moments are known beyond the next one: -1 when nobody needs to know, -2 when there is no such
+-- Returns for each how many moments are known beyond the next one: -1 when that does not matter, -2 when there is no such
 -- schedule any more.
 -- include: clock
 -- include: queue

@@ -6,7 +6,7 @@
 -- KEYS[19]  dead_messages  HASH     name to why, as JSON, newline, body: see include/letters.lua
 -- ARGV[...]  name  of each dead letter
 --
--- Returns for each: 1 it lives again, 0 there is none of that name, -1 a live message has the id, -2 nobody can read it, and it
+-- Returns for each: 1 it lives again, 0 there is none of that name, -1 a live message has the id, -2 it cannot be read, and it
 -- stays, -3 it had no letter, and is gone.
 -- include: clock
 -- include: queue

@@ -1,6 +1,6 @@
 -- resume: let a paused queue hand out messages again, and wake its workers.
 --
--- KEYS[1]  paused  STRING   there while nobody shall get anything
+-- KEYS[1]  paused  STRING   exists while no client may take anything
 -- KEYS[2]  wake    CHANNEL  where workers listen
 --
 -- Returns 1 when it was paused.

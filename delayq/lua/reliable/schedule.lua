@@ -12,7 +12,7 @@
 -- ARGV[7]  content   text  headers and payload
 -- ARGV[...]  moment  for each of the next ones, in order, where there is no period
 --
--- Returns {due_us, left}: when the next occurrence is due, -1 when nobody knows; and how many moments are known beyond it.
+-- Returns {due_us, left}: when the next occurrence is due, -1 when that is unknown; and how many moments are known beyond it.
 -- include: clock
 -- include: queue
 -- include: schedule

@@ -2,7 +2,7 @@
 --
 -- KEYS[1-16]  messages  see include/queue.lua
 -- KEYS[17]  dead    ZSET    names of dead letters, scored by when they died, microseconds
--- KEYS[18]  paused  STRING  there while nobody shall get anything
+-- KEYS[18]  paused  STRING  exists while no client may take anything
 --
 -- Returns {delayed, ready, leased, dead, oldest_us, paused, exact}: oldest_us for how long the oldest ready one has been due, 0
 -- when there is none. Where `exact` is 0, some leases may have ended: those count as leased, and not as delayed.
