@@ -1,4 +1,4 @@
-"""The whole job of each role, as the tests of access rights let it be done: by a user who has these rights and no others."""
+"""The complete job of each role. The tests of access rights run it as a user who has that role's rights and no others."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from delayq import Client, DelayedQueue, ReliableQueue
 
 NAME = "orders"
-# As the servers say it, of a call and of a command within a script.
+# The wording differs between servers, and between a call and a command inside a script.
 NOT_PERMITTED = re.compile(r"NOPERM|[Pp]ermission|may not hear|can't run this command|ACL failure")
 MAY_NOT_MOVE = "may not move what is due"
 
 
 class Warned(logging.Handler):
-    """What was logged of calls that were not permitted: one that fails in the background fails the job."""
+    """Collects the log lines about calls that were not permitted, so that a call that fails in the background fails the job."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,14 +54,14 @@ class Warned(logging.Handler):
 
 @dataclass
 class Place:
-    """Where a job is done.
+    """The surroundings in which a job runs.
 
     Attributes:
-        client: Of the user.
-        helper: Of one who may do everything.
-        raw: The server itself, likewise.
-        lose: Let the answer to the next call of a script be lost.
-        within: How long anything may take, seconds.
+        client: The client of the user under test.
+        helper: A client that may do everything.
+        raw: A plain connection to the server that may do everything too.
+        lose: Drops the reply to the next call of the named script.
+        within: How long any single step may take, seconds.
     """
 
     client: Client
@@ -92,7 +92,7 @@ class Place:
 
 
 async def listens(place: Place, channel: str, queue: Any) -> None:
-    """The queue hears notifications, and when it is closed, no more."""
+    """Assert that the queue receives notifications, and stops receiving them once it is closed."""
     # The helper has the queue open as well.
     await place.subscribed(channel, 2)
     await queue.aclose()
@@ -106,7 +106,7 @@ async def delayed_producer(place: Place) -> None:
     queue = place.client.delayed_queue(NAME)
     first = await queue.offer(0, 60)
     receipts = [first, *await queue.offer_many([(i, 60 + i) for i in range(1, 9)])]
-    # At the head, at the tail, in the middle.
+    # At the head, at the tail and in the middle.
     for at in (0, 8, 4):
         assert await receipts[at].cancel()
     assert await receipts[5].reschedule(3)
@@ -120,17 +120,17 @@ async def delayed_consumer(place: Place) -> None:
     theirs: DelayedQueue[Any] = place.helper.delayed_queue(NAME)
     queue: DelayedQueue[Any] = place.client.delayed_queue(NAME)
     raw = place.raw
-    # What comes due while somebody waits.
+    # A message that comes due while a caller is waiting.
     taking = asyncio.create_task(queue.take())
     await theirs.offer("due", 0.05)
     assert await asyncio.wait_for(taking, place.within) == "due"
-    # What Java pushes meanwhile.
+    # A value that Java pushes in the meantime.
     taking = asyncio.create_task(queue.take())
     await asyncio.sleep(0.05)
     await raw.rpush(keys.ready, b'"pushed"')
     assert await asyncio.wait_for(taking, place.within) == "pushed"
     await theirs.aclose()
-    # In the list: at the head, at the tail, in the middle; one that nobody can read; one whose due time others have set.
+    # Due messages at the head, middle and tail of the list; an unreadable one; one that another program has scheduled.
     receipts = await place.helper.delayed_queue(NAME).offer_many([(i, 60) for i in range(12)])
     await place.helper.delayed_queue(NAME).aclose()
     for at in (0, 5, 11):
@@ -142,7 +142,7 @@ async def delayed_consumer(place: Place) -> None:
     with suppress(delayq.DecodeError):
         await queue.poll()
     await place.until(lambda: is_long(raw, keys.quarantine, 2))
-    # What was fetched ahead goes back.
+    # Values that were fetched ahead go back.
     await raw.rpush(keys.ready, *(b"%d" % i for i in range(50)))
     taken = 0
     async with aclosing(queue.__aiter__()) as values:  # type: ignore[type-var]
@@ -151,7 +151,7 @@ async def delayed_consumer(place: Place) -> None:
             if taken > 20 and await raw.llen(keys.ready) < 50 - taken:
                 break
     await place.until(lambda: is_long(raw, keys.ready, 50 - taken))
-    # An answer that is lost: for good, and under a lease.
+    # Lose a reply while taking for good, then take under a lease.
     place.lose(TRANSFER.name)
     with suppress(OutcomeUnknown):
         await queue.poll()
@@ -168,7 +168,7 @@ async def delayed_consumer(place: Place) -> None:
         with suppress(asyncio.CancelledError):
             async with await anext(deliveries):
                 raise asyncio.CancelledError
-    # The lease that has ended, too.
+    # Three come back, including the one whose lease has ended.
     await place.until(lambda: drained(queue, 3))
     await place.no_key("delayq_leased*")
     place.helper.delayed_queue(NAME)
@@ -207,7 +207,7 @@ async def delayed_dashboard(place: Place) -> None:
 
 
 async def show(board: DelayedSource | ReliableSource) -> None:
-    """What the dashboard shows of a queue."""
+    """Read everything that the dashboard shows of a queue."""
     counts = await board.counts()
     assert counts.delayed == 2
     assert sum(await board.histogram(0)) >= 2
@@ -252,19 +252,19 @@ async def delayed_admin(place: Place) -> None:
     await raw.lpush(keys.ordered, b"junk")
     assert await queue.pending.poll() == 6
     await place.until(lambda: is_long(raw, keys.quarantine, 1))
-    # An answer that is lost: what it had goes back.
+    # Lose a reply: the messages in it go back.
     place.lose(POLL_PENDING.name)
     with suppress(OutcomeUnknown):
         await queue.pending.poll_many(2)
     await place.until(lambda: has_pending(theirs, [8, 9, 10, 11, 12, 13, 14, 15, 16]))
-    # In an outdated form, in both structures and in one.
+    # Records in an outdated form, one in both structures and one in a single structure.
     old = [b"%08d" % i + (1).to_bytes(8, "little") + b"1" for i in range(2)]
     await raw.zadd(keys.timeout, dict.fromkeys(old, 2e15))
     await raw.rpush(keys.ordered, old[0])
     assert [step.rewritten async for step in migrate(place.client, NAME)][-1] == 2
     await queue.aclose()
     queue = place.client.delayed_queue(NAME, ordered_list=False)
-    # One that stands in the list as well.
+    # This message is in the list as well.
     assert await queue.pending.poll() is not None
     assert await queue.pending.poll_last_and_offer_first_to(NAME) == 1
     assert await queue.pending.expire(3600)
@@ -274,7 +274,7 @@ async def delayed_admin(place: Place) -> None:
 
 
 async def wakes_a_worker(place: Place, hasten: Callable[[], Awaitable[Any]]) -> None:
-    """What the user does to the message "hurried" reaches one who waits, at once."""
+    """Assert that a change that the user makes to the message "hurried" reaches a waiting consumer at once."""
     theirs = place.helper.reliable_queue(NAME, lease=60)
     for message in await theirs.claim(100):
         await message.ack()
@@ -289,7 +289,7 @@ async def wakes_a_worker(place: Place, hasten: Callable[[], Awaitable[Any]]) -> 
 async def reliable_producer(place: Place) -> None:
     keys = ReliableKeys.of(NAME)
     theirs = place.helper.reliable_queue(NAME, dedup_window=0.02, lease=60)
-    # So that ids are remembered, some of them no longer.
+    # Have the queue remember ids, some of which it may forget by now.
     await theirs.offer(0, id="handled")
     async with (await theirs.claim())[0]:
         pass
@@ -309,12 +309,12 @@ async def reliable_producer(place: Place) -> None:
     assert not await queue.reschedule(leased.id, 5)
     assert await queue.reschedule("a", 5)
     assert await queue.cancel("a")
-    # There is room only because one has expired.
+    # There is room only because a message has expired.
     await theirs.offer(4, ttl=0.001)
     await asyncio.sleep(0.005)
     await queue.offer(5, delay=60)
     await listens(place, keys.wake, queue)
-    # It has left nothing behind of its calls.
+    # The calls of this job have left nothing behind.
     await theirs.aclose()
     await place.no_key(keys.call("*"))
 
@@ -342,7 +342,7 @@ async def reliable_consumer(place: Place) -> None:
     await four.bury("why")
     await five.release()
     await use_up(queue)
-    # An answer that is lost.
+    # Lose a reply.
     await theirs.offer_many([delayq.Offer(i, priority=i % 2) for i in range(3)])
     place.lose(CLAIM.name)
     with suppress(OutcomeUnknown):
@@ -370,7 +370,7 @@ async def reliable_consumer(place: Place) -> None:
 
 
 async def use_up(queue: ReliableQueue[Any]) -> None:
-    """Until nothing is left."""
+    """Fail every message until none is left."""
     while messages := await queue.claim(10):
         for message in messages:
             await message.nack(0, "no")
@@ -379,7 +379,7 @@ async def use_up(queue: ReliableQueue[Any]) -> None:
 async def recurring(place: Place, queue: ReliableQueue[Any]) -> None:
     await queue.schedule("cron", cron="0 0 * * *", value=1)
     await queue.schedule("often", every=0.05, value=1, priority=2, ttl=60)
-    # Its definition changes while it waits, and while a worker has it.
+    # The definition changes while a message waits, and again while a worker has it.
     await queue.schedule("often", every=0.05, value=2, priority=1, ttl=60)
     (message,) = await queue.claim(wait=place.within)
     await queue.schedule("often", every=0.05, value=3)
@@ -389,14 +389,14 @@ async def recurring(place: Place, queue: ReliableQueue[Any]) -> None:
     (message,) = await queue.claim(wait=place.within)
     assert await queue.unschedule("often")
     await message.ack()
-    # Another worker has it, and has not put the next one in place yet.
+    # Another worker has the message, and has not put the next one in place yet.
     await queue.schedule("taken", every=0.05, value=1)
     theirs = place.helper.reliable_queue(NAME, lease=60)
     ((_, claim),) = await theirs._open.claims.taker.get(1, place.within)
     await queue.schedule("taken", every=0.05, value=2)
     assert await queue.unschedule("taken")
     await theirs._open.settling.ack(claim)
-    # As where its moments run out.
+    # The same as when a schedule runs out of planned occurrences.
     await queue.schedule("again", cron="* * * * * *", value=1)
     await place.helper.reliable_queue(NAME, lease=60).purge()
     await queue._open.recurrence.look()
@@ -418,7 +418,7 @@ async def reliable_dashboard(place: Place) -> None:
     assert (await queue.dead.list())[0].reason == "why"
     await show(ReliableSource(place.client._open_session().server, NAME, [None]))
     assert [schedule.name for schedule in await queue.schedules()] == ["nightly"]
-    # A message whose lease has ended is a suspect, before all others.
+    # A message whose lease has ended is a suspect, and sorts before all others.
     (ready, *_) = await place.raw.zrangebyscore(keys.messages[0], 0, "+inf", start=0, num=1)
     score = await place.raw.zscore(keys.messages[0], ready)
     await place.raw.zadd(keys.messages[0], {ready: -score})
@@ -428,7 +428,7 @@ async def reliable_dashboard(place: Place) -> None:
 
 
 async def fill(place: Place) -> None:
-    """A message in each state, and a schedule."""
+    """Put a message into each state, and add a schedule."""
     theirs = place.helper.reliable_queue(NAME, lease=60)
     await theirs.offer_many([delayq.Offer(i, priority=i % 2) for i in range(4)])
     dead, _leased = await theirs.claim(2)

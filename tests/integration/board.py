@@ -1,4 +1,4 @@
-"""What the tests of the dashboard share: browsers without a window, and without a network."""
+"""Helpers for the dashboard tests: browsers that need neither a window nor a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOST = "http://board.test"
 
 @asynccontextmanager
 async def browse(app: Any, base: str = f"{HOST}/") -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application itself, which keeps cookies, and says like a browser where it comes from."""
+    """Open a client that calls the application directly, keeps cookies and, like a browser, states its origin."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url=base, headers={"Origin": HOST}) as browser:
         yield browser
@@ -30,7 +30,7 @@ async def log_in(browser: httpx.AsyncClient, token: str = TOKEN) -> None:
 
 
 def word(page: str) -> str:
-    """What a page's forms say of the login."""
+    """Return the login's form token from a page."""
     found = re.search(r'name="word" value="([^"]+)"', page)
     assert found is not None, page
     return found[1]
@@ -47,5 +47,5 @@ def field(page: str, name: str) -> str:
 
 
 def texts(page: str) -> str:
-    """What is read of a page, in one line."""
+    """Return the readable text of a page on one line."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())

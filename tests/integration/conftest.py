@@ -1,4 +1,4 @@
-"""What the tests of a client share."""
+"""Fixtures for tests that need a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other programs do to a queue's keys."""
+"""Changes that other programs make to a queue's keys."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 async def store(raw: Any, keys: DelayedKeys, records: dict[bytes, float]) -> None:
-    """Store records with their due times, ms, in one step, as Redisson's script does, and announce nothing.
+    """Store records with their due times (ms) in one step, as Redisson's script does, without a notification.
 
-    A client that looks for what is due in between would find a record in one of the two structures only.
+    In two steps, a client that looks for due messages in between would find a record in only one of the two structures.
     """
     async with raw.pipeline(transaction=True) as transaction:
         transaction.zadd(keys.timeout, records)

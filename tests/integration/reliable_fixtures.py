@@ -1,4 +1,4 @@
-"""What the tests of a reliable queue share."""
+"""Fixtures and helpers for the tests of reliable queues."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def jobs(client: Client) -> ReliableQueue[int]:
 
 
 async def take(queue: ReliableQueue[Any], count: int = 1) -> list[Message[Any]]:
-    """So many messages out of the loop, which is then left."""
+    """Take ``count`` messages from the loop, then leave it."""
     taken: list[Message[Any]] = []
     async with aclosing(queue.__aiter__()) as messages:  # type: ignore[type-var]
         async for message in messages:

@@ -1,7 +1,7 @@
-"""What a reliable queue has stored, seen from outside, and a way to let time pass for it.
+"""The stored state of a reliable queue, seen from outside, and a way to let time pass for it.
 
-The server's clock cannot be set. So instead of moving on, everything stored moves back: an hour passes when each moment on
-the server is an hour less.
+The server's clock cannot be set. So instead of moving the clock forward, these helpers move everything stored back: an hour
+passes when each moment on the server becomes an hour less.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ return reply
 
 @dataclass(frozen=True)
 class Stored:
-    """Everything under a queue's keys. Moments are microseconds after the server's now."""
+    """Everything under a queue's keys. Moments are in microseconds, relative to the server's now."""
 
     live: dict[str, tuple[int, float]]
-    """By id: priority and moment."""
+    """Priority and moment, by id."""
     suspects: set[str]
-    """Ids of those whose last lease ended, as a claim has found."""
+    """Ids of messages whose last lease has ended, as noticed by a claim."""
     order: list[str]
     """Ids by priority, then moment."""
     bodies: dict[str, bytes]
@@ -69,7 +69,7 @@ class Stored:
     schedules: dict[str, bytes]
 
     def renamed(self, names: dict[str, str]) -> Stored:
-        """The same, where ids of live messages are others."""
+        """Return a copy in which live messages have other ids."""
 
         def with_names(known: dict[str, Any]) -> dict[str, Any]:
             return {names.get(key, key): value for key, value in known.items()}
@@ -79,7 +79,7 @@ class Stored:
         return replace(self, suspects={names[key] for key in self.suspects}, order=[names[key] for key in self.order], **changed)
 
     def demand_no_orphans(self) -> None:
-        """Everything that is known belongs to a message, and every message is in one place."""
+        """Assert that every stored detail belongs to a message, and that every message is in one place."""
         live = set(self.live)
         assert len(self.order) == len(live), "an id is in two live sets"
         assert set(self.bodies) == live
@@ -89,18 +89,18 @@ class Stored:
         assert {key: priority for key, (priority, _) in self.live.items() if priority} == self.priorities
         letters = {name for name in self.dead_messages if not name.endswith("\0")}
         assert set(self.dead) == letters
-        # Further letters of one id are listed under that id.
+        # Further dead letters with the same id are listed under that id.
         more = {name: stamps.decode().split() for name, stamps in self.dead_messages.items() if name.endswith("\0")}
         listed = {f"{name}{stamp}" for name, stamps in more.items() for stamp in stamps}
         assert listed == {name for name in letters if "\0" in name}
 
 
 class Store:
-    """Looks at one queue on the server, past the library.
+    """Looks at one queue on the server, bypassing the library.
 
     Args:
-        connection: A connection of one's own.
-        name: The queue.
+        connection: A connection that nothing else uses.
+        name: The name of the queue.
     """
 
     def __init__(self, connection: Any, name: str) -> None:
@@ -110,11 +110,11 @@ class Store:
         self._names = (*keys.messages, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules)
 
     async def let_pass(self, seconds: float) -> None:
-        """Let so much time pass for everything that is stored."""
+        """Let ``seconds`` pass for everything that is stored."""
         await self._raw.eval(_PASS, len(self._names), *self._names, int(seconds * 1_000_000))
 
     async def look(self) -> Stored:
-        """Everything, at one moment."""
+        """Read everything at a single moment."""
         (whole, rest), *parts = await self._raw.eval(_DUMP, len(self._names), *self._names)
         now = int(whole) * 1_000_000 + int(rest)
         sets, hashes = [_pairs(part) for part in parts[:10]], [_pairs(part) for part in parts[10:16]]
@@ -138,22 +138,22 @@ class Store:
         )
 
     async def others(self) -> set[str]:
-        """Every key of the server that is not one of the queue's."""
+        """Return all keys on the server that do not belong to the queue."""
         return {key.decode() for key in await self._raw.keys("*")} - set(self._names)
 
     async def values(self) -> list[bytes]:
-        """The payloads of all live messages, in the order in which they stand."""
+        """Return the payloads of all live messages, in queue order."""
         stored = await self.look()
         return [stored.bodies[key].partition(b"\n")[2] for key in stored.order]
 
 
 def _order(score: bytes) -> tuple[bool, float]:
-    """Suspects come first; the score of one is its due time with a minus."""
+    """Return a sort key that puts suspects first. A suspect's score is its due time, negated."""
     return float(score) >= 0, abs(float(score))
 
 
 def hours(microseconds: float) -> int:
-    """A moment in whole hours: what a test takes meanwhile does not count."""
+    """Round a moment to whole hours, so that the time the test itself takes does not count."""
     return round(microseconds / _HOUR_US)
 
 

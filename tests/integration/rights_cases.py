@@ -1,4 +1,4 @@
-"""For each script: what is on the server before, and with what it is called. A script without a case fails a test."""
+"""The state of the server before each script runs, and the arguments of the call. A test fails if a script has no case here."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SECOND_US = 1_000_000
 
 @dataclass
 class Prepared:
-    """Who may prepare everything.
+    """Connections that may prepare anything.
 
     Attributes:
-        client: May do everything.
-        raw: The server itself, likewise.
+        client: A client that may do everything.
+        raw: A plain connection to the server that may do everything too.
     """
 
     client: Client
@@ -38,7 +38,7 @@ class Prepared:
 
 
 def keys_of(script: Script) -> list[str]:
-    """The keys of a call, by the names that the script gives them."""
+    """Return the keys of a call, looked up by the names that the script gives them."""
     named = {
         "ready": DELAYED.ready,
         "timeout": DELAYED.timeout,
@@ -70,7 +70,7 @@ def keys_of(script: Script) -> list[str]:
 
 async def receipts(at: Prepared, *delays: float) -> list[Receipt[Any]]:
     found = await at.client.delayed_queue(NAME).offer_many([(n, delay) for n, delay in enumerate(delays)])
-    # It shall move nothing.
+    # Close the queue, so that this client transfers nothing.
     await at.client.delayed_queue(NAME).aclose()
     return found
 
@@ -99,7 +99,7 @@ async def offer_unlisted(at: Prepared) -> Any:
 
 
 async def what_is_due(at: Prepared) -> None:
-    """Of each kind: in the list at the head, in the middle, at the tail, not at all; unreadable; ready; with an ended lease."""
+    """Prepare due messages: listed at the head, middle and tail, or not at all; unreadable; ready; with an ended lease."""
     found = await receipts(at, *[60.0] * 12)
     for place in (0, 5, 11):
         await at.raw.zadd(DELAYED.timeout, {found[place]._record(): 1000 + place})
@@ -182,7 +182,11 @@ async def outdated(at: Prepared) -> Any:
 
 
 async def messages(at: Prepared) -> dict[str, tuple[str, str, int]]:
-    """Two in each state, of two priorities, with all that there may be about one. Returns id, token, priority of those leased."""
+    """Put two messages into each state, with two priorities and every detail that may be stored.
+
+    Returns:
+        The id, token and priority of each leased message, by id.
+    """
     queue = at.client.reliable_queue(NAME, lease=3600, dedup_window=3600)
     for n, priority in enumerate((0, 3)):
         first = [f"{what}{n}" for what in ("again", "taken", "dead", "handled")]
@@ -208,7 +212,10 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str, int]]:
 
 
 def some(*args: Any, of: Sequence[str] = (), behind: Sequence[Any] = ()) -> Any:
-    """Arguments, and then id, token and priority of what is leased, and what is told of each of these."""
+    """Build the arguments of a call on leased messages.
+
+    The id, token and priority of each message in ``of``, each followed by ``behind``, come after ``args``.
+    """
 
     async def prepare(at: Prepared) -> Any:
         held = await messages(at)
@@ -279,9 +286,9 @@ async def refill(at: Prepared) -> Any:
     queue = at.client.reliable_queue(NAME, lease=3600)
     await queue.schedule("cron", cron="0 0 * * *", value=1)
     await queue.purge()
-    # Its moments have run out.
+    # Pretend that the planned occurrences have run out.
     stored, content = (await at.raw.hget(RELIABLE.schedules, "cron")).split(b"\n", 1)
-    # An empty table of Lua's is an object in JSON.
+    # An empty Lua table becomes an object in JSON.
     facts = {**json.loads(stored), "next": "", "upcoming": {}}
     await at.raw.hset(RELIABLE.schedules, "cron", json.dumps(facts).encode() + b"\n" + content)
     return ["cron", facts["timing"], str((now + 86400) * 1_000_000), str((now + 2 * 86400) * 1_000_000)]

@@ -1,4 +1,4 @@
-"""A message that has expired and that no worker has is not there any more, although no claim has dropped it yet."""
+"""An expired message that no worker has counts as gone, even before a claim has dropped it."""
 # ruff: noqa: F401, F811 - fixtures
 
 from __future__ import annotations
@@ -92,6 +92,6 @@ async def test_many_expired_messages_in_front_hold_up_nothing(client: Client, ra
     monkeypatch.setattr(Claims, "_call", measured)
     assert [message.value for message in await queue.claim(5)] == ["alive"]
     assert client.statistics().errors == 0
-    # However many calls it takes, they do not lie one within the other.
+    # However many calls it takes, they must not be nested.
     assert len(depths) > 50
     assert max(depths) <= depths[0] + 3

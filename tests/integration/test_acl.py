@@ -1,4 +1,4 @@
-"""What a role may do, and what not, as real servers see it."""
+"""The calls that each role may and may not make, as enforced by real servers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 jobs = pytest.mark.parametrize(("kind", "role"), [*JOBS], ids=["-".join(job) for job in JOBS])
 USER, PASSWORD = "limited", "its-password"
-# What a job does not see missing: a fence is deleted at once, or goes by itself after a minute; the re-check asks whether
-# others have made a schedule.
+# Rights whose absence no job notices: a fence is either deleted at once or expires after a minute, and the re-check merely
+# asks whether other clients have created a schedule.
 NOT_SEEN = {
     ("delayed", "consumer"): {"+unlink"},
     ("reliable", "consumer"): {"+hlen"},
@@ -39,7 +39,7 @@ NOT_SEEN = {
 
 @pytest.fixture
 def some_server() -> Iterator[PrivateServer]:
-    """A server of one kind, for what is the same on all."""
+    """Start a server of one kind, for behaviour that is the same on all of them."""
     with PrivateServer(next(iter(FOUND.values()))) as server:
         yield server
 
@@ -50,7 +50,7 @@ def rules_of(kind: str, role: Role) -> list[str]:
 
 @asynccontextmanager
 async def granted(server: PrivateServer, rules: Sequence[str]) -> AsyncIterator[str]:
-    """A user with these rules, for whom no script is known yet. Yields the address with its name and password."""
+    """Create a user with these rules, on a server without cached scripts. Yields the URL with the user's name and password."""
     async with Redis.from_url(server.url) as connection:
         raw: Any = connection
         words: list[str | bytes] = ["on", f">{PASSWORD}", *rules]
@@ -92,7 +92,7 @@ async def test_a_role_can_do_its_whole_job(server: PrivateServer, kind: str, rol
 @jobs
 async def test_no_rule_is_superfluous(some_server: PrivateServer, kind: str, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = rules_of(kind, role)
-    # With all of them the job is done, as fast: else what follows would say nothing.
+    # The job succeeds with all the rules, within the same time limit; otherwise the loop below would prove nothing.
     async with place_of(some_server, rules, monkeypatch, within=1.0) as place:
         await JOBS[kind, role](place)
     superfluous = []
@@ -105,7 +105,7 @@ async def test_no_rule_is_superfluous(some_server: PrivateServer, kind: str, rol
                 if not place.warned.lines:
                     superfluous.append(rule)
         except Exception:
-            # The job fails, in whatever way.
+            # The job fails, one way or another.
             continue
     assert {*superfluous} <= NOT_SEEN.get((kind, role), set())
 
@@ -164,7 +164,7 @@ async def test_no_role_reaches_beyond_its_queue(server: PrivateServer, kind: str
             "EVAL return(redis.call('KEYS','*')) 0",
         ]
         for command in commands:
-            # On one that knows the command; an older server refuses it because it does not.
+            # A server that knows the command denies it; an older server refuses it because it does not.
             with pytest.raises(ResponseError, match=r"[Pp]ermission|can't run|can't access|ACL failure|unknown command"):
                 await user.execute_command(*command.split(" "))
         assert await raw.get("theirs") == b"1"
@@ -271,10 +271,10 @@ async def test_who_may_only_offer_moves_nothing_and_says_so_once(server: Private
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
         await until(lambda: "may not move" in caplog.text)
         await queue.offer(1)
-        # Ten of what would be looks.
+        # Long enough for ten re-checks, each of which would transfer the message if it could.
         await asyncio.sleep(0.2)
         assert await raw.zcard(DelayedKeys.of(NAME).timeout) == 1
-        # On a slow machine a link so impatient is opened anew now and then: that is told as well.
+        # On a slow machine a link with such short timeouts is reopened now and then, which is logged too. Count only refusals.
         told = [record for record in caplog.records if NOT_PERMITTED.search(record.getMessage())]
         assert [record.levelname for record in told] == ["WARNING"]
 

@@ -1,4 +1,4 @@
-"""What users need besides where there are several servers, or offers are promised more: each rule is shown to be needed."""
+"""The extra rights that users need with several servers or with durable offers. Each rule is shown to be necessary."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def as_user(url: str, user: str) -> str:
 
 
 async def work(url: str, partitions: int | None) -> list[Any]:
-    """A producer and a consumer, each with its own user."""
+    """Let a producer and a consumer work, each as its own user."""
     got: list[Any] = []
     async with delayq.connect(as_user(url, "producer")) as producer, delayq.connect(as_user(url, "consumer")) as consumer:
         offered: Any = producer.reliable_queue(NAME, partitions=partitions) if partitions else producer.reliable_queue(NAME)
@@ -77,7 +77,7 @@ async def test_who_may_not_ask_for_the_slots_is_told_so(cluster: TestCluster) ->
 
 
 async def test_while_a_slot_moves_asking_must_be_permitted(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For commands of one key. Scripts have several: they wait until the slot has moved."""
+    """Only single-key commands need ASKING. Scripts have several keys, and wait until the slot has moved."""
     monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
     key = ReliableKeys.of(NAME).paused
     slot, source = key_slot(key.encode()), cluster.owner(key)
@@ -103,7 +103,7 @@ async def test_while_a_slot_moves_asking_must_be_permitted(cluster: TestCluster,
 
 
 async def test_behind_sentinels_no_right_is_needed_besides() -> None:
-    # The greeting tells whether a server is the master.
+    # The handshake already tells a client whether a server is the master.
     rules = acl_rules("producer", reliable=[NAME], servers="sentinel")
     assert rules == acl_rules("producer", reliable=[NAME])
     with Watched(next(iter(FOUND.values()))) as watched:

@@ -1,4 +1,4 @@
-"""A caller who goes away loses nothing and leaves nothing behind."""
+"""A caller that goes away loses no message and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def settled(queue: DelayedQueue[int]) -> list[int]:
-    """Everything that can still be taken, once nothing is on its way back any more."""
+    """Return everything that can still be taken, once nothing is on its way back any more."""
     rest: list[int] = []
     quiet = 0
     while quiet < 5:
@@ -170,7 +170,7 @@ async def test_leaving_a_loop_hands_back_what_was_fetched_ahead_in_order(client:
 async def test_closing_that_takes_too_long_is_not_somebody_elses_cancellation(
     server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever closes a client goes on, although what was still on its way was cancelled."""
+    """The caller that closes a client carries on, although work that was still in flight had to be cancelled."""
 
     async def takes_long(_queue: object, _grace: float) -> None:
         with suppress(asyncio.CancelledError):

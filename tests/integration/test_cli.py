@@ -1,4 +1,4 @@
-"""The commands that look at queues and messages, and change them, on every server."""
+"""The commands that inspect queues and messages and change them, on every server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECRET = "geheim"
 
 
 class Cli:
-    """The command line against one server, in this process."""
+    """Runs the command line in this process, against one server."""
 
     def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
         self.url = url
@@ -41,7 +41,7 @@ class Cli:
         self.error = ""
 
     def __call__(self, *arguments: str) -> tuple[int, list[Any]]:
-        """The exit status, and what was printed as JSON, line by line."""
+        """Run a command with ``--json``. Returns its exit status and the JSON documents that it printed, one per line."""
         status, out = self.plain(*arguments, "--json")
         return status, [json.loads(line) for line in out.splitlines()]
 
@@ -55,13 +55,13 @@ class Cli:
 
 @pytest.fixture
 def cli(server: PrivateServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    # It would break lines as at a terminal of that width.
+    # With this variable set, lines would be wrapped as at a terminal of that width.
     monkeypatch.delenv("COLUMNS", raising=False)
     return Cli(server.url, capsys)
 
 
 def seed(url: str) -> None:
-    """Two queues with messages in every state."""
+    """Fill two whole queues and a partitioned one; between them, messages are in every state."""
 
     async def main() -> None:
         async with delayq.connect(url) as client:
@@ -177,7 +177,7 @@ def test_purge(cli: Cli) -> None:
     assert cli("purge", "--queue", "mails", "--yes")[1][0]["dropped"] == 2
     assert cli("purge", "--queue", "orders", "--partitions", "4", "--yes")[1][0]["dropped"] == 40
     assert cli("purge", "--delayed", "closing", "--yes")[1][0]["dropped"] == 2
-    assert [one["queue"] for one in cli("queues")[1]] == ["mails"]  # its dead letter
+    assert [one["queue"] for one in cli("queues")[1]] == ["mails"]  # only its dead letter is left
 
 
 async def test_a_purge_counts_what_is_offered_meanwhile(client: delayq.Client) -> None:
@@ -458,10 +458,10 @@ def test_a_doctor_knows_what_a_user_lacks(own_server: PrivateServer, capsys: pyt
         status, found = cli("doctor", "--queue", "mails", "--role", "dashboard")
         assert status == 0
         assert SECRET not in json.dumps(found)
-        # Who may not even list keys is told to name queues.
+        # A user who may not even list keys is advised to name queues.
         status, found = cli("doctor")
         assert next(one for one in found if one["check"] == "queues")["level"] == "note"
-        # A queue that is none of ours.
+        # A queue that this user has no rights to.
         status, found = cli("doctor", "--queue", "others")
         assert status == 1
         assert next(one for one in found if one["check"] == "reliable others")["level"] == "wrong"
@@ -584,7 +584,7 @@ def test_a_cluster_has_its_queues_on_all_masters(capsys: pytest.CaptureFixture[s
         status, (figures,) = cli("bench", "--partitions", "3", "--messages", "200", "--punctual", "5")
         assert (status, figures["partitions"]) == (0, 3)
         assert [one["queue"] for one in cli("queues")[1]] == ["closing", "mails", "orders"]
-        # Who names one of its servers only is told.
+        # A URL that names a single server of the cluster is pointed out.
         cli.url = cluster.nodes[0].url
         status, found = cli("doctor", "--queue", "nobody")
         assert status == 1

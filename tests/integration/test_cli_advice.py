@@ -1,4 +1,4 @@
-"""What the command line says to a new user: wrong usage is told in one line, with what to do instead."""
+"""The command line as new users meet it: wrong usage gets one line that says what to do instead."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _no_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on stderr."""
+    """Return the single line on stderr."""
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     return error
 
 
-# Which server
+# Choosing the server
 
 
 def test_an_offer_needs_a_server(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,12 +40,12 @@ async def handle(value: object) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A command that is run with the queues of :func:`seed`.
+    """A command to run against the queues of :func:`seed`.
 
     Attributes:
-        line: How it is called, in words that have no spaces.
-        words: What its screen shows; or the names that each document has.
-        stop: What it has written when somebody types Ctrl-C.
+        line: The command line, in words without spaces.
+        words: Words that its screen shows, or names that each JSON document has.
+        stop: The output after which Ctrl-C is typed.
     """
 
     line: str
@@ -59,12 +59,12 @@ class Case:
 
     @property
     def command(self) -> str:
-        """Which it is, by the words that call it."""
+        """The name of the command, which is the first words of its line."""
         return next(name for name in sorted(commands(), reverse=True) if f"{self.line} ".startswith(f"{name} "))
 
 
 def commands() -> list[str]:
-    """Every command that the application has."""
+    """List every command of the application."""
 
     def below(group: Any, words: tuple[str, ...]) -> Iterator[str]:
         for name, command in group.commands.items():
@@ -153,7 +153,7 @@ def test_every_command_is_tried(cases: tuple[Case, ...]) -> None:
 
 @pytest.fixture
 def seeded(own_server: PrivateServer, tmp_path: Path) -> dict[str, Any]:
-    """The environment of a command: a server with queues, and a worker that can be found."""
+    """Provide the environment of a command: a server with queues, and a worker that can be imported."""
     seed(own_server.url)
     (tmp_path / "work.py").write_text(WORKER)
     return {"DELAYQ_URL": own_server.url, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
@@ -162,12 +162,12 @@ def seeded(own_server: PrivateServer, tmp_path: Path) -> dict[str, Any]:
 # At a terminal
 
 
-# A worker's log is the same at a terminal and in a file: a record is one line, which search tools find whole.
+# A worker's log is the same at a terminal and in a file: each record is one line, so that search tools find it whole.
 _RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ INFO delayq\.worker: ")
 
 
 def fits(seen: Seen) -> None:
-    """No line is longer than the terminal is wide, which would break it anywhere. A worker's log records have no such bound."""
+    """Assert that no line exceeds the terminal's width, where it would break anywhere. A worker's log records may be longer."""
     assert "Traceback" not in seen.text
     for line in seen.raw.replace("\r\n", "\n").split("\n"):
         if _RECORD.match(line):
@@ -242,7 +242,7 @@ def test_a_purge_asks(own_server: PrivateServer) -> None:
 
         def act(process: subprocess.Popen[bytes], written: str, types: Callable[[str], None]) -> None:
             if "[y/N]" in written and not said:
-                # Python does not see a Ctrl-C between its asking and its reading until it has read.
+                # Python notices a Ctrl-C between the prompt and the read only when the read is over.
                 until_it_reads(process)
                 said.append(text)
                 types(text)
@@ -251,7 +251,7 @@ def test_a_purge_asks(own_server: PrivateServer) -> None:
 
     seen = at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("n\n"))
     assert (seen.status, seen.lines[-1]) == (1, "delayq: nothing was done")
-    # Ctrl-C at the question.
+    # Ctrl-C at the prompt.
     assert at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("\x03")).status == 130
     seen = at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("y\n"))
     assert (seen.status, seen.lines[-1]) == (0, "dropped: 5")
@@ -311,7 +311,7 @@ def test_ctrl_c_ends_a_bench_and_its_queue(own_server: PrivateServer) -> None:
 
 
 def as_a_program(*arguments: str, to: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that no terminal sees."""
+    """Run a command without a terminal."""
     return subprocess.run(
         [sys.executable, "-m", "delayq", *arguments],
         stdout=to,
@@ -343,7 +343,7 @@ def test_each_document(
 
 
 def interrupted(*arguments: str) -> tuple[int, str]:
-    """Run a command that does not end, until it has written a line; its status, and all that it wrote."""
+    """Interrupt an endless command once it has written a line. Returns its status and everything that it wrote."""
     command = [sys.executable, "-m", "delayq", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Queues on a cluster: each lies whole on one master, wherever that is, and goes on when it moves or its master dies."""
+"""Queues on a cluster: each lies whole on one master, wherever that is, and keeps working when it moves or its master dies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 LEASE = 5
-# Redis 6.2 has no ADDSLOTSRANGE; its clusters answer alike.
+# Redis 6.2 has no ADDSLOTSRANGE; its clusters answer the same way.
 KINDS = [name for name in FOUND if name != "redis-6.2"]
 
 
@@ -63,7 +63,7 @@ def _cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
 
 @pytest.fixture
 def cluster(_cluster: TestCluster) -> TestCluster:
-    """Three masters without data."""
+    """Provide three masters without data."""
     for node in _cluster.nodes:
         node.flush()
     return _cluster
@@ -76,7 +76,7 @@ async def client(cluster: TestCluster) -> AsyncIterator[delayq.Client]:
 
 
 def names(cluster: TestCluster, prefix: str) -> list[str]:
-    """One name for each master, so that a queue of it lies there."""
+    """Return one queue name per master, each of which the cluster places on that master."""
     found: dict[Any, str] = {}
     for number in range(1000):
         name = f"{prefix}{number}"
@@ -141,7 +141,7 @@ async def test_all_that_a_delayed_queue_does_it_does_on_a_cluster(client: delayq
         assert await receipts[2].reschedule(0.2)
         assert await queue.pending.size() == 4
         assert [await queue.take() for _ in range(4)] == [0, 3, 4, 2]
-        # What Java pushes is noticed.
+        # A value that Java pushes is noticed.
         taking = asyncio.create_task(queue.take())
         await asyncio.sleep(0.05)
         with admin(cluster.owner(name)) as redis:
@@ -168,7 +168,7 @@ async def test_messages_do_not_go_from_one_slot_to_another(client: delayq.Client
 
 
 async def test_clients_hear_of_new_heads_wherever_they_are_subscribed(cluster: TestCluster) -> None:
-    # Nobody looks on its own.
+    # With these intervals no client re-checks on its own.
     async with (
         delayq.connect(cluster.url, resync_interval=3600) as consumer,
         delayq.connect(cluster.url, resync_interval=3600) as producer,
@@ -197,7 +197,7 @@ async def test_an_idle_client_asks_a_few_times_however_many_queues(cluster: Test
         await asyncio.sleep(1)
         before = client.statistics().round_trips
         await asyncio.sleep(2)
-        # Each half second one look at each master, one question who has what, and one ping.
+        # Every half second: one re-check per master, one query for the slot owners, and one ping.
         assert client.statistics().round_trips - before <= 5 * (cluster.masters + 2)
 
 
@@ -258,7 +258,7 @@ async def test_while_slots_move_nothing_is_lost_doubled_or_out_of_order(client: 
     await queue.offer(-2, delay=3600, id="rescheduled")
     for _ in range(2):
         for target in (cluster.nodes[1], cluster.nodes[2], cluster.nodes[0]):
-            # Half of the keys are here, half are there, for a while.
+            # For a while, half of the keys are on one server and half on the other.
             await asyncio.to_thread(cluster.move, f"{{{name}}}", target, between=lambda: time.sleep(0.3))
             moved_at = len(got), len(taken)
             await until(lambda moved_at=moved_at: len(got) > moved_at[0] and len(taken) > moved_at[1])  # type: ignore[misc]
@@ -277,7 +277,7 @@ async def test_while_slots_move_nothing_is_lost_doubled_or_out_of_order(client: 
 
 @pytest.fixture
 def replicated() -> Iterator[TestCluster]:
-    """Three masters, each with a replica."""
+    """Provide three masters, each with a replica."""
     with TestCluster(FOUND[KINDS[0]], 3, 3) as cluster:
         yield cluster
 
@@ -298,13 +298,13 @@ async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_ot
         async def consume(name: str) -> None:
             async for message in client.reliable_queue(name, lease=2):
                 async with message:
-                    # All are on one machine, with one clock.
+                    # All servers are on one machine and share its clock.
                     late[name].append((message.value, time.time() - message.due_at.timestamp()))
 
         consumers = [asyncio.create_task(consume(name)) for name in late]
         for name in late:
             await producer.reliable_queue(name, lease=2).offer_many([Offer(n, delay=0.02 * n) for n in range(400)])
-        # Without asking for more, an acknowledged write may be lost with its master: here all is replicated before.
+        # Without durability an acknowledged write may be lost with its master, so wait here until everything is replicated.
         await until(lambda: _replicated(replicated, victim))
         await until(lambda: len(late[dying]) > 20)
         (victim.kill if way == "killed" else victim.pause)()
@@ -315,7 +315,7 @@ async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_ot
         await until(lambda: {value for value, _ in late[other]} == set(range(400)))
         if way == "stopped":
             victim.resume()
-        # Afterwards offers get through as well.
+        # Offers get through afterwards as well.
         await producer.reliable_queue(dying, lease=2).offer(400)
         await until(lambda: any(value == 400 for value, _ in late[dying]))
         for consumer in consumers:
@@ -326,7 +326,7 @@ async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_ot
     print(
         f"{way}: failover {failed_over:.2f} s, late {worst:.2f} s, the other shard {max(s for _, s in late[other]) * 1000:.0f} ms"
     )
-    # A call that was on its way to a master that hangs is given up after 5 s.
+    # A call in flight to a hanging master is given up after 5 s.
     assert worst <= failed_over + (2 if way == "killed" else 8)
     assert max(seconds for _, seconds in late[other]) <= 0.5
 
@@ -340,7 +340,7 @@ def _replicated(cluster: TestCluster, master: PrivateServer) -> bool:
 async def test_who_asks_all_masters_asks_those_that_are_there_now(client: delayq.Client, cluster: TestCluster) -> None:
     session = client._open_session()
     assert len(await session.server.everywhere("DBSIZE")) == cluster.masters
-    # One of them has failed somebody: it may be none any more.
+    # A call to one of the nodes has failed, so it may no longer be a master.
     session.nodes.suspect(session.nodes.all()[0])
     assert session.nodes.all() == []
     assert len(await session.server.everywhere("DBSIZE")) == cluster.masters
@@ -348,7 +348,7 @@ async def test_who_asks_all_masters_asks_those_that_are_there_now(client: delayq
 
 @pytest.fixture
 async def without_one(cluster: TestCluster, request: pytest.FixtureRequest) -> AsyncIterator[PrivateServer]:
-    """The last master, which hangs or lets nobody in."""
+    """Provide the last master, which either hangs or refuses every login."""
     node = cluster.nodes[2]
     if request.param == "hangs":
         with node.paused():
@@ -368,7 +368,7 @@ async def test_clients_open_and_hear_although_one_master_hangs_or_refuses(cluste
 
     name = next(name for name in (f"jobs{number}" for number in range(100)) if served(f"{{{name}}}"))
     for number in range(8):
-        # They look by themselves only at the start.
+        # With this interval the consumer re-checks on its own only at the start.
         async with delayq.connect(cluster.url, resync_interval=3600) as consumer, delayq.connect(cluster.url) as producer:
             assert (await asyncio.gather(*(consumer.server_time() for _ in range(5))))[0]
             queue = consumer.reliable_queue(name, lease=LEASE)
@@ -414,7 +414,7 @@ async def test_names_that_servers_were_not_told_are_no_obstacle(cluster: TestClu
         async with delayq.connect(f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}") as client:
             for name in names(cluster, "jobs"):
                 await client.reliable_queue(name).offer(1)
-                # It is sent on to a server without a name.
+                # The redirect to another server does not name its host.
                 nodes = client._open_session().nodes
                 assert isinstance(nodes, Cluster)
                 nodes._owners = [nodes.all()[0]] * len(nodes._owners)
@@ -451,7 +451,7 @@ async def test_what_can_be_seen_is_listed_and_what_cannot_is_named(
             await client.reliable_queue(name).offer(1, 3600)
         *seen, hidden = names(cluster, "jobs")
         with cluster.nodes[2].paused():
-            # Its connections are of no use, and new ones come to nothing.
+            # Its connections are unusable, and new ones cannot be established.
             for wire in list(client._open_session().nodes.all()[2]._free):
                 wire.close()
             found = {queue.name for queue in await inspection.queues(client)}
@@ -471,7 +471,7 @@ async def test_one_answer_that_leaves_out_a_master_ends_none_of_its_calls(client
     wire = await pool.acquire()
     nodes._install(older)
     assert await wire.ask("PING") == b"PONG"
-    # What the owners of today say counts again.
+    # After this, the reply of the current owners counts again.
     await nodes.refresh()
     assert nodes.of(f"{{{name}}}") is pool
     nodes._install(older)
@@ -489,7 +489,7 @@ async def test_offers_without_an_id_go_to_partitions_whose_server_is_there(clust
             nodes = client._open_session().nodes
             assert any(nodes.failed_lately(partition._keys.wake) for partition in queue.partitions)
             assert not any(nodes.failed_lately(queue.partition(each)._keys.wake) for each in ids)
-            # From now on they go there at once.
+            # From now on offers go straight to the partitions that answer.
             async with asyncio.timeout(4):
                 ids += await queue.offer_many([Offer(number) for number in range(40)])
         assert len(set(ids)) == 80
@@ -522,12 +522,12 @@ async def test_partitions_elsewhere_are_served_while_a_server_hangs(cluster: Tes
         elsewhere = next(part for part in queue.partitions if cluster.owner(part._keys.wake) is not hanging)
         with hanging.paused():
             taking = asyncio.create_task({"loop": loop, "claim": claim, "worker": worker.run}[way]())
-            # A server that hangs is found not to answer after 5 s. Nobody else waits for that.
+            # It takes 5 s to find out that a server hangs. Nothing else waits for that.
             async with asyncio.timeout(4):
                 for number in range(3):
                     await elsewhere.offer(number, 0.2)
                     assert await got.get() == number
-            # And then the others are still served.
+            # The others are still served afterwards.
             with pytest.raises(delayq.ServerError):
                 await here.stats()
             await elsewhere.offer(3)
@@ -568,7 +568,7 @@ async def test_a_client_that_closes_while_its_cluster_is_away_leaves_nothing(clu
 
 
 async def test_closing_waits_for_a_slot_that_is_moving(cluster: TestCluster, client: delayq.Client) -> None:
-    """Meanwhile no server carries out a script: what a loop had fetched for good would be lost."""
+    """While a slot moves, no server runs scripts for it; messages that a loop had fetched for good would otherwise be lost."""
     async with delayq.connect(cluster.url) as other:
         queue = other.delayed_queue("moving")
         _loop, last = await _fetch_ahead(queue)
@@ -577,7 +577,7 @@ async def test_closing_waits_for_a_slot_that_is_moving(cluster: TestCluster, cli
 
         def wait() -> None:
             halfway.set()
-            # Longer than a close takes otherwise.
+            # Longer than closing takes otherwise.
             closed.wait(2.5)
 
         moving = asyncio.create_task(asyncio.to_thread(cluster.move, "moving", target, between=wait))
@@ -593,14 +593,18 @@ async def test_what_was_fetched_ahead_goes_back_to_where_its_queue_has_moved(clu
         queue = other.delayed_queue("moving")
         _loop, last = await _fetch_ahead(queue)
         target = next(node for node in cluster.nodes if node is not cluster.owner("moving"))
-        # Without a call in between that would be told.
+        # No call in between tells the client about the move.
         cluster.move("moving", target)
         await other.aclose()
     assert await client.delayed_queue("moving").drain() == [*range(last + 1, 300)]
 
 
 async def _fetch_ahead(queue: delayq.DelayedQueue[int]) -> tuple[AsyncIterator[int], int]:
-    """Consume some of 300 messages, until more are at hand. Return the loop, to be kept while it shall last, and the last one."""
+    """Consume some of 300 messages until more have been fetched ahead.
+
+    Returns:
+        The loop, which must be kept for as long as it should last, and the last value.
+    """
     await queue.offer_many([(n, 0) for n in range(300)])
     values = aiter(queue)
     while True:

@@ -1,4 +1,4 @@
-"""The pool: how many connections are open, and which one is used."""
+"""The pool: how many connections are open, and which one a caller gets."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_calls_share_the_least_busy_connection_when_all_are_in_use(connect
         used[busy].tell("PING")
     assert await connections.acquire() is used[2]
     assert connections.open == 4
-    # It is free once both have released it.
+    # The connection is free once both callers have released it.
     connections.release(used[2])
     assert connections.acquire_nowait() is None
     connections.release(used[2])
@@ -90,7 +90,7 @@ async def test_nobody_shares_a_connection_whose_answers_the_server_holds_back(co
     waiting = asyncio.create_task(connections.acquire())
     await asyncio.sleep(0.02)
     assert not waiting.done()
-    # Whoever waits comes first.
+    # Waiting callers come first.
     connections.release(used[0])
     assert connections.acquire_nowait() is None
     assert await waiting is used[0]
@@ -108,7 +108,7 @@ async def test_nobody_shares_a_connection_that_is_doubted(own_server: PrivateSer
         waiting = asyncio.create_task(pool.acquire())
         with pytest.raises(TimeoutError):
             await asked
-        # The connection that has shown it is there to be used, also before the silent one is released.
+        # The connection that exposed the silent one can be used, even before the silent one is released.
         fresh = await asyncio.wait_for(waiting, 10)
         assert fresh is not silent
         assert await fresh.ask("PING") == b"PONG"
@@ -118,7 +118,7 @@ async def test_nobody_shares_a_connection_that_is_doubted(own_server: PrivateSer
 
 
 async def test_nobody_shares_a_connection_whose_caller_has_gone_without_an_answer(server: PrivateServer) -> None:
-    """It may have gone because the server hangs: what is sent there now would have no known outcome."""
+    """The caller may have gone because the server hangs, so anything sent there now would have an unknown outcome."""
     pool = Connections(one_server(server.url), 1)
     wire = await pool.acquire()
     wire.tell("BLPOP", "nothing", 0.3)
@@ -135,7 +135,7 @@ async def test_a_connection_is_in_use_until_what_follows_a_refused_call_is_answe
     pool = Connections(one_server(server.url), 4)
     asked = Server(OneServer(pool))
     with pytest.raises(delayq.ServerRefused):
-        # Without the keys that it needs.
+        # The script lacks the keys that it needs.
         await asked.run(TRANSFER, ["orders"], then=("BLPOP", "nothing", 1))
     assert pool.open == 1
     assert pool.acquire_nowait() is None
@@ -144,7 +144,7 @@ async def test_a_connection_is_in_use_until_what_follows_a_refused_call_is_answe
 
 
 async def test_callers_who_wait_share_a_connection_as_soon_as_it_can_be_shared(server: PrivateServer) -> None:
-    """They need not wait until it is free: with many callers, that may never be."""
+    """Callers need not wait until the connection is free: with many callers, it may never be."""
     pool = Connections(one_server(server.url), 1)
     wire = await pool.acquire()
     assert pool.share(wire)
@@ -152,7 +152,7 @@ async def test_callers_who_wait_share_a_connection_as_soon_as_it_can_be_shared(s
     wire.call(("BLPOP", "nothing", 0.1), lambda _: unblocked.set(), 30)
     waiting = [asyncio.create_task(pool.acquire()) for _ in range(10)]
     await unblocked.wait()
-    # One of two calls is over, the other goes on.
+    # One of two calls is over, the other continues.
     pool.release(wire)
     assert await asyncio.wait_for(asyncio.gather(*waiting), 10) == [wire] * 10
     for _ in range(11):
@@ -181,7 +181,7 @@ async def test_callers_who_wait_for_a_connection_are_not_overtaken(server: Priva
     await until(lambda: bool(blocked))
     early[1].cancel()
     pool.release(wire)
-    # This one looks before those who were woken run.
+    # This caller looks for a connection before those that were woken get to run.
     await call("third")
     await asyncio.gather(*early, return_exceptions=True)
     assert order == ["first", "second", "third"]
@@ -191,7 +191,7 @@ async def test_callers_who_wait_for_a_connection_are_not_overtaken(server: Priva
 async def test_callers_look_for_a_connection_a_few_times_each_however_many_wait(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """While a server hangs up on everybody, each failure wakes one caller."""
+    """While a server hangs up on every connection, each failure wakes one caller."""
     looks = 0
 
     def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -223,7 +223,7 @@ async def test_calls_do_not_follow_what_is_still_leaving_where_another_connectio
 
 
 async def test_callers_share_a_connection_as_soon_as_one_is_open(connections: Connections) -> None:
-    """They need not wait until the one who has opened it has finished."""
+    """Callers need not wait until the one that opened the connection has finished with it."""
     acquired = await asyncio.wait_for(asyncio.gather(*(connections.acquire() for _ in range(50))), 10)
     assert len(set(acquired)) == connections.opened == 4
 
@@ -235,7 +235,7 @@ async def test_an_abandoned_connection_is_free_when_its_answers_have_come(connec
     assert connections.acquire_nowait() is None
     assert await asked == b"PONG"
     assert connections.acquire_nowait() is wire
-    # With nothing on its way, at once.
+    # With no reply outstanding, it is free at once.
     connections.abandon(wire)
     assert connections.acquire_nowait() is wire
 
@@ -308,7 +308,7 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up(monkeypatch: p
     monkeypatch.setattr("delayq._redis.connections.OPEN_TIMEOUT", 0.05)
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()  # until the other side hangs up
+        await reader.read()  # until the peer hangs up
         writer.close()
 
     silent = await asyncio.start_unix_server(listen, tmp_path / "s")
@@ -332,9 +332,9 @@ async def test_a_connection_that_two_calls_share_is_nobody_elses_until_both_are_
     connections.release(shared)
     assert connections.acquire_nowait() is shared
     connections.release(shared)
-    # It is nobody's now, so nobody can share it.
+    # The connection has no caller now, so it cannot be shared.
     assert not connections.share(shared)
-    # And as many as before can be had.
+    # The pool still has room for as many connections as before.
     assert len({await asyncio.wait_for(connections.acquire(), 10) for _ in range(4)}) == 4
 
 

@@ -1,4 +1,4 @@
-"""What users rely on, by its names, from end to end: a change here breaks programs."""
+"""The API that users rely on, by name and from end to end: a change here breaks programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a foreign writer has left in a reliable queue's keys blocks no other message."""
+"""Data that a foreign writer has left in a reliable queue's keys blocks no other message."""
 # ruff: noqa: F401, F811 - fixtures
 
 from __future__ import annotations

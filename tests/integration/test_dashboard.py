@@ -1,4 +1,4 @@
-"""The dashboard, as a browser without scripts sees it."""
+"""The dashboard, as seen by a browser without scripts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def page(browser: httpx.AsyncClient, address: str, status: int = 200) -> s
 
 
 async def act(browser: httpx.AsyncClient, address: str, do: str, **more: Any) -> str:
-    """Send the form of a page, and return the page to which that leads."""
+    """Submit the form of a page, and return the page to which it redirects."""
     shown = await page(browser, address)
     fields = {name: field(shown, name) for name in ("word", "kind", "name")}
     if address.startswith("message"):
@@ -119,7 +119,7 @@ async def test_a_queue_has_counts_due_times_and_lists(client: delayq.Client, rea
     (held,) = await jobs.claim()
     shown = texts(await page(reader, "queue?kind=reliable&name=jobs"))
     assert "Delayed 5 Ready 1 Leased 1 Dead letters 0" in shown
-    # The end of a lease is no due time.
+    # The end of a lease does not count as a due time.
     assert "next minute 2 next hour 1 next day 1 later 1" in shown
     assert '{"n":30}' in shown
     assert held.id in await page(reader, "queue?kind=reliable&name=jobs&state=leased")
@@ -155,7 +155,7 @@ async def test_a_delayed_queue_is_shown_in_every_state(
     server.call("HSET", keys.leased, "t", '{"order": 2}')
     shown = texts(await page(reader, "queue?kind=delayed&name=orders"))
     assert "Delayed 2 Ready 1 Leased 1 Unreadable 1" in shown
-    # A ready list has no times.
+    # A ready list stores no times.
     assert "Oldest due unknown" in shown
     assert "next minute 0 next hour 1 next day 1 later 0" in shown
     for state, text in (("ready", '{"order": 1}'), ("leased", '{"order": 2}'), ("unreadable", "no record")):
@@ -237,7 +237,7 @@ async def test_everything_is_escaped(server: PrivateServer, client: delayq.Clien
             continue
         seen.add(address)
         shown = await page(reader, address)
-        # Ours alone, and no word of theirs that begins an element.
+        # The only script is the dashboard's own, and no foreign text starts an element.
         assert re.findall(r"<script[^>]*>", shown) == ['<script src="static/board.js" defer>']
         assert "<img src=x" not in shown
         assert not re.search(r"\son\w+=|style=|javascript:", re.sub(r"&[^;]+;[^<]*", "", shown))
@@ -256,7 +256,7 @@ async def test_everything_is_escaped(server: PrivateServer, client: delayq.Clien
         (b"[" * 100_000, "[[[["),
         (b"[" * 500 + b"]" * 500, "cut here"),
         (b"1" * 5000, "1111"),
-        # Not read as a whole.
+        # Payloads too large to be parsed whole.
         (b'{"a":' * 1_000_000, '{"a":{"a":'),
         ("é".encode() * 2_000_000, "éé"),
         (b"\xff" * 5_000_000, "000000  ff ff"),
@@ -320,7 +320,7 @@ async def test_a_queue_that_is_empty_again_stays_in_view(client: delayq.Client, 
 
 
 async def test_looking_takes_no_part(server: PrivateServer, client: delayq.Client) -> None:
-    """What is due stays where it is: others move it."""
+    """The dashboard leaves due messages where they are; other clients transfer them."""
     timeout = DelayedKeys.of("orders").timeout
     async with (
         Redis.from_url(server.url) as raw,
@@ -425,7 +425,7 @@ async def test_live_views_that_are_asked_for_at_once_are_bounded_too(
         return sorted(statuses)
 
     assert await views(12) == [200] * 5 + [503] * 7
-    # Those have ended, and others may come.
+    # The earlier views have ended, and others may start.
     assert await views(5) == [200] * 5
 
 
@@ -495,7 +495,7 @@ async def test_a_form_of_another_page_does_nothing(client: delayq.Client, admin:
     assert (await admin.post("logout", data={"word": right}, headers=foreign)).status_code == 403
     assert (await admin.get("act")).status_code == 405
     assert await jobs.get("one")
-    # Behind a proxy that says which host it was.
+    # Behind a proxy that passes on the original host.
     proxied = {"Origin": "https://public.test", "X-Forwarded-Host": "public.test"}
     assert (await admin.post("act", data=fields | {"word": right}, headers=proxied)).status_code == 303
 
@@ -549,7 +549,7 @@ async def test_who_gives_the_read_token_looks_and_does_nothing(client: delayq.Cl
         shown = await page(private, address)
         assert "jobs" in shown
         assert 'action="act"' not in shown
-    # The word of this login is for leaving, and for nothing else.
+    # The form token of this login is good for logging out, and for nothing else.
     said = word(await page(private, "/"))
     fields = {"kind": "reliable", "name": "jobs", "at": "//one", "do": "cancel", "word": said}
     assert (await private.post("act", data=fields)).status_code == 403
@@ -566,7 +566,7 @@ async def test_who_gives_the_other_token_looks_and_acts(client: delayq.Client, p
 
 
 async def test_a_login_for_reading_is_none_for_acting_elsewhere(client: delayq.Client) -> None:
-    """What was signed for one right is worth nothing for the other, in any dashboard."""
+    """A cookie signed for one right is worthless for the other, in any dashboard."""
     async with (
         browse(delayq.dashboard(client, token=TOKEN, read_token=READ_TOKEN)) as one,
         browse(delayq.dashboard(client, token=TOKEN)) as other,
@@ -728,7 +728,7 @@ async def test_a_form_that_nobody_would_send_is_refused(client: delayq.Client, a
     assert (await admin.post("act", content=b"a=1&" * 2000)).status_code == 400
 
 
-# Where it runs
+# Mounting, servers and queue names
 
 
 async def test_it_is_mounted_below_any_prefix(client: delayq.Client) -> None:
@@ -749,7 +749,7 @@ async def test_it_is_mounted_below_any_prefix(client: delayq.Client) -> None:
 
 
 async def test_no_answer_leads_to_a_whole_address(client: delayq.Client, admin: httpx.AsyncClient) -> None:
-    """It would be made of what the request says of its host."""
+    """An absolute address would be built from the host that the request claims."""
     for address in ("queue/", "login/", "static", "//evil.test/", "static//evil.test/.."):
         answer = await admin.get(f"{HOST}/{address}", headers={"Host": "evil.test"})
         assert (answer.status_code, answer.headers.get("location")) == (404, None)
@@ -826,7 +826,7 @@ def test_a_key_tells_its_queue(name: str) -> None:
         for key in (*reliable.live, reliable.dead, reliable.paused, reliable.schedules):
             assert known_queue(key) == ("reliable", name, partition)
     if "}" in name and "{" not in name:
-        return  # no delayed queue has such a name
+        return  # a delayed queue cannot have such a name
     delayed = DelayedKeys.of(name)
     for key in (delayed.timeout, delayed.ordered, delayed.leases, delayed.quarantine):
         assert known_queue(key) == ("delayed", name, None)
@@ -841,7 +841,7 @@ def test_other_keys_tell_of_no_queue(key: str) -> None:
     assert known_queue(key) is None
 
 
-# A million
+# A million messages
 
 
 async def test_a_queue_of_a_million_opens_within_a_second() -> None:
@@ -867,7 +867,7 @@ async def test_a_queue_of_a_million_opens_within_a_second() -> None:
                     "queue?kind=delayed&name=big&offset=900000",
                 ):
                     took = []
-                    # The best of three: others share this machine.
+                    # The best of three, because other work shares this machine.
                     for _ in range(3):
                         started = time.monotonic()
                         shown = texts(await page(browser, address))
@@ -879,11 +879,11 @@ async def test_a_queue_of_a_million_opens_within_a_second() -> None:
                 )
 
 
-# Live
+# Live views
 
 
 class Viewer:
-    """Somebody who looks at a queue live: what the server would call, without a server."""
+    """Watches a queue live by making the calls that a web server would make, without a server."""
 
     def __init__(self, app: Any, query: bytes = b"kind=reliable&name=jobs") -> None:
         self.seen: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -924,7 +924,7 @@ async def test_figures_come_once_a_second_and_say_what_is_taken(client: delayq.C
     figures = await viewer.next()
     assert (figures["ready"], figures["leased"]) == (10, 40)
     assert figures["gone"] > 10
-    # Nothing has changed, and that is said as well.
+    # A period without changes is reported as well.
     assert (await viewer.next())["gone"] == 0
     await viewer.leave()
 
@@ -940,7 +940,7 @@ async def test_many_who_look_are_one_who_asks(client: delayq.Client) -> None:
     for _ in range(3):
         for viewer in viewers:
             await viewer.next()
-    # The clock, the counts and what comes due, each time; the first look may have come between.
+    # Each look reads the clock, the counts and the upcoming due times; the first look may fall in between.
     assert asked.round_trips - before <= 4 * 5
     async with browse(app) as browser:
         before = asked.round_trips
@@ -954,7 +954,7 @@ async def test_who_leaves_takes_nothing_from_the_others(client: delayq.Client) -
     app = delayq.dashboard(client)
     for _ in range(3):
         first, second = Viewer(app), Viewer(app)
-        # While it may be the one that asks.
+        # It leaves while it may be the viewer that queries the server.
         await first.leave()
         assert (await second.next())["delayed"] == 1
         await second.leave()
@@ -976,7 +976,7 @@ async def test_a_live_view_ends_by_itself_so_that_a_server_can_stop(
     writer.write(b"GET /events?kind=reliable&name=jobs HTTP/1.1\r\nHost: x\r\n\r\n")
     assert b"data:" in await asyncio.wait_for(reader.readuntil(b"}"), 10)
     server.should_exit = True
-    # Nobody has told it how long to wait.
+    # No shutdown timeout has been configured.
     await asyncio.wait_for(serving, 20)
     writer.close()
 
@@ -991,7 +991,7 @@ async def test_a_server_that_is_away_is_asked_once_for_all(own_server: PrivateSe
     monkeypatch.setattr("delayq._dashboard.queues.find_queues", find)
     async with delayq.connect(own_server.url) as client, browse(delayq.dashboard(client)) as browser:
         own_server.stop()
-        # One after the other they would wait for minutes.
+        # One after the other, they would wait for minutes.
         answers = await asyncio.gather(*(browser.get("/") for _ in range(20)))
         assert {answer.status_code for answer in answers} == {503}
     assert len(asked) == 1

@@ -31,7 +31,7 @@ needs_chromium = pytest.mark.skipif(
     reason="NO CHROMIUM HERE: nobody has clicked through the dashboard (apt install chromium chromium-driver)",
 )
 pytestmark = needs_chromium
-# Where pictures for docs/dashboard.md go, if they are wanted.
+# The directory for the pictures in docs/dashboard.md, if they are wanted.
 PICTURES = os.environ.get("DELAYQ_DASHBOARD_PICTURES")
 WITHIN = 30.0
 READ_TOKEN = "look-look-look-look"
@@ -39,7 +39,7 @@ READ_TOKEN = "look-look-look-look"
 
 @asynccontextmanager
 async def serving(url: str, *options: str) -> AsyncIterator[str]:
-    """``delayq dashboard`` in a process of its own. Yields its address."""
+    """Run ``delayq dashboard`` in a process of its own. Yields its address."""
     command = (sys.executable, "-m", "delayq", "dashboard", "--url", url, "--port", "0", *options)
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -55,7 +55,7 @@ async def serving(url: str, *options: str) -> AsyncIterator[str]:
 
 @contextmanager
 def chromium(width: int = 1200, height: int = 900, *, dark: bool = False, script: bool = True) -> Iterator[Any]:
-    """A browser without a window."""
+    """Start a browser without a window."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -78,7 +78,7 @@ def chromium(width: int = 1200, height: int = 900, *, dark: bool = False, script
 
 
 class Seen:
-    """A browser, in the words of who sits before it."""
+    """Drives a browser in the words of a person sitting in front of it."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
@@ -94,7 +94,7 @@ class Seen:
         return self.driver.find_element("css selector", selector)
 
     def click(self, text: str) -> None:
-        """Click the link or button that says so."""
+        """Click the link or button with this text."""
         path = f'//a[normalize-space()="{text}"] | //button[normalize-space()="{text}"]'
         (found, *_) = self.driver.find_elements("xpath", path)
         found.click()
@@ -109,7 +109,7 @@ class Seen:
         from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.wait import WebDriverWait
 
-        # The page may change while it is read.
+        # The page may change while it is being read.
         waiting = WebDriverWait(self.driver, WITHIN, ignored_exceptions=[StaleElementReferenceException])
         waiting.until(lambda _: said() if callable(said) else said in self.text())
 
@@ -119,13 +119,13 @@ class Seen:
         self.find("main button").click()
 
     def complaints(self) -> list[str]:
-        """What the browser itself objected to: the policy, missing files, scripts that failed."""
+        """Return the browser's own complaints: policy violations, missing files, scripts that failed."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
     def picture(self, name: str) -> None:
         if PICTURES:
             Path(PICTURES).mkdir(parents=True, exist_ok=True)
-            # As much as there is, and no more than a screen.
+            # As tall as the content, but no taller than a screen.
             height = self.driver.execute_script("return document.querySelector('main').getBoundingClientRect().bottom")
             width = self.driver.execute_script("return innerWidth")
             clip = {"x": 0, "y": 0, "width": width, "height": min(height, 860 if width > 500 else 812), "scale": 1}
@@ -159,7 +159,7 @@ async def fill(client: delayq.Client) -> None:
 
 
 async def work(jobs: delayq.ReliableQueue[Any]) -> None:
-    """Something goes on."""
+    """Keep a queue busy."""
     at = 0
     while True:
         at += 1
@@ -205,13 +205,13 @@ def _click_through(address: str) -> None:
         browser.picture("dashboard-overview-light")
         browser.log_in("wrong-wrong-wrong-wrong")
         browser.until("This is not the token")
-        # The status of that answer is in the browser's log.
+        # The browser logs the status of the refused login; discard that entry.
         browser.complaints()
         browser.type("#token", TOKEN)
         browser.find("main button").click()
         browser.clicked.add("Log in")
         browser.until("You may now act")
-        # What no script of the page can read.
+        # Scripts on the page cannot read the cookie.
         assert browser.driver.execute_script("return document.cookie") == ""
         (cookie,) = browser.driver.get_cookies()
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
@@ -298,7 +298,7 @@ def _click_through(address: str) -> None:
         browser.until("You are logged out")
         assert "may act" not in browser.text()
         assert not browser.complaints()
-        # Whatever can be clicked that does something.
+        # Every button has been clicked at least once.
         templates = (Path(delayq.__file__).parent / "_dashboard" / "templates").iterdir()
         buttons = {text for each in templates for text in re.findall(r"<button[^>]*>([^<]+)</button>", each.read_text("utf-8"))}
         assert buttons - browser.clicked == set()
@@ -341,7 +341,7 @@ async def test_what_a_payload_says_never_runs(own_server: PrivateServer) -> None
 
 
 async def test_a_queue_of_any_name_can_be_acted_on(own_server: PrivateServer) -> None:
-    """Browsers change line breaks in forms; names have them, and whatever else means something in an address."""
+    """Browsers change line breaks in forms. Queue names may have them, and any other characters with a meaning in an address."""
     names = ["a\nb\r\n c", "100%41/?#&+ä\u2028 \x01", "../..//"]
     async with delayq.connect(own_server.url) as client, serving(own_server.url, "--token", TOKEN) as address:
         for name in names:
@@ -425,12 +425,12 @@ async def test_it_is_read_without_scripts_on_a_phone_and_in_the_dark(own_server:
                             if PICTURES:
                                 line = browser.find("#gone-line polyline")
                                 browser.until(lambda line=line: line.get_attribute("points").count(",") > 15)
-                        # Nothing sticks out.
+                        # Nothing overflows the page.
                         wide = browser.driver.execute_script("return document.documentElement.scrollWidth")
                         assert wide <= width, (name, page, wide)
-                        # Everything that is filled in says what it is.
+                        # Every field has a label.
                         assert browser.driver.execute_script(_UNLABELLED) == []
-                        # What is read stands out from what is behind it.
+                        # All text stands out from its background.
                         assert browser.driver.execute_script(_FAINT) == [], (name, page)
                         browser.picture(f"dashboard-{page}-{name}")
                     assert not browser.complaints()
@@ -442,7 +442,7 @@ async def test_it_is_read_without_scripts_on_a_phone_and_in_the_dark(own_server:
 
 _UNLABELLED = """return [...document.querySelectorAll('input:not([type=hidden]), select')]
   .filter(field => !field.labels.length && !field.ariaLabel).map(field => field.outerHTML)"""
-# WCAG 2.1, 1.4.3: the contrast of text with what is behind it, 4.5 to 1.
+# WCAG 2.1, 1.4.3: a contrast of 4.5 to 1 between text and its background.
 _FAINT = """
 const light = (c) => { const [r, g, b] = c.map(v => { v /= 255;
   return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
@@ -471,6 +471,6 @@ async def test_the_command_serves_localhost_only_and_ends_with_open_views(own_se
             answers.append((await reader.read(12))[-3:])
             writer.close()
         assert answers == [b"200", b"200", b"400"]
-        # A live view does not hold up the end.
+        # A live view does not delay the shutdown.
         view = await asyncio.to_thread(urlopen, f"{address}events?kind=reliable&name=jobs", None, 5)
     view.close()

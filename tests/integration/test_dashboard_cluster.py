@@ -1,4 +1,4 @@
-"""The dashboard of a cluster: every master is asked for its queues."""
+"""The dashboard of a cluster asks every master for its queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.board import TOKEN, browse, field, links, log_in, texts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Redis 6.2 has no ADDSLOTSRANGE; its clusters answer alike.
+# Redis 6.2 has no ADDSLOTSRANGE; its clusters answer the same way.
 KINDS = [name for name in FOUND if name != "redis-6.2"]
 
 

@@ -1,4 +1,4 @@
-"""What a delayed queue does, seen from its users."""
+"""The behaviour of a delayed queue, from its users' point of view."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ class TestPoison:
     async def test_an_unreadable_record_neither_blocks_nor_repeats_the_others(
         self, client: Client, queue: DelayedQueue[int], raw: Any
     ) -> None:
-        """In Redisson, everything before such a record is delivered again every five seconds, and nothing after it."""
+        """Redisson delivers everything before such a record again every five seconds, and never delivers anything after it."""
         bad = b"\x01\x02\x03"
         good = [b"\x08ABCDEFG%d" % i + (1).to_bytes(8, "little") + b"%d" % i for i in range(4)]
         records = [good[0], good[1], bad, good[2], good[3]]
@@ -329,7 +329,7 @@ class TestPoison:
         ],
     )
     async def test_every_form_of_record_is_delivered(self, queue: DelayedQueue[int], raw: Any, record: bytes) -> None:
-        # Not due yet, for the queue has looked for what is due when it was opened, and may do so still.
+        # Not due yet: the queue looked for due messages when it was opened, and may still be doing so.
         await store(raw, KEYS, {record: 1e15})
         assert await queue.pending.peek() == 17
         await raw.zadd(TIMEOUT, {record: 1})
@@ -386,7 +386,7 @@ class TestViews:
         assert await queue.pending.remove_all([]) is False
         assert await queue.pending.retain_all(["c", "d"]) is True
         assert await queue.pending.retain_all(["c", "d"]) is False
-        # Redisson leaves what it did not retain in the sorted set, and delivers it.
+        # Redisson leaves the elements that it did not retain in the sorted set, and delivers them.
         assert [value for value, _ in await queue.pending.entries()] == await queue.pending.read_all() == ["c", "d"]
         assert await queue.pending.retain_all([]) is True
         assert await raw.keys() == []

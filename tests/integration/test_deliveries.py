@@ -1,4 +1,4 @@
-"""Deliveries: each message under a lease, at least once."""
+"""Deliveries: each message is leased, and delivered at least once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.servers import PrivateServer
 
 LEASES, LEASED = "delayq_leases:{orders}", "delayq_leased:{orders}"
-# Short enough to wait for, and long enough that a busy machine settles a message before it ends.
+# Short enough to wait for, and long enough for a busy machine to acknowledge a message before the lease ends.
 SHORT = 0.2
 
 
@@ -43,7 +43,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 async def hold(queue: DelayedQueue[int], count: int = 1, lease: float = 30) -> list[Delivery[int]]:
-    """Take so many, and leave the loop."""
+    """Take ``count`` deliveries, then leave the loop."""
     held: list[Delivery[int]] = []
     async with aclosing(queue.deliveries(lease)) as deliveries:  # type: ignore[type-var]
         async for delivery in deliveries:
@@ -90,7 +90,7 @@ async def test_a_lease_ends_by_the_servers_clock(client: Client, queue: DelayedQ
 
 
 async def test_when_a_lease_ends_the_message_is_the_next_again(server: PrivateServer, raw: Redis) -> None:
-    # Nothing but the client's own timer wakes it.
+    # Only the client's own timer can wake it.
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer_many([(1, 0), (2, 0), (3, 0)])
@@ -148,7 +148,7 @@ async def test_a_bad_lease_is_refused_at_once(queue: DelayedQueue[int], lease: A
         queue.deliveries(retry_delay=lease or -1)
 
 
-# Settling
+# Acknowledging and giving back
 
 
 async def test_a_nack_offers_the_message_again_in_redissons_form(queue: DelayedQueue[int], client: Client, raw: Redis) -> None:
@@ -337,7 +337,7 @@ async def test_what_java_pushes_comes_at_once_also_after_another_taker_has_left(
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         waiting = asyncio.create_task(hold(queue))
         assert await queue.poll(0.05) is None
-        # Longer than the ready list is watched when nobody waits.
+        # Longer than the ready list is watched when no caller waits.
         await asyncio.sleep(LINGER + 0.2)
         await raw.rpush("orders", 1)
         (delivery,) = await asyncio.wait_for(waiting, 10)
@@ -389,7 +389,7 @@ async def test_what_a_killed_process_held_comes_to_the_others_when_the_lease_end
 
 
 async def test_a_process_that_only_offers_returns_what_a_dead_one_held(server: PrivateServer, raw: Redis) -> None:
-    """Java's consumers, which know nothing of leases, get it as soon as anybody of ours has the queue open."""
+    """Java consumers know nothing of leases, and get the message as soon as any delayq client has the queue open."""
     async with delayq.connect(server.url) as dying:
         queue: DelayedQueue[int] = dying.delayed_queue("orders")
         await queue.offer(1)
@@ -402,7 +402,7 @@ async def test_a_process_that_only_offers_returns_what_a_dead_one_held(server: P
 
 
 async def test_a_lost_answer_costs_no_lease(queue: DelayedQueue[int], faults: Faults, raw: Redis) -> None:
-    """What a call handed out to nobody goes back at once, not when the lease ends."""
+    """Messages in a lost reply go back at once, not when the lease ends."""
     await queue.offer_many([(1, 3600), (2, 3600)])
     await raw.rpush("orders", 1, 2)
     faults.plan = lambda name, n: "lost" if name == TRANSFER.name and n <= faults.calls[:mark].count(name) + 2 else None
@@ -423,7 +423,7 @@ async def test_an_ack_survives_a_broken_connection(queue: DelayedQueue[int], fau
 
 
 async def test_an_ack_that_may_have_come_too_late_says_so(queue: DelayedQueue[int], faults: Faults) -> None:
-    """It was carried out or the lease had ended: near the end of the lease nobody can tell."""
+    """Near the end of the lease it is impossible to tell whether the ack was carried out or the lease had already ended."""
     await queue.offer(1)
     (delivery,) = await hold(queue, lease=0.5)
     faults.plan = lambda name, n: "lost" if name == ACK.name and n == 1 else None

@@ -1,4 +1,4 @@
-"""``delayq demo``: what it counts, what it shows, and what it leaves behind."""
+"""The ``delayq demo`` command: its figures, its output, and its cleanup."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMAND = (sys.executable, "-m", "delayq", "demo")
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
 
-# The figures
+# Figures
 
 
 def result_of(ledger: Ledger) -> Result:
@@ -47,7 +47,7 @@ def result_of(ledger: Ledger) -> Result:
 
 
 def ledger_of(*late_us: int) -> Ledger:
-    """As many messages as numbers given, due at 1,000,000, and so late."""
+    """Build a ledger with one message per number, due at 1,000,000 and late by that number (µs)."""
     ledger = Ledger()
     for number, late in enumerate(late_us, start=1):
         ledger.offer(number, 500_000, 1_000_000)
@@ -57,7 +57,7 @@ def ledger_of(*late_us: int) -> Ledger:
 
 class TestTheOffsetOfTheServersClock:
     def test_is_bounded_by_the_exchange_that_was_quickest_on_its_way_there(self) -> None:
-        # The server's clock is 1,000 ahead; the questions took 50, 10 and 300 to get there.
+        # The server's clock is 1,000 ahead; the requests took 50, 10 and 300 to get there.
         assert latest_offset([(0, 1_050), (500, 1_510), (900, 2_200)]) == 1_011
 
     def test_makes_no_message_early_that_was_not(self) -> None:
@@ -166,7 +166,7 @@ def test_json_is_one_object_and_nothing_else() -> None:
 
 
 def test_without_a_terminal_it_prints_a_few_lines_and_the_summary() -> None:
-    # What makes rich write as if to a terminal must not bring the live table.
+    # A variable that makes rich write as if to a terminal must not turn on the live table.
     done = demo(*SMALL, FORCE_COLOR="1", TERM="xterm")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -225,7 +225,7 @@ def test_an_error_is_one_line(arguments: tuple[str, ...], words: str) -> None:
 
 
 class Mischief:
-    """A view that does something to the server, once, when all messages have been offered."""
+    """A view that interferes with the server, once, when all messages have been offered."""
 
     interval = 0.05
 
@@ -263,17 +263,17 @@ async def test_a_message_that_is_there_twice_is_a_duplicate(own_server: PrivateS
         raw.rpush(name, b'{"number":1}')
 
     result = await run(Plan(20, 2.0, own_server.url, "test"), Mischief(20, copy))
-    # If number 1 was not due yet, its copy came early too.
+    # If number 1 was not due yet, its copy arrived early too.
     assert (result.delivered, result.lost, result.duplicates) == (20, 0, 1)
     assert result.exit_status == 1
 
 
-# Its processes
+# Processes
 
 
 @contextmanager
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A demo that has begun to deliver."""
+    """Start a demo and wait until it has begun to deliver."""
     process = subprocess.Popen(
         [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, process_group=0
     )
@@ -289,7 +289,7 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """The processes below this one, with their command lines."""
+    """Return the processes below this one, with their command lines."""
     parents: dict[int, int] = {}
     commands: dict[int, str] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -328,7 +328,7 @@ def process_of(pids: dict[int, str], word: str) -> int:
 def test_a_signal_ends_everything_in_order(own_server: PrivateServer, number: signal.Signals, status: int) -> None:
     with running("--max-delay", "30", "--url", own_server.url) as process:
         others = descendants(process.pid)
-        assert len(others) >= 1  # the producer may have done its work
+        assert len(others) >= 1  # the producer may already have finished
         process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE)
         assert (process.returncode, errors) == (status, "")
@@ -343,7 +343,7 @@ def test_ctrl_c_leaves_no_process_behind() -> None:
         others = descendants(process.pid)
         for word in ("demo.producer", "demo.consumer", "watchdog", "valkey-server unixsocket:"):
             assert process_of(others, word)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal would
         _, errors = process.communicate(timeout=PATIENCE)
         assert (process.returncode, errors) == (130, "")
     wait_until_gone(others)
@@ -381,7 +381,7 @@ def test_a_dead_producer_is_an_error() -> None:
 
 
 def on_a_terminal(*arguments: str, columns: int, lines: int) -> tuple[int, str]:
-    """Run the demo in a terminal of this size. Returns its status, and all that was written, without control codes."""
+    """Run the demo in a terminal of this size. Returns its status and all of its output, without control codes."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     environment = {k: v for k, v in ENVIRONMENT.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm-256color"}
@@ -389,7 +389,7 @@ def on_a_terminal(*arguments: str, columns: int, lines: int) -> tuple[int, str]:
     os.close(theirs)
     written = b""
     try:
-        with suppress(OSError):  # on Linux the end is an error
+        with suppress(OSError):  # on Linux the end of the output is an error
             while some := os.read(ours, 65536):
                 written += some
         status = process.wait(timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""An offer returns when it is as safe as was asked; when that cannot be had, it says so."""
+"""An offer returns once it is as durable as requested; if that cannot be achieved, it says so."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def _pair(request: pytest.FixtureRequest) -> Iterator[tuple[PrivateServer, Priva
             redis.execute_command("REPLICAOF", "127.0.0.1", master.port)
             wait_for(lambda: redis.info("replication")["master_link_status"] == "up", "the replica's link")
         with admin(master) as redis:
-            # It acknowledges once a second, and when it is asked to.
+            # A replica acknowledges once a second, and whenever it is asked to.
             wait_for(lambda: redis.execute_command("WAIT", 1, 100) == 1, "the replica's word")
         yield master, replica
 
 
 @pytest.fixture
 def pair(_pair: tuple[PrivateServer, PrivateServer]) -> tuple[PrivateServer, PrivateServer]:
-    """A master without data, and its replica."""
+    """Provide a master without data, and its replica."""
     _pair[0].flush()
     return _pair
 
@@ -93,7 +93,7 @@ async def test_without_enough_replicas_the_caller_is_told_and_the_message_stays(
     with pytest.raises(delayq.NotDurable, match="1 of 2 replicas") as caught:
         await jobs.offer(1, id="mine")
     assert caught.value.stored == ("mine",)
-    # Offering it again is safe, and asks again.
+    # Offering the message again is safe, and waits for the replicas again.
     with pytest.raises(delayq.NotDurable):
         await jobs.offer(1, id="mine", on_duplicate="ignore")
     with pytest.raises(delayq.NotDurable) as caught:
@@ -120,7 +120,7 @@ async def test_a_replica_that_hangs_is_not_counted(client: delayq.Client, pair: 
     with pair[1].paused():
         with pytest.raises(delayq.NotDurable, match="0 of 1"):
             await jobs.offer(1, durability="replicas:1")
-        # Who asked for no promise does not wait, on the same queue.
+        # On the same queue, a caller that asked for no durability does not wait.
         await asyncio.wait_for(jobs.offer(2), 5)
     await jobs.offer(3, durability="replicas:1")
 
@@ -147,7 +147,7 @@ async def test_a_queue_that_closes_while_its_server_is_asked_stores_nothing(
 async def test_a_repetition_waits_for_what_the_first_try_wrote(
     client: delayq.Client, pair: tuple[PrivateServer, PrivateServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The repetition finds the message stored, and writes nothing of it: still it is the message that is promised."""
+    """The retry finds the message stored and writes nothing, but it is still the message whose durability was promised."""
     jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
     await jobs.offer(0)
     attempt, lost = Server._attempt, 0
@@ -157,7 +157,7 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
         answer = await attempt(server, *args, **options)
         if lost < 1:
             lost += 1
-            # As after a connection that broke: on another one nothing was written yet that could be waited for.
+            # As after a broken connection: on a new one, nothing has been written yet that could be waited for.
             server._nodes.of(None).renew()
             raise OutcomeUnknown("planned")
         return answer
@@ -186,7 +186,7 @@ async def test_what_the_disk_was_promised_survives_the_servers_death(name: str, 
 
 
 async def test_a_server_that_cannot_keep_it_refuses_before_anything_is_written(server: PrivateServer) -> None:
-    """Redis 7.0 does not know the command; here Valkey does not write to its disk."""
+    """Redis 7.0 does not know the command, and this Valkey does not write to its disk."""
     async with delayq.connect(server.url) as client:
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")

@@ -1,4 +1,4 @@
-"""The embedded server: what its users may rely on, seen from outside with real processes."""
+"""The embedded server: the behaviour that its users may rely on, seen from outside with real processes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 5.0
-"""Seconds after which something is said not to happen. It takes a small part of that."""
+"""Seconds after which an expected event counts as missing. It normally takes a small part of that time."""
 
-# The package without its __init__: the many processes here need nothing else of it, and start four times as fast.
+# The package without its __init__: the many processes here need nothing else from it, and start four times as fast.
 IMPORT = """
 import sys, types
 package = sys.modules["delayq"] = types.ModuleType("delayq")
@@ -56,14 +56,14 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tell
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory whose path is short enough for a socket in it."""
+    """Create a directory whose path is short enough for a socket in it."""
     place = Path(tempfile.mkdtemp(prefix="dq-")).resolve()
     yield place
     shutil.rmtree(place, ignore_errors=True)
 
 
 class User:
-    """A process that opened the embedded server and runs ``then``."""
+    """A process that opens the embedded server and then runs ``then``."""
 
     def __init__(self, directory: Path | None, then: str = WAIT) -> None:
         self.process = subprocess.Popen(
@@ -92,7 +92,7 @@ class User:
 
 @pytest.fixture
 def user() -> Iterator[Callable[..., User]]:
-    """Start users. Those that still run when the test ends are killed, and so their servers end."""
+    """Start users. Those still running when the test ends are killed, which ends their servers too."""
     users: list[User] = []
 
     def start(directory: Path | None, then: str = WAIT) -> User:
@@ -130,7 +130,7 @@ def parent(pid: int) -> int:
 
 
 def has_ended(pid: int) -> bool:
-    # Where nobody reaps orphans they stay as zombies.
+    # On systems that do not reap orphans, they stay as zombies.
     return ps("stat", pid)[:1] in ("", "Z")
 
 
@@ -210,7 +210,7 @@ class TestTheBinary:
         (place / "mine").symlink_to("many-in-one")
         monkeypatch.chdir(place)
         monkeypatch.setenv("DELAYQ_SERVER_BINARY", "./mine")
-        # Not followed: some programs look at the name by which they are called.
+        # The link is not followed, because some programs look at the name by which they are called.
         assert find_server() == str(place / "mine")
 
     def test_named_wrongly_is_not_replaced_by_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ class TestATemporaryServer:
             server.stop()
             return took
 
-        # Some 70 ms on two cores; the bound leaves room for a busy machine.
+        # Takes some 70 ms on two cores; the bound leaves room for a busy machine.
         assert min(once() for _ in range(3)) < 1.0
 
     def test_makes_no_noise_even_when_not_stopped(self) -> None:
@@ -337,7 +337,7 @@ class TestADirectory:
         one.start()
         other.start()
         one.stop()
-        other.stop()  # joined, so the watchdog is not its child
+        other.stop()  # it joined, so the watchdog is not its child
         shutil.rmtree(place / "data")
 
     def test_with_files_of_others_is_fine_and_they_stay(self, place: Path) -> None:
@@ -345,7 +345,7 @@ class TestADirectory:
         place.chmod(0o755)
         with EmbeddedServer(place) as server:
             assert answers(server.socket_path)
-            # Others may enter this directory, so the socket has a private one of its own.
+            # Other users may enter this directory, so the socket gets a private one of its own.
             elsewhere = server.socket_path.parent
             assert elsewhere != place
             assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o700
@@ -400,7 +400,7 @@ class TestADirectory:
 
     def test_that_cannot_be_written_is_refused(self, place: Path) -> None:
         place.chmod(0o500)
-        # Root may write anywhere, but in a file system that holds no files.
+        # Root may write anywhere except in a file system that holds no files.
         wrong = place if os.geteuid() else Path("/proc/self")
         with pytest.raises(EmbeddedServerError, match=str(wrong)):
             EmbeddedServer(wrong).start()
@@ -472,7 +472,7 @@ class TestNoOrphanRemains:
         os.kill(owner.watchdog, signal.SIGKILL)
         eventually(lambda: has_ended(owner.server), "the end of the server")
         if kept:
-            # Another can start while the first user, whose server is gone, still lives; neither disturbs the other.
+            # Another server can start while the first user, whose server is gone, is still alive; neither disturbs the other.
             with EmbeddedServer(place) as server:
                 assert raw_call(server.socket_path, "GET", "a") == b"kept"
         assert owner.process.stdin is not None
@@ -482,7 +482,7 @@ class TestNoOrphanRemains:
 
     @linux_only
     def test_and_only_the_watchdog_holds_the_end_by_which_it_is_found(self, user: Callable[..., User]) -> None:
-        # Else a server whose watchdog was killed would look watched.
+        # Otherwise a server whose watchdog was killed would look watched.
         owner = user(None)
         assert Path(f"/proc/{owner.watchdog}/fd/0").readlink().name == "server.fifo"
         assert "server.fifo" not in {fd.readlink().name for fd in Path(f"/proc/{owner.server}/fd").iterdir()}
@@ -513,7 +513,7 @@ sys.stdin.read()
             assert raw_call(server.socket_path, "GET", "acknowledged") == b"1"
 
     def test_that_could_write_the_files_of_the_next(self, place: Path) -> None:
-        # As where the kernel does not kill it with its watchdog.
+        # As on a system where the kernel does not kill the server along with its watchdog.
         script = """
 import fcntl, os, sys
 pid = os.open(sys.argv[1] + "/server.pid", os.O_RDWR | os.O_CREAT)
@@ -594,7 +594,7 @@ class TestAClient:
             pid = server_pid(client._embedded.socket_path)
             os.kill(parent(pid), signal.SIGKILL)
             eventually(lambda: has_ended(pid), "the server's end")
-            # It changes nothing, so it is repeated.
+            # This call changes nothing, so it is retried.
             await client.server_time()
             await client.delayed_queue("orders").offer(1)
             assert await client.delayed_queue("orders").take() == 1
@@ -613,7 +613,7 @@ class TestAClient:
         with pytest.raises(asyncio.CancelledError):
             await closing
         eventually(lambda: has_ended(server), "the end of the server")
-        # By then, all was back.
+        # By the time it stopped, all messages had gone back.
         async with delayq.connect(f"embedded:{place}") as client:
             assert await client.delayed_queue("orders").drain() == [*range(1, 150)]
 
@@ -669,7 +669,7 @@ class TestSharing:
         with ThreadPoolExecutor(4) as pool:
             users = list(pool.map(user, [place] * 4))
         assert len({one.server for one in users}) == 1
-        # Whoever goes, and however, the others keep it: also when the one that started it goes.
+        # However one user ends, the others keep the server, even if the one that started it ends.
         for one, how in zip(users[:3], ["SIGKILL", "exit", "SIGTERM"], strict=True):
             one.end(how)
             assert answers(users[3].socket)
@@ -702,7 +702,7 @@ for _ in range(3):
             results = list(pool.map(lambda _: run(script, str(place)), range(30)))
         assert [done.stderr for done in results if done.returncode] == []
         counts = [int(line) for done in results for line in done.stdout.split()]
-        # No two servers at once, and none that forgot: every number was given once.
+        # There were never two servers at once, and none of them lost data: every number was given once.
         assert sorted(counts) == list(range(1, len(counts) + 1))
         generations = (place / "server.log").read_text(errors="replace").count("Server initialized")
         assert generations > 3, "hardly a race"
@@ -713,7 +713,7 @@ for _ in range(3):
         with (place / "server.lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             owner.end("SIGKILL")
-            # The watchdog saw the end and is waiting for the lock that the newcomer has.
+            # The watchdog has noticed the end and is waiting for the lock that the newcomer holds.
             eventually(lambda: any("->" in line and f" {owner.watchdog} " in line for line in _locks()), "the wait")
             joined = os.open(place / "server.fifo", os.O_WRONLY)
         eventually(lambda: not any(f" {owner.watchdog} " in line for line in _locks()), "its turn")
@@ -794,7 +794,7 @@ signal.pause()
 
 
 def test_ctrl_c_leaves_the_server_to_an_application_that_finishes_its_work(user: Callable[..., User]) -> None:
-    # A shell that runs these tests in the background has them ignore Ctrl-C, and so would what they start.
+    # A shell that runs these tests in the background has them ignore Ctrl-C, and their child processes would ignore it too.
     then = """
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:

@@ -1,4 +1,4 @@
-"""Every example runs, as its first lines say."""
+"""Every example runs as its first lines say."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = 30.0
 
 
 class Program:
-    """A running example, and what it has printed so far."""
+    """A running example, and its output so far."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -45,12 +45,12 @@ class Program:
         raise AssertionError(f"it ended without {text!r}:\n" + "\n".join(self.lines))
 
     async def stop(self) -> str:
-        """Ask it to end; then as :meth:`end`. Having shut down, uvicorn ends by the signal that it got."""
+        """Ask the program to end, then do as :meth:`end` does. After its shutdown, uvicorn ends by the signal it received."""
         self._process.terminate()
         return await self.end(0, -signal.SIGTERM)
 
     async def end(self, *statuses: int) -> str:
-        """Wait until it has ended well, and return all it printed."""
+        """Wait until the program has ended well, and return all of its output."""
         assert self._process.stdout is not None
         with anyio.fail_after(PATIENCE):
             self.lines += (await self._process.stdout.read()).decode().splitlines()
@@ -62,7 +62,7 @@ class Program:
 
 @asynccontextmanager
 async def program(server: PrivateServer, *arguments: str | Path, **variables: str) -> AsyncIterator[Program]:
-    """Run Python with these arguments on this server, and kill it afterwards."""
+    """Run Python with these arguments against this server, and kill it afterwards."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *arguments,
@@ -137,7 +137,7 @@ async def test_a_worker_closes_orders_and_tries_again(own_server: PrivateServer)
 async def serving(
     server: PrivateServer, folder: Path, app: str, **variables: str
 ) -> AsyncIterator[tuple[Program, httpx.AsyncClient]]:
-    """An application under uvicorn, and who visits it."""
+    """Serve an application with uvicorn. Yields the program, and a browser to visit it with."""
     port = free_port()
     arguments = ("-m", "uvicorn", app, "--app-dir", folder, "--host", "127.0.0.1", "--port", str(port))
     async with (

@@ -1,4 +1,4 @@
-"""Each network call, failed: what is left on the server, and who completes it."""
+"""Each network call, failed on purpose: the state it leaves on the server, and which client completes it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """Makes calls fail: before they are sent, or after they were carried out."""
+    """Makes calls fail, either before they are sent or after they have been carried out."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
@@ -46,7 +46,7 @@ class Faults:
             if fault is None:
                 return send_back(server, wire, connections, call)
             if fault == "lost":
-                # Carried out, and its answer never seen.
+                # The call is carried out, but its reply never arrives.
                 send_back(server, wire, connections, HandBack(call.request))
             call.tries += 1
             call.note(OutcomeUnknown("planned") if fault == "lost" else ServerUnavailable("planned"))
@@ -62,13 +62,13 @@ class Faults:
             if fault == "unsent":
                 asyncio.get_running_loop().call_soon(told, ServerUnavailable("planned"))
                 return beside or next(iter((*(pool := _pool(server))._free, *pool._used)))
-            # What was not carried out is not lost: the server did not know the script.
+            # If the call was not carried out, its reply is not lost: the server did not know the script.
             lost: Callable[[Any], object] = lambda answer: told(
                 answer if isinstance(answer, ServerUnavailable) else OutcomeUnknown("planned")
             )
             wire = run_soon(server, script, keys, args, lost if fault == "lost" else told, beside)
             if wire is None:
-                # Made by another way, which counts it again.
+                # The call is made another way, which counts it again.
                 self.calls.pop()
             return wire
 
@@ -86,13 +86,13 @@ class Faults:
             fault = self.plan(name, self.calls.count(name))
             if fault == "unsent":
                 raise ServerUnavailable("planned")
-            # An answer that is lost is never confirmed.
+            # A lost reply is never confirmed.
             reply = await attempt(server, key, command, script, None if fault == "lost" else confirm, then, until)
             if fault == "lost":
                 raise OutcomeUnknown("planned")
             return reply
 
-        # A script has one form only, and one name on the server.
+        # Give each script one form only, and one name on the server.
         monkeypatch.setattr(Rights, "form", lambda _rights, _wire, script, _key: script)
         monkeypatch.setattr(Server, "_attempt", faulty)
         monkeypatch.setattr(Server, "run_soon", faulty_soon)
@@ -169,7 +169,7 @@ async def test_giving_back_is_repeated_and_never_doubles(
     async with Redis.from_url(server.url) as raw:
 
         async def settled() -> bool:
-            # The marker is gone too, or goes by itself: a try whose answer was lost may have been overtaken by the next one.
+            # The marker is gone too, or expires by itself: a try whose reply was lost may have been overtaken by the next one.
             names = await raw.keys()
             lasting = [name for name in names if await raw.pttl(name) == -1]
             gone = len(names) == 1 or fault == "lost"
@@ -389,7 +389,7 @@ async def test_while_the_server_is_away_calls_wait_and_then_say_so(
         taker = asyncio.create_task(queue.take())
         await asyncio.sleep(0.05)
         own_server.kill()
-        # From now on the event loop knows; an offer in this very moment could not tell whether it was sent.
+        # From now on the event loop knows; before this, an offer could not tell whether it had been sent.
         await until(lambda: "notifications are interrupted" in caplog.text)
         with pytest.raises(delayq.ServerUnavailable) as caught:
             await queue.offer(1)

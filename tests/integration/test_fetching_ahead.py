@@ -1,4 +1,4 @@
-"""While one batch is handled the next is fetched: wherever a loop ends, nothing is lost, nothing doubled, and order is kept."""
+"""The next batch is fetched while one is handled. Wherever a loop ends, nothing is lost or duplicated, and order is kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COUNT = 1000
 
 
 class Way:
-    """One way to loop over a queue, in words that are the same for all."""
+    """One way to loop over a queue, behind an interface that all ways share."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -42,7 +42,7 @@ class Way:
             await queue.offer_many([(n, 0) for n in range(count)])
 
     async def loop(self, queue: Any, handled: list[int]) -> AsyncGenerator[int, None]:
-        """Handle what comes, and yield it after that."""
+        """Handle each message, and yield it afterwards."""
         if self.name == "values":
             async with aclosing(queue.__aiter__()) as values:
                 async for value in values:
@@ -57,7 +57,7 @@ class Way:
                 yield handled[-1]
 
     async def waiting(self, queue: Any) -> int:
-        """How many wait on the server, with nobody."""
+        """Count the messages that wait on the server and have not been handed out."""
         if self.name == "messages":
             stats = await queue.stats()
             ready: int = stats.ready
@@ -67,7 +67,7 @@ class Way:
         return pending + due
 
     async def rest(self, queue: Any, count: int) -> list[int]:
-        """What is left, in order, once ``count`` are back."""
+        """Return the remaining messages in order, once ``count`` of them are back."""
 
         async def back() -> bool:
             return await self.waiting(queue) == count
@@ -78,7 +78,7 @@ class Way:
             return drained
         left: list[int] = []
         while some := await queue.claim(100):
-            # Nobody had them, as far as they know.
+            # As far as these messages know, they have never been handed out.
             assert {message.attempt for message in some} == {1}
             left += [message.value for message in some]
             await asyncio.gather(*(message.ack() for message in some))
@@ -92,13 +92,13 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fetch ahead from the second batch on, so that each loop comes to it."""
+    """Fetch ahead from the second batch on, so that every loop reaches that point."""
     monkeypatch.setattr("delayq._scheduling.prefetch._MANY", 2)
 
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, handling counts as quick: batches double."""
+    """Treat handling as quick however busy the machine is, so that batches double."""
     monkeypatch.setattr("delayq._scheduling.prefetch._WITHIN", 1e6)
 
 
@@ -107,7 +107,7 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-# What it does
+# Behaviour
 
 
 @pytest.mark.usefixtures("_quick")
@@ -133,7 +133,7 @@ async def test_small_batches_leave_what_they_do_not_want_to_others(client: Clien
     await way.fill(queue)
     async with aclosing(way.loop(queue, handled)) as loop:
         async for _ in loop:
-            # The first of 16.
+            # The first message of the batch of 16.
             if len(handled) == 16:
                 assert await way.waiting(queue) == COUNT - 31
                 break
@@ -155,7 +155,7 @@ async def test_a_loop_gets_all_in_order_and_then_waits_for_more(client: Client, 
         assert await asyncio.wait_for(following, 20) == 0
 
 
-# Where it ends
+# Leaving a loop
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -164,7 +164,7 @@ async def test_wherever_a_loop_is_left_the_rest_goes_back_in_order(client: Clien
     queue, handled = way.open(client), list[int]()
     await way.fill(queue)
     while len(handled) < COUNT:
-        # Often in a large batch, at times at the edge of one.
+        # Often within a large batch, sometimes at the edge of one.
         leave_at = min(COUNT, len(handled) + chance.choice((1, 31, 32, 63, 64, 95, chance.randrange(1, 300))))
         async with aclosing(way.loop(queue, handled)) as loop:
             async for _ in loop:
@@ -199,12 +199,12 @@ async def test_whenever_its_task_is_cancelled_the_rest_goes_back_in_order(client
         consumer = asyncio.create_task(consume())
         start, most = len(handled), chance.randrange(40)
         async with asyncio.timeout(20):
-            # Each turn, for a thousand are handled in no time.
+            # Check on every turn, because a thousand messages are handled in no time.
             while len(handled) < min(start + most, COUNT):
                 await asyncio.sleep(0)
         await turns(chance.randrange(30))
         if chance.random() < 0.3:
-            # Not at the end of a turn only.
+            # Not only at the end of a turn.
             await asyncio.sleep(chance.random() * 0.002)
         consumer.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -222,7 +222,7 @@ async def test_whenever_its_task_is_cancelled_the_rest_goes_back_in_order(client
 
 @pytest.mark.usefixtures("early")
 async def test_cancelled_between_any_two_turns_a_loop_keeps_what_it_had(client: Client, way: Way) -> None:
-    """Before, while and after each step of the first batches: nothing is random here."""
+    """The loop is cancelled before, during and after each step of the first batches; nothing here is random."""
     queue, handled = way.open(client), list[int]()
     await way.fill(queue)
 
@@ -279,7 +279,7 @@ async def test_a_queue_closed_by_somebody_else_ends_the_loop_and_has_the_rest(cl
         consumer = asyncio.create_task(consume())
         start, most = len(handled), chance.randrange(40)
         async with asyncio.timeout(20):
-            # Each turn, for a thousand are handled in no time.
+            # Check on every turn, because a thousand messages are handled in no time.
             while len(handled) < min(start + most, COUNT):
                 await asyncio.sleep(0)
         await turns(chance.randrange(30))
@@ -302,7 +302,7 @@ async def test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next(serve
         assert await way.rest(way.open(client), COUNT - 200) == list(range(200, COUNT))
 
 
-# Two at once
+# Two loops at once
 
 
 async def test_two_loops_over_one_queue_share_all_of_it_each_in_order(client: Client, way: Way) -> None:
@@ -356,11 +356,11 @@ async def test_what_one_loop_gives_back_reaches_the_other(client: Client, way: W
     assert await way.rest(queue, 0) == []
 
 
-# In steps
+# Step by step
 
 
 class Callers:
-    """The callers of a queue, and a server that is played by the test."""
+    """The callers of a queue, with the test playing the server."""
 
     def __init__(self) -> None:
         self.background = Background()

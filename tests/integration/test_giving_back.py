@@ -1,4 +1,4 @@
-"""Giving back reaches the server whatever else happens at that moment."""
+"""Messages that are given back reach the server, whatever else happens at that moment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def everything(url: str) -> list[Any]:
-    """What another client finds."""
+    """Return everything that another client finds."""
     async with delayq.connect(url) as client:
         return await client.delayed_queue("orders").drain()
 
@@ -56,7 +56,7 @@ async def test_what_a_drain_has_taken_goes_back_when_the_client_closes_before_it
 async def test_closing_takes_back_in_order_what_callers_were_handed_before_their_tasks_ran(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise what they give back by themselves comes later, and goes before what the close has given back."""
+    """Otherwise the callers would give messages back later, ahead of those that the close has given back."""
     client = delayq.connect(own_server.unix_url)
     await client.__aenter__()
     queue = client.delayed_queue("orders")
@@ -83,7 +83,7 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
     for drain in drains:
         with pytest.raises(delayq.Closed):
             await drain
-    # In one call, for one call keeps the order.
+    # In a single call, because only that keeps the order.
     (back,) = [call for call in written if call.request.script is GIVE_BACK]
     assert [int(payload) for payload in back.request.args[3:]] == [*range(20)]
     await ending[0]
@@ -104,7 +104,7 @@ async def test_a_client_that_closes_waits_for_a_queue_that_is_closing(own_server
         closing = asyncio.create_task(queue.aclose())
         await asyncio.sleep(0)
         await client.aclose()
-        # Not cancelled.
+        # Closing was not cancelled.
         await closing
     assert [first, *await everything(own_server.url)] == [*range(150)]
 
@@ -118,7 +118,7 @@ async def test_closing_does_not_claim_to_know_what_arrives_later(
             await queue.offer_many([(n, 0) for n in range(10)])
             values = aiter(queue)
             taken = [await anext(values) for _ in range(5)]
-            # At hand here are some of the others; the rest is on the server.
+            # Some of the others have been fetched ahead; the rest is on the server.
             ready = await queue.ready.size()
             assert ready < 5
             links.stall()
@@ -152,7 +152,7 @@ async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: Priva
             assert links.lost_replies == 1
             async for _ in queue:
                 break
-            # What was fetched ahead is back.
+            # Messages that were fetched ahead are back.
             await until(lambda: queue._taker.is_idle)
             assert len(await queue.drain()) == 47
         finally:
@@ -172,7 +172,7 @@ async def test_closing_gives_back_also_while_the_server_has_lost_its_office(own_
     errors = client.statistics().errors
     server = client._session.server  # type: ignore[union-attr]
     closing = asyncio.create_task(client.aclose())
-    # The first calls at least.
+    # At least the first calls have failed.
     await until(lambda: server.errors >= errors + 2)
     own_server.call("REPLICAOF", "NO", "ONE")
     await closing
@@ -182,7 +182,7 @@ async def test_closing_gives_back_also_while_the_server_has_lost_its_office(own_
 async def test_closing_tries_now_and_then_while_the_server_cannot_serve(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits longer than otherwise, and leaves the processor alone meanwhile."""
+    """Closing waits longer than usual, without keeping the processor busy."""
     client = delayq.connect(own_server.unix_url)
     await client.__aenter__()
     queue = client.delayed_queue("orders")
@@ -265,7 +265,7 @@ async def test_claims_are_counted_as_given_back_once_and_only_when_they_are(own_
         claims = jobs._open.claims
         taken = await claims.taker.get(3, None)
         assert claims.has_some_out
-        # It refuses, so the call is made anew until it does not.
+        # The server refuses the call, so it is repeated until the server accepts it.
         refused = "EVAL EVALSHA"
         for command in refused.split():
             own_server.call("ACL", "SETUSER", "default", f"-{command.lower()}")

@@ -1,4 +1,4 @@
-"""Messages on their way to a caller, over links that are slow or break at that very moment: each arrives, or goes back."""
+"""Messages on their way to a caller, over links that are slow or break at that very moment: each one arrives or goes back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def numbers(raw: Any, name: str) -> list[int]:
 
 
 async def handled(queue: DelayedQueue[int], seen: list[int]) -> None:
-    """Handle without end, and quickly enough for many to be fetched ahead."""
+    """Handle messages without end, and quickly enough for many to be fetched ahead."""
     async for value in queue:
         seen.append(value)
         if len(seen) >= 40:
@@ -61,7 +61,7 @@ async def test_closing_a_client_over_a_long_round_trip_brings_back_what_was_fetc
         await until(lambda: all(len(each) == 40 for each in seen.values()), 30)
         await client.aclose()
         for name in names:
-            # What was written before the client was closed may still be on its way.
+            # Calls that were sent before the client was closed may still be on their way.
             await until(lambda name=name: is_whole(raw, name, 60))  # type: ignore[misc]
             assert await numbers(raw, name) == list(range(40, 100))
         for loop in loops:
@@ -147,7 +147,7 @@ async def test_what_a_lost_answer_has_handed_out_is_delivered_once(
 ) -> None:
     async with Links(own_server) as links, delayq.connect(links.url, resync_interval=0.5) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
-        # The scripts are known to the server.
+        # Make sure that the server knows the scripts.
         await filled(raw, "orders", 1)
         assert await way(queue) == [0]
         links.lose_replies(b"orders", then=then)
@@ -206,7 +206,7 @@ async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
                 await filled(raw, "orders", 1)
                 assert await queue.take() == 0
             await until(lambda: is_confirmed(raw))
-            # It is carried out, and nothing reaches the client any more, nor the server.
+            # The call is carried out, but from then on nothing reaches the client, nor the server.
             links.lose_replies(b"orders", then="silence", times=None)
             await filled(raw, "orders", 2)
             poll = asyncio.create_task(queue.poll())
@@ -225,7 +225,7 @@ async def test_a_confirmation_that_is_lost_is_repeated_and_doubles_nothing(
     async with Links(own_server) as links, delayq.connect(links.url, resync_interval=0.2) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await filled(raw, "orders", 1)
-        # Cut right behind the request that confirms: its answer is lost, whether it arrived or not.
+        # The link breaks right behind the confirmation: its reply is lost, whether or not the request arrived.
         links.lose_replies(b"HDEL")
         assert await queue.take() == 0
         await until(lambda: is_confirmed(raw), 20)
@@ -240,7 +240,7 @@ async def test_a_confirmation_of_which_one_half_is_refused_is_repeated_until_not
     async with delayq.connect(own_server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await filled(raw, "orders", 1)
-        # It was seen to have all rights, which counts for some seconds.
+        # The client is known to have all rights, which holds for some seconds.
         assert await queue.poll(5) == 0
         await until(lambda: is_confirmed(raw))
         await raw.execute_command("ACL", "SETUSER", "default", f"-{refused}")
@@ -262,7 +262,7 @@ async def test_a_confirmation_that_a_new_master_lacks_is_repeated(own_server: Pr
         assert await queue.poll(5) == 0
         confirmed = queue._open.transfer._confirmed
         await until(lambda: confirmed._tokens and confirmed._path)
-        # A replica becomes the master. It had received the call, and not what confirms it.
+        # Pretend that a replica has become the master, having received the call but not its confirmation.
         (_, token), *_ = confirmed._tokens
         await raw.hset("delayq_leased:{orders}", token, "1:0")
         await raw.zadd("delayq_leases:{orders}", {token: int(time.time() * 1000) + 300_000})
@@ -274,7 +274,7 @@ async def test_a_confirmation_that_a_new_master_lacks_is_repeated(own_server: Pr
 async def test_what_went_back_is_not_confirmed_once_more(
     own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new master has the only copy of it, if it has heard neither of the confirmation nor that it went back."""
+    """The new master has the only copy if neither the confirmation nor the hand-back has reached it."""
     tokens: list[str] = []
     add = Confirmed.add
 
@@ -296,7 +296,7 @@ async def test_what_went_back_is_not_confirmed_once_more(
         confirmed = queue._open.transfer._confirmed
         before = confirmed._path
         await raw.client_kill_filter(_type="normal", skipme=True)
-        # The re-check has heeded it.
+        # The re-check has noticed that the connection broke.
         await until(lambda: confirmed._path != before)
         await client.server_time()
         assert await raw.hexists("delayq_leased:{orders}", tokens[-1])
@@ -321,7 +321,7 @@ async def test_the_fence_of_a_call_stays_until_it_is_known_to_be_over(
 
         calling = asyncio.create_task(call())
         await asyncio.sleep(0)
-        # It is given back by its name meanwhile.
+        # Meanwhile the call is given back by its name.
         await queue.aclose()
         fence = queue._open.transfer.keys.fence(handed.call)
         assert await raw.exists(fence)

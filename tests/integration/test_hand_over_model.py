@@ -1,4 +1,4 @@
-"""What the server keeps of messages that are on their way to a caller, against a plain model, whatever happens in between.
+"""The server's record of messages on their way to a caller, checked against a plain model, whatever happens in between.
 
 Calls are carried out, repeated, given up before or after that, confirmed or never heard of again; clients die, and time passes.
 """
@@ -29,12 +29,12 @@ FAR_MS = 4e12
 
 
 class Desk:
-    """A server, its clients' calls, and where each message must be.
+    """A server, the calls of its clients, and the place where each message must be.
 
     Attributes:
-        out: By call, what it has handed out and nobody has confirmed or given back.
+        out: By call, the messages it has handed out that have been neither confirmed nor given back.
         fenced: Calls that were given up, or carried out as hand-backs.
-        done: What callers have for good.
+        done: Messages that callers have for good.
     """
 
     def __init__(self, raw: Any) -> None:
@@ -98,7 +98,7 @@ class Desk:
         assert count == len(expected)
 
     def end_leases(self) -> None:
-        """Time passes, and somebody looks."""
+        """Let time pass until all leases have ended, then have a client look."""
         for token in self.out:
             self.raw.zadd(KEYS.leases, {token: 1})
         args = {"limit": 100, "take": 0, "most_bytes": 0, "lease_us": 1, "each": 0, "call": "look", "signature": ""}
@@ -144,7 +144,7 @@ def test_every_message_is_in_one_place_whatever_becomes_of_the_calls(raw: Any, s
             case "offer":
                 desk.offer(first, ready=second)
             case "transfer" if first not in desk.out:
-                # A call has a name of its own, but may be carried out after it was given up.
+                # Each call has a name of its own, but may be carried out after it was given up.
                 desk.transfer(first, second)
             case "poll" if f"{first}:pending" not in desk.out:
                 desk.poll(first, second)
@@ -153,7 +153,7 @@ def test_every_message_is_in_one_place_whatever_becomes_of_the_calls(raw: Any, s
             case "give back":
                 desk.give_back(f"{first}:pending" if second else first, [])
             case "hand back":
-                # By value, under a name of its own; a repetition is the very same call.
+                # By value, under a name of its own; a retry is the very same call.
                 name = f"back-{first}"
                 if name not in handed_back:
                     handed_back[name], desk.done = desk.done[-second:], desk.done[:-second]

@@ -1,4 +1,4 @@
-"""Whatever stands in the keys: every well-formed message comes once, the rest goes to quarantine, and then it is quiet."""
+"""Whatever the keys hold, each well-formed message is delivered once, the rest goes to quarantine, and then there is quiet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = DelayedKeys.of("orders")
 
 
 def hostile(chance: random.Random, number: int) -> bytes:
-    """A record that somebody may have left: of any form, cut, lengthened, or noise."""
+    """Make a record that another program may have left: of any form, truncated, lengthened, or noise."""
     payload = b"%d" % number
     record_id = chance.randbytes(8)
     length = len(payload)
@@ -57,7 +57,7 @@ async def test_hostile_records_do_no_harm(server: PrivateServer, seed: int) -> N
     async with Redis.from_url(server.url) as raw, delayq.connect(server.url, resync_interval=0.2) as client:
         codec = Opaque()
         await raw.zadd(KEYS.timeout, {record: chance.choice(scores) for record in records})
-        # The list has some of them, in another order, some twice, and some that the sorted set does not have.
+        # The list has some of the records, in another order, some twice, and one that the sorted set does not have.
         listed = [chance.choice(records) for _ in range(400)] + [b"stray"]
         await raw.rpush(KEYS.ordered, *listed)
         never = pack(b"ABCDEFGH", b"never", 8)
@@ -83,7 +83,7 @@ async def test_hostile_records_do_no_harm(server: PrivateServer, seed: int) -> N
         await asyncio.sleep(0.1)
         before = client.statistics().round_trips
         await asyncio.sleep(1)
-        # The re-check and the ping, five times a second each.
+        # The re-check and the ping, each five times a second.
         assert client.statistics().round_trips - before <= 15
         assert got == good
         consumer.cancel()
@@ -95,7 +95,7 @@ async def is_length(raw: Any, key: str, length: int) -> bool:
 
 
 class Opaque:
-    """Payloads as they are."""
+    """Leaves payloads as they are."""
 
     def encode(self, value: bytes, /) -> bytes:
         return value

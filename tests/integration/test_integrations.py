@@ -1,4 +1,4 @@
-"""What web frameworks get, and what is said where something is missing."""
+"""Integration with web frameworks, and the error messages when a library is missing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fastapi_app(address: Any) -> FastAPI:
 
 async def test_a_dependency_is_the_client_of_the_application(server: PrivateServer) -> None:
     app = fastapi_app(server.url)
-    # Twice: an application may be started again, as by its tests.
+    # Twice, because an application may be started again, for example by its tests.
     for number in range(2):
         async with (
             app.router.lifespan_context(app),

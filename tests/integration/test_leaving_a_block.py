@@ -1,4 +1,4 @@
-"""``async with message`` and ``async with delivery``: the block's own error goes on, whatever becomes of settling."""
+"""``async with message`` and ``async with delivery``: the block's own error propagates, whatever the outcome of settling."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_an_error_goes_on_though_the_server_is_away(
         async with held:
             own_server.kill()
             raise ZeroDivisionError
-    # Which of both depends on who notices first that the connection is gone.
+    # The outcome depends on which side notices first that the connection is gone.
     assert re.search("could not be given back: ServerUnavailable|may not have been given back: OutcomeUnknown", caplog.text)
 
 
@@ -113,7 +113,7 @@ async def test_a_cancellation_while_an_error_is_settled_goes_on(client: Client, 
 
 
 async def test_an_instruction_that_cannot_be_carried_out_says_so(client: Client, own_server: PrivateServer) -> None:
-    # It hides no error of the block's: without this the block would end as if all were well.
+    # The error hides none of the block's own; without it, the block would end as if all were well.
     message = await of_a_reliable_queue(client)
     with pytest.raises(delayq.LeaseLost):  # noqa: PT012
         async with message:

@@ -1,4 +1,4 @@
-"""What is too large, or no number, is refused before anything is written."""
+"""A value that is too large, or not a number, is refused before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many clients wait on one queue: each message comes once, and one call for each moment is enough, whoever comes and goes."""
+"""Many clients wait on one queue: each message comes once, and one call per due moment is enough, even as clients come and go."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 __all__ = ["raw"]
 
-# More often than this nobody looks who was not told: then what comes, comes without the re-check.
+# The re-check interval: longer than any test, so every message that arrives does so without the re-check.
 NEVER = HOUR
-# Between two due moments, seconds: more than a stagger.
+# Seconds between two due moments: longer than a stagger.
 APART = 0.025
-# A machine that is busy elsewhere wakes all clients late, and together. It does not always do so.
+# A machine that is busy with other work wakes all clients late and together, but not in every round.
 ROUNDS = 12
 
 
 class Kind:
-    """What both kinds of queue can do, in words that are the same for both."""
+    """A common interface to both kinds of queue."""
 
     def __init__(self, kind: str) -> None:
         self.reliable = kind == "reliable"
@@ -86,7 +86,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[Server]:
-    """How often each client has asked for what is due."""
+    """Count how often each client asks for due messages."""
     made: Counter[Server] = Counter()
     run_once = Server.run_once
 
@@ -100,7 +100,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[Server]:
 
 
 class Crowd:
-    """Clients that all consume one queue, and who of them got what."""
+    """A group of clients that all consume one queue, with a record of which client got which message."""
 
     def __init__(self, kind: Kind, url: str, *, resync: float = NEVER) -> None:
         self.kind = kind
@@ -135,7 +135,7 @@ class Crowd:
         await until(lambda: client.statistics().waiting)
 
     async def subscribed(self, raw: Any, others: int = 0) -> None:
-        """Wait until everybody hears what is published."""
+        """Wait until all clients hear what is published."""
         keys = self.queues[0]._keys
         channel = keys.wake if self.kind.reliable else keys.turns
 
@@ -146,7 +146,7 @@ class Crowd:
         await until(all_hear)
 
     async def offer(self, delays: dict[int, float], by: Any = None) -> None:
-        # A lower bound of when they are due: read before they are offered, by the server's own clock.
+        # A lower bound for the due times: read before the offer, from the server's own clock.
         now = (await self.clients[0].server_time()).timestamp()
         self.due |= {value: now + delay for value, delay in delays.items()}
         await self.kind.offer(by or self.queues[0], delays)
@@ -159,13 +159,13 @@ class Crowd:
         await until(lambda: self.due.keys() <= self.values, 30)
 
     def check(self) -> None:
-        """Each came once, and none before it was due."""
+        """Check that each message came once, and none before it was due."""
         assert sorted(value for value, _, _ in self.got) == sorted(self.due)
         assert [value for value, _, at in self.got if at < self.due[value] - 0.001] == []
 
 
 async def one_of_many(a_round: Callable[[], Awaitable[float]], most: float) -> None:
-    """Let one of several rounds cost ``most``: in the others the machine may have been busy elsewhere."""
+    """Require that one of several rounds costs at most ``most``: in the others, the machine may have been busy."""
     costs: list[float] = []
     for _ in range(ROUNDS):
         costs.append(await a_round())
@@ -187,7 +187,7 @@ async def test_six_clients_get_each_message_once_and_hardly_ever_call_together(
             await crowd.complete()
             return calls.total() - before
 
-        # The start: nobody knows yet who is first.
+        # Warm up: no client knows yet which one is first.
         for _ in range(2):
             await ten_moments()
         await one_of_many(ten_moments, 30)
@@ -201,14 +201,14 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
     crowd = Crowd(kind, server.url)
     async with crowd.of(4), delayq.connect(server.url) as producer:
         queue = kind.open(producer)
-        # It only offers.
+        # This client only offers.
         kind.pushes(queue).close()
         await crowd.subscribed(raw, others=1)
         alive = set(range(4))
         at = 0
         while len(alive) > 1:
             await crowd.offer({at + n: 0.02 + n * APART for n in range(6)} | {at + 6: 0.4, at + 7: 0.45}, by=queue)
-            # What is announced is when the first is due. All the others know of the last ones from notices only.
+            # An offer announces only when its first message is due. The others learn of the last ones from notices alone.
             await until(lambda at=at: at + 5 in crowd.values)  # type: ignore[misc]
             first = [place for place in sorted(alive) if not kind.pushes(crowd.queues[place]).turns.stagger(wanted=True)]
             for place in first[: len(alive) - 1]:
@@ -229,7 +229,7 @@ async def test_a_lone_client_gives_hardly_any_notices(server: PrivateServer, kin
     async with crowd.of(1):
         await crowd.subscribed(raw)
         await crowd.offer({n: 0.2 + n * 0.01 for n in range(60)})
-        # What an offer announces is published too.
+        # Announcements of the offer are published too, so count only from here.
         await raw.config_resetstat()
         start = asyncio.get_running_loop().time()
         await crowd.complete()
@@ -247,7 +247,7 @@ async def test_several_clients_do_give_notices(server: PrivateServer, kind: Kind
         await raw.config_resetstat()
         await crowd.complete()
         published = (await raw.info("commandstats"))["cmdstat_publish"]["calls"]
-        # Not for what came due together, on a machine that was busy elsewhere.
+        # There are no notices for messages that came due together because the machine was busy with other work.
         assert published >= 5
         crowd.check()
 
@@ -260,7 +260,7 @@ async def test_a_client_that_comes_back_to_wait_makes_one_call_for_each_message(
         values = iter(range(10_000))
 
         async def ten_messages() -> float:
-            # The one who waits is woken by its own timer for all of them.
+            # The waiting client is woken by its own timer for all of them.
             expected = [next(values) for _ in range(10)]
             await kind.offer(queue, {value: 0.05 + n * APART for n, value in enumerate(expected)})
             assert await kind.take(queue) == expected[0]
@@ -277,7 +277,7 @@ async def test_a_producer_moves_what_is_due_and_leaves_it_to_a_consumer_that_is_
     kind = Kind("delayed")
     async with delayq.connect(server.url, resync_interval=NEVER) as producer:
         queue: DelayedQueue[int] = producer.delayed_queue("jobs")
-        # Nobody else is there.
+        # There is no other client yet.
         await queue.offer_many([(-1 - n, 0.02 + n * APART) for n in range(5)])
 
         async def all_moved() -> bool:
@@ -301,7 +301,7 @@ async def test_a_producer_moves_what_is_due_and_leaves_it_to_a_consumer_that_is_
             await one_of_many(ten_moments, 3)
             crowd.check()
 
-            # Without a consumer it moves again what comes.
+            # Without a consumer, the producer moves due messages again.
             await crowd.queues[0].aclose()
             await queue.offer_many([(n, 0.02 + n * APART) for n in range(5)])
             await until(all_moved)
@@ -325,7 +325,7 @@ async def test_lost_notices_double_nothing_and_delay_nothing_for_ever(
         await crowd.subscribed(raw, others=1)
         rager: asyncio.Task[None] | None = None
         if lost == "one client is deaf":
-            # A link that is half open looks like silence.
+            # A half-open link looks like silence.
             monkeypatch.setattr(crowd.clients[0]._open_session().scheduler.subscriber, "_handle", lambda _: None)
         else:
             rager = asyncio.create_task(rage())
@@ -356,7 +356,7 @@ async def test_a_message_without_delay_reaches_a_call_that_waits_and_did_not_ask
 
 
 async def test_a_message_that_came_while_nobody_waited_reaches_whoever_waits_next(server: PrivateServer, kind: Kind) -> None:
-    """Whatever is known here that nothing is due: it is announced before, while, or after the call begins."""
+    """The client believes that nothing is due; the announcement comes before, while, or after the call begins."""
     chance = random.Random(5)
     async with delayq.connect(server.url, resync_interval=NEVER) as client, delayq.connect(server.url) as other:
         queue, theirs = kind.open(client), kind.open(other)
@@ -371,7 +371,7 @@ async def test_a_message_that_came_while_nobody_waited_reaches_whoever_waits_nex
 
 
 async def test_what_comes_in_large_offers_reaches_all_who_wait_without_the_recheck(server: PrivateServer, kind: Kind) -> None:
-    """A batch is put back in time a little, for its order. No claim that went before it may hide it."""
+    """A batch is backdated slightly to keep its order. No earlier claim may hide it."""
     crowd = Crowd(kind, server.url)
     async with crowd.of(3), delayq.connect(server.url) as producer:
         queue = kind.open(producer)
@@ -384,7 +384,7 @@ async def test_what_comes_in_large_offers_reaches_all_who_wait_without_the_reche
 
 
 async def test_clients_that_take_one_by_one_get_all_that_others_offer(server: PrivateServer, kind: Kind) -> None:
-    """Nobody is helped by the re-check: what one knows, or leaves to another, is never a message forgotten."""
+    """The re-check never helps here: a message that one client knows of, or leaves to another, must not be forgotten."""
     chance, got = random.Random(3), list[int]()
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(delayq.connect(server.url, resync_interval=NEVER)) for _ in range(3)]
@@ -415,7 +415,7 @@ async def test_a_pause_is_known_and_its_end_too(server: PrivateServer, raw: Any)
         await theirs.pause()
         claim = asyncio.create_task(queue.claim(wait=60))
         await until(lambda: queue._open.claims.pushes.knows)
-        # Somebody hears when it ends.
+        # The client is subscribed, so it will hear when the pause ends.
         await until(lambda: raw.publish(queue._keys.wake, "1"))
         await theirs.offer(1)
         await theirs.resume()

@@ -1,4 +1,4 @@
-"""Old records become current ones, and nothing else changes: neither messages, nor their order, nor when they are due."""
+"""Old records become current ones, and nothing else changes: not the messages, their order, or their due times."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
-# Records, packed and read without delayq's help
+# Records, packed and read without delayq
 
 
 def packed(form: str, record_id: bytes, payload: bytes) -> bytes:
@@ -56,7 +56,7 @@ def packed(form: str, record_id: bytes, payload: bytes) -> bytes:
 
 
 def current(record: bytes) -> bytes:
-    """What is to become of a readable record, by its first and last bytes alone."""
+    """Return the current form of a readable record, derived from its first and last bytes alone."""
     payload = payload_of(record)
     assert payload is not None
     record_id = record[1:9] if (len(record) - len(payload)) % 4 == 1 else record[:8]
@@ -65,12 +65,12 @@ def current(record: bytes) -> bytes:
 
 def some_records(count: int, forms: tuple[str, ...] = READABLE, seed: int = 1) -> list[bytes]:
     chance = random.Random(seed)
-    # Few payloads, so that many are equal.
+    # Use few payloads, so that many are equal.
     return [packed(chance.choice(forms), chance.randbytes(8), b"%d" % chance.randrange(9)) for _ in range(count)]
 
 
 class Raw:
-    """The queue's keys, as they are."""
+    """Direct access to the keys of a queue."""
 
     def __init__(self, connection: Any) -> None:
         self.redis = connection
@@ -91,7 +91,7 @@ class Raw:
         return {key: self.redis.dump(key) for key in self.redis.scan_iter()}
 
     def move(self, record: bytes) -> None:
-        """What a transfer of Redisson's does with one record."""
+        """Remove one record, as a Redisson transfer does."""
         self.redis.zrem(Z, record)
         self.redis.lrem(L, 1, record)
 
@@ -112,13 +112,13 @@ async def done(client: delayq.Client, **options: Any) -> Migration:
     return await last_of(migrate(client, "orders", **options))
 
 
-# What becomes of the records
+# How records are rewritten
 
 
 @pytest.mark.parametrize("where", ["both", "list", "set"])
 @pytest.mark.parametrize("form", READABLE)
 async def test_each_form_becomes_current(client: delayq.Client, raw: Raw, form: str, where: str) -> None:
-    # An id that begins with the current form's first byte, and a payload with every byte.
+    # Include an id that begins with the first byte of the current form, and a payload with every byte value.
     for record_id in (b"ABCDEFGH", b"\x08BCDEFGH"):
         raw.redis.flushall()
         payload = bytes(range(256))
@@ -143,7 +143,7 @@ async def test_order_and_due_times_stay(client: delayq.Client, raw: Raw) -> None
     records = some_records(1500)
     raw.put(*records)
     before = raw.dues()
-    # Others, which have no order in common with the list.
+    # Use due times that are unrelated to the order of the list.
     chance = random.Random(2)
     scores = {record: float(chance.randrange(10**12, 2 * 10**12)) for record in before}
     raw.redis.zadd(Z, scores)
@@ -202,7 +202,7 @@ async def test_what_stands_in_one_place_alone(client: delayq.Client, raw: Raw) -
 
 
 async def test_a_queue_without_an_ordered_list(client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Held in small portions, as a large queue's would be.
+    # Hold few records at a time, so that the queue is rewritten in portions, like a large one.
     monkeypatch.setattr(migration, "_HELD", 1000)
     records = some_records(1500)
     raw.put(*records, where="set")
@@ -228,7 +228,7 @@ async def test_a_record_in_both_forms_is_one_message(client: delayq.Client, raw:
     new = current(old)
     others = some_records(3, (OLD,))
     raw.put(others[0], *{"old": [old], "current": [new], "neither": []}[listed], *others[1:])
-    # What was rescheduled is the current one: nobody reschedules the other.
+    # The current record is the one that was rescheduled: no reschedule ever touches the other.
     raw.redis.zadd(Z, {old: 1000, new: 2000})
     result = await done(client)
     assert raw.ordered() == [current(others[0]), *([] if listed == "neither" else [new]), *map(current, others[1:])]
@@ -239,7 +239,7 @@ async def test_a_record_in_both_forms_is_one_message(client: delayq.Client, raw:
 
 
 async def test_a_list_that_another_tool_left_behind_follows_its_set(client: delayq.Client, raw: Raw) -> None:
-    # That tool had rewritten one of the two structures when it stopped.
+    # The other tool stopped after rewriting only one of the two structures.
     a, b = some_records(2, (OLD,))
     raw.put(a, current(b), where="list")
     raw.put(current(a), b, where="set")
@@ -277,7 +277,7 @@ async def test_receipts_stay_valid(client: delayq.Client, raw: Raw) -> None:
 
 async def test_only_this_queues_records_are_touched(client: delayq.Client, raw: Raw) -> None:
     raw.put(*some_records(5))
-    # A ready list has bare payloads: one that looks like a record is none.
+    # A ready list holds bare payloads, so one that looks like a record is not a record.
     others = {"orders": "list", "redisson_delay_queue:{other}": "list", KEYS.quarantine: "list"}
     for key in others:
         raw.redis.rpush(key, *some_records(3, (OLD,)))
@@ -296,14 +296,14 @@ async def test_a_name_mapper_is_used(server: PrivateServer, raw: Raw) -> None:
     assert raw.redis.lrange("redisson_delay_queue:{prod:orders}", 0, -1) == [current(record)]
 
 
-# A server whose lengths have four bytes
+# A server that packs lengths in four bytes
 
 
 def narrow() -> Script:
     script = Script(MIGRATE.name, MIGRATE.keys, MIGRATE.args, MIGRATE.repeatable)
     text = MIGRATE.text.replace("struct.size('L')", "4 + 0 * struct.size('L')")
     assert text != MIGRATE.text
-    # Where cached_property keeps it.
+    # cached_property keeps the text here.
     script.__dict__["text"] = text
     return script
 
@@ -322,14 +322,14 @@ async def test_a_32_bit_server_gets_its_own_form(client: delayq.Client, raw: Raw
     assert result.complete
 
 
-# Looking only
+# Dry runs
 
 
 async def test_a_dry_run_changes_nothing_and_counts_as_a_real_one(client: delayq.Client, raw: Raw) -> None:
     raw.put(*some_records(200), b"noise")
     raw.put(*some_records(30, seed=2), b"more noise", where="set")
     raw.put(*some_records(20, seed=3), where="list")
-    # Due: a queue that is opened would deliver it.
+    # This record is due: opening the queue would deliver it.
     raw.redis.zadd(Z, {packed(OLD, b"abcdefgh", b"1"): 5})
     before = raw.dump()
     looked = await done(client, dry_run=True)
@@ -343,7 +343,7 @@ async def test_a_dry_run_changes_nothing_and_counts_as_a_real_one(client: delayq
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_list_and_set_are_read_alike(client: delayq.Client, raw: Raw, seed: int) -> None:
-    # The script reads the list, Python the set.
+    # The script reads the list; Python reads the set.
     chance = random.Random(seed)
     records = [record[: len(record) - chance.choice((0, 0, 0, 1, 9))] for record in some_records(400, seed=seed)]
     records += [chance.randbytes(chance.randrange(24)) for _ in range(100)]
@@ -356,7 +356,7 @@ async def test_list_and_set_are_read_alike(client: delayq.Client, raw: Raw, seed
     assert listed.looked_at == len(records)
 
 
-# While others are at work
+# Concurrent changes
 
 
 def removals(chance: random.Random, raw: Raw, how: str) -> None:
@@ -376,7 +376,7 @@ async def test_nothing_is_skipped_while_others_remove(client: delayq.Client, raw
     async for step in migrate(client, "orders", batch=7):
         if first_pass and step.phase.startswith("sorted set"):
             first_pass = False
-            # One walk was enough: what was there when it began, and still is, is current.
+            # One walk is enough: every record that was there when it began, and still is, is current.
             left = raw.ordered()
             assert left
             assert all(record == current(record) for record in left)
@@ -432,7 +432,7 @@ async def test_a_producer_of_old_records_is_not_waited_for(client: delayq.Client
 async def test_what_is_offered_while_the_set_is_read_keeps_both_its_places(
     client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Such a record is seen in the set, and only there: the list was read before.
+    # Such a record is seen only in the set, because the list was read earlier.
     monkeypatch.setattr(migration, "_HELD", 0)
     raw.put(*some_records(1200, (OLD,)), where="set")
     listed: list[bytes] = []
@@ -442,7 +442,7 @@ async def test_what_is_offered_while_the_set_is_read_keeps_both_its_places(
             foreign = some_records(6, (OLD,), seed=2000 + len(listed))
             raw.put(*foreign)
             listed += foreign
-        # At no moment does one of them stand in the set as something that the list does not have.
+        # At no moment may the set hold one of them in a form that the list does not have.
         members = set(raw.dues())
         assert all(record in members for record in raw.ordered())
     assert step is not None
@@ -451,7 +451,7 @@ async def test_what_is_offered_while_the_set_is_read_keeps_both_its_places(
 
 
 async def test_a_step_may_be_repeated(server: PrivateServer, client: delayq.Client, raw: Raw) -> None:
-    # As after a lost answer; the list may have moved meanwhile.
+    # A step is repeated after a lost answer; the list may have changed in the meantime.
     records = some_records(50)
     raw.put(*records)
     caller: Server = client._open_session().server
@@ -486,7 +486,7 @@ def test_a_migration_changes_nothing_but_the_form(
 ) -> None:
     server.flush()
     chance = random.Random(seed)
-    # The model: messages in offer order, and due times, by what the record is to become.
+    # The model: messages in offer order and their due times, both by the current form of the record.
     listed: list[bytes] = []
     dues: dict[bytes, float] = {}
 
@@ -522,7 +522,7 @@ def test_a_migration_changes_nothing_but_the_form(
                         put(raw, (*message[:3], "both"))
                     case (what, place):
                         change(raw, what, place)
-            # What was there at first is current, whatever happened meanwhile.
+            # Every record that was there at first is current, whatever happened in the meantime.
             assert all(record == current(record) for record in [*raw.ordered(), *raw.dues()] if current(record) in started)
             assert (await done(client)).complete
 
@@ -533,7 +533,7 @@ def test_a_migration_changes_nothing_but_the_form(
         assert raw.dues() == dues
 
 
-# When it cannot be done
+# Failures
 
 
 @pytest.mark.parametrize("key", [Z, L])
@@ -570,7 +570,7 @@ async def test_a_broken_off_migration_is_gone_on_with(client: delayq.Client, raw
         if step.rewritten >= 30:
             break
     assert step is not None
-    # In between, every record is in one form in both places.
+    # Midway, every record has the same form in both places.
     assert set(raw.dues()) == set(raw.ordered())
     assert 0 < sum(record == current(record) for record in raw.ordered()) < 100
     result = await done(client)
@@ -579,7 +579,7 @@ async def test_a_broken_off_migration_is_gone_on_with(client: delayq.Client, raw
     assert raw.ordered() == [current(record) for record in records]
 
 
-# How large a step is
+# Step sizes
 
 
 def pace_after(pace: migration._Pace, *milliseconds: float, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -646,7 +646,7 @@ def test_the_command_sums_up(server: PrivateServer, raw: Raw) -> None:
     assert re.fullmatch(r"seconds: [\d.]+", lines[5])
     assert re.fullmatch(r"longest step: [\d.]+ ms", lines[6])
     assert lines[7:] == ["every readable record is current"]
-    # One warning up front, in one line.
+    # One warning up front, on a single line.
     assert result.stderr.startswith("delayq: warning: a Redisson before 3.21.1")
     assert result.stderr.count("\n") == 1
 
@@ -737,7 +737,7 @@ def test_an_incomplete_migration_is_a_bad_result(
 
 
 def in_a_terminal(*arguments: str, act: Callable[[subprocess.Popen[bytes], str], None] | None = None) -> tuple[str, int]:
-    """Run the command at 80 columns, and return what it wrote and its exit status."""
+    """Run the command in a terminal of 80 columns, and return its output and its exit status."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(
@@ -749,7 +749,7 @@ def in_a_terminal(*arguments: str, act: Callable[[subprocess.Popen[bytes], str],
     )
     os.close(theirs)
     written = b""
-    # The terminal ends with an error when its last program has gone.
+    # Reading from the terminal fails once its last program has exited.
     with suppress(OSError):
         while some := os.read(ours, 4096):
             written += some
@@ -767,7 +767,7 @@ def test_a_terminal_gets_a_progress_bar(own_server: PrivateServer) -> None:
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
     assert re.search(r"ordered list +━+ +100% +1,000/1,000|ordered list +━+ 100% 1000/1000", plain)
     assert "rewritten: 1,000" in plain
-    # Every line fits.
+    # Every line fits the terminal.
     assert max(len(line) for line in re.split(r"[\r\n]+", plain) if "━" in line) <= 80
 
 

@@ -1,6 +1,7 @@
-"""A user without channels, as ``ACL SETUSER name on >password ~* +@all`` makes one on Redis 7 and Valkey, loses nothing.
+"""A user without channels, as ``ACL SETUSER name on >password ~* +@all`` creates on Redis 7 and Valkey, loses nothing.
 
-What only delayq hears is a hint: the call does its work. What Redisson's clients depend on is refused, and nothing has changed.
+An announcement that only delayq hears is a hint, so the call does its work without it. A call whose announcement Redisson's
+clients depend on is refused, and changes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ KEYS = DelayedKeys.of(NAME)
 
 @pytest.fixture
 async def silent(server: PrivateServer) -> AsyncIterator[delayq.Client]:
-    """A client of that user."""
+    """Open a client as that user."""
     async with granted(server, WITHOUT_CHANNELS) as url, delayq.connect(url, resync_interval=0.1) as client:
         yield client
 
@@ -48,7 +49,7 @@ async def test_what_is_due_is_taken(silent: delayq.Client, client: delayq.Client
 
 
 async def nothing_left(raw: Any) -> bool:
-    # A fence keeps a late repetition from doing anything twice, for a minute.
+    # A fence remains for a minute, and keeps a late repetition from taking effect twice.
     return all(key.startswith(b"delayq_fence:") for key in await raw.keys("*"))
 
 
@@ -65,7 +66,7 @@ async def test_a_new_head_for_redisson_is_refused_and_nothing_changed(
         with pytest.raises(delayq.ServerRefused):
             await change()
     assert await contents(raw) == before
-    # What comes after the head needs no announcement.
+    # A message due after the head needs no announcement.
     await queue.offer("later", 90)
     assert await queue.pending.size() == 2
 
@@ -78,7 +79,7 @@ async def test_the_reschedule_of_a_head_is_announced_while_it_stays_the_head(cli
         while (message := await listener.get_message(timeout=1)) is not None:
             assert message["type"] == "subscribe"
         await first.reschedule(65)
-        await first.reschedule(80)  # no head any more: the others look at 65 s, and learn of the next one
+        await first.reschedule(80)  # no longer the head: the others wake up at 65 s, and learn of the next one
         await first.reschedule(90)
         await second.reschedule(10)
         heard = [int((await listener.get_message(timeout=5))["data"]) for _ in range(2)]
@@ -126,6 +127,6 @@ async def test_a_reliable_queue_does_all_its_work(silent: delayq.Client, raw: An
     await occurrence.ack()
     assert await queue.unschedule("often")
     told = [record.getMessage() for record in caplog.records if "no permission to PUBLISH" in record.getMessage()]
-    # Once by what offers, once by what claims.
+    # Once by the call that offers, once by the call that claims.
     assert len(told) <= 2
     assert any(repr(NAME) in line for line in told)

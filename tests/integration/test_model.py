@@ -1,6 +1,6 @@
-"""Random operations on a real queue, against a plain model of it.
+"""Run random operations on a real queue and on a plain model of it, and compare them.
 
-Time stands still in the model: a message is due now, or in an hour. So nothing here depends on how fast the machine is.
+Time does not pass in the model: a message is due either now or in an hour, so nothing here depends on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
             self.runner = asyncio.Runner()
             self.client = delayq.connect(server.url)
             self.queue: delayq.DelayedQueue[int] = self.run(self.open())
-            # Pending messages in offer order; those of an hour are all due after those of now, in the order of due_at.
+            # Pending messages in offer order. Those due in an hour all come after those due now, in the order of due_at.
             self.pending: list[delayq.Receipt[int]] = []
             self.values: dict[str, int] = {}
-            # Due messages in the order in which they come.
+            # Due messages in delivery order.
             self.due: list[int] = []
-            # Out under a lease.
+            # Leased messages.
             self.held: list[delayq.Delivery[int]] = []
 
         async def open(self) -> delayq.DelayedQueue[int]:
@@ -134,7 +134,7 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
                     if len(seen) == min(count, len(self.due)):
                         break
                 for _ in range(200):
-                    # What was fetched ahead is on its way back.
+                    # Messages fetched ahead are on their way back.
                     if await self.queue.ready.size() == len(self.due) - len(seen):
                         break
                     await asyncio.sleep(0.001)
@@ -155,7 +155,7 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
                     if taken == count or taken == len(self.due):
                         break
                 while await self.queue.ready.leased() != len(self.held):
-                    await asyncio.sleep(0.001)  # what was fetched ahead is on its way back
+                    await asyncio.sleep(0.001)  # messages fetched ahead are on their way back
 
             before = len(self.held)
             self.run(some())
@@ -191,7 +191,7 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
             elif how == "cancel":
                 self.due.insert(0, delivery.value)
             elif how == "raise":
-                # Offered again by the server: no receipt.
+                # The server offered the message again, so there is no receipt.
                 assert self.run(self.queue.pending.read_all())[-1] == delivery.value
                 assert self.run(self.remove_newest()) == delivery.value
 

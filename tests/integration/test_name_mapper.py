@@ -1,4 +1,4 @@
-"""Names that are mapped, as a Redisson client's NameMapper maps them."""
+"""Queue names are mapped in the same way as by a Redisson client's NameMapper."""
 
 from __future__ import annotations
 

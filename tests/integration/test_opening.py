@@ -1,4 +1,4 @@
-"""How a client finds its server: over long round trips, past servers that do not answer, and with a clear word if it cannot."""
+"""How a client finds its server: over long round trips, past servers that do not answer, and with a clear error if it cannot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="TLS NOT TESTED: no o
 
 @pytest.fixture(params=[*FOUND])
 def some_kind(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
-    """A server of its own, on a port."""
+    """Start a private server that listens on a port."""
     with PrivateServer(FOUND[request.param], tcp=True, options=("--repl-diskless-sync-delay", "0")) as server:
         yield server
 
@@ -224,7 +224,7 @@ def _is_served(info: Any) -> bool:
 
 
 class Loops:
-    """Everything that waits for messages of two queues."""
+    """Loops and calls that wait for messages, two on delayed queues and two on reliable queues."""
 
     def __init__(self, client: delayq.Client) -> None:
         self.orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")

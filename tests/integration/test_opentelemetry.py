@@ -1,4 +1,4 @@
-"""A trace leads from the request that offers to the handler, hours later."""
+"""A trace leads from the request that offers a message to the handler that processes it hours later."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_request_offer_delay_handler_are_linked_spans(client: Client, trac
         with tracer.start_as_current_span("close order"):
             assert value == {"order": 1}
 
-    # As long as it takes, without waiting for it.
+    # Skip the delay instead of waiting for it.
     await jobs.reschedule(id_, 0)
     await worker.run(burst=True)
 

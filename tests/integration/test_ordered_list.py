@@ -1,4 +1,4 @@
-"""Taking records out of the ordered list leaves exactly the others, in order, whoever wrote them."""
+"""Removing records from the ordered list leaves exactly the others, in order, whichever program wrote them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ KEYS = DelayedKeys.of("orders")
 
 @st.composite
 def lists(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
-    """Records in offer order, ours and Java's, and the places of those that leave."""
+    """Draw records in offer order, both delayq's and Java's, and the positions of those that leave."""
     size = draw(st.integers(1, 400))
     seed = draw(st.randoms(use_true_random=False))
     java = draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]))
-    # Evenly, in bursts, or with a gap of a year.
+    # Spaced evenly, in bursts, or with a gap of a year.
     steps = draw(st.sampled_from([[1000], [1, 1, 1, 10**9], [1, 10**6], [1] * 50 + [365 * 86_400 * 10**6]]))
     moment = int(time.time() * 1_000_000) - 40_000_000_000_000
     records = []

@@ -1,4 +1,4 @@
-"""Tests of other modules once more, over links that are as slow as a network is."""
+"""Tests from other modules, run again over links as slow as a real network."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["_quick", "early", "faults", "jobs", "raw", "store", "way"]
 
 LINKS: dict[str, tuple[float, float | None]] = {"20 ms, 40 Mbit/s": (20, 40)}
-"""Round trips in milliseconds, and megabits a second."""
+"""Round trip in milliseconds, and bandwidth in megabits per second."""
 
-# Each takes a few round trips only.
+# Each of these tests takes only a few round trips.
 CHOSEN: dict[ModuleType, tuple[str, ...]] = {
     test_cancellation: (
         "test_what_arrives_for_a_cancelled_take_goes_back_to_the_head",
@@ -75,7 +75,7 @@ for _module, _names in CHOSEN.items():
 
 
 class Distant:
-    """A server behind links: it has their address, and everything else of the server itself."""
+    """A server behind links: it has their address, and otherwise behaves as the server itself."""
 
     def __init__(self, server: PrivateServer, links: Links) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""A queue in partitions does what one queue does; ids decide where a message lies, consumers take from all in turn."""
+"""A partitioned queue does what a single queue does: ids decide where a message lies, and consumers take from all in turn."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TestRouting:
             keys = ReliableKeys.of(name, partition=partition)
             on[key_slot(keys.wake.encode()) * masters // SLOTS] += 1
             if partition + 1 >= masters * 2:
-                # The places at which masters meet lie within somebody's stretch.
+                # The boundaries between masters fall inside the partitions' ranges of slots.
                 assert max(on.values()) - min(on.values()) <= 3
         assert len({hash_tag(ReliableKeys.of(name, partition=partition).wake) for partition in range(40)}) == 40
 
@@ -92,7 +92,7 @@ class TestRouting:
         except delayq.BadName:
             return
         assert len({hash_tag(key) for key in mine}) == 1
-        # A delayed queue's list is called as it likes.
+        # The list of a delayed queue has the queue's own name, which may be anything.
         assert not mine & (others - {other})
         if (one, here) != (other, there):
             assert not mine & keys(ReliableKeys.of(other, partition=there))
@@ -108,7 +108,7 @@ async def test_messages_spread_over_all_partitions_and_come_all_once(jobs: Parti
 
 
 async def test_every_partition_gets_its_turn(jobs: PartitionedQueue[int]) -> None:
-    """One that is full to the brim does not keep another one's message waiting."""
+    """A partition with a long backlog must not delay another partition's message."""
     full, small = jobs.partitions[0], jobs.partitions[3]
     await full.offer_many([Offer(n) for n in range(300)])
     await small.offer(-1)
@@ -158,7 +158,7 @@ async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(
         await asyncio.gather(*(message.ack() for message in messages))
     rest = await jobs.claim(100)
     assert len(rest) == 20
-    # What went back was not tried.
+    # Messages that went back have used no attempt.
     assert {message.attempt for message in rest} == {1}
     assert await jobs.claim(1) == []
     with pytest.raises(delayq.BadInput):
@@ -170,7 +170,7 @@ async def test_what_came_for_a_caller_who_is_cancelled_goes_back_untried(jobs: P
     claiming = asyncio.create_task(jobs.claim(20, wait=60))
     await until(lambda: all(queue._open.claims.taker.waiting for queue in jobs.partitions))
     await jobs.offer_many([Offer(n) for n in range(20)])
-    # Some partitions' messages are here already, others' are on their way.
+    # Messages of some partitions are here already, others are on their way.
     await until(lambda: not all(queue._open.claims.taker.waiting for queue in jobs.partitions))
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -201,7 +201,7 @@ async def test_a_partition_that_nobody_may_read_ends_the_loop_though_others_have
 async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_others(
     jobs: PartitionedQueue[int], server: PrivateServer
 ) -> None:
-    """Each partition has one at hand for it by then: they go back, untried."""
+    """By then each partition has a message at hand for the loop. Those messages go back without an attempt counted."""
     done = asyncio.Event()
     began = asyncio.Event()
     first: list[int] = []
@@ -228,7 +228,8 @@ async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_oth
             if len(attempts) == len(elsewhere) - 1:
                 break
     assert attempts == [1] * (len(elsewhere) - 1)
-    # When it goes on, it fetches from all again, though one of them has had something at hand since, and always has more.
+    # When the loop continues, it fetches from all partitions again, although one of them has had a message at hand since
+    # then, and always has more.
     await jobs.offer_many([Offer(1000 + n, id=name) for n, name in enumerate(here)])
     await jobs.offer_many([Offer(100 + n, id=name) for n, name in enumerate(again)])
     await until(lambda: home._open.claims.taker.wanted == 0)
@@ -265,7 +266,7 @@ async def test_claiming_waits_for_whichever_comes_first(jobs: PartitionedQueue[i
     (message,) = await asyncio.wait_for(claiming, 10)
     assert message.value == 1
     await message.ack()
-    # Those that waited in vain hold nothing.
+    # Claims that waited in vain hold nothing.
     await jobs.offer_many([Offer(n) for n in range(50)])
     assert len(await handled(jobs, 50)) == 50
 
@@ -500,5 +501,5 @@ async def test_a_slow_loop_costs_a_few_round_trips_for_each_message(client: Clie
         handled += 1
         if handled == 4:
             break
-    # A look, a claim, an acknowledgement; and once in a while a re-check.
+    # A look, a claim, an acknowledgement, and occasionally a re-check.
     assert client.statistics().round_trips - before <= 4 * 5

@@ -1,4 +1,4 @@
-"""Metrics say what the queues themselves say."""
+"""The metrics agree with what the queues themselves report."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def metrics(client: Client) -> AsyncIterator[Metrics]:
 
 
 async def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
-    """The values, by name and labels."""
+    """Return the values by name and labels."""
     text = (await metrics.render())[0].decode()
     return {
         (sample.name, *(sample.labels[name] for name in LABELS if name in sample.labels)): sample.value
@@ -199,7 +199,7 @@ async def test_a_server_that_is_away_holds_up_no_scrape(own_server: PrivateServe
 
 @pytest.mark.parametrize("role", ["producer", "consumer"])
 async def test_what_a_user_may_not_see_is_no_failure_and_not_asked_again(server: PrivateServer, role: Role) -> None:
-    # An alert on failed calls would never end.
+    # Otherwise an alert on failed calls would never clear.
     server.call("ACL", "SETUSER", role, "reset", "on", ">secret", *acl_rules(role, reliable=["jobs"]))
     try:
         async with delayq.connect(server.url.replace("unix://", f"unix://{role}:secret@")) as client:
@@ -230,7 +230,7 @@ async def test_they_are_served_at_a_port_while_the_event_loop_is_blocked(client:
     await jobs.offer(1)
     port = free_port()
     async with serve(client, port, registry=CollectorRegistry()):
-        # Nothing else runs meanwhile.
+        # The request blocks the event loop, so nothing else runs in the meantime.
         text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
     assert 'delayq_queue_messages{kind="reliable",queue="jobs",state="ready"} 1.0' in text
     with pytest.raises(httpx.ConnectError):
@@ -268,7 +268,7 @@ def test_settings_that_cannot_work(wrong: dict[str, Any]) -> None:
 
 
 def names() -> set[str]:
-    """Every series there is."""
+    """Return the names of all series."""
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}
     families = Metrics(delayq.connect("redis://127.0.0.1:1"), registry=CollectorRegistry()).describe()
     return {family.name + suffix for family in families for suffix in suffixes.get(family.type, ("",))}

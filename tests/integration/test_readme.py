@@ -1,4 +1,4 @@
-"""What the documentation shows runs as it stands. Blocks that are no whole program are marked ``notest`` there."""
+"""The examples in the documentation run as shown. Blocks that are not whole programs are marked ``notest`` there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurring messages: one that waits per name, whatever happens."""
+"""Recurring messages: one occurrence per name waits, whatever happens."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 async def waiting(jobs: ReliableQueue[Any]) -> list[Any]:
-    """What waits, by value."""
+    """Return the values of waiting messages."""
     return [message.value for message in [*await jobs.list("ready"), *await jobs.list("delayed")]]
 
 
 async def take(jobs: ReliableQueue[Any]) -> delayq.Message[Any]:
-    """Claim the one that is due. There is one."""
+    """Claim the only message that is due."""
     (message,) = await jobs.claim(10)
     return message
 
@@ -64,7 +64,7 @@ def facts(record: bytes) -> Any:
     return json.loads(record.partition(b"\n")[0])
 
 
-# Defining
+# Definitions
 
 
 async def test_the_first_is_due_after_one_period_and_they_do_not_drift(client: Client, jobs: ReliableQueue[Any]) -> None:
@@ -75,7 +75,7 @@ async def test_the_first_is_due_after_one_period_and_they_do_not_drift(client: C
     started = datetime.now(UTC)
     moved = first
     for turn in range(1, 6):
-        # Claimed late, each time.
+        # Each occurrence is claimed late.
         await advance(jobs, 75)
         message = await take(jobs)
         assert message.value == "tick"
@@ -84,7 +84,7 @@ async def test_the_first_is_due_after_one_period_and_they_do_not_drift(client: C
         assert known.next_at is not None
         assert known.last_at == message.due_at
         moved = known.next_at + turn * timedelta(seconds=75)
-    # 5 times 75 s are 6 periods and 15 s.
+    # 5 times 75 s make 6 periods and 15 s.
     assert moved - first == timedelta(seconds=6 * 60)
     assert datetime.now(UTC) - started < timedelta(seconds=40)
 
@@ -132,7 +132,7 @@ async def test_the_higher_version_wins_whoever_comes_last(jobs: ReliableQueue[An
         assert await jobs.schedule("tick", every=60, value="v1", version=1) == due
         assert await jobs.schedule("tick", every=60, value="none") == due
     assert await waiting(jobs) == ["v2"]
-    # Handling one does not bring an old definition back either.
+    # Handling a message does not bring back an old definition either.
     await advance(jobs, 51)
     await (await take(jobs)).ack()
     assert await waiting(jobs) == ["v2"]
@@ -296,7 +296,7 @@ async def test_after_a_restart_of_the_server_it_goes_on(own_server: PrivateServe
     async with delayq.connect(own_server.url) as client:
         jobs = client.reliable_queue("jobs")
         due = await jobs.schedule("tick", every=60, value="tick")
-        await asyncio.sleep(1.2)  # until it is on the disk
+        await asyncio.sleep(1.2)  # until it has been written to disk
         own_server.restart()
         await until(lambda: _answers(client))
         assert [known.next_at for known in await jobs.schedules()] == [due]
@@ -313,7 +313,7 @@ async def _answers(client: Client) -> bool:
     return True
 
 
-# What becomes of an occurrence
+# The life of an occurrence
 
 
 async def test_the_next_one_waits_before_the_handler_has_the_one_before(jobs: ReliableQueue[Any]) -> None:
@@ -371,7 +371,7 @@ async def test_one_that_comes_due_while_the_one_before_is_alive_is_passed_over(j
     assert await jobs.claim(5, wait=0.05) == []
     assert (await jobs.stats()).leased == 1
     assert len(await jobs.list("delayed")) == 1
-    # Waiting for another attempt, it is still alive.
+    # A message that waits for another attempt is still alive.
     await slow.nack(delay=500)
     await advance(jobs, 60)
     assert await jobs.claim(5) == []
@@ -461,7 +461,7 @@ async def test_the_time_to_live_counts_from_the_moment_it_is_due(jobs: ReliableQ
     assert await jobs.claim() == []
 
 
-# Ending
+# Unscheduling
 
 
 async def test_unscheduling_drops_the_one_that_waits(jobs: ReliableQueue[Any], raw: Any) -> None:
@@ -500,7 +500,7 @@ async def test_nobody_brings_an_unscheduled_one_back(server: PrivateServer) -> N
         assert await queues[0].unschedule("tick")
         await asyncio.sleep(0.3)
         assert await waiting(queues[1]) == []
-        # And nobody looks at it any more.
+        # No client looks at it any more.
         trips = [client.statistics().round_trips for client in (one, other)]
         timers = [client.statistics().timers for client in (one, other)]
         assert timers == [0, 0]
@@ -635,7 +635,7 @@ async def test_cron_in_a_time_zone_over_two_years_of_daylight_saving(client: Cli
     await jobs.schedule("night", cron="30 2 * * *", timezone=zone, value="night")
     seen: list[datetime] = []
     while len(seen) < 800:
-        # At odd hours, so that nothing depends on whole days.
+        # Advance by irregular steps, so that nothing depends on whole days.
         (known,) = await jobs.schedules()
         assert known.next_at is not None
         await clock.advance(known.next_at - await client.server_time() + timedelta(milliseconds=500))
@@ -691,7 +691,7 @@ async def test_a_consumer_that_never_scheduled_keeps_a_recurrence_going(server: 
         await queue.schedule("tick", every=60, value="tick", ttl=10)
     async with delayq.connect(server.url, resync_interval=0.1) as client:
         queue = client.reliable_queue("jobs")
-        # Nobody has worked for so long that the occurrence has expired: the claim that drops it puts the next one in place.
+        # No worker has run for so long that the occurrence has expired. The claim that drops it schedules the next one.
         await advance(queue, 100)
         assert await queue.claim() == []
         await until(lambda: is_waiting(queue))
@@ -716,7 +716,7 @@ async def test_a_schedule_that_begins_again_waits_for_the_occurrence_at_work(job
     assert await jobs.schedules() == []
     assert not await jobs.unschedule("tick")
     await jobs.schedule("tick", every=20, value=2)
-    # Within the lease.
+    # This is still within the lease.
     await advance(jobs, 20)
     assert await jobs.claim() == []
     await message.ack()

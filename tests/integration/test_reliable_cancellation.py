@@ -1,4 +1,4 @@
-"""A caller of a reliable queue who goes away loses nothing, doubles nothing, and leaves nothing behind."""
+"""When a caller of a reliable queue goes away, nothing is lost, duplicated, or left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["jobs", "raw", "store"]
 
 
 async def rest(queue: ReliableQueue[Any], store: Store, held: int) -> list[Message[Any]]:
-    """Everything that can still be claimed, once nothing is on its way back any more."""
+    """Claim everything that is left, once no message is on its way back."""
 
     async def back() -> bool:
         return len((await store.look()).leases) == held
@@ -64,7 +64,7 @@ async def test_ten_thousand_cancelled_claims_lose_and_double_nothing(
 
     got += await rest(jobs, store, len(got))
     assert sorted(message.value for message in got) == list(range(offered))
-    # Whatever came back was not counted.
+    # Attempts of messages that went back were not counted.
     assert {message.attempt for message in got} == {1}
     assert client.statistics().waiting == 0
 
@@ -116,7 +116,7 @@ async def test_workers_that_come_and_go_handle_everything(server: PrivateServer,
         await until(lambda: set(handled) == set(range(3_000)))
         workers[0].cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        # One attempt each: so nobody's cancellation was counted, or some would be dead.
+        # Each message has a single attempt: if a cancellation had been counted, some would be dead letters.
         assert (await queues[0].stats()).dead == 0
     stored = await store.look()
     stored.demand_no_orphans()
@@ -188,7 +188,7 @@ async def test_closing_is_quick_while_the_server_does_not_answer(own_server: Pri
 async def test_an_ack_whose_caller_is_cancelled_is_carried_out(
     server: PrivateServer, jobs: ReliableQueue[int], store: Store, inside: bool, turns: int
 ) -> None:
-    """Wherever the cancellation comes, it goes on: the message was handled, and is not given back."""
+    """The ack proceeds wherever the cancellation arrives: the message was handled, and is not given back."""
     await jobs.offer(1)
     (message,) = await jobs.claim()
     handled = asyncio.Event()
@@ -199,7 +199,7 @@ async def test_an_ack_whose_caller_is_cancelled_is_carried_out(
             if inside:
                 await message.ack()
 
-    # No answer comes before that.
+    # No answer arrives before the cancellation.
     with server.paused():
         handler = asyncio.create_task(handle())
         await handled.wait()

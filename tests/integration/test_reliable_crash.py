@@ -28,22 +28,22 @@ MESSAGES = 20_000
 WORKERS = 4
 RESTARTS = 3
 KILL_EVERY = 0.3
-# They come in bursts, so that workers are killed while they have all that they can have.
+# Messages come in bursts, so that workers are killed while they hold as many as they can.
 BURST = 400
 BURST_EVERY = 0.4
-# With so many at work the server is killed.
+# The server is killed once this many messages are at work.
 BUSY = 40
 
 
 class Killer:
-    """Keeps four workers, and kills one after the other."""
+    """Keeps four workers running, and kills one after another."""
 
     def __init__(self, url: str, folder: Path, log: Log, way: str) -> None:
         self._url = url
         self._way = way
         self._folder = folder
         self._log = log
-        # Forked from a process that has imported everything: there is no time to start an interpreter for each.
+        # Fork from a process that has imported everything: starting an interpreter for each worker would take too long.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([crash_worker.__name__])
         self._names = (f"worker-{number}" for number in itertools.count(1))
@@ -59,9 +59,9 @@ class Killer:
         self._workers.append((name, process))
 
     def kill(self) -> None:
-        """Kill the one that has lived longest."""
+        """Kill the worker that has lived longest."""
         name, process = self._workers.pop(0)
-        # Written first: what it had may come to others at once.
+        # Write this first, because its messages may reach other workers at once.
         self._log.write(KILLED, who=name)
         process.kill()
         process.join()
@@ -74,7 +74,7 @@ class Killer:
 
 @pytest.fixture
 def durable_server() -> Iterator[PrivateServer]:
-    """What it has answered, it finds again after its death."""
+    """Start a server that, after being killed, still has everything it has acknowledged."""
     if not FOUND:
         pytest.skip("no server found on this machine")
     name = next(iter(FOUND))
@@ -126,14 +126,14 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
             return offering.done() or (await queue.stats()).leased >= BUSY
 
         for restart in range(1, RESTARTS + 1):
-            # Spread over the time of the offers.
+            # Spread the restarts over the time of the offers.
             share = MESSAGES * restart // (RESTARTS + 1)
             await until(lambda share=share: len(offers.stored) >= share or offering.done(), 100)  # type: ignore[misc]
             await until(busy)
             log.write(DOWN)
             server.kill()
             if restart == RESTARTS:
-                # The last time it stays away until an offer has been given up; leases end meanwhile.
+                # The last time, the server stays down until an offer has been given up; leases end in the meantime.
                 await until(lambda: offers.unknown or offers.refused, 60)
             else:
                 await asyncio.sleep(0.2)
@@ -161,7 +161,7 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
             done.set()
             await killing[0]
             await queue.aclose()
-            # Of calls that were repeated, the records stay for a while.
+            # Records of repeated calls remain for a while.
             assert [key for key in await raw.keys("*") if b":call:" not in key or await raw.ttl(key) < 0] == []
     finally:
         done.set()
@@ -172,5 +172,5 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
     print(server.kind.name, told, "handled", verdict.handled, "again", dict(verdict.again), "killed", killer.kills)
     assert verdict.problems == []
     assert sum(told.values()) == MESSAGES
-    # Otherwise it proves nothing.
+    # Without redeliveries after a death, the test would prove nothing.
     assert verdict.again["died"] > 0

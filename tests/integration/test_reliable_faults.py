@@ -1,4 +1,4 @@
-"""Each server call of a reliable queue, failed: what is left on the server, and what the caller is told."""
+"""Each server call of a reliable queue fails in turn: the tests check the data left on the server and what the caller is told."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["faults", "jobs", "raw", "store"]
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of faults that last."""
+    """Shorten the retries, for tests of faults that last."""
     be_impatient(monkeypatch)
 
 
@@ -42,11 +42,11 @@ def be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def meaning(stored: Stored) -> dict[str, Any]:
-    """What is stored, without what differs from run to run."""
+    """Return what is stored, without anything that differs from run to run."""
     stored.demand_no_orphans()
 
     def plain(key: str) -> str:
-        # The id of an occurrence has its moment.
+        # The id of an occurrence contains its due time.
         return re.sub(r"@\d{16}$", "@", key)
 
     def facts(record: bytes) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def meaning(stored: Stored) -> dict[str, Any]:
     }
 
 
-# The operations: each has what it needs: "held" is leased to us, "later" waits, "dead" is a dead letter, and it is paused.
+# The operations. Each finds what it needs: "held" is leased to us, "later" waits, "dead" is a dead letter; the queue is paused.
 
 
 async def handle(message: Message[int]) -> None:
@@ -122,7 +122,7 @@ OPERATIONS: dict[str, Any] = {
     "dead.purge one": lambda queue, _: queue.dead.purge(["dead"]),
 }
 
-# Their block's own error goes on, so the error of settling is logged.
+# The block's own error propagates, so the error of settling is logged.
 LOGS = ("fail", "be cancelled")
 PLANS: dict[str, Callable[[int, int], str | None]] = {
     "unsent": lambda call, n: "unsent" if call == n else None,
@@ -135,7 +135,7 @@ PLANS: dict[str, Callable[[int, int], str | None]] = {
 
 
 async def prepare(client: Client, name: str, operation: str) -> tuple[ReliableQueue[int], Message[int]]:
-    # With dedup_window there is more for an ack to do.
+    # With dedup_window, an ack has more to do.
     queue = client.reliable_queue(name, lease=LEASE, backoff=delayq.Backoff.fixed(3 * HOUR), dedup_window=HOUR)
     await queue.offer(1, id="dead", priority=3)
     (dead,) = await queue.claim()
@@ -151,7 +151,7 @@ async def prepare(client: Client, name: str, operation: str) -> tuple[ReliableQu
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> Exception | None:
-    """The error that a block has logged, if any: its words and its kind tell the same."""
+    """Return the error that a block has logged, if any. Its wording and its type agree."""
     lines = [record.getMessage() for record in caplog.records if "given back" in record.getMessage()]
     if not lines:
         return None
@@ -202,14 +202,14 @@ async def test_an_operation_has_its_whole_effect_or_none_and_tells_truly(
             error = logged(caplog)
         if error is None:
             assert after == whole
-            # Whether there was a pause, and how many were dropped, cannot be told when the answer was lost.
+            # If the answer was lost, there is no telling whether the queue was paused, or how many messages were dropped.
             if operation not in ("resume", "purge", "get", "list", "peek", "dead.list", "stats") and "schedule" not in operation:
                 assert again == answer
         elif isinstance(error, delayq.OutcomeUnknown):
             assert after in (none, whole)
         else:
             assert after == none, "it says that nothing was done"
-        # What was cancelled, or unscheduled, may be there again by the time of a repetition.
+        # A cancelled or unscheduled message may exist again by the time of a repetition, so a lost call is not repeated.
         if plan == "unsent" or (plan == "lost" and operation not in ("cancel", "unschedule")):
             assert error is None, "one fault is overcome"
 
@@ -240,7 +240,7 @@ async def test_an_offer_repeated_after_its_message_was_handled_is_not_stored_aga
 async def test_a_call_that_arrives_after_later_ones_stores_nothing(
     client: Client, jobs: ReliableQueue[int], store: Store
 ) -> None:
-    """It was given up and repeated; then the first try arrives."""
+    """The call was given up and repeated; then the first try arrives."""
     for n in range(2):
         await jobs.offer(n, HOUR)
     keys = jobs._keys
@@ -272,7 +272,7 @@ async def test_the_record_of_calls_goes_with_the_client_or_by_itself(server: Pri
 async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(
     jobs: ReliableQueue[int], faults: Faults, fault: str, store: Store
 ) -> None:
-    """200 go in one call. The second call fails for good."""
+    """Each call takes 200 messages. The second call fails for good."""
     second: list[int] = []
 
     def plan(name: str, n: int) -> str | None:
@@ -280,7 +280,7 @@ async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(
             return fault
         return None
 
-    # Its repetitions too: they come right after it.
+    # Its repetitions, which follow immediately, fail too.
     second.extend(range(3, 1000))
     faults.plan = plan
     with pytest.raises(delayq.OutcomeUnknown, match="200 of 600 messages are stored") as caught:
@@ -404,7 +404,7 @@ async def loop_and_leave(queue: ReliableQueue[int]) -> list[Message[int]]:
 async def test_a_call_that_claims_hands_each_message_out_once_whatever_fails(
     client: Client, raw: Any, faults: Faults, operation: Callable[[ReliableQueue[int]], Any], plan: str
 ) -> None:
-    # The longest way: claim, look for what was claimed in vain, its priorities, give it back, claim again.
+    # The longest path: claim, look for messages claimed in vain, read their priorities, give them back, claim again.
     for n in range(1, 7):
         queue = client.reliable_queue(f"disturbed {n}", lease=LEASE)
         await queue.offer_many([Offer(value=value, id=str(value), priority=value % 2) for value in range(5)])
@@ -414,7 +414,7 @@ async def test_a_call_that_claims_hands_each_message_out_once_whatever_fails(
         with suppress(delayq.ServerError):
             got += await operation(queue)
         faults.plan = lambda _name, _n: None
-        # All the others come now, and none of them had an attempt that nobody made.
+        # All the others arrive now, and none of them has an attempt counted that never happened.
         async with asyncio.timeout(20):
             while len(got) < 5:
                 got += await queue.claim(5, wait=10)
@@ -478,7 +478,7 @@ async def test_acks_of_concurrent_handlers_share_a_call_that_may_fail(
 
 
 async def test_an_ack_that_may_have_come_too_late_says_so(client: Client, faults: Faults) -> None:
-    """It was carried out, or the lease had ended: near the end of the lease nobody can tell."""
+    """Either the ack took effect or the lease had ended: close to the end of a lease, there is no way to tell."""
     queue = client.reliable_queue("short", lease=0.5)
     await queue.offer(1)
     (message,) = await queue.claim()
@@ -501,7 +501,7 @@ async def test_a_settled_message_can_be_settled_again_after_an_unknown_outcome(
     assert (await store.look()).bodies == {}
 
 
-# Many
+# Many messages
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
@@ -535,7 +535,7 @@ async def test_random_faults_everywhere_lose_nothing(server: PrivateServer, faul
 
     async def consume(queue: ReliableQueue[int]) -> None:
         while True:
-            # What a fault does to a handler must not end the others.
+            # A fault that reaches one handler must not end the others.
             with suppress(delayq.ServerError, delayq.LeaseLost):
                 async for message in queue:
                     async with message:
@@ -558,7 +558,7 @@ async def test_random_faults_everywhere_lose_nothing(server: PrivateServer, faul
     (await Store(raw, "jobs").look()).demand_no_orphans()
 
 
-# A server that is full
+# A full server
 
 FULL: dict[str, Any] = {
     "ack": lambda _, message: message.ack(),
@@ -579,7 +579,7 @@ async def test_a_full_server_refuses_offers_and_lets_everything_else_go_on(clien
     queue, message = await prepare(client, "jobs", operation)
     await queue.offer(4, id="due")
     store = Store(raw, "jobs")
-    # There are ids to be forgotten: that must not open the door.
+    # There are ids to forget: that must not let an offer through.
     await queue.offer(5, id="done", priority=9)
     await (await queue.claim())[0].ack()
     await store.let_pass(2 * HOUR)
@@ -627,7 +627,7 @@ async def test_work_in_steps_that_fails_half_way_does_not_say_that_nothing_was_d
     before = len(faults.calls)
 
     def plan(name: str, _n: int) -> str | None:
-        # The client looks at its queues meanwhile.
+        # The client looks at its queues in the meantime; do not count those calls.
         made = [call for call in faults.calls[before:] if call not in (CLAIM.name, RESYNC.name)]
         return "unsent" if len(made) >= n and name in made else None
 
@@ -646,7 +646,7 @@ async def test_an_offer_that_may_be_stored_is_unknown_though_its_repetition_is_r
     ):
         raw: Any = redis
         jobs: ReliableQueue[int] = client.reliable_queue("jobs")
-        # The server knows both forms of the script then.
+        # After these offers, the server knows both forms of the script.
         await jobs.offer(1)
         await jobs.offer(2)
         links.stall("replies")

@@ -1,4 +1,4 @@
-"""Leases: who has a message, for how long, and what happens when that ends."""
+"""Leases: which worker holds a message, for how long, and what happens when the lease ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["faults", "jobs", "raw", "store"]
 
-# Short enough to wait for, and long enough for a busy machine.
+# Short enough to wait for, yet long enough for a busy machine.
 SHORT = 0.3
 
 
@@ -36,11 +36,11 @@ async def leases_are(store: Store, count: int) -> bool:
 
 
 async def steal(raw: Any, message: Message[Any]) -> None:
-    """Another worker has it now."""
+    """Make it look as if another worker now holds the message."""
     await raw.hset("delayq:{jobs}:leases", message.id, "1:1.00:somebody-else")
 
 
-# How long
+# Duration
 
 
 async def test_a_lease_ends_by_the_servers_clock(client: Client, jobs: ReliableQueue[int], store: Store) -> None:
@@ -55,7 +55,7 @@ async def test_a_lease_ends_by_the_servers_clock(client: Client, jobs: ReliableQ
     assert 5 * HOUR <= (message.lease_ends_at - after).total_seconds() < 5 * HOUR + 60
     stored = await store.look()
     assert hours(stored.live["a"][1]) == 5
-    # Whoever looks at it sees the end of the lease where the due time was.
+    # Readers see the end of the lease in place of the due time.
     seen = await jobs.get("a")
     assert seen is not None
     assert (seen.state, seen.attempt) == ("leased", 1)
@@ -63,7 +63,7 @@ async def test_a_lease_ends_by_the_servers_clock(client: Client, jobs: ReliableQ
 
 
 async def test_when_a_lease_ends_the_message_comes_to_whoever_waits(server: PrivateServer) -> None:
-    # Nothing but the client's own timer wakes it.
+    # Only the client's own timer wakes it.
     async with delayq.connect(server.url, resync_interval=HOUR) as client:
         queue = client.reliable_queue("jobs", lease=SHORT)
         await queue.offer(1)
@@ -97,7 +97,7 @@ async def test_whoever_lost_the_lease_is_told_and_changes_nothing(jobs: Reliable
 
 
 async def again(queue: ReliableQueue[int], store: Store) -> list[Message[int]]:
-    """Claim what there is, and let the lease end."""
+    """Claim what is available, and let the leases end."""
     messages = await queue.claim(10)
     await store.let_pass(2 * LEASE)
     return messages
@@ -146,7 +146,7 @@ async def test_leases_that_end_use_up_attempts(client: Client, raw: Any) -> None
 async def test_a_handler_may_take_longer_than_the_lease(server: PrivateServer) -> None:
     handled: list[tuple[int, int]] = []
     async with delayq.connect(server.url) as client, delayq.connect(server.url, resync_interval=0.05) as other:
-        # Long enough for a busy machine to renew it in time.
+        # Long enough for a busy machine to renew the lease in time.
         queues = [c.reliable_queue("jobs", lease=3 * SHORT) for c in (client, other)]
         await queues[0].offer_many([Offer(value=n) for n in range(4)])
 
@@ -231,7 +231,7 @@ async def test_a_message_lost_while_it_waited_for_its_handler_is_not_handled(cli
 
 
 async def test_what_was_claimed_ahead_and_lost_is_passed_over(client: Client, raw: Any) -> None:
-    """A handler that is slow all of a sudden: meanwhile others have what it had claimed ahead."""
+    """A handler suddenly becomes slow, and other workers get the messages it had claimed ahead."""
     queue, store = client.reliable_queue("jobs", lease=SHORT), Store(raw, "jobs")
     await queue.offer_many([Offer(value=n, id=str(n)) for n in range(100)])
     seen: list[int] = []
@@ -251,7 +251,7 @@ async def test_what_was_claimed_ahead_and_lost_is_passed_over(client: Client, ra
     assert sorted(seen) == [n for n in range(100) if str(n) not in stolen]
 
 
-# Leases that are lost in spite of that
+# Leases that are lost in spite of renewal
 
 
 async def test_a_handler_whose_lease_is_lost_is_cancelled_and_told(client: Client, raw: Any) -> None:
@@ -270,7 +270,7 @@ async def test_a_handler_whose_lease_is_lost_is_cancelled_and_told(client: Clien
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
-    await asyncio.sleep(0)  # nothing is left of the cancellation
+    await asyncio.sleep(0)  # no trace of the cancellation is left
     assert queue._open.keeper.lost == 1
 
 
@@ -376,7 +376,7 @@ async def test_a_task_that_swallowed_a_cancellation_before_is_told_all_the_same(
 async def test_a_renewal_that_finds_what_was_just_settled_tells_nobody_that_it_is_lost(
     jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """The message is settled on the server, and the answer still on its way when its lease would be renewed."""
+    """The message is settled on the server, but the answer is still on its way when the lease is due for renewal."""
     await jobs.offer(1)
     (message,) = await jobs.claim()
     settle = getattr(jobs._open.settling, how)
@@ -420,12 +420,12 @@ async def test_while_the_server_is_away_a_handler_is_told_when_its_lease_ends(
             with pytest.raises(delayq.LeaseLost):
                 async with message:
                     await asyncio.sleep(60)
-            # Not only after a call's own deadline.
+            # The handler is told without waiting for a call's own deadline.
             assert time.monotonic() - start < 3
         assert "1 leases could not be renewed" in caplog.text
 
 
-# Handlers that end otherwise
+# Handlers that end in other ways
 
 
 async def test_a_handler_that_is_cancelled_gives_its_message_back_at_once(jobs: ReliableQueue[int], store: Store) -> None:
@@ -499,7 +499,7 @@ async def test_what_was_settled_inside_the_block_is_left_alone_at_its_end(
 
 
 async def test_closing_the_client_while_handlers_run(server: PrivateServer, jobs: ReliableQueue[int], store: Store) -> None:
-    """They are left alone; what they have comes again when the lease ends."""
+    """Handlers are left alone, and their messages are redelivered when the leases end."""
     await jobs.offer_many([Offer(value=n) for n in range(20)])
     results: list[str] = []
     inside = asyncio.Semaphore(0)
@@ -523,13 +523,13 @@ async def test_closing_the_client_while_handlers_run(server: PrivateServer, jobs
     go_on.set()
     await asyncio.gather(*workers)
     assert results.count("closed") == results.count("ended") == 3
-    # What was claimed for nobody is back.
+    # Messages that were claimed but had no handler yet are back.
     stored = await store.look()
     assert len(stored.leases) == 3
     await store.let_pass(2 * LEASE)
     got = await jobs.claim(100)
     assert [message.attempt for message in got] == [1] * 17
-    # Those whose lease ended come one by one.
+    # Messages whose leases ended come one at a time.
     for _ in range(3):
         (message,) = await jobs.claim(100)
         assert message.attempt == 2

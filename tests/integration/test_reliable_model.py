@@ -1,7 +1,7 @@
-"""Random operations on a real reliable queue, against a plain model of it.
+"""Run random operations on a real reliable queue and on a plain model of it, and compare them.
 
-Time passes in whole hours, by moving what is stored: see reliable_store.py. What a test takes meanwhile is a fraction of a
-second, so nothing here depends on how fast the machine is: what falls on the same hour keeps the order in which it was made.
+Time passes in whole hours, by changing what is stored: see reliable_store.py. A test itself takes only a fraction of a second,
+so the speed of the machine does not matter: operations that fall on the same hour keep the order in which they were made.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LEASE = 4
 MAX_ATTEMPTS = 3
-# So many on each kind of server.
+# The number of examples on each kind of server.
 EXAMPLES = 2_000
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -38,9 +38,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 Moment = tuple[float, int, float]
-"""When something is due: the hour, which operation said so, and its place in that. Sorts as the server does."""
+"""When something is due: the hour, the operation that set it, and its place within that operation. Sorts as on the server."""
 
-# Few ids, so that they are often taken; None has one made up.
+# Few ids, so that they are often taken. With None, an id is generated.
 IDS = st.sampled_from(["a", "b", "c", "é", None, None])
 HOURS = st.integers(0, 4)
 OFFERS = st.lists(
@@ -65,10 +65,10 @@ class Live:
     expires: int | None
     attempts: int = 0
     error: str | None = None
-    # Who has it, and when it was due before that.
+    # The holder, and the due time before the lease.
     lease: object | None = None
     was_due: Moment | None = None
-    # How many attempts do not count; under which conditions the last lease was given: see include/queue.lua.
+    # How many attempts do not count, and the conditions of the last lease: see include/queue.lua.
     forgiven: int = 0
     mark: str = "a"
     suspect: bool = False
@@ -79,7 +79,7 @@ class Live:
 
 @dataclass
 class Dead:
-    # Sorts as the letter's name on the server: a further one of an id comes behind the first.
+    # Sorts like the letter's name on the server: another letter with the same id sorts after the first.
     name: str
     id: str
     value: int
@@ -102,7 +102,7 @@ class Held:
 
 @dataclass
 class Model:
-    """What a reliable queue shall do, in plain Python."""
+    """The expected behaviour of a reliable queue, in plain Python."""
 
     kind: dict[str, Any]
     now: int = 0
@@ -124,7 +124,7 @@ class Model:
         return "leased" if message.lease else "delayed"
 
     def is_gone(self, message: Live) -> bool:
-        """What has expired and is not leased counts as absent, until a claim drops it."""
+        """Return whether the message counts as absent: it has expired and is not leased, but no claim has dropped it yet."""
         return message.expires is not None and message.expires <= self.now and self.state(message) != "leased"
 
     def find(self, key: str) -> Live | None:
@@ -132,7 +132,7 @@ class Model:
         return None if known is None or self.is_gone(known) else known
 
     def set_aside(self, key: str) -> None:
-        """An expired message makes room for another one of its id."""
+        """Make room for a new message with the id of an expired one."""
         known = self.live.pop(key, None)
         if known is not None:
             self.names += 1
@@ -159,7 +159,7 @@ class Model:
         elif sum(not self.is_gone(message) for message in self.live.values()) >= self.kind.get("max_size", 1000):
             return "full"
         expires = None if ttl is None else self.now + ttl
-        # Of one call, those without delay come before those that are due at that very moment.
+        # Within one call, messages without a delay come before those due at that very moment.
         self.live[key] = Live(key, value, priority, self.after(delay, place), expires)
         return "stored"
 
@@ -204,7 +204,7 @@ class Model:
         return claimed
 
     def over(self, lease: object) -> None:
-        """A message is settled or lost: the next suspect may come."""
+        """Note that a message is settled or lost, so that the next suspect may come."""
         if self.at_work is lease:
             self.at_work = None
 
@@ -221,12 +221,12 @@ class Model:
         if name in self.dead:
             self.names += 1
             name = f"{key}\0{self.names:016}"
-        # What dies in one call has died at the same moment: the server sorts that by name.
+        # Messages that die in one call die at the same moment, and the server sorts them by name.
         self.dead[name] = Dead(name, key, message.value, message.priority, message.attempts, reason, error or "", self.after(0))
 
 
 class ReliableMachine(RuleBasedStateMachine):
-    """Drives one queue. What costs time to make, the subclass has: see :func:`made_once`."""
+    """Drives one queue. The subclass holds everything that is slow to create: see :func:`machine`."""
 
     runner: asyncio.Runner
     queues: dict[str, ReliableQueue[int]]
@@ -235,7 +235,7 @@ class ReliableMachine(RuleBasedStateMachine):
     raw: Any
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        # Not runner.run(), which spends more on signal handlers than most of what we run takes.
+        # Not runner.run(), which spends more time on signal handlers than most of these operations take.
         return self.runner.get_loop().run_until_complete(work)
 
     @initialize(kind=st.sampled_from(sorted(KINDS)), what=OFFERS, delays=st.lists(HOURS, min_size=2, max_size=5))
@@ -246,12 +246,12 @@ class ReliableMachine(RuleBasedStateMachine):
         self.model = Model(KINDS[kind])
         self.held: list[Held] = []
         self.values = 0
-        # An empty queue shows little.
+        # An empty queue reveals little.
         self.offer([(None, delay // 2, delay % 2, None, "raise") for delay in delays])
         self.offer(what)
 
     async def forget_suspect(self) -> None:
-        """Forget the one of the example before this one."""
+        """Forget the suspect of the previous example."""
         if (held := self.suspects.held) is not None:
             self.suspects.over(held)
 
@@ -288,7 +288,7 @@ class ReliableMachine(RuleBasedStateMachine):
         by_value = {int(body.partition(b"\n")[2]): key for key, body in self.run(self.store.look()).bodies.items()}
         outcomes = {}
         for place, (offer, (key, delay, priority, ttl, on_duplicate)) in enumerate(zip(offers, what, strict=True)):
-            # Of one that was refused, or replaced by a later one of the same call, the made up id cannot be told.
+            # The generated id is unknown if the message was refused, or replaced by a later one of the same call.
             known = key or (ids[place] if ids else by_value.get(offer.value, f"made up {offer.value}"))
             life = None if ttl is None else delay + ttl
             outcome = model.offer(known, offer.value, delay, priority, life, on_duplicate, place)
@@ -314,7 +314,7 @@ class ReliableMachine(RuleBasedStateMachine):
 
     @property
     def company(self) -> bool:
-        """Whether the client has messages at hand, so that what it claims now is not alone."""
+        """Whether the client has messages at hand, so that its next claim is not alone."""
         return self.queue._open.claims.has_some_out
 
     @rule(count=st.integers(1, 5))
@@ -325,7 +325,7 @@ class ReliableMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.model.paused and self.model.of("ready"))
     @rule(count=st.integers(1, 5), delay=HOURS)
     def claim_and_fail(self, count: int, delay: int) -> None:
-        """So that there are messages that have had attempts."""
+        """Produce messages that have used attempts."""
         before = len(self.held)
         self.claim(count)
         for held in self.held[before:]:
@@ -340,25 +340,25 @@ class ReliableMachine(RuleBasedStateMachine):
         self.time_passes(LEASE)
         self.claim(5)
 
-    # With suspects, what comes with what depends on how fast we are.
+    # With suspects, the grouping of messages depends on the speed of the machine.
     @precondition(
         lambda self: not self.model.paused and self.model.of("ready") and all(not m.lease for m in self.model.of("ready"))
     )
     @rule(count=st.integers(1, 3))
     def loop_and_break(self, count: int) -> None:
-        """What was claimed ahead goes back, and is as it was."""
+        """Check that messages claimed ahead go back unchanged."""
         model = self.next_step()
         company = self.company
         expected = model.claim(1000, company=company)
         for message in expected[count:]:
             model.give_back(message)
         for place, message in enumerate(expected[:count]):
-            # The first one is claimed by itself.
+            # The first message is claimed by itself.
             message.mark = "c" if company or place else "a"
 
         async def loop() -> list[Message[int]]:
             taken: list[Message[int]] = []
-            # Time has passed behind its back, and nobody has told it.
+            # Time has passed without the client being told.
             self.queue._open.claims.pushes.forget()
             async with aclosing(self.queue.__aiter__()) as messages:  # type: ignore[type-var]
                 if expected:
@@ -369,14 +369,14 @@ class ReliableMachine(RuleBasedStateMachine):
                 else:
                     assert await self.queue.claim(100) == []
             await self.queue._open.claims.taker.returned(10)
-            # What was claimed ahead depends on how fast we are: so claim and release the rest too.
+            # The number claimed ahead depends on the speed of the machine, so claim and release the rest too.
             rest = await self.queue.claim(100)
             for message in rest:
                 await message.release()
             return taken
 
         self.take(self.run(loop()), expected[:count])
-        # It took several claims: what died in them did so one after the other.
+        # The loop made several claims: messages that died in them did so one after another.
         stored = self.run(self.store.look())
         order = {int(stored.dead_messages[name].split(b"\n", 2)[2]): place for place, name in enumerate(stored.dead)}
         for letter in model.dead.values():
@@ -386,7 +386,7 @@ class ReliableMachine(RuleBasedStateMachine):
     # Settling
 
     def pick(self, data: st.DataObject) -> tuple[Held, Live | None]:
-        # Who has lost his lease to another is what matters most, and what comes seldom.
+        # A worker that has lost its lease to another one matters most, and is rare.
         late = [held for held in self.held if not held.over and self.taken_over(held)]
         prefer: bool = data.draw(st.booleans())
         held = data.draw(st.sampled_from(late if late and prefer else self.held))
@@ -400,7 +400,7 @@ class ReliableMachine(RuleBasedStateMachine):
         return live is not None and live.lease is not None and live.lease is not held.lease
 
     def settle(self, held: Held, live: Live | None, work: Coroutine[Any, Any, Any]) -> bool:
-        """Run it, and say whether it is to have an effect."""
+        """Run the operation, and return whether it should have an effect."""
         self.model.over(held.lease)
         if live is None:
             with pytest.raises(delayq.LeaseLost):
@@ -493,7 +493,7 @@ class ReliableMachine(RuleBasedStateMachine):
                 assert how == "cancel"
 
         if live is None and how in ("raise", "cancel"):
-            # What the block raised goes on. That the lease was lost is only logged, or told at its beginning.
+            # The block's own error propagates. The lost lease is only logged, or raised at the start of the block.
             model.over(held.lease)
             with suppress(delayq.LeaseLost):
                 self.run(handle())
@@ -538,7 +538,7 @@ class ReliableMachine(RuleBasedStateMachine):
             known.forgiven = known.forgiven_if_lost()
             known.lease, known.suspect, known.moment = None, False, model.after(delay)
 
-    # All of them
+    # The whole queue
 
     @precondition(lambda self: self.model.live or self.model.done)
     @rule(passed=st.integers(1, 5))
@@ -575,7 +575,7 @@ class ReliableMachine(RuleBasedStateMachine):
         chosen = [letter.id for letter in letters]
         if not everything:
             chosen = data.draw(st.lists(st.sampled_from([*chosen, "none"]), max_size=3))
-        # Of one id, the oldest lives again, and the others stay.
+        # Of several letters with one id, the oldest is redriven, and the others stay.
         first = {letter.id: letter for letter in reversed(letters)}
         free = [key for key in dict.fromkeys(chosen) if key in first and model.find(key) is None]
         steps: list[tuple[int, int]] = []
@@ -599,7 +599,7 @@ class ReliableMachine(RuleBasedStateMachine):
         for key in gone:
             del model.dead[key]
 
-    # What holds after each step
+    # Invariants after each step
 
     @invariant()
     def everything_is_what_the_model_says(self) -> None:
@@ -613,7 +613,7 @@ class ReliableMachine(RuleBasedStateMachine):
         stored.demand_no_orphans()
         model = self.model
         live = model.live
-        # What was set aside has an id that cannot be foreseen. Each value is offered once.
+        # A message that was set aside has an unpredictable id, but each value is offered only once.
         ids = {message.value: message.id for message in live.values()}
         stored = stored.renamed({key: ids[int(body.partition(b"\n")[2])] for key, body in stored.bodies.items()})
         assert stored.order == [message.id for message in model.in_order()]
@@ -636,7 +636,7 @@ class ReliableMachine(RuleBasedStateMachine):
     async def compare_what_the_queue_tells(self) -> None:
         model, queue = self.model, self.queue
         live = model.live
-        # What costs a call comes to its turn: all of what is stored is compared each time.
+        # Checks that cost a call take turns; everything stored is compared each time.
         states: tuple[Any, ...] = ("delayed", "ready", "leased")
         stats = await queue.stats()
         ready = model.of("ready")
@@ -671,7 +671,7 @@ class ReliableMachine(RuleBasedStateMachine):
         ]
 
     def teardown(self) -> None:
-        """When everything is handled nothing is left, but dead letters and what is remembered of offers."""
+        """Check that nothing is left once everything is handled, except dead letters and the memory of offers."""
         if not hasattr(self, "model"):
             return
         assert {key.rpartition(":")[0] for key in self.run(self.store.others())} <= {f"delayq:{{{self.queue.name}}}:call"}
@@ -680,7 +680,7 @@ class ReliableMachine(RuleBasedStateMachine):
     async def finish(self) -> None:
         if self.model.paused:
             await self.queue.resume()
-        # Everything is due, every lease has ended, and what is past its end goes.
+        # Make everything due, end every lease, and expire what is past its time.
         await self.store.let_pass(10 * HOUR)
         while messages := await self.queue.claim(100):
             for message in messages:
@@ -690,7 +690,7 @@ class ReliableMachine(RuleBasedStateMachine):
         stored.demand_no_orphans()
         assert not stored.live
         await self.queue.dead.purge()
-        # What was handled lately is forgotten with the next offer.
+        # The next offer forgets what was handled recently.
         await self.queue.offer(0, id="last")
         assert await self.queue.cancel("last")
         stored = await self.store.look()
@@ -699,7 +699,7 @@ class ReliableMachine(RuleBasedStateMachine):
 
 @pytest.fixture
 def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
-    """The machine for one server: a loop, a client and its queues serve all examples."""
+    """Make the machine for one server: all examples share a loop, a client and its queues."""
     runner = asyncio.Runner()
     client = delayq.connect(server.url, resync_interval=HOUR)
     raw = Redis.from_url(server.url)

@@ -1,4 +1,4 @@
-"""What a reliable queue does where answers are large, ids repeat, or callers are careless."""
+"""A reliable queue keeps its promises when answers are large, ids repeat, or callers are careless."""
 # ruff: noqa: F401, F811 - fixtures
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def test_one_answer_holds_few_large_bodies_and_the_rest_stays_due(jobs: Re
         sizes.append(len(messages))
         for message in messages:
             await message.ack()
-    # The first one, and 256 KiB beyond it.
+    # The first message, and 256 KiB beyond it.
     assert sizes == [3, 3, 1]
 
 
@@ -82,7 +82,7 @@ async def test_dead_letters_of_one_id_lie_side_by_side(jobs: ReliableQueue[Any],
     ]
     assert await jobs.dead.size() == 3
     for value in ("first", "second"):
-        # One of an id lives at a time.
+        # Only one message of an id lives at a time.
         assert await jobs.dead.redrive(["order-42"]) == 1
         assert await jobs.dead.redrive(["order-42"]) == await jobs.dead.redrive() == 0
         (message,) = await jobs.claim(5)
@@ -138,7 +138,7 @@ async def test_a_claim_whose_answer_cannot_be_read_is_made_again(
 
     monkeypatch.setattr(jobs._server, "run_once", broken)
     (message,) = await asyncio.wait_for(jobs.claim(wait=60), 30)
-    # What the first call had claimed went back, and its attempt does not count.
+    # The messages claimed by the first call went back, and its attempt does not count.
     assert (message.value, message.attempt) == (1, 1)
 
 

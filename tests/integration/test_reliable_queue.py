@@ -28,7 +28,7 @@ __all__ = ["jobs", "raw", "store"]
 
 
 async def values(queue: ReliableQueue[Any], count: int = 100) -> list[Any]:
-    """Claim what there is, and acknowledge it."""
+    """Claim the available messages, acknowledge them, and return their values."""
     messages = await queue.claim(count)
     await asyncio.gather(*(message.ack() for message in messages))
     return [message.value for message in messages]
@@ -128,7 +128,7 @@ BAD: list[Any] = [
     {"ttl": math.inf},
     {"ttl": "1"},
     {"on_duplicate": "drop"},
-    # str() of it tells where in memory it is, and all processes that test must use the same names.
+    # str() of it contains a memory address, and all test processes must use the same names.
     pytest.param({"value": object()}, id="{'value': object()}"),
     {"value": math.nan},
     {"value": "x" * 1000},
@@ -264,7 +264,7 @@ async def test_the_id_of_a_handled_message_is_taken_for_a_while(client: Client, 
     assert await values(queue) == [5]
     await store.let_pass(3 * HOUR)
     await queue.offer(6)
-    # What is remembered no longer is forgotten too.
+    # Ids whose window has closed are deleted as well.
     assert (await store.look()).done == {}
 
 
@@ -297,7 +297,7 @@ async def test_a_full_queue_refuses(client: Client) -> None:
     assert (caught.value.ids, caught.value.stored) == (("3", "4"), ("1", "2"))
     with pytest.raises(delayq.QueueFull, match="1 messages were not stored"):
         await queue.offer(9)
-    # What takes the place of another needs no room.
+    # A replacement needs no additional room.
     await queue.offer(8, id="1", on_duplicate="replace")
     await held.ack()
     await queue.offer(9)
@@ -334,7 +334,7 @@ async def stored_are(queue: ReliableQueue[Any], count: int) -> bool:
 
 
 async def test_callers_who_claim_at_once_get_all_that_there_is(jobs: ReliableQueue[int]) -> None:
-    """None of them is told that there is nothing while the others have not emptied the queue."""
+    """No caller is told that the queue is empty while messages are left."""
     await jobs.offer_many([Offer(value=n) for n in range(450)])
     claimed = await asyncio.gather(*(jobs.claim(100) for _ in range(6)))
     assert min(map(len, claimed)) >= 25
@@ -355,7 +355,7 @@ async def test_what_is_past_its_time_is_not_delivered(client: Client, raw: Any, 
     queue, store = client.reliable_queue("jobs", expired=expired), Store(raw, "jobs")
     await queue.offer_many([Offer(value=n, id=str(n), ttl=HOUR if n % 2 else 3 * HOUR) for n in range(6)])
     await store.let_pass(2 * HOUR)
-    # However many stand in front, the others come.
+    # Expired messages at the front hold up none of the others.
     assert [message.value for message in await queue.claim(9)] == [0, 2, 4]
     (await store.look()).demand_no_orphans()
     letters = await queue.dead.list()
@@ -380,7 +380,7 @@ async def test_a_message_under_a_lease_does_not_expire(jobs: ReliableQueue[int],
     await jobs.offer(2, ttl=HOUR / 2)
     (message,) = await jobs.claim()
     await store.let_pass(HOUR * 3 / 4)
-    # It is when it would be tried again that it is too late.
+    # The message expires only at the point where it would be retried.
     await message.nack(0)
     assert await jobs.claim() == []
     assert (await store.look()).bodies == {}
@@ -618,7 +618,7 @@ async def test_redriven_letters_have_all_their_attempts_again(client: Client, st
     assert await queue.dead.redrive() == 1
     stored = await store.look()
     stored.demand_no_orphans()
-    # It has no time to live any more: most likely that is over.
+    # It no longer has a time to live, which has most likely passed.
     assert (stored.expiries, stored.errors, stored.dead) == ({}, {}, [])
     (message,) = await queue.claim()
     assert (message.id, message.value, message.attempt, message.priority, message.headers) == ("a", 1, 1, 3, {"h": "1"})
@@ -706,7 +706,7 @@ async def test_news_wakes_whoever_waits_at_another_client(server: PrivateServer,
         if how == "resume":
             await jobs.pause()
         waiting = asyncio.create_task(other.reliable_queue("jobs", lease=LEASE).claim(wait=60))
-        # Until it has looked, and found nothing.
+        # Wait until it has looked and found nothing.
         await until(lambda: other.statistics().waiting and other.statistics().round_trips > 3)
         await asyncio.sleep(0.05)
         steps: dict[str, Any] = {
@@ -763,7 +763,7 @@ async def test_stats_are_exact_however_many_leases_there_are(jobs: ReliableQueue
     for _ in range(11):
         assert len(await jobs.claim(100)) == 100
     await store.let_pass(2 * HOUR)
-    # Those leases have ended. Others have not.
+    # These leases have ended; the ones claimed below have not.
     await jobs.offer_many([Offer(value=n, priority=9) for n in range(1_100)])
     await jobs.offer_many([Offer(value=n, delay=9 * HOUR) for n in range(10)])
     for claimed in range(0, 1_100, 100):
@@ -872,7 +872,7 @@ async def test_a_codec_that_makes_no_bytes_is_refused(client: Client, raw: Any) 
 async def test_an_offer_to_a_queue_with_a_foreign_key_is_refused_once_and_stores_nothing(
     jobs: ReliableQueue[int], store: Store, raw: Any
 ) -> None:
-    # By now the server knows the script.
+    # From here on, the server knows the script.
     await jobs.offer(1)
     await jobs.purge()
     await raw.set(store.keys.live[0], "foreign")

@@ -1,7 +1,7 @@
 """A queue of a million messages costs the server no more per message than one of ten thousand, and little memory.
 
-Times are the server's own, of calls on both queues in turn: only their ratio counts. Where a million takes too long to fill
-there are fewer.
+The times are the server's own, for calls on both queues in turn: only their ratio counts. Servers on which a million messages
+take too long to offer get fewer.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = ["raw"]
 FEW = 10_000
 MANY = {"valkey-9": 1_000_000, "redis-7": 100_000, "redis-6.2": 100_000}
 ROUNDS = 30
-# Redis 7 and older spend more on each entry of a hash and of a sorted set: 294 and 297 at a million.
+# Redis 7 and older need more memory per entry of a hash and of a sorted set: 294 and 297 bytes at a million.
 BYTES = {"valkey-9": 280, "redis-7": 305, "redis-6.2": 305}
-# What connections, scripts and empty tables take, bytes.
+# The memory for connections, scripts and empty tables, in bytes.
 SLACK = 3_000_000
 
 
@@ -54,12 +54,12 @@ async def fill(queue: ReliableQueue[bytes], count: int) -> None:
 async def used_memory(raw: Any) -> int:
     await raw.execute_command("MEMORY", "PURGE")
     known = await raw.info("memory")
-    # Connections have buffers, which grow with what passed through them.
+    # Leave out the connections' buffers, which grow with the data that passed through them.
     return int(known["used_memory"]) - int(known["mem_clients_normal"])
 
 
 async def cost(raw: Any, work: Callable[[], Awaitable[Any]]) -> int:
-    """The server's microseconds for all scripts that ran meanwhile: those of ``work``, and rarely a re-check."""
+    """Return the server's time for all scripts that ran meanwhile, in microseconds: those of ``work``, and rarely a re-check."""
 
     async def spent() -> int:
         return int((await raw.info("commandstats"))["cmdstat_evalsha"]["usec"])
@@ -70,7 +70,7 @@ async def cost(raw: Any, work: Callable[[], Awaitable[Any]]) -> int:
 
 
 async def commands(raw: Any, work: Callable[[], Awaitable[Any]]) -> dict[str, int]:
-    """How many commands of each name the scripts ran that ``work`` called."""
+    """Count the commands of each name that were run by the scripts that ``work`` called."""
     await raw.config_resetstat()
     await work()
     known = {name.removeprefix("cmdstat_"): facts["calls"] for name, facts in (await raw.info("commandstats")).items()}
@@ -80,7 +80,7 @@ async def commands(raw: Any, work: Callable[[], Awaitable[Any]]) -> dict[str, in
 async def test_a_batch_costs_the_same_few_commands_however_many_are_pending(
     client: delayq.Client, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Rights are tried once in some seconds.
+    # Rights are checked only once every few seconds, so leave that out.
     monkeypatch.setattr(Rights, "form", lambda _rights, _wire, script, _key: script)
     counts: dict[int, dict[str, dict[str, int]]] = {}
     for size in (300, 20_000):
@@ -117,7 +117,7 @@ async def extend(queue: ReliableQueue[bytes], held: list[Message[bytes]]) -> Non
 
 async def test_size_costs_no_time_per_message_and_little_memory(server: PrivateServer) -> None:
     many = MANY[server.kind.name]
-    # Where memory was freed before, libc hands out pieces that are larger than what was asked for.
+    # In memory that was freed earlier, libc hands out pieces that are larger than requested.
     server.restart()
     async with delayq.connect(server.url) as client, Redis.from_url(server.url) as raw:
         small = client.reliable_queue("small", codec=Bytes(), lease=LEASE)
@@ -146,12 +146,13 @@ async def test_size_costs_no_time_per_message_and_little_memory(server: PrivateS
                     times[queue.name].append(await cost(raw, lambda work=work, queue=queue: work(queue)))  # type: ignore[misc]
             ratios[name] = round(median(times["large"]) / median(times["small"]), 2)
         print(server.kind.name, many, "bytes", round((full - empty) / many), ratios)
-        # A hundred times as many cost 1.4 times as much: what no cache holds. Beside other work there is less cache: 1.6.
+        # With a hundred times as many messages, the cost is 1.4 times as high: no cache holds them all. Beside
+        # other work there is less cache, and the factor is 1.6.
         assert ratios["claim and ack"] <= 2
-        # Its cost is the logarithm's, next to nothing, and so less steady.
+        # The rest grows with the logarithm and costs next to nothing, so it is less steady.
         assert max(ratios.values()) <= 3
 
-        # What was offered since then goes too.
+        # Messages offered since then are purged too.
         assert await large.purge() == many
 
         async def back() -> bool:

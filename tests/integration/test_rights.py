@@ -1,4 +1,4 @@
-"""A user who lacks one right: each call is refused before it has changed anything, or does all of its work."""
+"""When a user lacks one right, each call is either refused before it changes anything, or does all of its work."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from tests.servers import PrivateServer
 
 USER, PASSWORD = "limited", "its-password"
-# What a script's caller sends besides.
+# Commands that the caller of a script sends in addition.
 BESIDES = {"UNLINK", "EVAL", "EVALSHA"}
 ONLY_LOOK = {delayed.RESYNC, reliable.GET, reliable.LIST, reliable.LEASED, reliable.STATS}
-# A consumer has what a transfer needs, for else it would have nothing to give back.
+# A consumer has the rights that a transfer needs, or it would have nothing to give back.
 TAKEN = {"delayed/nack", "delayed/release", "delayed/give_back", "delayed/set_aside"}
 
 
@@ -34,7 +34,7 @@ def test_every_script_has_a_case() -> None:
 
 
 class Bench:
-    """One script, called again and again on the same data by a user whose rights differ."""
+    """Calls one script again and again on the same data, as a user whose rights vary."""
 
     def __init__(self, raw: Any, server: Server, script: Script) -> None:
         self.raw = raw
@@ -61,7 +61,7 @@ class Bench:
             await commands.execute()
 
     async def contents(self) -> dict[bytes, Any]:
-        """What is stored, whether it ends by itself, and nothing of how it is stored."""
+        """Return what is stored and whether it expires, without any details of how it is stored."""
         found = {}
         for key in await self.raw.keys("*"):
             kind = await self.raw.type(key)
@@ -75,7 +75,7 @@ class Bench:
         return found
 
     async def call(self, rules: Sequence[str]) -> Any:
-        """Call the script as a user with these rules, as if for the first time; return its answer, or the refusal."""
+        """Call the script as a user with these rules, as if for the first time, and return its answer or the refusal."""
         await self.raw.execute_command("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "resetchannels", *rules)
         self._server._rights.forget()
         try:
@@ -85,7 +85,7 @@ class Bench:
 
 
 def shape(contents: dict[bytes, Any]) -> dict[bytes, Any]:
-    """What is the same of what is done at another moment."""
+    """Return the part that does not depend on when the call was made."""
     return {key: (kind, len(value) if kind != b"string" else None, ends) for key, (kind, value, ends) in contents.items()}
 
 
@@ -102,7 +102,7 @@ async def bench(server: PrivateServer, script: Script, prepare: Any) -> AsyncIte
 
 
 def rights_of(script: Script) -> tuple[list[str], list[str], list[str]]:
-    """The rules for the commands, keys and channels of a script; the server takes channels in KEYS for keys as well."""
+    """Return the rules for the commands, keys and channels of a script. The server treats channels in KEYS as keys, too."""
     keys = list(dict.fromkeys(keys_of(script)))
     channels = [key for key, name in zip(keys_of(script), script.keys, strict=False) if name in ("channel", "turns", "wake")]
     names = sorted(commands(script) | tried(script) | BESIDES | ({"LREM"} if script.name in TAKEN else set()))
@@ -110,7 +110,7 @@ def rights_of(script: Script) -> tuple[list[str], list[str], list[str]]:
 
 
 def less_by_one(script: Script) -> Iterator[tuple[str, list[str]]]:
-    """What is taken away, and the rules without it: each command, key and channel."""
+    """Leave out each command, key and channel in turn; yield the rule left out and the remaining rules."""
     everything = [rule for rules in rights_of(script) for rule in rules]
     for rule in everything:
         yield rule, [other for other in everything if other != rule]
@@ -121,7 +121,7 @@ async def test_who_lacks_one_right_is_refused_before_anything_has_changed(
     server: PrivateServer, script: Script, case: str, prepare: Any
 ) -> None:
     async with bench(server, script, prepare) as made:
-        # With all rights: that is the whole effect.
+        # With all rights, the call has its whole effect.
         whole = await made.call([rule for rules in rights_of(script) for rule in rules])
         assert not isinstance(whole, Exception), whole
         effect = await made.contents()

@@ -1,4 +1,4 @@
-"""When messages come: exactly once, never early, and soon, whatever happens to notifications and connections."""
+"""When messages arrive: exactly once, never early, and soon, whatever happens to notifications and connections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.servers import PrivateServer
 
 RESYNC = 1.0
-# A lost notification may cost the re-check's interval and one second. What the machine adds is not the queue's fault.
+# A lost notification may cost the re-check's interval and one second. Delays added by the machine are not the queue's fault.
 BOUND = RESYNC + 1.0
 
 
@@ -37,7 +37,7 @@ def now_ms() -> float:
 
 
 class Log:
-    """Who got what when. Due times and arrivals are of one clock: the server runs on this machine."""
+    """A record of deliveries and their times. Due times and arrivals use one clock, because the server runs on this machine."""
 
     def __init__(self) -> None:
         self.arrived: dict[int, list[float]] = {}
@@ -52,7 +52,7 @@ class Log:
         self.due[value] = receipt.due_at.timestamp() * 1000
 
     async def complete(self, within: float = 30.0) -> None:
-        """Wait until all that was offered has arrived."""
+        """Wait until every offered message has arrived."""
         await until(lambda: not self.due.keys() - self.arrived.keys(), within)
 
     def check(self, lateness: float | None = None) -> None:
@@ -100,7 +100,7 @@ async def test_a_message_is_never_early_and_comes_once(client: Client, queue: De
 
 
 async def test_a_short_delay_does_not_wait_for_a_long_one(server: PrivateServer, client: Client) -> None:
-    """The defect that made Redisson's users deliver a 3 s message with the 50 s one before it."""
+    """Redisson's defect delivered a 3 s message together with the 50 s one before it."""
     queue: DelayedQueue[int] = client.delayed_queue("orders")
     taker = asyncio.create_task(queue.take())
     async with delayq.connect(server.url) as other:
@@ -236,7 +236,7 @@ async def test_two_hundred_queues_and_twenty_waiting_takes_are_nearly_idle(serve
         await asyncio.sleep(0.5)
 
         async def commands() -> int:
-            # A script's own calls are counted too; we ask for the calls that came over the wire.
+            # A script's own commands are counted too; count only the calls that came over the wire.
             stats = await observer.info("commandstats")
             return sum(
                 entry["calls"]
@@ -249,7 +249,7 @@ async def test_two_hundred_queues_and_twenty_waiting_takes_are_nearly_idle(serve
         seconds = time.monotonic() - start
         trips, busy = await commands() - before, time.process_time() - cpu
         connections = [entry for entry in await observer.client_list() if entry["name"] == "delayq"]
-        # One blocked connection for each waiting take, one subscription, one for calls.
+        # One blocked connection for each waiting take, one for the subscription, and one for calls.
         assert len(connections) == 20 + 1 + 1
         assert sum(entry["cmd"].startswith("blmove") for entry in connections) == 20
         assert trips / seconds <= 1
@@ -303,7 +303,7 @@ async def test_five_thousand_messages_reach_three_consumer_processes_once_each_a
             queue: DelayedQueue[int] = client.delayed_queue("orders")
             await asyncio.gather(*(log.offer(queue, value, chance.random() * 3) for value in range(5000)))
         await log.complete()
-        await asyncio.sleep(0.2)  # doubles would come now
+        await asyncio.sleep(0.2)  # duplicates would arrive now
     finally:
         for consumer in consumers:
             consumer.kill()
@@ -319,7 +319,7 @@ async def test_the_re_check_of_many_queues_is_one_round_trip(server: PrivateServ
         queues = [client.delayed_queue(f"orders {n}") for n in range(100)]
         await queues[70].offer(70, 3600)
         scheduler, calls = client._open_session().scheduler, client._open_session().server
-        # Only ours, and the server knows the script.
+        # Only our own calls are left, and the server knows the script.
         assert scheduler._resync is not None
         scheduler._resync.cancel()
         await scheduler.run_once()
@@ -331,7 +331,7 @@ async def test_the_re_check_of_many_queues_is_one_round_trip(server: PrivateServ
         assert calls.round_trips == before + 1
         assert len(found) == 100
         assert [name for name, due_us in found.items() if due_us != -1] == ["orders 70"]
-        # Where that fails, as after a restart, each part is asked for by itself.
+        # If that fails, as it does after a restart, each part is requested separately.
         async with Redis.from_url(server.url) as raw:
             await raw.script_flush()
         found.clear()

@@ -1,4 +1,4 @@
-"""Nothing secret gets into a log line, an error, or a repr: not what is offered, not its headers, not the server's password."""
+"""No secret gets into a log line, an error, or a repr: not what is offered, not its headers, and not the server's password."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# In any form in which it may turn up: as it is, escaped, as hexadecimal digits.
+# Every form in which the secret may appear: as it is, escaped, or as hexadecimal digits.
 SECRET = "hunter2-is-secret"
 FORMS = (SECRET, SECRET.encode().hex(), SECRET.encode().hex(" "))
 VALUE = {SECRET: [SECRET]}
 HEADERS = {SECRET: SECRET}
 NAME = "orders"
-# The server may name its users.
+# The user's name is not secret, because the server may mention it.
 USER = "somebody"
 
 
@@ -50,7 +50,7 @@ def is_told(text: str) -> bool:
 
 
 def chain(error: BaseException | None) -> set[BaseException]:
-    """An error, and all that led to it."""
+    """Return an error and everything that led to it."""
     found: set[BaseException] = set()
     waiting = [error]
     while waiting:
@@ -65,13 +65,13 @@ def chain(error: BaseException | None) -> set[BaseException]:
 
 def words(error: BaseException) -> str:
     said = [f"{one!s} {one!r} {getattr(one, '__notes__', '')}" for one in chain(error)]
-    # As a log has it, but for the lines of this file, in which the secret may stand.
+    # As it appears in a log, except for the lines of this file, which may contain the secret.
     return "\n".join([*said, *traceback.format_exception_only(error)])
 
 
 @asynccontextmanager
 async def failing(*kinds: type[BaseException]) -> AsyncIterator[None]:
-    """Something fails, and its error tells nothing."""
+    """Check that the block fails, and that its error does not reveal the secret."""
     with pytest.raises(kinds) as caught:
         yield
     assert not is_told(words(caught.value)), words(caught.value)
@@ -95,7 +95,7 @@ def all_objects_of_delayq() -> list[Any]:
 
 
 def check_reprs() -> None:
-    """Every object of a class of ours that there is, public or not: any may get into somebody's log."""
+    """Check each object of a delayq class, public or not: any of them may end up in a log."""
     gc.collect()
     found = set()
     for one in all_objects_of_delayq():
@@ -112,7 +112,7 @@ def address(server: PrivateServer) -> str:
 
 @pytest.fixture
 async def guarded(server: PrivateServer) -> AsyncIterator[str]:
-    """The address of a server, for a user whose name and password are secret."""
+    """Yield the address of a server, for a user whose password is secret."""
     raw: Any
     async with Redis.from_url(server.url) as raw:
         await raw.execute_command("ACL", "SETUSER", USER, "reset", "on", f">{SECRET}", "allkeys", "allchannels", "+@all")
@@ -138,7 +138,7 @@ async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer
         for delay in (-1, float("nan"), "5"):
             async with failing(delayq.BadDelay):
                 await queue.offer(VALUE, delay)  # type: ignore[arg-type]
-        # What nobody can read.
+        # Payloads that cannot be decoded.
         for payload in (f'{{"{SECRET}', f"{SECRET}", f'"{SECRET}\xff', f'"{SECRET}" {SECRET}'):
             await raw.rpush(keys.ready, payload.encode("latin-1"))
             async with failing(delayq.DecodeError):
@@ -203,7 +203,7 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
         await kept[3].bury("why")
         kept.append(await queue.dead.list())
         check_reprs()
-        # What somebody else has written.
+        # Bodies written by another program.
         for body in (
             SECRET,
             f"{SECRET}\n{SECRET}",
@@ -216,7 +216,7 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
             message = await queue.get("a")
             assert message is not None
             async with failing(delayq.DecodeError):
-                # The first that fails.
+                # The first one that fails.
                 _ = message.headers, message.value
         await raw.hset(keys.dead_messages, kept[3].id, f"{SECRET}\n{SECRET}")
         (letter,) = await queue.dead.list()

@@ -1,4 +1,4 @@
-"""Queues behind Sentinels go on, on another server, when theirs is replaced."""
+"""Queues behind Sentinels continue on another server when theirs is replaced."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_when_another_server_takes_over_producers_and_consumers_go_on_ther
         if way == "planned":
             await asyncio.to_thread(watched.fail_over)
         else:
-            # What the replicas do not have yet would go down with it.
+            # Messages that the replicas do not have yet would be lost with the server.
             stop.set()
             await tasks[0]
             await until(lambda: len(got) == offered)
@@ -77,7 +77,7 @@ async def test_when_another_server_takes_over_producers_and_consumers_go_on_ther
         await tasks[0]
         await orders.offer(1)
         assert await orders.take() == 1
-        # A planned change hands everything over. Otherwise, what is acknowledged in its moment may be lost: next to nothing here.
+        # A planned failover hands everything over. Otherwise, messages acknowledged at that moment may be lost: almost none here.
         lost = 0 if way == "planned" else 5
         await until(lambda: len({*range(offered)} - set(got) - unknown) <= lost, within=60)
         for task in tasks:
@@ -142,7 +142,7 @@ async def test_a_database_is_chosen(small: Watched) -> None:
 
 
 async def test_a_server_that_became_a_replica_is_not_used_again(own_server: PrivateServer) -> None:
-    """Behind a name that leads to another server after a failover, a new connection is what it takes."""
+    """If a name leads to another server after a failover, all it takes is a new connection."""
     async with delayq.connect(own_server.url) as client:
         queue: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
         await queue.offer_many([Offer(n) for n in range(3)])

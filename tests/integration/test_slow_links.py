@@ -1,4 +1,4 @@
-"""Messages that are large for the link: they take their time, and each comes once."""
+"""Messages that are large for the link take their time, but each comes exactly once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.links import Links
 if TYPE_CHECKING:
     from tests.servers import PrivateServer
 
-# 300 messages of 400 kB over 40 Mbit/s take a minute, and a batch of 100 takes 8 s, longer than a call waits. So do these,
-# with a shorter deadline.
+# 300 messages of 400 kB take a minute over 40 Mbit/s, and a batch of 100 takes 8 s, longer than a call waits. These values
+# have the same effect with a shorter deadline.
 COUNT, SIZE, MBIT, DEADLINE = 300, 8_000, 8, 0.5
 
 
@@ -45,7 +45,7 @@ async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
                 queue = client.delayed_queue("orders", codec=BytesCodec())
             if way == "drain":
                 while len(got) < COUNT:
-                    # It may give up after its deadline. What it had then goes back, and comes with the next call.
+                    # A call may give up after its deadline. Its messages go back, and come with the next call.
                     with suppress(delayq.ServerUnavailable):
                         got += await queue.drain(100)
             elif way == "values":
@@ -64,7 +64,7 @@ async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
 
 @pytest.mark.parametrize("kind", ["deliveries", "reliable"])
 async def test_a_loop_over_a_distant_link_fetches_many_at_a_time(own_server: PrivateServer, kind: str) -> None:
-    """To wait for an acknowledgement is not to handle: quick handlers get large batches, however far the server is."""
+    """Waiting for an acknowledgement does not count as handling: quick handlers get large batches, however far the server is."""
     async with delayq.connect(own_server.url) as near:
         await near.delayed_queue("orders").offer_many([(number, 0) for number in range(300)])
         await near.reliable_queue("jobs").offer_many([delayq.Offer(value=number) for number in range(300)])
@@ -76,5 +76,5 @@ async def test_a_loop_over_a_distant_link_fetches_many_at_a_time(own_server: Pri
                 handled += 1
             if handled == 300:
                 break
-        # One by one it would take two for each message.
+        # One at a time, each message would take two round trips.
         assert client.statistics().round_trips < 150

@@ -1,4 +1,4 @@
-"""A message whose worker died may have killed it: it comes again alone, and takes no other one along."""
+"""A message whose worker died may have killed it, so it is redelivered alone and takes no other message down with it."""
 # ruff: noqa: F401, F811 - fixtures
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ async def jobs(client: Client) -> ReliableQueue[Any]:
 
 
 async def crash(store: Store) -> None:
-    """Let all leases end, as if their worker had died."""
+    """End all leases, as if the worker had died."""
     await store.let_pass(2 * LEASE)
 
 
@@ -46,7 +46,7 @@ async def test_a_message_that_kills_its_worker_dies_and_its_neighbours_are_handl
             await messages[0].ack()
     assert sorted(handled) == sorted(f"m{n}" for n in range(12) if n != 4)
     (letter,) = await queue.dead.list()
-    # The first time it was in company: that attempt does not count.
+    # The first time, the message was in company, so that attempt does not count.
     assert (letter.id, letter.reason, letter.attempt) == ("m4", "attempts", 1 + most)
     (await store.look()).demand_no_orphans()
 
@@ -141,7 +141,7 @@ async def test_suspects_are_ready_in_stats_and_lists_and_can_be_cancelled_and_re
     await crash(store)
     (suspect,) = await jobs.claim(1)
     assert suspect.id == "0"
-    # The next claim finds the others, and may have none of them.
+    # The next claim finds the other suspects, but may not take any of them.
     assert await jobs.claim(4) == []
     assert [message.id for message in await jobs.list("ready")] == ["1", "2", "3"]
     assert [message.id for message in await jobs.list("ready", offset=1, limit=1)] == ["2"]

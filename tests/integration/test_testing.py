@@ -1,4 +1,4 @@
-"""Time that a test moves, on real servers."""
+"""Tests that move time forward, on real servers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def raw(server: PrivateServer) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def client(server: PrivateServer) -> AsyncIterator[Client]:
-    # Nothing but the jump itself wakes anybody.
+    # Only the jump itself wakes waiting calls.
     async with delayq.connect(server.url, resync_interval=3600) as client:
         yield client
 
@@ -225,7 +225,7 @@ async def test_a_message_that_has_been_due_for_ages_can_still_be_handled(client:
     (message,) = await jobs.claim()
     for _ in range(4):
         await advance(client, 19 * 365 * timedelta(days=1))
-    # Both leases have ended: such messages come one by one.
+    # Both leases have ended, so these messages come one at a time.
     for value in ("new", "a"):
         (one,) = await jobs.claim(5)
         assert one.value == value
@@ -324,7 +324,7 @@ async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.Mon
             pass
 
 
-# Settled
+# Waiting until everything is settled
 
 
 async def test_settled_waits_for_the_workers(client: Client, jobs: ReliableQueue[Any]) -> None:
@@ -378,7 +378,7 @@ async def test_what_is_due_and_was_not_looked_at_yet_is_not_settled(queue: Delay
     await settled(queue)
 
 
-# The scripts, and what pytest is given
+# The scripts, and the pytest plugin
 
 
 @pytest.mark.parametrize("script", [time_travel.ADVANCE_DELAYED, time_travel.ADVANCE_RELIABLE], ids=lambda script: script.name)

@@ -1,4 +1,4 @@
-"""TLS and passwords by URL, on a real server: Debian's Redis 7 has TLS, the servers out of wheels have not."""
+"""TLS and passwords by URL, on a real server: Debian's Redis 7 supports TLS, the servers from wheels do not."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @contextmanager
 def tls_server(authority: Authority, host: str) -> Iterator[tuple[PrivateServer, int]]:
-    """A server with a plain port and one with TLS, whose certificate is for ``host``."""
+    """Start a server with a plain port and a TLS port, whose certificate is for ``host``."""
     port = free_port()
     with PrivateServer(FOUND["redis-7"], tcp=True, options=authority.server_options(host, port)) as server:
         yield server, port
 
 
 class Tries:
-    """Counts how often a connection was tried."""
+    """Counts attempts to open a connection."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -141,6 +141,6 @@ async def test_a_password_alone_is_the_default_users(some_kind: PrivateServer, t
 
 @pytest.fixture(params=[*FOUND])
 def some_kind(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
-    """A server of its own, on a port: it will have passwords."""
+    """Start a private server on a port; the tests give it passwords."""
     with PrivateServer(FOUND[request.param], tcp=True) as server:
         yield server

@@ -1,4 +1,4 @@
-"""A loop with more messages at hand does not wait for its acks: nobody who looks can tell, and the log tells what went wrong."""
+"""A loop with more messages at hand does not wait for its acks: readers cannot tell, and the log reports what went wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["faults", "jobs", "raw", "store"]
 
-# Batches grow by doubling: of so many messages, most are not the last at hand, and some are.
+# Batches grow by doubling: of this many messages, most are not the last at hand, but some are.
 MANY = 250
 
 
@@ -43,7 +43,7 @@ def loop(queue: ReliableQueue[int]) -> AsyncGenerator[Message[int], None]:
 
 
 async def handle_all(queue: ReliableQueue[int], count: int = MANY) -> int:
-    """Handle so many in a plain loop. Returns for how many of them nobody had waited when the block ended."""
+    """Handle ``count`` messages in a plain loop, and return how many blocks ended without waiting for their ack."""
     handled = without_waiting = 0
     async for message in queue:
         before = unanswered(queue)
@@ -137,7 +137,7 @@ async def test_peek_and_purge_count_without_what_was_just_handled(jobs: Reliable
             seen += 1
             assert message.id not in {each.id for each in await jobs.peek(100)}
             if seen == 40:
-                # It drops what is leased too: all but what was handled.
+                # A purge drops leased messages too: all except those that were handled.
                 assert await jobs.purge() == 20
                 break
     assert (await jobs.stats()).leased == 0
@@ -150,7 +150,7 @@ async def test_the_id_of_a_message_is_free_where_its_block_ends(jobs: ReliableQu
     async for message in jobs:
         async with message:
             pass
-        # Later than the test lasts: it shall not come again here.
+        # The delay is longer than the test, so the message does not come again here.
         if many:
             assert await jobs.offer_many([Offer(value=0, id=message.id, delay=LEASE)]) == [message.id]
         else:
@@ -189,7 +189,7 @@ async def test_an_explicit_ack_is_waited_for(jobs: ReliableQueue[int], store: St
 
 
 async def test_the_ack_of_the_last_message_at_hand_is_waited_for(jobs: ReliableQueue[int], store: Store) -> None:
-    """Then all earlier ones are done too: whoever waits for more messages leaves nothing unanswered behind."""
+    """All earlier acks are answered by then, too: a loop that waits for more messages leaves nothing unanswered behind."""
     await fill(jobs)
     handled = last_ones = 0
     async for message in jobs:
@@ -216,7 +216,7 @@ async def test_a_message_that_was_claimed_alone_is_waited_for(jobs: ReliableQueu
 
 
 async def lose_while_handled(client: Client, jobs: ReliableQueue[int], server: PrivateServer, *, at_hand: bool) -> str:
-    """Somebody drops a message while its block runs. Returns its id."""
+    """Drop a message from another client while its block runs, and return its id."""
     await fill(jobs, 20)
     async with delayq.connect(server.url) as other, aclosing(loop(jobs)) as messages:
         async for message in messages:
@@ -256,14 +256,14 @@ async def test_acks_that_fail_are_logged_and_their_messages_come_again(
     client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.05)
-    # Long enough for a busy machine to handle all of them in, and short enough to wait for.
+    # Long enough for a busy machine to handle all messages, yet short enough to wait for.
     queue = client.reliable_queue("jobs", lease=3.0)
     await fill(queue, 30)
     failing = True
     faults.plan = lambda name, _n: "unsent" if name == ACK.name and failing else None
     handled = unwatched = 0
     async for message in queue:
-        # The last at hand would raise.
+        # The last message at hand would raise.
         if message._ahead:
             async with message:
                 pass
@@ -277,7 +277,7 @@ async def test_acks_that_fail_are_logged_and_their_messages_come_again(
     failing = False
     failed = set(re.findall(r"message '(job \d+)' is handled, but may come again", caplog.text))
     assert len(failed) == 10
-    # They come after their leases, as their second attempt.
+    # The messages are redelivered after their leases, as second attempts.
     again: set[str] = set()
     async with asyncio.timeout(30):
         async for message in queue:
@@ -324,7 +324,7 @@ async def test_leaving_the_client_sends_what_was_acknowledged(
         async for message in queue:
             async with message:
                 handled += 1
-            # In the middle of a batch, with answers to come.
+            # Stop in the middle of a batch, with answers outstanding.
             if handled >= 100 and unanswered(queue) and message._ahead:
                 break
     stats = await jobs.stats()
@@ -349,7 +349,7 @@ async def test_a_server_that_does_not_answer_holds_up_the_loop_before_memory_fil
 ) -> None:
     monkeypatch.setattr("delayq._scheduling.settling._MOST_UNANSWERED", 20)
     await fill(jobs)
-    # Batches grow first.
+    # Batches have to grow first.
     most = handled = 0
     async for message in jobs:
         async with message:
@@ -379,7 +379,7 @@ async def test_a_handler_that_raises_is_nacked_although_more_is_at_hand(jobs: Re
 
 
 async def test_a_worker_of_an_own_task_for_each_message_settles_all_of_them(jobs: ReliableQueue[int]) -> None:
-    """What is at hand is no concern of tasks that take their time: each block ends by itself."""
+    """Tasks that take their time are not affected by messages at hand: each block ends on its own."""
     await fill(jobs)
     handling: set[asyncio.Task[Any]] = set()
     taken = 0
@@ -403,13 +403,13 @@ async def test_a_worker_of_an_own_task_for_each_message_settles_all_of_them(jobs
 
 
 async def test_a_block_that_ends_after_its_loop_was_left_waits_for_its_ack(client: Client, jobs: ReliableQueue[int]) -> None:
-    """What was at hand has gone back with the loop."""
+    """The messages at hand went back when the loop was left."""
     await fill(jobs, 50)
     taken: list[Message[int]] = []
     async with aclosing(jobs.__aiter__()) as messages:  # type: ignore[type-var]
         async for message in messages:
             taken.append(message)
-            # The first batches are small: this one is in the middle of a large one.
+            # The first batches are small; this message is in the middle of a large one.
             if len(taken) == 20:
                 break
     await jobs.purge("all")

@@ -1,4 +1,4 @@
-"""What keeps a client awake goes on, whatever happens to it: foreign exceptions, nonsense, missing rights, other event loops."""
+"""The loops that keep a client awake survive foreign exceptions, nonsense, missing rights, and other event loops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def raw(own_server: PrivateServer) -> AsyncIterator[Any]:
 
 
 async def hears(queue: DelayedQueue[Any], server: PrivateServer) -> None:
-    """Take what a client has offered that is gone before it is due: nobody else moves it, and no re-check comes."""
+    """Take a message whose producer is gone before it is due: no other client moves it, and no re-check comes."""
     taking = asyncio.ensure_future(queue.take())
     await until(lambda: queue._open.transfer.waiting)
     async with delayq.connect(server.url) as other:
@@ -49,7 +49,7 @@ async def subscribed(raw: Any, *channels: str) -> None:
 
 
 class Tokens(CredentialProvider):
-    """Gives a password, unless its service is away."""
+    """Provides a password, unless its service is away."""
 
     def __init__(self) -> None:
         self.away = False
@@ -66,7 +66,7 @@ class Tokens(CredentialProvider):
 
 
 async def offer_over_dead_connections(queue: DelayedQueue[str], connections: int) -> None:
-    """Offer until no connection is left whose end the client has not noticed: one offer may be lost on each of them."""
+    """Offer until the client has noticed the end of every dead connection: each of them may cost one offer."""
     for _ in range(connections):
         with suppress(delayq.OutcomeUnknown):
             await queue.offer("x", 60)
@@ -97,7 +97,7 @@ async def test_a_provider_of_passwords_that_raises_ends_nothing_and_callers_see_
         tokens.away = False
         await subscribed(raw, CHANNEL.format("orders"))
         await hears(queue, own_server)
-        # What somebody pushes to the ready list is noticed too.
+        # A push to the ready list by another program is noticed too.
         taking = asyncio.ensure_future(queue.take())
         await raw.rpush("orders", '"pushed"')
         assert await asyncio.wait_for(taking, 20) == "pushed"
@@ -150,7 +150,7 @@ async def test_a_forbidden_channel_silences_no_other_and_is_named_with_the_cure(
             for queue in (forbidden, more):
                 assert f"&{kind.format(queue.name)}" in named[0].message
         await asyncio.gather(*(hears(queue, own_server) for queue in (queues[0], queues[150], queues[299])))
-        # They are tried again, and no new connection was needed for any of it.
+        # The refused channels are tried again, and none of this needed a new connection.
         assert (await raw.info("stats"))["total_connections_received"] - accepted < 20
         await raw.execute_command("ACL", "SETUSER", "app", "allchannels")
         await subscribed(raw, CHANNEL.format("forbidden"), TURNS.format("forbidden too"))
@@ -196,13 +196,13 @@ async def test_a_call_that_raises_what_nobody_expects_is_made_again(
             taking = asyncio.ensure_future(queue.take())
             await queue.offer("x")
             await until(lambda: "ZeroDivisionError" in caplog.text)
-            # What else would wake it has come and gone by then.
+            # By then, everything else that would wake it has come and gone.
             await asyncio.sleep(0.5)
         assert await asyncio.wait_for(taking, 10) == "x"
 
 
 async def test_a_task_does_not_start_before_it_is_noted() -> None:
-    """An eager task factory would start it at once, and it might have ended when its owner notes it as the running one."""
+    """An eager task factory would start it at once, and it might end before its owner has noted it as the running one."""
     loop, background = asyncio.get_running_loop(), Background()
     events: list[str] = []
 

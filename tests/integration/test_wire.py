@@ -1,4 +1,4 @@
-"""One connection: questions, answers, and what becomes of those who wait when it breaks."""
+"""One connection: questions, answers, and what happens to waiting callers when it breaks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def wire(server: PrivateServer) -> AsyncIterator[Wire]:
 
 
 class Peer:
-    """A server that says what a test wants, when it wants."""
+    """A server that sends what a test wants, when the test wants it."""
 
     def __init__(self) -> None:
         self.heard = b""
@@ -55,7 +55,7 @@ async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
 
 @pytest.fixture
 async def to_peer(peer: Peer, tmp_path: Path) -> AsyncIterator[Wire]:
-    """A wire whose other end the test holds. Its handshake needs one answer: to CLIENT SETNAME."""
+    """Open a wire whose other end the test controls. Its handshake needs one answer: to CLIENT SETNAME."""
     connections = Connections(one_server(f"unix://{tmp_path / 's'}"), 1)
     opening = asyncio.create_task(connections.open_own())
     answered = 0
@@ -160,7 +160,7 @@ async def test_an_answer_that_takes_too_long_ends_it(peer: Peer, to_peer: Wire, 
     await asyncio.sleep(0.15)
     peer.say(b"$3\r\none\r\n")
     assert await asyncio.wait_for(first, 10) == b"one"
-    # Its time counts from its own question on.
+    # Its timeout starts with its own question.
     second = to_peer.ask("GET", "b")
     await asyncio.sleep(0.1)
     assert to_peer.is_open

@@ -1,4 +1,4 @@
-"""Queues that keep no ordered list: half the memory and less work, and everything but Redisson's views as before."""
+"""Queues without an ordered list: half the memory and less work, and everything but Redisson's views works as before."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_value_is_removed_where_it_was_offered_first(queue: DelayedQueue
 
 
 async def test_what_others_listed_leaves_their_list_too(queue: DelayedQueue[int], server: PrivateServer, raw: Redis) -> None:
-    """A process that keeps the list, or Java, shares the queue: not advised, and nothing breaks."""
+    """Sharing the queue with Java, or with a process that keeps the list, is not advised, but nothing breaks."""
     async with delayq.connect(server.url) as other:
         listing: DelayedQueue[int] = other.delayed_queue("orders")
         await listing.offer_many([(n, 60 + n) for n in range(5)])

@@ -1,4 +1,4 @@
-"""A worker: what its handlers get, what becomes of their messages, and how many run at a time."""
+"""A worker: the arguments its handlers receive, the outcome of their messages, and the number that run at a time."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def worker(client: Client) -> Worker:
 
 
 def on_jobs(worker: Worker, **settings: Any) -> Callable[[Any], Any]:
-    """A listener for the queue of the fixture."""
+    """Return a decorator that adds a listener on the queue of the fixture."""
     return worker.listener("jobs", **{"lease": LEASE, "backoff": LATER, "max_attempts": 3, **settings})
 
 
 async def left(queue: ReliableQueue[Any]) -> tuple[int, int, int, int]:
-    """Delayed, ready, leased, dead."""
+    """Return the number of delayed, ready, leased and dead messages."""
     stats = await queue.stats()
     return stats.delayed, stats.ready, stats.leased, stats.dead
 
 
 class Gate:
-    """A handler that waits until it is let through, and knows who is inside."""
+    """A handler that waits until it is let through, and records which values are inside."""
 
     def __init__(self) -> None:
         self.inside: list[Any] = []
@@ -170,7 +170,7 @@ async def test_a_recurring_message_comes_like_any_other_and_the_next_is_in_place
     assert seen == [("tock", "tick", 1)] * 3
 
 
-# What handlers can be
+# Kinds of handlers
 
 
 async def test_methods_partials_objects_and_sync_functions_can_listen(client: Client) -> None:
@@ -243,14 +243,14 @@ async def no_codec(order: Db) -> None: ...
         (no_codec, "no codec for Db"),
         (42, "is no handler"),
     ],
-    # Not str, which tells where in memory a function is: all processes that test must use the same names.
+    # Not str(), which contains a function's memory address: all test processes must use the same names.
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_cannot_work_is_refused_when_it_is_decorated(handler: Any, words: str) -> None:
     worker = Worker("redis://127.0.0.1:1")
     with pytest.raises(delayq.ConfigurationError, match=words):
         worker.listener("jobs")(handler)
-    # And nothing is left of it.
+    # Nothing is left of the refused listener.
     worker.listener("jobs")(unannotated)
 
 
@@ -545,7 +545,7 @@ async def test_context_variables_of_one_message_are_not_found_by_the_next(worker
 
     await jobs.offer_many([delayq.Offer(value=value) for value in (1, 2, 3)])
     await worker.run(burst=True)
-    # What a handler sets is seen by what is around it, as in one function.
+    # A value set by a handler is visible to the middleware around it, as within one function.
     assert seen == [(1, 1), (2, 2), (3, 3)]
     assert await left(jobs) == (0, 0, 0, 0)
 
@@ -571,7 +571,7 @@ async def test_a_message_whose_handler_raises_is_tried_again_later_and_logged_on
             message = await jobs.get("a")
             assert message is not None
             assert (message.attempt, message.state) == (attempt, "delayed")
-            # The trace begins in the handler.
+            # The traceback begins in the handler.
             assert (message.last_error or "").splitlines()[1].endswith("in handle")
         await advance(jobs, HOUR)
     (letter,) = await jobs.dead.list()
@@ -723,7 +723,7 @@ async def test_a_sync_handler_that_takes_too_long_goes_on_for_nobody(worker: Wor
     finally:
         release.set()
     await until(ended.is_set)
-    # That it came to its end at last changes nothing.
+    # Its late end changes nothing.
     assert await left(jobs) == (1, 0, 0, 0)
 
 
@@ -741,7 +741,7 @@ async def test_threads_that_hang_keep_their_places_and_other_messages_are_not_be
     await jobs.offer_many([delayq.Offer(value=value) for value in range(6)])
     try:
         await worker.run(burst=True)
-        # Two have failed and are tried again later. The others wait, and have used no attempt.
+        # Two messages have failed and are retried later. The others wait, and have used no attempt.
         assert (len(begun), await left(jobs)) == (2, (2, 4, 0, 0))
         assert [message.attempt for message in await jobs.list("ready")] == [0] * 4
         assert "2 of the listener's 2 threads hang" in caplog.text
@@ -785,7 +785,7 @@ async def test_an_ack_that_comes_too_late_is_logged_and_changes_nothing(
 ) -> None:
     @on_jobs(worker)
     async def handle(value: int) -> None:
-        # Behind the handler's back; its lease is far from being renewed.
+        # The purge happens behind the handler's back; the lease is far from being renewed.
         await jobs.purge("all")
         await jobs.offer(2, id="a", delay=HOUR)
 
@@ -805,13 +805,13 @@ async def test_the_lease_is_renewed_while_a_handler_runs(client: Client) -> None
     other.listener("jobs", lease=0.3)(gate)
     async with worker, other:
         await until(lambda: gate.inside)
-        await asyncio.sleep(0.8)  # more than two leases
+        await asyncio.sleep(0.8)  # longer than two leases
         assert gate.inside == [1]
         gate.open()
     assert await left(queue) == (0, 0, 0, 0)
 
 
-# How many at a time
+# Concurrency
 
 
 async def test_as_many_run_at_a_time_as_the_worker_allows_and_no_more(worker: Worker, jobs: ReliableQueue[Any]) -> None:
@@ -821,7 +821,7 @@ async def test_as_many_run_at_a_time_as_the_worker_allows_and_no_more(worker: Wo
     async with worker:
         await until(lambda: len(gate.inside) == 10)
         await asyncio.sleep(0.05)
-        # Slow handlers have nothing claimed ahead of them.
+        # Nothing is claimed ahead for slow handlers.
         assert await left(jobs) == (0, 25, 10, 0)
         gate.open()
         await until(lambda: len(gate.seen) == 35)
@@ -864,7 +864,7 @@ async def test_what_waits_for_a_busy_worker_is_free_for_an_idle_one(client: Clie
 
     @on_jobs(busy)
     async def handle(value: int) -> None:
-        # Quick at first, so that it claims ahead, and then it hangs.
+        # Be quick at first, so that messages are claimed ahead, then hang.
         if value >= 50:
             quick.set()
             await stuck(value)
@@ -902,7 +902,7 @@ async def test_a_flood_on_one_queue_does_not_hold_up_the_other(client: Client, q
         await until(lambda: len(order) >= 2)
         await client.reliable_queue("rare", lease=LEASE).offer(1)
         if not quick:
-            # Both hands are in the flood; what the rare one has claimed ahead goes back after a second.
+            # Both slots are taken by the flood; the rare message that was claimed ahead goes back after a second.
             await asyncio.sleep(1.3)
             for _ in range(4):
                 turn.release()
@@ -924,12 +924,12 @@ async def test_what_comes_for_hands_that_are_busy_by_then_goes_back_at_once(clie
     worker.listener("first", lease=LEASE)(first)
     worker.listener("second", lease=LEASE)(second)
     async with worker:
-        # Both have asked for as many as there are hands.
+        # Both listeners have asked for as many messages as there are slots.
         await until(lambda: client.statistics().waiting == 2)
         await queues["first"].offer_many([delayq.Offer(value=value) for value in range(10)])
         await until(lambda: len(first.inside) == 10)
         await queues["second"].offer_many([delayq.Offer(value=value) for value in range(10)])
-        # One is kept for the next hand that is free; and goes back, too, when that takes too long.
+        # One message is kept for the next free slot, and goes back as well when that takes too long.
         for kept in (1, 0):
 
             async def is_left(kept: int = kept) -> bool:
@@ -958,7 +958,7 @@ async def test_listeners_take_turns_also_where_each_message_takes_long(client: C
     async with worker:
         for count in range(1, 9):
             await until(lambda count=count: len(order) == count)  # type: ignore[misc]
-            # By then the other one has given back what it had claimed.
+            # By then, the other listener has given back what it had claimed.
             await asyncio.sleep(3 * patience)
             turn.release()
         worker.stop()
@@ -978,11 +978,11 @@ async def test_a_hand_that_is_kept_for_what_is_gone_is_free_for_others(client: C
     async with worker:
         await until(lambda: gate.inside)
         await rare.offer(1, id="a")
-        # Claimed ahead, and given back: it has the next hand. But somebody else is quicker.
+        # Claimed ahead and given back, the message is promised the next slot. But another client is quicker.
         await asyncio.sleep(0.8)
         assert await rare.cancel("a")
         gate.open()
-        # Were it kept for ever, the others would have one now and then.
+        # If the slot were kept for ever, the others would get one only now and then.
         await until(lambda: len(gate.seen) == 20, within=5)
     assert rarely.seen == []
 
@@ -1026,7 +1026,7 @@ async def test_two_workers_share_the_work_and_nothing_is_handled_twice(client: C
     assert await left(queue) == (0, 0, 0, 0)
 
 
-# In a burst
+# Burst mode
 
 
 async def test_a_burst_ends_when_nothing_is_due(client: Client, worker: Worker, jobs: ReliableQueue[Any]) -> None:
@@ -1036,7 +1036,7 @@ async def test_a_burst_ends_when_nothing_is_due(client: Client, worker: Worker, 
     @on_jobs(worker)
     async def first(value: int) -> None:
         await asyncio.sleep(0.1)
-        # What handlers offer counts, in either direction.
+        # Messages that handlers offer count, in either direction.
         await others.offer(value + 1)
 
     @worker.listener("others")
@@ -1050,7 +1050,7 @@ async def test_a_burst_ends_when_nothing_is_due(client: Client, worker: Worker, 
     await worker.run(burst=True)
     assert seen == [2, 4, 6]
     assert await left(jobs) == (1, 0, 0, 0)
-    # Nothing at all.
+    # A burst with nothing due ends as well.
     await worker.run(burst=True)
 
 

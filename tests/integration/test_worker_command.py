@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0
 
-# Says on a list which process has begun and ended what.
+# Each process notes on a list what it has begun and ended.
 APP = """
 import asyncio, os, time
 import delayq
@@ -62,7 +62,7 @@ class Command:
         self.children: dict[int, str] = {}
 
     async def log(self) -> list[list[str]]:
-        """What its processes have said: process, what happened, value."""
+        """Return what its processes have noted: process, event, value."""
         from redis.asyncio import Redis
 
         async with Redis.from_url(self._server.url, decode_responses=True) as raw:
@@ -75,14 +75,14 @@ class Command:
         await until(said, PATIENCE)
 
     async def end(self) -> tuple[int, str]:
-        """Wait until it has ended; its status, and what it wrote."""
+        """Wait until the command has ended, and return its status and its output."""
         async with asyncio.timeout(PATIENCE):
             _, errors = await self.process.communicate()
         assert self.process.returncode is not None
         return self.process.returncode, errors.decode()
 
     async def metrics(self, port: int) -> dict[str, float]:
-        """What one of its processes serves, by name. There is one queue."""
+        """Return the metrics that one of its processes serves, by name. There is only one queue."""
         async with httpx.AsyncClient() as browser:
             text = (await browser.get(f"http://127.0.0.1:{port}/metrics")).text
         families = text_string_to_metric_families(text)
@@ -125,7 +125,7 @@ async def command(server: PrivateServer, app: Path, *arguments: str, **variables
     try:
         yield it
     finally:
-        # Whatever a failed test leaves.
+        # Clean up after a failed test.
         left = [*descendants(process.pid), *it.children]
         if process.returncode is None:
             process.kill()
@@ -166,7 +166,7 @@ async def test_a_signal_stops_every_process_gracefully(own_server: PrivateServer
         await it.has_said("begin", "wait-2")
         assert len(it.find_children()) == 2
         if number == signal.SIGINT:
-            # As a terminal does, on Ctrl-C: to all that are in the foreground.
+            # On Ctrl-C, a terminal sends the signal to all processes in the foreground.
             os.killpg(it.process.pid, number)
         else:
             it.process.send_signal(number)
@@ -225,7 +225,7 @@ async def test_no_process_survives_one_that_was_killed(own_server: PrivateServer
         assert len(it.find_children()) == 2
         it.process.kill()
         await it.nobody_is_left()
-    # Handed back: what it was doing is for others, at once.
+    # Its message was handed back, so other workers can have it at once.
     assert await stats(own_server) == (0, 1, 0, 0)
 
 
@@ -249,7 +249,7 @@ async def test_what_cannot_be_started_is_an_error_in_one_line(
 
 
 async def test_a_signal_to_a_process_leaves_its_exit_status_to_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Otherwise one that fails while another has just failed is a second line on the terminal, once in a while.
+    # Otherwise, when one process fails just after another, it occasionally adds a second line on the terminal.
     process = await asyncio.create_subprocess_exec("sleep", "60")
     monkeypatch.setattr(subprocess.Popen, "poll", lambda self: pytest.fail("collects it"))
     send(process, signal.SIGTERM)
@@ -277,7 +277,7 @@ async def test_a_server_that_is_not_there_is_an_error_in_one_line(own_server: Pr
 
 
 def two_free_ports() -> int:
-    """The first one of two that follow each other."""
+    """Return the first of two consecutive free ports."""
     while True:
         port = free_port()
         with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
@@ -296,7 +296,7 @@ async def test_each_process_serves_its_metrics_at_a_port_of_its_own(own_server: 
             return sum(each.get("delayq_acked_total", 0) for each in served) == 100
 
         await until(tell_of_all, PATIENCE)
-        # The interpreter's own, as of every program that prometheus_client serves.
+        # The interpreter's own metrics, as in every program that uses prometheus_client.
         assert all("python_info" in each for each in served)
         it.process.send_signal(signal.SIGTERM)
         assert (await it.end())[0] == 0

@@ -144,7 +144,7 @@ async def test_a_handler_that_cancels_its_own_task_harms_its_own_message_only(
             if waits:
                 await asyncio.sleep(0)
             return
-        # What asyncio builds on the number of cancellations works as in a task of its own.
+        # Everything in asyncio that relies on the number of cancellations works as in a task of its own.
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             group.create_task(asyncio.sleep(0))
 
@@ -154,7 +154,7 @@ async def test_a_handler_that_cancels_its_own_task_harms_its_own_message_only(
     assert sorted(seen) == (["cancel", "cancel", "next"] if waits else ["cancel", "next"])
     assert await left(jobs) == (0, 0, 0, 1 if waits else 0)
     assert [letter.reason for letter in await jobs.dead.list()] == (["attempts"] if waits else [])
-    # What was handled next was handled by the task that had been cancelled.
+    # The next message was handled by the same task that had been cancelled.
     assert len(tasks) == 1
 
 
@@ -400,7 +400,7 @@ async def test_threads_of_one_listener_that_hang_leave_others_alone(
             await healthy.offer_many([delayq.Offer(value) for value in range(20)])
             await until(lambda: len(handled) == 20)
             assert len(begun) == 3
-            # What was begun has failed once. The others wait, and have used no attempt.
+            # Messages that were begun have failed once. The others wait, and have used no attempt.
             found = await hanging.list("ready") + await hanging.list("delayed") + await hanging.list("leased")
             assert len(found) == 8
             await asyncio.sleep(0.5)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from delayq import ReliableQueue
     from tests.servers import PrivateServer
 
-# Stopping may take so much longer than it was told to, seconds, on a busy machine.
+# On a busy machine, stopping may take this much longer than its limit, in seconds.
 MARGIN = 8.0
 
 
@@ -41,13 +41,13 @@ async def jobs(client: Client) -> ReliableQueue[Any]:
 
 
 async def attempts(queue: ReliableQueue[Any], *ids: str) -> dict[str, tuple[str, int]]:
-    """In which state messages are, and how many attempts they have used."""
+    """Return the state of each message, and how many attempts it has used."""
     found = {name: await queue.get(name) for name in ids}
     return {name: (message.state, message.attempt) for name, message in found.items() if message is not None}
 
 
 async def running(worker: Worker) -> asyncio.Task[None]:
-    """A worker that runs, as a program's main task would have it."""
+    """Start a worker, as a program's main task would."""
     started = asyncio.Event()
     task = asyncio.create_task(worker.run(started=started.set))
     await asyncio.wait((task, asyncio.create_task(started.wait())), return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +97,7 @@ async def test_what_was_claimed_ahead_is_handed_back_uncounted(
     client: Client, jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def slowly(server: Any, calls: Any) -> None:
-        # The run waits for that, too.
+        # The run waits for the hand-back, too.
         await asyncio.sleep(0.1)
         await hand_back.send(server, calls)
 
@@ -111,7 +111,7 @@ async def test_what_was_claimed_ahead_is_handed_back_uncounted(
         handled.append(value)
         await asyncio.sleep(0)
         if not stopped_at and (await jobs.stats()).leased > 20:
-            # Quick as it is, much is claimed ahead.
+            # Much is claimed ahead, because the handler is quick.
             stopped_at.append(value)
             worker.stop()
 
@@ -165,7 +165,7 @@ async def test_a_handler_that_does_not_end_at_all_is_left_behind(
     assert "1 handlers do not end although they were cancelled" in caplog.text
     release.set()
     await ended.wait()
-    # Handled after all.
+    # The message was handled after all.
     await until(lambda: _is(left(jobs), (0, 0, 0, 0)))
 
 
@@ -253,7 +253,7 @@ async def test_a_worker_in_the_background_leaves_signals_alone(client: Client) -
         assert signal.getsignal(signal.SIGTERM) is before
 
 
-# Signals: in a process of its own
+# Signals, in a process of its own
 
 PROGRAM = """
 import asyncio, contextlib, sys, time, delayq
@@ -278,7 +278,7 @@ HANGS = 'asyncio.sleep(print("begun", flush=True) or 3600)'
 
 
 class Program:
-    """A program that runs a worker; each part may hang."""
+    """A program that runs a worker, any part of which may hang."""
 
     def __init__(
         self, server: PrivateServer, start: str = "asyncio.sleep(0)", end: str = "asyncio.sleep(0)", handle: str = "pass"
@@ -301,7 +301,7 @@ class Program:
         self._process.send_signal(number)
 
     def lives_on(self) -> bool:
-        """Whether it still runs after a moment."""
+        """Return whether it still runs after a moment."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)
         return self._process.poll() is None
@@ -334,7 +334,7 @@ def test_a_second_signal_ends_a_lifespan_whose_end_hangs(own_server: PrivateServ
 
 @NUMBERS
 def test_a_third_signal_ends_the_process_whatever_hangs(own_server: PrivateServer, number: signal.Signals) -> None:
-    # Each part that is cancelled hangs again as it cleans up.
+    # Each part that is cancelled hangs again while it cleans up.
     start = 'asyncio.sleep(0)\n    try: await asyncio.sleep(print("begun", flush=True) or 3600)\n    finally: await ' + HANGS
     with Program(own_server, start=start) as program:
         program.wait_for("begun")
@@ -398,7 +398,7 @@ async def test_a_stop_during_a_start_that_hangs_ends_it_within_the_shutdown_time
     worker.stop()
     await task
     assert events == ["cleaned up"]
-    # Nothing of that is left behind.
+    # No trace of the cancellation is left.
     task = asyncio.current_task()  # type: ignore[assignment]
     assert task.cancelling() == 0
 
@@ -421,7 +421,7 @@ async def test_a_stop_during_a_start_lets_it_finish(client: Client) -> None:
     assert events == ["up", "down"]
 
 
-# In the background, and around it
+# Background runs and lifespans
 
 
 async def test_in_the_background_it_stops_when_the_block_ends(client: Client, jobs: ReliableQueue[Any]) -> None:
@@ -617,7 +617,7 @@ async def test_handling_is_never_far_ahead_of_what_the_server_knows(own_server: 
     async def handle(value: int) -> None:
         seen.append(value)
         if len(seen) == 150:
-            # Much is claimed ahead by then.
+            # Many messages are claimed ahead by then.
             own_server.pause()
 
     async with delayq.connect(own_server.url) as client:
@@ -626,7 +626,7 @@ async def test_handling_is_never_far_ahead_of_what_the_server_knows(own_server: 
         async with worker:
             await until(lambda: len(seen) >= 150)
             await asyncio.sleep(0.2)
-            # Two at work, and for each of them two that are not acknowledged yet.
+            # Two messages are at work, and for each of them two more are not acknowledged yet.
             assert len(seen) <= 150 + 2 + 4
             own_server.resume()
             await until(lambda: len(seen) == 1000)
@@ -654,7 +654,7 @@ async def test_a_server_that_refuses_is_asked_again(
 
 
 async def test_keyboard_interrupt_goes_through(client: Client, jobs: ReliableQueue[Any]) -> None:
-    # Raised in a task it ends the event loop, so the part that decides is asked alone.
+    # Raised in a task, it would end the event loop, so the deciding part is tested alone.
     async def handle(value: int) -> None:
         raise KeyboardInterrupt
 
