@@ -1,4 +1,4 @@
-"""Clusters, and servers behind Sentinels, on loopback: started by a test, ended with it."""
+"""Start clusters, and servers watched by Sentinels, on loopback. A test starts them, and they end with it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-# How long a server is silent before the others count it as dead, ms.
+# The silence after which the other nodes count a server as dead, ms.
 NODE_TIMEOUT = 1000
 _WITHIN = 60.0
 _FAST = ("--repl-diskless-sync-delay", "0", "--maxclients", "4000")
 
 
 def wait_for(condition: Callable[[], object], what: str, within: float = _WITHIN) -> None:
-    """Wait until ``condition`` holds; errors count as no."""
+    """Wait until ``condition`` holds. A condition that raises does not hold."""
     give_up_at = time.monotonic() + within
     reason: object = None
     while time.monotonic() < give_up_at:
@@ -38,12 +38,12 @@ def wait_for(condition: Callable[[], object], what: str, within: float = _WITHIN
 
 
 def admin(server: PrivateServer) -> Redis:
-    """A client to set things up."""
+    """Return a client to administer a server."""
     return Redis(unix_socket_path=str(server.socket_path), socket_timeout=10, decode_responses=True)
 
 
 class _Several:
-    """Servers that are started together, and end with the block."""
+    """Servers that start together and stop at the end of the block."""
 
     def __enter__(self) -> Self:
         try:
@@ -64,10 +64,10 @@ class _Several:
 
 
 class TestCluster(_Several):
-    """Masters that share the slots evenly, and replicas of them, in turn.
+    """Masters that share the slots evenly, with replicas assigned to them in turn.
 
     Attributes:
-        nodes: The masters, then the replicas.
+        nodes: The masters, followed by the replicas.
     """
 
     __test__ = False
@@ -83,7 +83,7 @@ class TestCluster(_Several):
         options: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--appendonly", "yes")
         options += ("--cluster-node-timeout", str(NODE_TIMEOUT))
         options += ("--cluster-port", str(free_port()), "--cluster-replica-validity-factor", "0")
-        # While one master is away, the others go on.
+        # While one master is away, the others keep serving their slots.
         options += ("--cluster-require-full-coverage", "no")
         return PrivateServer(kind, tcp=True, options=options + _FAST + more, within=within)
 
@@ -92,7 +92,7 @@ class TestCluster(_Several):
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
 
     def start(self) -> None:
-        """Start all, and wait until they are one cluster."""
+        """Start all nodes and wait until they form one cluster."""
         for epoch, node in enumerate(self.nodes, 1):
             node.start()
             with admin(node) as redis:
@@ -122,7 +122,7 @@ class TestCluster(_Several):
             node.close()
 
     def info(self, node: PrivateServer) -> dict[str, str]:
-        """``CLUSTER INFO``."""
+        """Return the node's ``CLUSTER INFO``."""
         with admin(node) as redis:
             answer = redis.execute_command("CLUSTER", "INFO")
         if isinstance(answer, dict):
@@ -130,12 +130,12 @@ class TestCluster(_Several):
         return dict(line.split(":", 1) for line in answer.split())
 
     def id_of(self, node: PrivateServer) -> str:
-        """What the cluster calls it."""
+        """Return the id by which the cluster knows the node."""
         with admin(node) as redis:
             return str(redis.execute_command("CLUSTER", "MYID"))
 
     def slots(self, node: PrivateServer) -> dict[tuple[int, int], int]:
-        """The port of each range's master, as this node knows it."""
+        """Return the port of the master of each slot range, as this node knows it."""
         with admin(node) as redis:
             answer = redis.execute_command("CLUSTER", "SLOTS")
         if isinstance(answer, dict):
@@ -143,12 +143,12 @@ class TestCluster(_Several):
         return {(first, last): master[1] for first, last, master, *_ in answer}
 
     def owner(self, key: str, by: PrivateServer | None = None) -> PrivateServer:
-        """Who has ``key``, as a node knows: the first one, unless ``by`` names another."""
+        """Return the node that owns ``key``, as the first node or the node ``by`` knows it."""
         port = self._master_of(by or self.nodes[0], key_slot(key.encode()))
         return next(node for node in self.nodes if node.port == port)
 
     def move(self, key: str, to: PrivateServer, *, between: Callable[[], None] = lambda: None) -> None:
-        """Move the slot of ``key`` with all that is in it, as an operator does. ``between``: called when half of it has gone."""
+        """Move the slot of ``key`` with its contents, as an operator does. Call ``between`` after the first of its keys."""
         slot, source = key_slot(key.encode()), self.owner(key)
         source_id, target_id = self.id_of(source), self.id_of(to)
         with admin(source) as left, admin(to) as right:
@@ -198,7 +198,7 @@ sentinel parallel-syncs shop 2
 
 
 class Watched(_Several):
-    """One master, two replicas, and three Sentinels who watch them under the name ``shop``."""
+    """One master, two replicas, and three Sentinels that watch them under the name ``shop``."""
 
     SERVICE = "shop"
 
@@ -212,7 +212,7 @@ class Watched(_Several):
         return "redis+sentinel://" + ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels) + f"/{self.SERVICE}"
 
     def start(self) -> None:
-        """Start all, and wait until the Sentinels know one another and the replicas."""
+        """Start everything and wait until the Sentinels know one another and the replicas."""
         for server in self.servers:
             server.start()
         for server in self.servers[1:]:
@@ -229,13 +229,13 @@ class Watched(_Several):
             each.close()
 
     def master(self, by: SentinelServer | None = None) -> PrivateServer:
-        """Return the master, as a Sentinel says: the first one, unless ``by`` names another."""
+        """Return the master, as the first Sentinel or the Sentinel ``by`` knows it."""
         with admin(by or self.sentinels[0]) as redis:
             port = int(redis.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.SERVICE)[1])
         return next(server for server in self.servers if server.port == port)
 
     def fail_over(self) -> None:
-        """Let another one be the master, as an operator does."""
+        """Promote another server to master, as an operator does."""
         old = self.master()
         with admin(self.sentinels[0]) as redis:
             redis.execute_command("SENTINEL", "FAILOVER", self.SERVICE)

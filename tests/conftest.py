@@ -1,4 +1,4 @@
-"""Fixtures for the whole suite, and a loud word at the end on which servers, and which Redisson, it ran against."""
+"""Fixtures for the whole suite, and a prominent summary of the servers and the Redisson releases that it ran against."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.servers import KINDS, PrivateServer, find_kinds
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-# A busy machine is no reason to fail.
+# A slow example on a busy machine is not a failure.
 settings.register_profile("delayq", deadline=None)
 settings.load_profile("delayq")
 
 REQUIRED = "DELAYQ_REQUIRE_SERVERS"
-# Each has its servers, and at times a Java.
+# Each process runs its own servers, and sometimes Java as well.
 MOST_PROCESSES = 8
 
 FOUND, MISSING = find_kinds()
@@ -49,7 +49,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """How many processes ``-n auto`` has: one more than there are processors, as half of what the tests do is waiting."""
+    """Return the process count for ``-n auto``: one more than there are processors, as the tests wait half of the time."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -57,7 +57,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    # Where several processes run the tests, only the one that started them tells what all of them used.
+    # With several test processes, only the one that started them reports the servers that all of them used.
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["used"], output["interop"], output["storms"] = sorted(_USED), report.told(), dict(storms.COUNTS)
@@ -65,7 +65,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    # One that crashed has told nothing.
+    # A process that crashed has reported nothing.
     output = getattr(node, "workeroutput", {})
     if "used" in output:
         _USED.update(output["used"])
@@ -112,10 +112,10 @@ def _session_server() -> Iterator[Callable[[str], PrivateServer]]:
 
 @pytest.fixture(params=[*FOUND] if FOUND else [_NONE])
 def server(request: pytest.FixtureRequest, _session_server: Callable[[str], PrivateServer]) -> PrivateServer:
-    """A server without data. The test runs once on each kind found."""
+    """Return a server without data. The test runs once on each kind found."""
     server = _session_server(request.param)
     if server.is_running():
-        server.resume()  # should the last test have failed to
+        server.resume()  # in case the previous test did not
     server.start()
     server.flush()
     return server
@@ -123,18 +123,19 @@ def server(request: pytest.FixtureRequest, _session_server: Callable[[str], Priv
 
 @pytest.fixture
 def own_server() -> Iterator[PrivateServer]:
-    """A server for this test alone, to pause and to kill: of the first kind found. What it has answered, it finds again."""
+    """Return a server of the first kind found for this test alone, to pause and to kill. Data it has confirmed survives."""
     if not FOUND:
         pytest.skip("no server found on this machine")
     name = next(iter(FOUND))
     _USED.add(name)
-    # Not once a second: while such a sync is under way, and on a busy disk it takes long, what it answers is in memory only.
+    # Not ``everysec``: while such a sync is under way, which takes long on a busy disk, changes that the server has confirmed
+    # are in memory only.
     with PrivateServer(FOUND[name], appendonly="always") as server:
         yield server
 
 
 def _tasks() -> set[asyncio.Task[object]]:
-    # anyio's runner drives each test and each fixture by a task of its own.
+    # anyio's runner drives each test and each fixture in a task of its own.
     return {t for t in asyncio.all_tasks() if not getattr(t.get_coro(), "__qualname__", "").startswith("TestRunner.")}
 
 
@@ -144,7 +145,7 @@ async def _tasks_end() -> AsyncIterator[None]:
     yield
     left = _tasks() - before
     if left:
-        # One that was cancelled, or has only to return, may do so.
+        # Give tasks that were cancelled, or that only have to return, time to end.
         _, left = await asyncio.wait(left, timeout=1.0)
     for task in left:
         task.cancel()
@@ -154,6 +155,6 @@ async def _tasks_end() -> AsyncIterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_task_is_left_behind(request: pytest.FixtureRequest) -> None:
-    """Fail an async test that leaves tasks behind. Set up first, so it looks after the other fixtures have ended."""
+    """Fail an async test that leaves tasks behind. Set up first, so that it checks after the other fixtures have ended."""
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         request.getfixturevalue("_tasks_end")

@@ -1,7 +1,7 @@
-"""What workers, their killer and a producer write down while everything crashes, and the proof that nothing went wrong.
+"""Record what workers, their killer and a producer do while everything crashes, and prove that nothing went wrong.
 
-Each process appends lines to a file of its own, each with one write: what a process did before it was killed is there.
-Moments are ``time.monotonic()``, which all processes of one machine share and no server sets.
+Each process appends lines to a file of its own, one write per line, so everything that a process did before it was killed is on
+record. Moments are ``time.monotonic()``, which all processes of one machine share and no server sets.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-# What a worker writes of a message.
+# Events that a worker records about a message.
 STARTED, HANDLED, ACKED, LOST, UNSETTLED = "started", "handled", "acked", "lost", "unsettled"
-# What the driver writes of a worker, and of the server.
+# Events that the driver records about a worker or the server.
 KILLED, DOWN, UP = "killed", "down", "up"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line.
+    """One line of a log.
 
     Attributes:
-        at: When, seconds.
+        at: The moment, seconds.
         what: One of the words above.
-        who: The worker that did it, or that was killed; each has a name that no other ever has.
+        who: The worker that did it, or that was killed. Names of workers are never reused.
         message: The message's id.
         attempt: The number of the attempt.
     """
@@ -57,7 +57,7 @@ class Log:
 
 
 def read(paths: Iterable[Path]) -> list[Event]:
-    """All events of these files, in order of time. The last line of a process that was killed may be cut off."""
+    """Return all events of these files, ordered by time. The last line of a process that was killed may be cut off."""
     events = []
     for path in paths:
         lines = path.read_text("utf-8").split("\n")
@@ -69,7 +69,7 @@ def read(paths: Iterable[Path]) -> list[Event]:
 
 @dataclass
 class Offers:
-    """What the producer was told of each id: it is stored, it may be, it is not."""
+    """The ids that the producer offered, by outcome: stored, unknown, or refused."""
 
     stored: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
@@ -78,13 +78,13 @@ class Offers:
 
 @dataclass
 class Verdict:
-    """What the log proves.
+    """The conclusions that the log allows.
 
     Attributes:
-        problems: What must not be, in words; empty if all is well.
+        problems: Descriptions of everything that must not happen; empty if all is well.
         again: How often a message was started again, by cause: the holder ``died``, the ``server`` was away, or the holder
             ``overran`` its lease.
-        handled: How many messages were handled.
+        handled: The number of messages that were handled.
     """
 
     problems: list[str]
@@ -93,12 +93,12 @@ class Verdict:
 
 
 def check(events: Sequence[Event], offers: Offers, lease: float) -> Verdict:
-    """Whether every message that was acknowledged was handled, and none twice without a cause.
+    """Check that every message that was stored was handled, and that none was started twice without a cause.
 
     Args:
-        events: In order of time.
-        offers: What the producer knows.
-        lease: Of each message, seconds. Whoever starts one has at least half of it left.
+        events: The events, ordered by time.
+        offers: The outcomes that the producer knows.
+        lease: The lease of each message, seconds. At least half of it is left when a worker starts the message.
     """
     killed = {event.who: event.at for event in events if event.what == KILLED}
     outages = _outages(events)
@@ -136,7 +136,7 @@ def _cause(
     outages: Sequence[tuple[float, float]],
     lease: float,
 ) -> str:
-    """Why a message was started again, or what is wrong with that."""
+    """Return why a message was started again, or describe why it should not have been."""
     own = [event for event in known if event.who == first.who and event.attempt == first.attempt]
     if any(event.what == ACKED for event in own):
         return f"although {first.who} had acknowledged attempt {first.attempt}"
@@ -146,7 +146,8 @@ def _cause(
         return "died"
     if any(down < second.at and first.at - lease < up for down, up in outages):
         return "server"
-    # It had half its lease, at least: it overran it if it took longer than that, or found it lost.
+    # At least half of the lease was left at the start. The holder overran it if it took longer than that, or found the lease
+    # lost.
     ended = next((event.at for event in own if event.what in (HANDLED, UNSETTLED)), second.at)
     if ended - first.at >= lease / 2 or any(event.what == LOST for event in own):
         return "overran"

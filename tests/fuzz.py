@@ -1,7 +1,8 @@
-"""Coverage-guided fuzzing of everything that reads what others wrote: ``python -m tests.fuzz --seconds 60``, or ``make fuzz``.
+"""Fuzz every reader of foreign bytes, guided by coverage: ``python -m tests.fuzz --seconds 60``, or ``make fuzz``.
 
-Needs atheris, which there is for Linux and CPython 3.11 to 3.13. Each target takes any bytes, and may raise only what is meant
-for what it cannot read; it shows nothing of a password. `tests/unit/test_fuzz.py` looks at the same with hypothesis.
+Needs atheris, which is available for Linux and CPython 3.11 to 3.13. Each target takes arbitrary bytes. It may raise only the
+error that is meant for unreadable input, and that error must not reveal a password. `tests/unit/test_fuzz.py` checks the same
+with hypothesis.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def addresses(data: bytes) -> None:
             shown = repr(from_url(url))
         except ConfigurationError as error:
             shown = str(error)
-        # Behind the @, or without one, it may be a host or a path.
+        # After the @, or in an address without one, the secret may be a host or a path.
         if SECRET in shown and url is not text and "@" not in text and "/" not in text:
             raise AssertionError(f"{url!r} is shown as {shown}")
 
@@ -75,7 +76,7 @@ TARGETS: dict[str, Callable[[bytes], object]] = {
 
 
 def all_targets(data: bytes) -> None:
-    """The first byte chooses."""
+    """Feed the data to the target that its first byte selects."""
     if data:
         [*TARGETS.values()][data[0] % len(TARGETS)](data[1:])
 

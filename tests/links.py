@@ -1,7 +1,7 @@
-"""Links between clients and a server, which are slow as real networks are and break in every way that networks break.
+"""Links between clients and a server that are as slow as real networks and break in every way that real networks do.
 
 They listen on 127.0.0.1, or on a Unix socket, and run in the test's own event loop. A chunk of bytes is scheduled when it
-comes and written when it is due, so a long round trip costs no throughput. Chunks are held in memory, without a limit.
+arrives and written when it is due, so a long round trip costs no throughput. Chunks are held in memory, without a limit.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ Direction = Literal["requests", "replies"]
 BOTH: tuple[Direction, Direction] = ("requests", "replies")
 
 _PACKET = 1500
-# A link with a bandwidth is shared in turns of a packet, or of what passes in a millisecond if that is more.
+# Links share a limited bandwidth in turns of one packet, or of the bytes that pass in a millisecond if that is more.
 _TURN = 0.001
 _PIECE = 1 << 20
 
 
 class Links:
-    """Links between clients and one server. Use it with ``async with``; no task and no socket is left behind.
+    """Links between clients and one server. Use it with ``async with``; it leaves no task and no socket behind.
 
     Args:
-        server: The server, which is reached by its Unix socket.
-        tcp: Listen on 127.0.0.1, at this port if it is a number, instead of on a Unix socket: only TCP links can be reset.
-        round_trip: Milliseconds that an answer takes at least. A new link takes another round trip, as on TCP.
-        mbit: Megabits that pass in a second, in each direction; all links share it fairly. None: no limit.
+        server: The server, reached by its Unix socket.
+        tcp: Whether to listen on 127.0.0.1 instead of on a Unix socket, or the port to listen on. Only TCP links can be reset.
+        round_trip: The minimum time for an answer, milliseconds. Opening a link takes another round trip, as with TCP.
+        mbit: The bandwidth in each direction, megabits per second, which all links share fairly. None: no limit.
 
     Attributes:
         url: The address for clients.
-        port: The port of 127.0.0.1 where they listen; 0 on a Unix socket.
+        port: The port of 127.0.0.1 on which they listen; 0 on a Unix socket.
         accepted: The number of links opened so far.
     """
 
@@ -76,24 +76,24 @@ class Links:
         """The number of open links."""
         return len(self._links)
 
-    # Slow them down, break them, heal them
+    # Slow the links down, break them, heal them
 
     def delay(self, milliseconds: float, *directions: Direction) -> None:
-        """Let bytes take this long, in the given directions or in both, until :meth:`heal`."""
+        """Delay bytes by this time, in the given directions or in both, until :meth:`heal`."""
         for direction in directions or BOTH:
             self._delays[direction] = milliseconds / 1000
 
     def bandwidth(self, mbit: float | None, *directions: Direction) -> None:
-        """Let this many megabits pass in a second, in the given directions or in both, until :meth:`heal`."""
+        """Limit the bandwidth to this many megabits per second, in the given directions or in both, until :meth:`heal`."""
         for direction in directions or BOTH:
             self._lines[direction].set_rate(_bytes_a_second(mbit))
 
     def stall(self, *directions: Direction, new: bool = True) -> None:
-        """Hold back all bytes of the given directions, or of both. They arrive after :meth:`heal`, even if the sender has gone.
+        """Hold back all bytes in the given directions, or in both. They arrive after :meth:`heal`, even if the sender has gone.
 
         Args:
             directions: The directions.
-            new: Do the same to links that are opened until then. If false, those work.
+            new: Whether to stall links that are opened until then, too. If false, those work.
         """
         if new:
             self._stalled.update(directions or BOTH)
@@ -101,22 +101,22 @@ class Links:
             link.stalled.update(directions or BOTH)
 
     def half_open(self, *, new: bool = True) -> None:
-        """Let all open links die without a word: their bytes are swallowed for good, and they stay open.
+        """Let all open links die silently: they stay open, but their bytes are lost for good.
 
         Args:
-            new: Do the same to links that are opened until :meth:`heal`. If false, those work.
+            new: Whether links that are opened until :meth:`heal` are dead, too. If false, those work.
         """
         self._half_open = new
         for link in self._links:
             link.mute = True
 
     def cut_after(self, count: int, direction: Direction, *, new: bool = False) -> None:
-        """Cut each open link behind the next ``count`` bytes of a direction, in the middle of a message if need be.
+        """Cut each open link after the next ``count`` bytes in one direction, in the middle of a message if need be.
 
         Args:
-            count: Bytes that still arrive.
-            direction: The direction that is counted.
-            new: Do the same to each link that is opened until :meth:`heal`.
+            count: The number of bytes that still arrive.
+            direction: The direction in which bytes are counted.
+            new: Whether to do the same to each link that is opened until :meth:`heal`.
         """
         if new:
             self._cut_new_after[direction] = count
@@ -124,17 +124,17 @@ class Links:
             link.pipes[direction].cut_after(count)
 
     def lose_replies(self, matching: bytes = b"", *, then: Literal["cut", "silence"] = "cut", times: int | None = 1) -> None:
-        """Hand on a request and lose its reply: the server has executed a call that its client sees fail.
+        """Pass on a request but lose its reply, so that the server executes a call that its client sees fail.
 
         Args:
-            matching: Bytes of the requests that are meant. By default the next requests are taken, whatever they are.
-            then: Cut the link when the reply comes, or keep it open and mute.
-            times: The number of replies that are lost. None: all, until :meth:`heal`.
+            matching: Bytes that a request must contain. By default every request matches.
+            then: Whether to cut the link when the reply comes, or to keep it open and mute.
+            times: The number of replies to lose. None: all, until :meth:`heal`.
         """
         self._losing = _Losing(matching, then, times)
 
     def cut(self) -> int:
-        """Reset all links now and return their number. The bytes that were on their way are lost."""
+        """Reset all links now and return their number. Bytes in flight are lost."""
         links = list(self._links)
         for link in links:
             link.cut()
@@ -145,7 +145,7 @@ class Links:
         self._refusing = True
 
     def heal(self) -> None:
-        """Return to the usual round trip and bandwidth. Held bytes arrive; links that are mute stay so."""
+        """Restore the usual round trip and bandwidth. Held bytes arrive; mute links stay mute."""
         self._refusing = self._half_open = False
         self._cut_new_after.clear()
         self._losing = _Losing()
@@ -183,7 +183,7 @@ class Links:
         for line in self._lines.values():
             line.close()
         await asyncio.gather(*opening, return_exceptions=True)
-        # The sockets are closed in the loop's next turn.
+        # The sockets close in the loop's next turn.
         await asyncio.sleep(0)
         await self._server.wait_closed()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -194,7 +194,7 @@ class Links:
 
 @contextmanager
 def detour(ports: Mapping[int, int]) -> Iterator[None]:
-    """Let this process's connections to these ports of 127.0.0.1 go to others: servers tell clients their own addresses."""
+    """Redirect this process's connections from these ports of 127.0.0.1 to others: servers tell clients their own addresses."""
     connection: Any = Connection
     direct = connection._connection_arguments
 
@@ -214,7 +214,7 @@ def _bytes_a_second(mbit: float | None) -> float | None:
 
 
 class _Losing:
-    """The replies that are to be lost."""
+    """The rule for replies to lose, and their number so far."""
 
     def __init__(self, matching: bytes = b"", then: Literal["cut", "silence"] = "cut", times: int | None = 0) -> None:
         self.matching = matching
@@ -235,7 +235,7 @@ class _Losing:
 
 
 class _Link:
-    """One client's connection, and the one to the server that belongs to it."""
+    """A client's connection and the connection to the server that belongs to it."""
 
     def __init__(self, links: Links) -> None:
         self.links = links
@@ -264,12 +264,12 @@ class _Link:
         links._links.add(self)
         self.mute = links._half_open
         self.stalled = set(links._stalled)
-        # TCP's handshake: the kernel has done it at once, so the first bytes make up for it.
+        # The kernel completed TCP's handshake at once, so the first bytes wait for as long as it should have taken.
         shaken_hands = asyncio.get_running_loop().time() + sum(links._delays.values())
         self.pipes["requests"].not_before(shaken_hands + links._delays["requests"])
         for direction, count in links._cut_new_after.items():
             self.pipes[direction].cut_after(count)
-        # No bytes are read before there is a connection that they can be written to.
+        # Read no bytes before there is a connection that they can be written to.
         end.pause()
         self.opening = asyncio.get_running_loop().create_task(self._open(), name="link")
 
@@ -339,7 +339,7 @@ class _Pipe:
         self._put(data)
 
     def end(self) -> None:
-        """No more bytes come into this pipe. The bytes in it still arrive."""
+        """Accept no more bytes. The bytes that are already in the pipe still arrive."""
         if self._link.mute:
             self._link.cut()
         elif not self._ending and not self._link.is_cut:
@@ -356,7 +356,7 @@ class _Pipe:
 
     def heal(self) -> None:
         self._budget = None
-        # Bytes that were delayed come as if they had been sent now.
+        # Delayed bytes arrive as if they had been sent now.
         latest = asyncio.get_running_loop().time() + self._delay
         self._last_arrival = min(self._last_arrival, latest)
         self._travelling = deque((min(arrival, latest), data) for arrival, data in self._travelling)
@@ -386,14 +386,14 @@ class _Pipe:
             line.join(self)
 
     def take(self, count: int) -> tuple[bytes, bool]:
-        """Return the next bytes for the line, and whether there are more."""
+        """Return the next bytes for the line, and whether more are left."""
         data = self._queued.popleft() if self._queued else memoryview(b"")
         if len(data) > count:
             self._queued.appendleft(data[count:])
         return bytes(data[:count]), bool(self._queued)
 
     def travel(self, data: bytes, left_at: float) -> None:
-        """Let bytes that have left the sender at a moment arrive when they are due, after all that went before them."""
+        """Deliver bytes that left the sender at a moment when they are due, but after all bytes that went before them."""
         if self._link.is_cut:
             return
         arrival = self._last_arrival = max(left_at + self._delay, self._last_arrival)
@@ -431,14 +431,14 @@ class _Pipe:
         self._target.write(data)
         losing = link.links._losing
         if self._direction == "requests" and data and link.losing is None and losing.is_on:
-            # From here on the server executes it. The sought bytes may have come in two parts.
+            # From here on the server executes it. The matching bytes may have come in two parts.
             if losing.wants(self._written + data):
                 link.losing = losing
             self._written = data[-len(losing.matching) :] if losing.matching else b""
 
 
 class _Line:
-    """One direction of the network that all links share: a number of bytes a second, in turns."""
+    """One direction of the network, whose bandwidth all links share in turns."""
 
     def __init__(self, rate: float | None) -> None:
         self._rate = rate
@@ -472,7 +472,7 @@ class _Line:
             self._timer.cancel()
 
     def _go(self) -> None:
-        # A timer that rings late loses nothing: the turns that should have been taken since are taken now.
+        # A late timer loses nothing: the turns that were missed since are taken now.
         loop = asyncio.get_running_loop()
         while self._waiting and self._free_at <= loop.time():
             pipe = self._waiting.popleft()
@@ -529,7 +529,7 @@ class _End(asyncio.Protocol):
         opened = self._transport.get_extra_info("socket")
         with suppress(OSError):
             if opened.family != socket.AF_UNIX:
-                # So that closing resets it.
+                # Make closing the socket reset the connection.
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 

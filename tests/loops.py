@@ -1,4 +1,4 @@
-"""The event loops that a program may run delayq in."""
+"""The event loops on which a program may run delayq."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def _eager() -> asyncio.AbstractEventLoop:
-    """Make a loop whose tasks run at once until they first wait. Python 3.12 and later."""
+    """Make a loop whose tasks run at once until they first wait. Needs Python 3.12 or later."""
     loop = asyncio.new_event_loop()
     loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
     return loop
@@ -27,4 +27,4 @@ FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "eager": _eager,
     "uvloop": _uvloop,
 }
-"""By the name that ``pytest --event-loop`` takes."""
+"""The factories, by the name that ``pytest --event-loop`` takes."""

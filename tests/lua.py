@@ -1,7 +1,7 @@
-"""A look into the Lua texts: which keys and globals a script uses, and with :func:`delayq._redis.rights.commands` which commands.
+"""Read the Lua scripts: the keys and globals that a script uses. For its commands, see :func:`delayq._redis.rights.commands`.
 
-No parser: the texts are ours, and their top level is plain. A function of the top level begins with ``local function`` in the
-first column, and ends with an ``end`` there or on its own line. What stands outside of functions runs always.
+This is not a parser: the scripts are ours, and their top level is plain. A top-level function begins with ``local function`` in
+the first column, and ends with an ``end`` there or on the same line. Code outside functions always runs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _BLOCK = re.compile(r"^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL
 
 
 def without_comments(text: str) -> str:
-    """The text without what follows ``--``; ours has none of these within strings."""
+    """Return the text without its comments. Our scripts have no ``--`` within strings."""
     return re.sub(r"--.*", "", text)
 
 
 def functions(text: str) -> tuple[dict[str, str], str]:
-    """The functions of the top level by name, and the rest."""
+    """Return the top-level functions by name, and the rest of the text."""
     found: dict[str, str] = {}
 
     def take(match: re.Match[str]) -> str:
@@ -36,7 +36,7 @@ def functions(text: str) -> tuple[dict[str, str], str]:
 
 
 def calls(text: str) -> list[tuple[str, str]]:
-    """Each command that is called, and its first argument as it is written; empty if it has none."""
+    """Return each command that is called and its first argument as written, which is empty if there is none."""
     found = []
     for match in re.finditer(r"redis\.p?call\(", text):
         command, *arguments = arguments_at(text, match.end())
@@ -45,7 +45,7 @@ def calls(text: str) -> list[tuple[str, str]]:
 
 
 def arguments_at(text: str, at: int) -> list[str]:
-    """The arguments of a call whose parenthesis was opened before ``at``."""
+    """Return the arguments of a call whose parenthesis was opened before ``at``."""
     parts, depth, start = [], 0, at
     while True:
         character = text[at]
@@ -64,15 +64,16 @@ def arguments_at(text: str, at: int) -> list[str]:
 
 
 def parameters(text: str) -> dict[str, list[str]]:
-    """The parameters of every function of the top level, by its name, nested ones among them."""
+    """Return the parameters of every local function by its name, including nested functions."""
     found = re.findall(r"\blocal function (\w+)\(([^)]*)\)", text)
     return {name: [part.strip() for part in words.split(",") if part.strip()] for name, words in found}
 
 
 def unknown_keys(script: Script) -> list[str]:
-    """Arguments in the place of a key that are not taken from KEYS, as far as can be seen.
+    """Return arguments in the place of a key that do not come from KEYS, as far as the text shows.
 
-    A key is ``KEYS[...]``, several of these unpacked, a local that is one, or a parameter for which every call passes one.
+    A key is ``KEYS[...]``, several of these unpacked, a local variable that holds one, or a parameter that every call fills
+    with one.
     """
     text = without_comments(script.text)
     named = parameters(text)
@@ -98,7 +99,7 @@ def unknown_keys(script: Script) -> list[str]:
 
 
 def global_writes(script: Script) -> set[str]:
-    """Names that are assigned to and nowhere declared as local."""
+    """Return the names that are assigned to but never declared as local."""
     text = re.sub(r"'[^'\n]*'", "''", without_comments(script.text))
     declared: set[str] = set()
     for words in re.findall(r"\blocal (?!function)([\w, ]+)", text) + re.findall(r"\bfor ([\w, ]+?) (?:=|in)\b", text):

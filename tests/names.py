@@ -1,4 +1,4 @@
-"""Queue names that try to be mistaken for something else, and the keys that they have."""
+"""Queue names that try to be mistaken for something else, and their keys."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ names = st.one_of(
     st.lists(st.sampled_from(_PARTS), min_size=1, max_size=5).map("".join),
     st.text(min_size=1, max_size=10),
 )
-"""Any text, and above all what keys are made of."""
+"""Any text, mostly made of the parts from which keys are built."""
 
 
 def every_key(keys: DelayedKeys | ReliableKeys) -> list[str]:
-    """All keys and channels of a queue, those of some calls among them."""
+    """Return all keys and channels of a queue, including those of some calls."""
     if isinstance(keys, DelayedKeys):
         fixed = [keys.ready, keys.timeout, keys.ordered, keys.channel, keys.quarantine, keys.leases, keys.leased, keys.turns]
         return [*fixed, keys.fence("0123456789ab-00000001")]

@@ -1,7 +1,7 @@
 """Build what users install, and try it in fresh environments: ``python -m tests.packages [--python P] [TEST ...]``.
 
-The wheel and the sdist are built and compared with the source. Then, for each interpreter that is found: the wheel alone, in
-an environment that has nothing else, imports; and the tests that the sdist brings run against the wheel with its extras.
+The wheel and the sdist are built and compared with the source. Then, for each interpreter found, the wheel is imported in an
+environment that contains nothing else, and the tests from the sdist run against the wheel with its extras.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = range(11, 15)
-# Quick ones, for what differs between interpreters and what may be missing in a package; others by command.
+# Quick tests that show differences between interpreters and files missing from a package. Name others on the command line.
 TESTS = [
     "tests/unit",
     "tests/integration/test_contract.py",
@@ -28,7 +28,7 @@ TESTS = [
     "tests/integration/test_tls.py",
 ]
 
-# Those that depend on when a task begins, for other event loops.
+# Tests that depend on when a task starts running, for the other event loops.
 LOOP_TESTS = [
     "tests/integration/test_cancellation.py",
     "tests/integration/test_delayed_queue.py",
@@ -38,7 +38,7 @@ LOOP_TESTS = [
     "tests/integration/test_reliable_cancellation.py",
 ]
 
-# What a user without extras has. Those that need one say which.
+# Run in an environment without extras: every module that needs none must import. The others name the extra that they need.
 BARE = """
 import importlib, pkgutil
 import delayq
@@ -53,11 +53,11 @@ assert "ZADD" in OFFER.text
 
 
 class Wrong(Exception):
-    """What was built is not what users should get."""
+    """Raised when a package is not what users should get."""
 
 
 def run(*command: str | Path, cwd: Path | None = None, environment: dict[str, str] | None = None) -> str:
-    """What a command prints. Raises :class:`Wrong` with all of it if it fails."""
+    """Run a command and return its output. Raise :class:`Wrong` with all of the output if it fails."""
     done = subprocess.run(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
@@ -71,7 +71,7 @@ def tell(text: str) -> None:
 
 
 def build(directory: Path) -> tuple[Path, Path]:
-    """Build both packages, the wheel from the sdist, and check what they say of themselves. Return wheel and sdist."""
+    """Build the sdist, and the wheel from it, and check their metadata. Return wheel and sdist."""
     run(sys.executable, "-m", "build", "--outdir", directory, ROOT)
     run(sys.executable, "-m", "twine", "check", "--strict", *directory.iterdir())
     (wheel,), (sdist,) = directory.glob("*.whl"), directory.glob("*.tar.gz")
@@ -79,7 +79,7 @@ def build(directory: Path) -> tuple[Path, Path]:
 
 
 def compare(wheel: Path, sdist: Path) -> None:
-    """Raise if a file of the source is missing, or there are others."""
+    """Raise if a package lacks a file of the source or contains others."""
     tracked = set(run("git", "ls-files", cwd=ROOT).splitlines())
     included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     source = {name for name in tracked if name.partition("/")[0] in included}
@@ -99,14 +99,14 @@ def differ(package: str, files: set[str], wanted: set[str]) -> None:
 
 
 def interpreters() -> dict[str, Path]:
-    """Each version that delayq supports and that is here: on the PATH, or brought by pyenv."""
+    """Find an interpreter for each version that delayq supports, on the PATH or installed by pyenv."""
     homes = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found: dict[str, Path] = {}
     for minor in VERSIONS:
         name = f"python3.{minor}"
         on_path = [Path(path)] if (path := shutil.which(name)) else []
         for each in (*on_path, *sorted(homes.glob(f"3.{minor}.*/bin/{name}"), reverse=True)):
-            # pyenv's own commands stand on the PATH for versions that are not chosen.
+            # pyenv puts commands on the PATH even for versions that are not selected.
             if subprocess.run([each, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
                 found[name] = each
                 break
@@ -114,7 +114,7 @@ def interpreters() -> dict[str, Path]:
 
 
 def environment(interpreter: Path, directory: Path) -> Path:
-    """Make a virtual environment; return its interpreter."""
+    """Create a virtual environment and return its interpreter."""
     run(interpreter, "-m", "venv", directory)
     python = directory / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--upgrade", "pip")
@@ -122,7 +122,7 @@ def environment(interpreter: Path, directory: Path) -> Path:
 
 
 def try_alone(interpreter: Path, wheel: Path, directory: Path) -> None:
-    """The wheel without extras: all that needs none imports, the command says what it lacks, and nothing conflicts."""
+    """Try the wheel without extras: modules that need none import, the command names the extra it lacks, no conflicts."""
     python = environment(interpreter, directory)
     run(python, "-m", "pip", "install", "--quiet", wheel)
     run(python, "-m", "pip", "check")
@@ -133,7 +133,7 @@ def try_alone(interpreter: Path, wheel: Path, directory: Path) -> None:
 
 
 def try_sdist(interpreter: Path, sdist: Path, wheel: Path, directory: Path) -> None:
-    """What pip builds of the sdist is the wheel."""
+    """Check that pip builds the same wheel from the sdist."""
     python = environment(interpreter, directory)
     run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", directory, sdist)
     with ZipFile(wheel) as ours, ZipFile(directory / wheel.name) as theirs:
@@ -141,7 +141,7 @@ def try_sdist(interpreter: Path, sdist: Path, wheel: Path, directory: Path) -> N
 
 
 def try_tests(interpreter: Path, wheel: Path, sdist: Path, directory: Path, tests: list[str]) -> str:
-    """Run the sdist's tests where there is no source of delayq; return the last line."""
+    """Run the sdist's tests in an environment without delayq's source. Return the last lines of each run."""
     python = environment(interpreter, directory / "venv")
     with tarfile.open(sdist) as archive:
         archive.extractall(directory, filter="data")
@@ -152,7 +152,7 @@ def try_tests(interpreter: Path, wheel: Path, sdist: Path, directory: Path, test
     if not Path(where).is_relative_to(directory / "venv"):
         raise Wrong(f"the tests would run against {where}")
     variables = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "DELAYQ_URL")}
-    # What is demanded of the interpreter that runs CI may not exist for another one: the summary tells what ran.
+    # A server that is required for the interpreter that runs CI may not exist for another. The summary tells what ran.
     variables.pop("DELAYQ_REQUIRE_SERVERS", None)
     variables["PATH"] = f"{directory / 'venv' / 'bin'}{os.pathsep}{variables['PATH']}"
     pytest = (python, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal")

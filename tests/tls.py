@@ -1,4 +1,4 @@
-"""An authority, and certificates that it has signed; made by the ``openssl`` program for one test run."""
+"""A certificate authority and the certificates that it has signed, made by the ``openssl`` program for one test run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ OPENSSL = shutil.which("openssl")
 
 @dataclass(frozen=True)
 class Authority:
-    """One that signs.
+    """A certificate authority.
 
     Attributes:
-        folder: Where its files are.
+        folder: The directory with its files.
     """
 
     folder: Path
@@ -35,7 +35,7 @@ class Authority:
         return cls(folder)
 
     def server_options(self, host: str, port: int) -> tuple[str, ...]:
-        """What a server needs for TLS on a port, with a certificate for ``host``: ``IP:127.0.0.1`` or ``DNS:example.test``."""
+        """Return the options for TLS on a port, with a certificate for ``host``: ``IP:127.0.0.1`` or ``DNS:example.test``."""
         (self.folder / "names").write_text(f"subjectAltName={host}\nauthorityKeyIdentifier=keyid\n")
         _openssl(self.folder, "req", *_NEW_KEY, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=server")
         signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
@@ -46,7 +46,7 @@ class Authority:
 
 
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-# Python 3.13 trusts no authority that does not say what its key is for.
+# Python 3.13 does not trust an authority whose certificate does not state the usage of its key.
 _SIGNS = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
 
 

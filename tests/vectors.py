@@ -1,4 +1,4 @@
-"""What Redisson's codecs make of Java values, as Java told it in ``tests/data``; and the Python values that these are."""
+"""Java values as Redisson's codecs encode them, printed by Java in ``tests/data``; and the matching Python values."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Vector:
     """A value that Java encoded.
 
     Attributes:
-        codec: Redisson's, without "Codec".
+        codec: The name of Redisson's codec, without "Codec".
         kind: The simple name of the value's class; or "=", for a container.
         told: The value, in text; or the container's name.
-        payload: What the codec made of it.
+        payload: The bytes that the codec produced.
     """
 
     codec: str
@@ -55,7 +55,7 @@ class Vector:
 
 
 def parse(lines: Iterable[str]) -> list[Vector]:
-    """The vectors of a file, without its comments and what Java decoded."""
+    """Return the vectors of a file, skipping its comments and the values that Java decoded."""
     vectors = []
     for line in lines:
         if not line.startswith(("#", "DEC ")):
@@ -77,7 +77,7 @@ def _moment(milliseconds: str) -> datetime | None:
 
 
 def _text(quoted: str) -> str:
-    # Java's escapes are UTF-16 units; here a pair of them is one character.
+    # Java's escapes are UTF-16 units; here a pair of them becomes one character.
     return str(json.loads(quoted)).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
@@ -101,7 +101,7 @@ _MAKERS: dict[str, Callable[[str], Any]] = {
 
 
 def to_encode(vector: Vector) -> Any:
-    """What Python encodes to have that scalar. A Date beyond Python's has no such value: None."""
+    """Return the value that Python encodes to produce that scalar, or None for a Date outside Python's range."""
     return _MAKERS[vector.kind](vector.told)
 
 
@@ -110,7 +110,7 @@ def is_beyond_python(vector: Vector) -> bool:
 
 
 def decoded(vector: Vector) -> Any:
-    """What Python decodes that scalar to."""
+    """Return the value to which Python decodes that scalar."""
     if is_beyond_python(vector):
         return {
             "Kryo5": codecs.KryoOpaque(vector.payload),
@@ -121,13 +121,13 @@ def decoded(vector: Vector) -> Any:
     if vector.codec in ("JsonJackson", "TypedJson"):
         return _read_from_json(vector, value)
     if vector.codec == "Kryo5" and isinstance(value, codecs.JavaFloat):
-        # As many digits as 32 bits have: 0.1 is another number there.
+        # Java's value has the precision of 32 bits, where 0.1 is a different number.
         return struct.unpack("<f", struct.pack("<f", value))[0]
     return value
 
 
 def _read_from_json(vector: Vector, value: Any) -> Any:
-    # What Jackson writes as text or a number without a class.
+    # Jackson writes these as text or as a number without a class.
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, float) and not math.isfinite(value):
@@ -140,14 +140,14 @@ def _read_from_json(vector: Vector, value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two values are equal, also if they are NaN, or zeros of different signs, which are not."""
+    """Return whether two values are equal. NaN equals NaN here, and zeros of different signs differ."""
     if isinstance(one, float) and isinstance(other, float):
         return (math.isnan(one) and math.isnan(other)) or (one == other and math.copysign(1, one) == math.copysign(1, other))
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 def check(vector: Vector) -> None:
-    """Assert that a scalar is encoded and decoded as Java does it, and encoded again after that."""
+    """Assert that Python encodes and decodes a scalar as Java does, and that the decoded value encodes to the same bytes."""
     codec = CODECS[vector.codec]
     if not is_beyond_python(vector):
         assert codec.encode(to_encode(vector)) == vector.payload, vector

@@ -1,4 +1,4 @@
-"""Redisson and the servers for the live tests."""
+"""Fixtures for the live tests: Redisson and the servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _kind(bits: int) -> Kind:
         try:
             return redis32.fetch()
         except RuntimeError as error:
-            # Never required: few machines can have it.
+            # Never required, because few machines can have it.
             _skip(f"no server of 32 bits, whose records are shorter: {error}")
     if not FOUND:
         _unavailable("no server found on this machine")
@@ -49,7 +49,7 @@ def _kind(bits: int) -> Kind:
 
 
 def _start(release: Release, server: PrivateServer, **options: Any) -> Redisson:
-    """A Redisson, built if it has to be; the test is skipped, or fails if it is required, where that cannot be."""
+    """Start a Redisson, building it if necessary. If that is impossible, skip the test, or fail it if Redisson is required."""
     if reason := missing_tools():
         _unavailable(reason)
     try:
@@ -61,7 +61,7 @@ def _start(release: Release, server: PrivateServer, **options: Any) -> Redisson:
 
 @pytest.fixture(scope="session", params=[*CURRENT, *OLDER], ids=str)
 def redisson(request: pytest.FixtureRequest) -> Iterator[Redisson]:
-    """A Redisson with its server. There is one at a time: pytest runs together what uses the same."""
+    """Return a Redisson with its server. Only one runs at a time: pytest groups the tests that use the same one."""
     setting: Setting = request.param
     with PrivateServer(_kind(setting.bits), tcp=True) as server:
         redisson = _start(setting.release, server)
@@ -72,14 +72,14 @@ def redisson(request: pytest.FixtureRequest) -> Iterator[Redisson]:
 
 @pytest.fixture
 def cluster() -> Iterator[TestCluster]:
-    """Three masters, which share the slots."""
+    """Return a cluster of three masters that share the slots."""
     with TestCluster(_kind(64)) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def redisson_of_cluster(cluster: TestCluster) -> Iterator[Redisson]:
-    """A Redisson in its cluster mode."""
+    """Return a Redisson in cluster mode."""
     redisson = _start(CURRENT[0].release, cluster.nodes[0], nodes=cluster.nodes)
     yield redisson
     redisson.close()
@@ -87,7 +87,7 @@ def redisson_of_cluster(cluster: TestCluster) -> Iterator[Redisson]:
 
 @pytest.fixture
 def server(redisson: Redisson) -> PrivateServer:
-    """The server that both sides use, without data."""
+    """Return the server that both sides use, without data."""
     redisson.server.start()
     redisson.server.flush()
     return redisson.server
@@ -95,7 +95,7 @@ def server(redisson: Redisson) -> PrivateServer:
 
 @pytest.fixture
 def name() -> str:
-    """A queue of this test alone: a Java take that a failed test left waiting takes nothing of the next."""
+    """Return a queue name of this test alone, so that a Java take left waiting by a failed test takes nothing from the next."""
     return f"orders-{uuid.uuid4().hex[:8]}"
 
 

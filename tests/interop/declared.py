@@ -1,4 +1,4 @@
-"""The table of docs/codecs.md that tells what to write for a declared field: each line is tried with Java."""
+"""Try each line of the table for declared fields in docs/codecs.md with Java."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from delayq.codecs import JavaBigInteger, JavaList, JavaLong, JavaMap, JavaObjec
 _PAGE = Path(__file__).parents[2] / "docs" / "codecs.md"
 _HEADING = "### What to write for a declared field"
 _CODE = re.compile(r"`([^`]+)`")
-# What is in code after other words is an explanation.
+# Code that follows other words is an explanation.
 _FIRST = re.compile(r" *(?:`[^`]+`(?:, )?)+")
 _CLASS = "shop.Declared"
 
 
 class Status(Enum):
-    """``Status.java``: its constants have no bodies."""
+    """The Python side of ``Status.java``, whose constants have no bodies."""
 
     NEW = 1
     SENT = 2
 
 
 class Step(Enum):
-    """``Step.java``: its constants have bodies."""
+    """The Python side of ``Step.java``, whose constants have bodies."""
 
     PACK = 1
     SEND = 2
@@ -37,7 +37,7 @@ class Step(Enum):
 
 @dataclass
 class Item:
-    """``Item.java``."""
+    """The Python side of ``Item.java``."""
 
     count: int
     name: str
@@ -56,10 +56,10 @@ class Declared:
     """One declaration of the table.
 
     Attributes:
-        text: What Java declares.
-        value: What to write for it.
+        text: The declaration in Java.
+        value: The value to write for it.
         json: Its JSON.
-        back: What comes back.
+        back: The value that comes back.
     """
 
     text: str
@@ -74,12 +74,12 @@ class Declared:
 
 
 def codec(*, uuid_with_class: bool) -> JsonJacksonCodec:
-    """The codec that the table speaks of."""
+    """Return the codec to which the table applies."""
     return JsonJacksonCodec(_TYPES, enums_with_class=[Step], uuid_with_class=uuid_with_class)
 
 
 def table(*, uuid_with_class: bool) -> list[Declared]:
-    """The declarations, without those of the other kind of UUID."""
+    """Return the declarations, without those for the other form of UUIDs."""
     lines = _PAGE.read_text("utf-8").partition(_HEADING)[2].partition("\n| declared")[2].partition("\n\n")[0].splitlines()[2:]
     found: list[Declared] = []
     for line in lines:
@@ -88,13 +88,13 @@ def table(*, uuid_with_class: bool) -> list[Declared]:
             continue
         value, json, back = (code[0] if (code := _CODE.findall(cell)) else "" for cell in rest)
         texts = _CODE.findall(_FIRST.match(declared)[0])  # type: ignore[index]
-        made = eval(value, dict(_NAMES))  # our own page
+        made = eval(value, dict(_NAMES))  # from our own page
         found += [Declared(text, made, json, eval(back, dict(_NAMES)) if back else made) for text in texts]
     return found
 
 
 def mistakes(*, uuid_with_class: bool) -> list[tuple[str, Any]]:
-    """What one might write instead: a declaration and a value with which Java loses the element."""
+    """Return plausible mistakes: declarations with values for which Java loses the element."""
     uuid = UUID(int=5)
     return [
         ("int", JavaLong(5)),
@@ -115,10 +115,10 @@ def mistakes(*, uuid_with_class: bool) -> list[tuple[str, Any]]:
 
 
 def field_of(declared: str) -> str:
-    """The field of ``Declared.java`` for a declaration."""
+    """Return the name of the field in ``Declared.java`` for a declaration."""
     return f"f_{re.sub(r'[^A-Za-z0-9]', '_', declared)}"
 
 
 def declared_object(declared: str, value: Any) -> JavaObject:
-    """A ``Declared`` in which one field is set."""
+    """Return a ``Declared`` in which one field is set."""
     return JavaObject(_CLASS, {field_of(declared): value})

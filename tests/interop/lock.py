@@ -1,4 +1,4 @@
-"""What is built or fetched once serves all processes that test: one of them does it, and the others wait."""
+"""Build or fetch once for all test processes: one of them does it, and the others wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Have a folder for this process alone. The kernel gives it back when the process dies."""
+    """Lock a folder for this process alone. The kernel releases it when the process dies."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Who moved how many messages: read off the commands that the server ran."""
+"""Find out how many messages each side moved, from the commands that the server ran."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 _FORMS = [form for script in ALL for form in (script, checked(script)) if form]
 _OURS = {form.sha.encode() for form in _FORMS}
-# Redisson's scripts start with other lines; so EVAL tells them apart as well.
+# Redisson's scripts start with different lines, so this tells EVAL calls apart as well.
 _FIRST_LINES = {form.text.partition("\n")[0].encode() for form in _FORMS}
-# Who ran it, the command, and the first argument as far as it is plain.
+# The client that ran it, the command, and the first argument up to its first escaped character.
 _LINE = re.compile(rb'\+[0-9.]+ \[\d+ ([^]]+)\] "(\w+)"(?: "([^"\\]*))?')
 
 
 class MovedByJava:
-    """Counts, while it is entered, the messages that a queue's Java clients moved to its ready list. Complete once it is left.
+    """A count of the messages that a queue's Java clients move to its ready list during the block, complete when it ends.
 
-    Redisson's script pushes each message by a command of its own; ours have other names, and their commands do not count.
+    Redisson's script pushes each message with a command of its own. Our scripts have other names and do not count.
     """
 
     def __init__(self, server: PrivateServer, queue: str) -> None:
@@ -42,7 +42,7 @@ class MovedByJava:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Everything that ran before this has been told before it.
+        # The server reports commands in order: all that ran earlier come before this one.
         self._server.call("ECHO", "the end")
         self._thread.join(10)
         self._connection.close()

@@ -1,4 +1,4 @@
-"""Which codec of delayq speaks with which of Redisson, and the values with which the tests prove it."""
+"""The codecs of delayq that match Redisson's, and the values with which the tests prove it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Pair:
     """A codec on both sides.
 
     Attributes:
-        codec: Ours.
-        java: The simple name of Redisson's.
+        codec: Our codec.
+        java: The simple name of Redisson's codec.
         value: Makes the n-th of ten thousand different values.
         to_java: Writes a value into a request to Java.
     """
@@ -41,22 +41,22 @@ _SPECIAL_DOUBLES = (math.inf, -math.inf, math.nan, -0.0, 5e-324, 1.7976931348623
 
 
 def _text(n: int) -> str:
-    # One, two, three and four bytes of UTF-8, a quote and control characters; and of different lengths.
+    # One, two, three and four bytes of UTF-8, a quote and control characters, at different lengths.
     return f'{n} é€😀 "\\/\n\x1f\x7f\u2028{"x" * (n % 70)}'
 
 
 def _plain_text(n: int) -> str:
-    # ASCII of every length has forms of its own in Kryo.
+    # Kryo has special forms for ASCII, depending on its length.
     return f"{n}".ljust(n % 140, "x")
 
 
 def _integer(n: int) -> int:
-    # Nearly all that 32 bits hold.
+    # Cover nearly all of the range of 32 bits.
     return (n - 5000) * 429_496
 
 
 def _long(n: int) -> int:
-    # Nearly all that 64 bits hold: more than a double does.
+    # Cover nearly all of the range of 64 bits, which is more than a double can represent.
     return (n - 5000) * 1_844_674_407_370_955
 
 
@@ -66,12 +66,13 @@ def _double(n: int) -> float:
 
 
 def _double_in_json(n: int) -> float:
-    # JSON has no special ones. Before JDK 19 Java gives some doubles more digits than they need: not those with few.
+    # JSON has no special values. Before JDK 19, Java writes some doubles with more digits than they need, but not those with
+    # few digits.
     return (n - 5000.25) * 2.0 ** (n % 30 - 5)
 
 
 def _whole_tree(n: int) -> Any:
-    """What JSON has types for."""
+    """Return a tree of all types that JSON has."""
     return {
         "id": n,
         "text": _text(n),
@@ -86,12 +87,12 @@ def _plain(n: int) -> Any:
 
 
 def _plain_object(n: int) -> Any:
-    # Within Unicode's first plane: beyond it Jackson writes escapes, which JsonCodec reads and does not write.
+    # Stay within Unicode's first plane: beyond it, Jackson writes escapes, which JsonCodec reads but does not write.
     return {"id": n, "name": f'é€ "\\\n{n}', "long": _long(n), "lines": [{"price": n + 0.5, "paid": n % 2 == 0}, [-n, None]]}
 
 
 def _moment(n: int) -> datetime:
-    # Before 1970 as well.
+    # Include moments before 1970.
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=(n - 5000) * 123_456_789)
 
 
@@ -100,7 +101,7 @@ def _decimal(n: int) -> Decimal:
 
 
 def _java_values(n: int) -> list[Any]:
-    """One of each class that Java has and JSON has not."""
+    """Return one value of each class that Java has and JSON lacks."""
     return [
         JavaLong(n - 5000),
         _long(n),
@@ -122,14 +123,14 @@ def _order(n: int) -> Order:
 
 
 def _with_classes(n: int) -> Any:
-    """What JsonJacksonCodec writes. Not a UUID alone: before 4.2.0, Redisson wrote that without its class."""
+    """Return a value for JsonJacksonCodec. A UUID is never alone: before 4.2.0, Redisson wrote such a UUID without its class."""
     values = _java_values(n)
     shapes = [_text(n), _integer(n), _double_in_json(n), _whole_tree(n), _order(n), [n, *values], {"id": n, **_named(values)}]
     return (shapes + values)[n % (len(shapes) + len(values))]
 
 
 def _kryo(n: int) -> Any:
-    """Single values: what Kryo5Codec writes. The doubles that are special come once each."""
+    """Return a single value, as Kryo5Codec writes them. Each special double comes once."""
     if n < len(_SPECIAL_DOUBLES):
         return _SPECIAL_DOUBLES[n]
     values = [value for value in _java_values(n) if not isinstance(value, list | dict)]
@@ -157,4 +158,4 @@ PAIRS = [
 ]
 TEXT = PAIRS[0]
 KRYO = PAIRS[-1]
-"""What Redisson uses unless told otherwise."""
+"""Redisson's default codec."""

@@ -1,6 +1,6 @@
-"""A Redis of 32 bits, whose ``unsigned long`` has four bytes: under it Redisson's scripts write the shorter records.
+"""A 32-bit Redis, whose ``unsigned long`` has four bytes: on it, Redisson's scripts write the shorter records.
 
-It comes from Debian's packages, which are unpacked into the build folder and not installed. They are fetched once.
+It comes from Debian's packages, which are unpacked into the build folder but not installed. They are fetched once.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ exec "$root/{loader}" --library-path "$root/lib/i386-linux-gnu:$root/usr/lib/i38
 
 
 def fetch() -> Kind:
-    """Return the server, fetched if it is not here yet.
+    """Return the server, fetching it if it is not here yet.
 
     Raises:
-        RuntimeError: It cannot be had, or does not run on this machine.
+        RuntimeError: It is not available, or does not run on this machine.
     """
     with locked(_FOLDER.parent):
         return _fetch()
@@ -82,9 +82,9 @@ def _unpack() -> Path:
         "Dir::Cache": f"{_FOLDER}/cache",
     }
     apt = ["apt-get", "--quiet", *(f"--option={name}={value}" for name, value in options.items())]
-    # One list of several may fail, and the others suffice.
+    # One of several package lists may fail; the others are enough.
     _run(*apt, "update", check=False)
-    # All that it depends on, without what only its installation needs.
+    # Get everything that it depends on, without the packages that only its installation needs.
     plan = _run(*apt, "--simulate", "install", "redis-server")
     packages = re.findall(r"^Inst ((?:redis|lua|lib)\S*)", plan, re.MULTILINE)
     _run(*apt, "download", *(name for name in packages if "perl" not in name), cwd=debs)
@@ -96,7 +96,7 @@ def _unpack() -> Path:
 
 
 def _run(*command: str, cwd: Path = _FOLDER, check: bool = True) -> str:
-    # What apt says is read: not in the user's language.
+    # We parse apt's output, so it must not be in the user's language.
     environment = {**os.environ, "LC_ALL": "C"}
     try:
         result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False)

@@ -1,4 +1,4 @@
-"""Real Redisson: build the Java program in this folder, and speak with it."""
+"""Build the Java program in this folder, which runs the real Redisson, and talk to it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Release:
     """A version of Redisson.
 
     Attributes:
-        version: Redisson's.
-        jackson: The Jackson that it was built with, which does the JSON of its codecs.
+        version: The version number.
+        jackson: The version of Jackson that it was built with, which its codecs use for JSON.
     """
 
     version: str
@@ -44,12 +44,12 @@ class Release:
 
     @property
     def writes_old_records(self) -> bool:
-        """It neither writes nor reads the current records: these came with 3.21.1."""
+        """Whether it neither writes nor reads the current records, which came with 3.21.1."""
         return self._numbers < (3, 21, 1)
 
     @property
     def writes_uuids_with_class(self) -> bool:
-        """Its JsonJacksonCodec writes a UUID's class in every place: since 4.2.0."""
+        """Whether its JsonJacksonCodec writes a UUID's class in every place, as it does since 4.2.0."""
         return self._numbers >= (4, 2, 0)
 
     @property
@@ -63,20 +63,20 @@ OLD = Release("3.20.1", "2.14.2")
 
 _HERE = Path(__file__).parent
 _SOURCES = (_HERE / "pom.xml", *sorted((_HERE / "src").rglob("*.java")))
-# The first build downloads Redisson and what it needs.
+# The first build downloads Redisson and its dependencies.
 _BUILD_TIMEOUT = 300.0
 _START_TIMEOUT = 60.0
 _END_TIMEOUT = 5.0
 
 
 def missing_tools() -> str:
-    """What this machine lacks for building and running Java, or nothing."""
+    """Return a description of the tools for building and running Java that this machine lacks; empty if it has them all."""
     absent = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
     return f"no {' and no '.join(absent)} on the PATH" if absent else ""
 
 
 def build(release: Release) -> list[Path]:
-    """Build the program with that Redisson, unless it is built already. Only the first time needs a network.
+    """Build the program with that Redisson, unless it is built already. Only the first build needs a network.
 
     Returns:
         The class path.
@@ -97,7 +97,7 @@ def _build(release: Release, target: Path) -> list[Path]:
     shutil.rmtree(target, ignore_errors=True)
     versions = [f"-Dredisson.version={release.version}", f"-Djackson.version={release.jackson}"]
     command = ["mvn", "--quiet", "--batch-mode", "-Dstyle.color=never", *versions, "package"]
-    # What was downloaded once is enough; asking the network again would only make the build depend on it.
+    # Try offline first: once everything is downloaded, asking the network again would only make the build depend on it.
     for options in (["--offline"], []):
         try:
             result = subprocess.run(
@@ -115,12 +115,12 @@ def _build(release: Release, target: Path) -> list[Path]:
 class Redisson:
     """One Java process with one Redisson client.
 
-    What it tells is read by a thread, so it outlives the event loops of the tests.
+    A thread reads its output, so the client outlives the event loops of the tests.
 
     Args:
-        release: Which, built.
-        server: What it connects to, by TCP: it knows no Unix sockets.
-        nodes: All of the cluster that ``server`` is of, if it is of one.
+        release: The release, already built.
+        server: The server to connect to, by TCP: Redisson does not support Unix sockets.
+        nodes: All nodes of the cluster to which ``server`` belongs, if it belongs to one.
         user: A user of the server, and its password.
 
     Raises:
@@ -147,7 +147,7 @@ class Redisson:
                 [
                     "java",
                     "-Xmx512m",
-                    # One thread for that, of the few processors that the servers and the tests need too.
+                    # Collect garbage with one thread: the servers and the tests need the few processors, too.
                     "-XX:+UseSerialGC",
                     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
                     "-cp",
@@ -178,7 +178,7 @@ class Redisson:
         Args:
             name: The queue.
             codec: The simple name of Redisson's codec.
-            attached: With a delayed queue, as getDelayedQueue makes it: without, it can only take what is ready.
+            attached: Whether to attach a delayed queue, as getDelayedQueue does. Without one, it can only take ready messages.
         """
         queue = JavaQueue(self, name)
         await queue.ask("open", codec=codec, attached=attached)
@@ -188,10 +188,10 @@ class Redisson:
         """Send one request and return its result.
 
         Args:
-            what: What to do.
+            what: The operation.
             queue: The queue's name.
-            taken: Grows by every message that the request takes, as soon as Java has it: the value, and when, ms.
-            details: What else the request says, as Java reads it.
+            taken: Receives every message that the request takes, as soon as Java has it: the value, and the moment, ms.
+            details: Further fields of the request, as Java reads them.
 
         Raises:
             RuntimeError: Java answered with an exception, or is gone.
@@ -208,13 +208,13 @@ class Redisson:
         return await asyncio.wrap_future(answer)
 
     def kill(self) -> None:
-        """End it at once, whatever it is doing. What it told before that has arrived."""
+        """Kill the process at once, whatever it is doing. Everything that it reported before then has arrived."""
         self._process.kill()
         self._process.wait()
         self._reader.join(_END_TIMEOUT)
 
     def close(self) -> None:
-        """End it. It ends by itself when its standard input does, also when this process is killed."""
+        """End the process. It also ends by itself when its standard input closes, even if this process is killed."""
         atexit.unregister(self.close)
         assert self._process.stdin
         with contextlib.suppress(OSError):
@@ -238,7 +238,7 @@ class Redisson:
     def _read(self) -> None:
         assert self._process.stdout
         for line in self._process.stdout:
-            # It may have been killed while it wrote this one.
+            # The process may have been killed while it wrote this line.
             if line.endswith(b"\n"):
                 self._hear(json.loads(line))
         for answer in [self._answers.pop(number) for number in tuple(self._answers)]:
@@ -264,7 +264,7 @@ class Redisson:
 
 
 class JavaQueue:
-    """A blocking queue and its delayed queue in Java. What comes from there is as :func:`from_java` makes it."""
+    """A blocking queue and its delayed queue in Java. Values from Java are converted by :func:`from_java`."""
 
     def __init__(self, redisson: Redisson, name: str) -> None:
         self.name = name
@@ -277,23 +277,23 @@ class JavaQueue:
         """Offer values, as Java reads them, with delays in ms.
 
         Returns:
-            When each left, ms: none is due before that and its delay.
+            The moment at which each value was sent, ms. None is due before that moment plus its delay.
         """
         left: list[int] = await self.ask("offer", messages=messages)
         return left
 
     async def take(self, count: int) -> list[tuple[Any, int]]:
-        """Wait for ``count`` values; return them with the times at which they came, ms."""
+        """Wait for ``count`` values. Return them with the times at which they arrived, ms."""
         taken: list[tuple[Any, int]] = []
         await self.ask("take", taken=taken, count=count)
         return taken
 
     async def consume(self, taken: list[tuple[Any, int]] | None = None, *, pause: int = 0) -> list[tuple[Any, int]]:
-        """Take values until :meth:`stop`; return them as :meth:`take` does.
+        """Take values until :meth:`stop`. Return them as :meth:`take` does.
 
         Args:
-            taken: Grows with each.
-            pause: How long Java has to do with each, ms.
+            taken: Receives each value as it arrives.
+            pause: The time that Java spends on each value, ms.
         """
         taken = [] if taken is None else taken
         await self.ask("consume", taken=taken, pause=pause)
@@ -303,5 +303,5 @@ class JavaQueue:
         await self.ask("stop")
 
     async def detach(self) -> None:
-        """RDelayedQueue.destroy(): from now on this client moves nothing of this queue."""
+        """Call RDelayedQueue.destroy(): from now on this client moves nothing in this queue."""
         await self.ask("detach")

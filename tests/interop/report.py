@@ -1,4 +1,4 @@
-"""What the live tests found, told at the end of the run."""
+"""Collect the results of the live tests, to report them at the end of the run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ NOT_RUN: set[str] = set()
 RAN: dict[str, None] = {}
 """The settings that ran, in order: a Redisson and a server."""
 MESSAGES: dict[str, dict[tuple[str, str], int]] = defaultdict(lambda: defaultdict(int))
-"""Messages that arrived, each once and none early, by setting, way and codec."""
+"""The number of messages that arrived, each once and none early, by setting, way and codec."""
 LATENESS_MS: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-"""How long after its due time a message came, by setting and way."""
+"""The lateness of messages, ms, by setting and way."""
 MOVED_BY_JAVA: dict[str, list[float]] = defaultdict(list)
-"""By setting: of what all offer, move and take at once, the part that Java moved."""
+"""The fraction of messages that Java moved where both sides offer, move and take at once, by setting."""
 NOTES: list[str] = []
 
 
 def told() -> dict[str, Any]:
-    """All of it, in types that can be sent to another process."""
+    """Return all results, in types that can be sent to another process."""
     return {
         "not_run": sorted(NOT_RUN),
         "ran": list(RAN),
@@ -31,7 +31,7 @@ def told() -> dict[str, Any]:
 
 
 def hear(other: dict[str, Any]) -> None:
-    """Add what :func:`told` returned in another process. Several may have run parts of the same setting."""
+    """Add the results that :func:`told` returned in another process. Several processes may have run parts of the same setting."""
     NOT_RUN.update(other["not_run"])
     RAN.update(dict.fromkeys(other["ran"]))
     for setting, counts in other["messages"].items():
@@ -46,7 +46,7 @@ def hear(other: dict[str, Any]) -> None:
 
 
 def lines() -> list[str]:
-    """One line for each setting, and the notes."""
+    """Return one line for each setting, and the notes."""
     return [*map(_line, RAN), *NOTES]
 
 

@@ -1,4 +1,4 @@
-"""Our codecs against Redisson's, without a server: what one writes the other reads, and writes again in the same bytes."""
+"""Our codecs against Redisson's, without a server: each side reads the other's bytes, and writes the same bytes again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COUNT = 3_000
 
 @pytest.fixture(scope="session", params=[NEWEST_4, NEWEST_3, OLD], ids=str)
 def java(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
-    """Runs one of the Java programs with that Redisson: takes its name, arguments and input; returns the lines that it wrote."""
+    """Return a function that runs one of the Java programs with that Redisson: name, arguments and input in, output lines out."""
     release: Release = request.param
     reason, class_path = missing_tools(), ""
     if not reason:
@@ -82,7 +82,7 @@ def _key(rng: random.Random) -> str:
 
 
 def _double(rng: random.Random) -> float:
-    # In text Java before JDK 19 has more digits than needed for some doubles. Not for these: few digits.
+    # Before JDK 19, Java writes some doubles with more digits than needed. These have few digits, so they are not affected.
     return rng.randrange(-(10**6), 10**6) / rng.choice([1, 2, 4, 8]) * 2.0 ** rng.randrange(-3, 8)
 
 
@@ -155,7 +155,7 @@ VALUES: dict[str, Callable[[random.Random], Any]] = {
     "JsonJackson": _tree,
     "TypedJson": _json,
     "Kryo5": lambda rng: rng.choice(FLAT)(rng),
-    # A lone surrogate has no UTF-8; Java writes a question mark.
+    # A lone surrogate cannot be encoded in UTF-8; Java writes a question mark.
     "String": _key,
     "Long": lambda rng: _bits(rng, 63),
     "Integer": lambda rng: _bits(rng, 31),
@@ -177,16 +177,16 @@ def test_what_we_write_java_reads_and_writes_again_in_the_same_bytes(java: Calla
 
 
 def test_what_java_writes_we_read_and_write(java: Callable[..., list[str]]) -> None:
-    """Its random scalars, each told by its class and text."""
+    """Java prints random scalars, each with its class and text."""
     vectors = parse(java("Vectors", str(SEED), str(COUNT)))
     assert len(vectors) > 2 * COUNT
     for vector in vectors:
         if vector.kind == "UUID" and vector.codec == "JsonJackson" and vector.payload.startswith(b'"'):
-            # Before 4.2.0 Redisson wrote a UUID that is alone without its class.
+            # Before 4.2.0, Redisson wrote a UUID at the top level without its class.
             assert CODECS["JsonJackson"].decode(vector.payload) == vector.told
             assert JsonJacksonCodec(uuid_with_class=False).encode(UUID(vector.told)) == vector.payload
         elif vector.kind == "Double" and vector.codec != "Kryo5" and not vector.payload.startswith(b'"'):
-            # Before JDK 19 some doubles have more digits than we would write. They keep them.
+            # Before JDK 19, some doubles have more digits than we would write. They keep them.
             value = CODECS[vector.codec].decode(vector.payload)
             assert value == float(vector.told)
             assert CODECS[vector.codec].encode(value) == vector.payload

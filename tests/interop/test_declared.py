@@ -1,4 +1,4 @@
-"""What docs/codecs.md says to write for a field that Java declares: Java reads it, and writes the same."""
+"""Java reads the values that docs/codecs.md recommends for declared fields, and writes the same."""
 
 from __future__ import annotations
 

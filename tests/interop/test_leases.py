@@ -1,4 +1,4 @@
-"""Leases over a ready list that Java shares, and queues without an ordered list: Java does not notice."""
+"""Leases over a ready list shared with Java, and queues without an ordered list: Java notices neither."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MESSAGES = 2000
 async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """Every third delivery is refused. It waits again as a record of Redisson's: Java moves it, and Java takes it."""
+    """Every third delivery is refused. It waits again in a record of Redisson's form, which Java moves and takes."""
     log, messages = Log(TEXT), random_messages(TEXT, MESSAGES)
     java = await redisson.open(name, TEXT.java)
     queue: delayq.DelayedQueue[Any] = client.delayed_queue(name, codec=TEXT.codec)
@@ -42,7 +42,7 @@ async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(
         if handled == MESSAGES:
             break
     await asyncio.gather(*acks)
-    # From here on only Java is there.
+    # From here on, only Java is there.
     await queue.aclose()
     log.came_to_java(await asyncio.wait_for(java.take(refused), DEADLINE))
     await nothing_is_left(server)

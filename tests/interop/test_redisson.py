@@ -1,4 +1,4 @@
-"""delayq and real Redisson on one queue: each reads, moves, wakes and removes what the other wrote."""
+"""delayq and the real Redisson on one queue: each reads, moves, wakes and removes what the other wrote."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MESSAGES = 10_000
 MAX_DELAY_MS = 600
 TAKERS = 4
 DEADLINE = 60.0
-"""Seconds for what takes two."""
+"""The time limit for a step, seconds. A step takes two."""
 FAR_MS = 60_000
 
 JAVA_TO_PYTHON = "from Java to Python"
@@ -50,9 +50,9 @@ must_fail = pytest.mark.xfail(raises=AssertionError, strict=True)
 
 @dataclass
 class Log:
-    """What came when, and not before when it should. Both processes and the server read one machine's clock, ms.
+    """A record of when values were due and when they arrived, ms. Both processes and the server read the same machine's clock.
 
-    Values are told apart by what our codec makes of them.
+    Values are distinguished by the bytes to which our codec encodes them.
     """
 
     pair: Pair
@@ -85,7 +85,7 @@ class Log:
             self.came(value, time.time() * 1000)
 
     def check(self, *, lost: int = 0) -> None:
-        """All of them but ``lost`` at most, none twice, none early, and none that nobody offered."""
+        """Assert that all values but at most ``lost`` arrived, none twice, none early, and none that was never offered."""
         assert len(self.due) > 0
         assert self.arrived.keys() <= self.due.keys()
         assert len(self.missing()) <= lost
@@ -122,11 +122,12 @@ async def raw(server: PrivateServer) -> AsyncIterator[Any]:
 
 
 async def nothing_is_left(server: PrivateServer) -> None:
-    """Every key with messages is gone: what came is all that there was."""
+    """Wait until every key with messages is gone, so the messages that arrived are all that there were."""
     async with raw(server) as redis:
 
         async def empty() -> bool:
-            # A fence is an empty mark of a call that was given up, as by a client that closed, and goes after a minute.
+            # A fence is an empty mark of a call that was given up, for instance by a client that closed. It disappears after a
+            # minute.
             return not [key for key in await redis.keys() if not key.startswith(b"delayq_fence:")]
 
         await until(empty, DEADLINE)
@@ -146,7 +147,7 @@ def for_python(messages: list[tuple[Any, int]]) -> list[tuple[Any, float]]:
 
 
 def encoded(pair: Pair, values: list[Any]) -> list[bytes]:
-    """What makes two values the same: NaN is, and Java's 5 of 64 bits is not its 5 of 32."""
+    """Encode values to compare them: NaN equals NaN, and Java's 64-bit 5 differs from its 32-bit 5."""
     return [pair.codec.encode(value) for value in values]
 
 
@@ -176,7 +177,7 @@ async def test_what_java_offers_comes_to_python_once_each_and_never_early(
     java = await redisson.open(name, pair.java)
     async with consuming(log, client.delayed_queue(name, codec=pair.codec)):
         left = await java.offer(for_java(pair, messages))
-        # From here on only we move them.
+        # From here on, only we move them.
         await java.detach()
         log.all_offered_by_java(messages, left)
         await until(lambda: len(log.arrived) >= MESSAGES, DEADLINE)
@@ -196,7 +197,7 @@ async def test_what_python_offers_comes_to_java_once_each_and_never_early(
     queue = client.delayed_queue(name, codec=pair.codec)
     log.all_offered_by_python(messages, await queue.offer_many(for_python(messages)))
     if not redisson.release.writes_old_records:
-        # From here on only Java moves them. An old one cannot read them, so we have to.
+        # From here on, only Java moves them. An old client cannot read them, so there we have to.
         await queue.aclose()
     async with asyncio.timeout(DEADLINE):
         for arrivals in await asyncio.gather(*takes):
@@ -211,7 +212,7 @@ async def test_what_python_offers_comes_to_java_once_each_and_never_early(
 async def test_both_kinds_offer_move_and_take_on_one_queue(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, pair: Pair, name: str
 ) -> None:
-    """Three clients offer, move and take at once, one of them Java."""
+    """Three clients offer, move and take at once; one of them is Java."""
     half = MESSAGES // 2
     moved_by_java = await share(server, client, redisson, pair, name, for_both=(half, half))
     assert 0 < moved_by_java < MESSAGES
@@ -223,7 +224,7 @@ async def test_both_kinds_offer_move_and_take_on_one_queue(
 async def test_both_kinds_move_and_take_what_an_old_java_client_offers(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """It repeats its own messages where it meets a current record, so here it meets none."""
+    """An old client repeats its own messages when it meets a current record, so here it meets none."""
     moved_by_java = await share(server, client, redisson, TEXT, name, for_both=(MESSAGES, 0))
     assert 0 < moved_by_java < MESSAGES
     report.MESSAGES[str(redisson)][MIXED, str(TEXT)] += MESSAGES
@@ -239,13 +240,13 @@ async def share(
     *,
     for_both: tuple[int, int],
 ) -> int:
-    """Let Java and two of ours offer so many messages and take them all. Return how many Java moved, and we did not."""
+    """Let Java and two of our clients offer these messages and take them all. Return how many Java moved instead of us."""
     log = Log(pair)
     from_java, from_python = random_messages(pair, for_both[0]), random_messages(pair, for_both[1], for_both[0])
     java = await redisson.open(name, pair.java)
     with MovedByJava(server, name) as moved:
         takes = [asyncio.create_task(java.consume()) for _ in range(2)]
-        # Java starts, because we are quicker: its timer ticks.
+        # Java starts alone, because we are quicker: its timer works in ticks.
         left = await java.offer(for_java(pair, from_java[:200]))
         await until(lambda: moved.count > 0, DEADLINE)
         async with delayq.connect(server.url, resync_interval=60) as other:
@@ -278,8 +279,8 @@ async def offer_in_parts(log: Log, queue: delayq.DelayedQueue[Any], messages: li
 async def test_beside_an_attached_old_java_client_messages_may_come_twice_but_all_come_and_none_early(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """Its script fails at the first current record, and what it moved before that stays due: it does so to any newer
-    Redisson, too. Nothing of that can be mended from outside; but nothing is lost, and our messages come once.
+    """The old client's script fails at the first current record, and the messages that it moved before that stay due. It
+    does the same beside any newer Redisson. Nothing can fix that from outside, but nothing is lost, and our messages come once.
     """
     log = Log(TEXT)
     from_java, from_python = random_messages(TEXT, 1000), random_messages(TEXT, 1000, 1000)
@@ -320,7 +321,7 @@ async def test_the_count_of_what_java_moved_leaves_out_what_we_moved(
 async def test_a_java_client_that_is_killed_takes_along_only_what_it_had_in_hand(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """It dies while both offer, move and take: at most one message for each of its takers is gone."""
+    """The Java client dies while both sides offer, move and take: at most one message is lost for each of its takers."""
     log, taken = Log(TEXT), list[tuple[Any, int]]()
     half = MESSAGES // 2
     from_java = random_messages(TEXT, half, most=2 * MAX_DELAY_MS)
@@ -334,14 +335,14 @@ async def test_a_java_client_that_is_killed_takes_along_only_what_it_had_in_hand
         log.all_offered_by_java(from_java, left)
         meanwhile, afterwards = from_python[1:-200:2], from_python[-199::2]
         offering = asyncio.create_task(offer_in_parts(log, queue, meanwhile))
-        # Early: the other side takes most of them.
+        # Kill it early: the other side takes most of the messages.
         await until(lambda: len(taken) >= 100, DEADLINE)
         victim.kill()
         ends = await asyncio.gather(*takes, return_exceptions=True)
         # Each of them was still taking.
         assert all(isinstance(end, RuntimeError) for end in ends)
         await offering
-        # However slow the machine is, the queue goes on without it.
+        # However slow the machine is, the queue continues without the victim.
         await offer_in_parts(log, queue, afterwards)
         await until(lambda: len(log.arrived) + len(taken) >= MESSAGES - TAKERS, DEADLINE)
         await nothing_is_left(server)
@@ -357,7 +358,7 @@ async def test_a_java_client_that_is_killed_takes_along_only_what_it_had_in_hand
 
 @with_current
 async def test_java_is_woken_by_a_python_offer(server: PrivateServer, redisson: Redisson, name: str) -> None:
-    """Java sleeps until a far message. Each offer is due sooner than all before; then we go, and only Java is there."""
+    """Java sleeps until a far message. Each offer is due sooner than all previous ones; then we leave, and only Java remains."""
     log = Log(TEXT)
     java = await redisson.open(name, TEXT.java)
     taken = asyncio.create_task(java.take(10))
@@ -370,15 +371,15 @@ async def test_java_is_woken_by_a_python_offer(server: PrivateServer, redisson: 
         log.all_offered_by_python(offers[1:], receipts[1:])
         log.came_to_java(await asyncio.wait_for(taken, DEADLINE))
         announced = [await channel.get_message(timeout=1.0) for _ in range(1 + len(offers))]
-    # All eleven were announced, and each woke it earlier than it had meant to: the last offered came first, and the first,
-    # for which it lay down, has not come.
+    # All eleven were announced, and each woke Java earlier than it had planned: the last one offered arrived first, and the
+    # first one, for which Java had gone to sleep, has not arrived.
     due = [str(round(receipt.due_at.timestamp() * 1000)).encode() for receipt in receipts]
     assert [message and message["data"] for message in announced[1:]] == due
     assert list(log.arrived) == [TEXT.codec.encode(TEXT.value(n)) for n in reversed(range(10))]
     assert await java.ask("size") == 1
     await java.detach()
     log.check()
-    # Under 200 ms: its timer ticks every 100 at most. A wake-up that was lost would cost a minute.
+    # Normally under 200 ms, as Java's timer ticks at least every 100 ms. A lost wake-up would cost a minute.
     assert max(log.lateness()) < 1000
     report.LATENESS_MS[str(redisson)]["Java woken by Python, and alone,"] += log.lateness()
 
@@ -387,7 +388,7 @@ async def test_java_is_woken_by_a_python_offer(server: PrivateServer, redisson: 
 async def test_java_hears_of_an_offer_over_the_channel_and_in_no_other_way(
     server: PrivateServer, redisson: Redisson, name: str
 ) -> None:
-    """So the test above would fail if we announced nothing: a message put there in silence waits for the next word."""
+    """Without our announcement, the test above would fail: a message stored silently waits for the next announcement."""
     java = await redisson.open(name, TEXT.java)
     taken = asyncio.create_task(java.take(1))
     async with delayq.connect(server.url) as client:
@@ -404,7 +405,7 @@ async def test_java_hears_of_an_offer_over_the_channel_and_in_no_other_way(
 
 
 async def test_python_is_woken_by_a_java_offer(client: delayq.Client, redisson: Redisson, name: str) -> None:
-    """The same the other way round: Java goes, and only we are there, without a re-check."""
+    """The reverse: Java leaves, and only we remain, without a re-check."""
     log = Log(TEXT)
     queue = client.delayed_queue(name, codec=TEXT.codec)
     java = await redisson.open(name, TEXT.java)
@@ -429,7 +430,7 @@ async def test_python_is_woken_by_a_java_offer(client: delayq.Client, redisson: 
 async def test_an_offer_without_delay_reaches_a_waiting_take_of_the_other_side(
     client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """Both sides are there, as usual. From before the offer to after the take."""
+    """Both sides are there, as usual. Measured from before the offer until after the take."""
     java = await redisson.open(name, TEXT.java)
     queue = client.delayed_queue(name, codec=TEXT.codec)
     to_java, to_python = [], []
@@ -459,7 +460,7 @@ async def test_an_offer_without_delay_reaches_a_waiting_take_of_the_other_side(
 async def test_what_python_cancels_does_not_come_to_java(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    # Far enough away for a machine that starts several Javas to cancel 500 of them before.
+    # Far enough ahead for a machine that starts several Java processes to cancel 500 of them in time.
     log, messages = Log(TEXT), [(TEXT.value(n), 5000 + n) for n in range(1000)]
     java = await redisson.open(name, TEXT.java)
     queue = client.delayed_queue(name, codec=TEXT.codec)
@@ -498,11 +499,11 @@ async def test_a_cancel_at_the_due_time_says_truly_whether_the_message_comes(
     report.NOTES.append(f"{redisson}: {cancelled} of 1,000 cancels at the due time were in time")
 
 
-# Each side's views of what the other wrote
+# Each side's views of the other's messages
 
 
 def payload(record: bytes, redisson: Redisson, *, old: bool) -> bytes:
-    """Take a record apart as the server's packing must have put it together: id, length of so many bytes, payload."""
+    """Return a record's payload. The record must consist of an id, a length as wide as the server packs it, and the payload."""
     header, width = 8 if old else 9, 4 if redisson.server.kind.name == redis32.NAME else 8
     assert old or record[0] == 8
     found = record[header + width :]
@@ -527,7 +528,7 @@ async def test_both_sides_write_the_same_payload_bytes(
     python_payloads = [payload(record, redisson, old=False) for record in by_python]
     assert python_payloads == [pair.codec.encode(value) for value in values]
     assert Counter(java_payloads) == Counter(python_payloads)
-    # And what Java wrote is, read and written again, the same.
+    # Java's payloads stay the same when we decode and encode them again.
     assert [pair.codec.encode(pair.codec.decode(found)) for found in java_payloads] == java_payloads
 
 
@@ -538,7 +539,7 @@ async def test_java_sees_and_removes_what_python_wrote(
     values = [pair.value(n) for n in range(100)]
     java = await redisson.open(name, pair.java)
     queue = client.delayed_queue(name, codec=pair.codec)
-    # Offer order is what Java shows, not due order.
+    # Java lists messages in the order of their offers, not of their due times.
     await queue.offer_many([(value, 100 - n / 10) for n, value in enumerate(values)])
 
     assert await java.ask("size") == 100
@@ -559,7 +560,7 @@ async def test_java_sees_and_removes_what_python_wrote(
 
 @with_old
 async def test_an_old_java_client_can_count_what_python_wrote(client: delayq.Client, redisson: Redisson, name: str) -> None:
-    """More it cannot: it reads only its own records."""
+    """An old client can do no more than that: it reads only its own records."""
     java = await redisson.open(name, TEXT.java)
     await client.delayed_queue(name, codec=TEXT.codec).offer_many([(TEXT.value(n), 60) for n in range(10)])
     assert await java.ask("size") == 10
@@ -574,7 +575,7 @@ async def test_python_sees_and_removes_what_java_wrote(
     pending = client.delayed_queue(name, codec=pair.codec).pending
     left: list[int] = []
     for n, value in enumerate(values):
-        # One by one: Redisson sends what is offered at once over several connections, in any order.
+        # One by one, because Redisson sends simultaneous offers over several connections, in any order.
         left += await java.offer([(pair.to_java(value), FAR_MS - n * 1000)])
 
     assert await pending.size() == 20
@@ -634,7 +635,7 @@ async def test_python_goes_on_when_java_deletes_the_queue_or_lets_it_expire(
 ) -> None:
     log = Log(TEXT)
     java = await redisson.open(name, TEXT.java)
-    # Only we move.
+    # Only we move messages.
     await java.detach()
     queue = client.delayed_queue(name, codec=TEXT.codec)
 
@@ -645,7 +646,7 @@ async def test_python_goes_on_when_java_deletes_the_queue_or_lets_it_expire(
         return await queue.pending.size() == 0
 
     async with consuming(log, queue):
-        # While our timer is set for it.
+        # Java deletes the queue while our timer is set for it.
         await queue.offer_many([(TEXT.value(n), 0.3) for n in range(100)])
         assert await java.ask("delete") is True
         assert await gone()
@@ -666,6 +667,6 @@ async def test_python_goes_on_when_java_deletes_the_queue_or_lets_it_expire(
     log.check()
     assert max(log.lateness()) < 1000
     assert client.statistics().errors == 0
-    # No loop of attempts: what we ask while we wait would be thousands.
+    # We do not retry in a loop: that would make thousands of calls while we wait.
     assert client.statistics().round_trips < 1000
     assert [record for record in caplog.records if record.name.startswith("delayq")] == []

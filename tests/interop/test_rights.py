@@ -1,4 +1,4 @@
-"""Python as a user of limited rights, beside a Redisson that may do everything: no message is lost between them."""
+"""Python as a user with limited rights, beside a Redisson that may do everything: no message is lost between them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ MESSAGES = 400
 
 
 def grant(server: PrivateServer, rules: Sequence[str]) -> str:
-    """Make a user of these rules. Return the address with its name and password."""
+    """Create a user with these rules. Return the address with its name and password."""
     reply = server.call("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", *rules)
     assert reply == b"+OK", reply
     return server.url.replace("redis://", f"redis://{USER}:{PASSWORD}@")
 
 
 async def take_what_it_may(log: Log, url: str, name: str) -> int:
-    """Take until cancelled, however often it is refused. Return how often that was."""
+    """Take until cancelled, no matter how often it is refused. Return the number of refusals."""
     refused = 0
     async with delayq.connect(url) as client:
         queue = client.delayed_queue(name, codec=TEXT.codec)
@@ -57,9 +57,9 @@ async def test_no_message_is_stranded_beside_java_whatever_python_may(
     by_hand = (f"redisson_delay_queue*:{{{name}}}", f"delayq_*:{{{name}}}")
     rules = {
         "as delayq acl says": acl_rules("consumer", delayed=[name]),
-        # As docs/redisson.md says.
+        # The rules that docs/redisson.md gives.
         "by hand": [f"~{name}", *(f"{kind}{pattern}" for kind in "~&" for pattern in by_hand), "+@all"],
-        # What a user of Redis 7 and Valkey has that is only given keys and commands.
+        # The rights of a user on Redis 7 and Valkey that was given only keys and commands.
         "no channels": ["~*", "+@all"],
         "no channel of notices": ["~*", channel, "+@all"],
     }[rights]
@@ -69,7 +69,7 @@ async def test_no_message_is_stranded_beside_java_whatever_python_may(
     java = await redisson.open(name, TEXT.java)
     taking = asyncio.create_task(take_what_it_may(log, url, name))
     taken = asyncio.create_task(java.consume())
-    # Who offers is gone then, and moves none of them.
+    # The client that offers is gone by then, and moves none of them.
     async with delayq.connect(server.url) as client:
         receipts = await client.delayed_queue(name, codec=TEXT.codec).offer_many(for_python(from_python))
     log.all_offered_by_python(from_python, receipts)

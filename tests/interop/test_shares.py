@@ -1,4 +1,4 @@
-"""Figures for docs/redisson.md: who takes how much where both take, and what Java alone loses with its connections."""
+"""Figures for docs/redisson.md: each side's share where both take, and Java's losses when its connections are killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KILLS = 40
 async def test_both_kinds_get_a_share_of_the_messages(
     server: PrivateServer, redisson: Redisson, name: str, pause_ms: int, threads: int, count: int
 ) -> None:
-    """One loop in Python beside so many in Java, with handlers that take no time, or 2 ms."""
+    """One loop in Python beside ``threads`` loops in Java, with handlers that take no time, or 2 ms."""
     log, messages = Log(TEXT), random_messages(TEXT, count, most=MOST_MS)
     java = await redisson.open(name, TEXT.java)
     to_java = list[tuple[Any, int]]()
@@ -46,7 +46,7 @@ async def test_both_kinds_get_a_share_of_the_messages(
 
         consumer = asyncio.create_task(consume())
         log.all_offered_by_python(messages, await queue.offer_many(for_python(messages)))
-        # None is on its way to either when they stop.
+        # When they stop, no message is in flight to either.
         await until(lambda: to_python + len(to_java) >= count, DEADLINE)
         consumer.cancel()
         await asyncio.gather(consumer, return_exceptions=True)
@@ -65,7 +65,7 @@ async def test_both_kinds_get_a_share_of_the_messages(
 async def test_java_alone_loses_what_it_pops_for_a_connection_that_is_killed(
     server: PrivateServer, redisson: Redisson, name: str
 ) -> None:
-    """No promise of ours: the figure says what to expect of consumers in Java."""
+    """This tests no promise of ours: the figure shows what to expect of consumers in Java."""
     count = 10_000
     log, messages = Log(TEXT), random_messages(TEXT, count, most=MOST_MS)
     java = await redisson.open(name, TEXT.java)

@@ -1,4 +1,4 @@
-"""Values in the lines between the tests and Java, each of one Java class: the other half of ``Values.java``."""
+"""Convert values in the lines between the tests and Java, one form for each Java class: the other half of ``Values.java``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass
 class Order:
-    """What ``Order.java`` is in Java."""
+    """The Python side of ``Order.java``."""
 
     id: int
     text: str
@@ -30,7 +30,7 @@ class Order:
 
 
 def to_java(value: Any) -> Any:  # noqa: PLR0911, PLR0912  # one case for each class
-    """A value as Java shall have it: an int as the smallest class that holds it, as the codecs do."""
+    """Return a value in the form for Java: an int becomes the smallest class that holds it, as in the codecs."""
     match value:
         case None | bool() | str():
             return value
@@ -66,7 +66,7 @@ def to_java(value: Any) -> Any:  # noqa: PLR0911, PLR0912  # one case for each c
 
 
 def from_java(line: Any) -> Any:  # noqa: PLR0911, PLR0912  # one case for each class
-    """A value that Java had, such that delayq's codecs write the bytes of that very Java class."""
+    """Return the Python value for which delayq's codecs write the bytes of exactly that Java class."""
     if isinstance(line, list):
         return [from_java(item) for item in line]
     if not isinstance(line, dict):
@@ -95,6 +95,6 @@ def from_java(line: Any) -> Any:  # noqa: PLR0911, PLR0912  # one case for each 
             return JavaMap("java.util.HashMap", {key: from_java(item) for key, item in content.items()})
         case "order":
             order = {key: from_java(item) for key, item in content.items()}
-            # The field says long.
+            # The field's declaration says long.
             return Order(**{**order, "id": int(order["id"])})
     raise TypeError(f"no Python class for {kind}")

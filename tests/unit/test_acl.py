@@ -1,4 +1,4 @@
-"""The rules of each role: those of the scripts that it runs, of its own queues' keys, and no others."""
+"""Each role's rules cover the scripts that it runs and the keys of its own queues, and nothing else."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_rules_of_several_queues_are_joined() -> None:
 
 @functools.cache
 def reading(pattern: str) -> re.Pattern[str]:
-    """A pattern as Redis reads it (``stringmatchlen``), of those that we write."""
+    """Compile a pattern as Redis reads it (``stringmatchlen``). Covers only the syntax that we write."""
     parts = re.findall(r"\\(.)|(\*)|(\?)|(\[1-9\])|(.)", pattern, re.DOTALL)
     words = (
         ".*" if star else "." if one else digits or re.escape(escaped or plain) for escaped, star, one, digits, plain in parts

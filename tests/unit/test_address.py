@@ -1,4 +1,4 @@
-"""From what the user calls an address to what makes a connection."""
+"""Turn the address that a user gives into the parts that make a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wakes the loop: a timerfd where there is one, else the loop's own timer. In real time; only bounds are asserted."""
+"""Alarms that wake the loop: a timerfd where available, else the loop's own timer. In real time; only bounds are asserted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Owner:
-    """Something to belong to."""
+    """An object that owns an alarm."""
 
 
 OWNER = Owner()
@@ -103,7 +103,7 @@ async def test_what_was_set_before_does_not_ring(make: Callable[[], Any], how: s
 async def test_a_ring_that_is_on_its_way_is_taken_back(make: Callable[[], Any]) -> None:
     made, rings = make(), []
     made.set(time.monotonic(), lambda: rings.append("first"))
-    time.sleep(0.005)  # it has rung, and the loop does not know yet
+    time.sleep(0.005)  # it has gone off, but the loop does not know yet
     made.set(time.monotonic() + 3600, lambda: rings.append("second"))
     await asyncio.sleep(0.02)
     assert rings == []

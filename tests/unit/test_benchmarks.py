@@ -1,4 +1,4 @@
-"""Benchmarks can be started, and are listed. What they measure is for whoever runs them."""
+"""Benchmarks can be started, and are listed. Their results are for the people who run them."""
 
 from __future__ import annotations
 

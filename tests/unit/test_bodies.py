@@ -1,4 +1,4 @@
-"""What is stored of a message, without a server."""
+"""The stored form of a message, without a server."""
 
 from __future__ import annotations
 

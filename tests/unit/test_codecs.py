@@ -1,4 +1,4 @@
-"""Values to bytes and back: JSON, text, a whole number, bytes. Redisson's own formats have files of their own."""
+"""Convert values to bytes and back: JSON, text, a whole number, bytes. Redisson's own formats have files of their own."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_any_bytes_are_decoded_or_refused(name: str, payload: bytes) -> None:
     try:
         codec.decode(payload)
     except DecodeError as error:
-        assert (error.codec, error.payload) == (name, payload)  # noqa: PT017  # it may be either
+        assert (error.codec, error.payload) == (name, payload)  # noqa: PT017  # either kind of error is fine
         assert payload[:4].hex(" ") in str(error)  # noqa: PT017
 
 

@@ -1,4 +1,4 @@
-"""Redisson's two JSON codecs beyond the vectors: what they take, what they refuse, what comes back."""
+"""Redisson's two JSON codecs beyond the vectors: the values they accept, the values they reject, and the results of decoding."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PLAIN = TypedJsonJacksonCodec()
 BOTH = pytest.mark.parametrize("codec", [TYPED, PLAIN], ids=["JsonJackson", "TypedJson"])
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Every str, lone surrogates too.
+# Any str, including lone surrogates.
 TEXT = st.text(st.characters())
 MOMENTS = st.integers(-62_135_596_800_000, 253_402_300_799_999).map(lambda ms: EPOCH + timedelta(milliseconds=ms))
 DECIMALS = st.decimals(allow_nan=False, allow_infinity=False)
@@ -58,7 +58,7 @@ SCALARS = (
     | st.integers(-(2**63), 2**63 - 1).map(JavaLong)
     | st.integers(-(2**200), 2**200).map(JavaBigInteger)
 )
-# Jackson writes these without their class where they stand alone.
+# Outside collections, Jackson writes these without their class.
 IN_COLLECTIONS = (
     SCALARS
     | st.binary()
@@ -87,7 +87,7 @@ VALUES = SCALARS | containers(st.recursive(IN_COLLECTIONS, containers, max_leave
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, NaN too, and of the same types all the way down."""
+    """Return whether two values are equal, where NaN equals NaN, and have the same types all the way down."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list):
@@ -147,7 +147,7 @@ def test_a_double_has_javas_form(value: float) -> None:
         assert not -3 <= int(exponent) < 7
     else:
         assert value == 0 or 1e-3 <= abs(value) < 1e7
-    # As few digits as will do, but never fewer than two.
+    # Use as few digits as possible, but never fewer than two.
     digits = (whole + fraction).strip("0")
     assert len(digits) <= max(2, len(repr(value).lower().partition("e")[0].replace(".", "").strip("-0")))
 
@@ -183,7 +183,7 @@ def test_doubles_at_the_edges(value: float, text: str) -> None:
     "text", ["9.999999999999999E22", "1.9999999999999998E23", "1.50", "12345678901234567890.123", "1e5", "1E400"]
 )
 def test_a_number_that_we_would_write_otherwise_keeps_its_text(text: str) -> None:
-    """Java before JDK 19 wrote some doubles with more digits; and a BigDecimal looks like a double."""
+    """Java before JDK 19 wrote some doubles with more digits, and a BigDecimal looks like a double."""
     for codec in (TYPED, PLAIN):
         value = codec.decode(text.encode())
         assert type(value) is JavaDouble
@@ -197,7 +197,7 @@ def test_a_number_that_we_would_write_otherwise_keeps_its_text(text: str) -> Non
     )
 
 
-# --- what decoded values are
+# --- the types of decoded values
 
 
 def test_decoded_values_are_what_python_would_use() -> None:
@@ -244,7 +244,7 @@ class Text(StrEnum):
     A = "a"
 
 
-class Mixed(str, Enum):  # noqa: UP042  # what StrEnum replaces, and what formats otherwise
+class Mixed(str, Enum):  # noqa: UP042  # the form that StrEnum replaces, and that formats differently
     A = "a"
 
 
@@ -283,9 +283,9 @@ def test_an_enum_that_tells_its_class_in_a_field_comes_as_the_enum_and_goes_back
     parcel = codec.decode(WITH_CLASS)
     assert parcel == Parcel(7, Status.SENT)
     assert codec.encode(parcel) == WITH_CLASS
-    # Java reads only the form that it writes, so what was read once holds for every parcel.
+    # Java reads only the form that it writes, so a form that was read once holds for every parcel.
     assert codec.encode(replace(parcel, status=Status.NEW)) == WITH_CLASS.replace(b"SENT", b"NEW")
-    # For this field, and no other.
+    # This applies to that field only.
     assert codec.encode(Parcel(7, "SENT", other=Status.NEW)) == b'{"@class":"shop.Parcel","id":7,"other":"NEW","status":"SENT"}'
 
 
@@ -361,7 +361,8 @@ def test_a_field_declared_as_an_enum_keeps_what_the_enum_lacks() -> None:
 @pytest.mark.parametrize(
     "payload",
     [
-        # A class that types does not name, a constant that the enum lacks, and an enum that stands alone: Java has none there.
+        # A class that types does not name, a constant that the enum lacks, and an enum outside an object: Java writes none
+        # there.
         b'{"@class":"shop.Parcel","id":7,"status":["shop.Other","SENT"]}',
         b'{"@class":"shop.Parcel","id":7,"status":["shop.Status","LOST"]}',
         b'{"@class":"shop.Unknown","id":7,"status":["shop.Status","LOST"]}',
@@ -374,7 +375,7 @@ def test_what_is_no_known_enum_is_written_back_as_it_was(payload: bytes) -> None
 
 
 def test_an_object_of_a_final_class_in_a_field_is_written_back_as_it_was() -> None:
-    """Java leaves out the class that the field says, a record's for instance. Its longs are plain, in a map they are not."""
+    """Java omits a class that the field's declaration implies, such as a record's. Its longs are plain; in a map they are not."""
     payload = b'{"@class":"shop.Order","record":{"large":5000000000,"small":["java.lang.Long",5]}}'
     order = TYPED.decode(payload)
     assert order == {"record": {"large": 5_000_000_000, "small": 5}}
@@ -400,7 +401,7 @@ def test_a_uuid_has_its_class_everywhere_or_as_before_redisson_4_2() -> None:
     for codec, form in ((new, wrapped), (old, f'"{ONE_TWO}"')):
         assert codec.encode(uuid).decode() == form
         assert codec.encode(JavaList(None, [uuid])).decode() == f"[{form}]"
-        # In a list Java knows no class: it is declared as one of any objects.
+        # Java does not know the class of a list's elements: they are declared as arbitrary objects.
         assert codec.encode(Order("", 1, uuid, [uuid])).decode() == order % (form, wrapped)  # type: ignore[arg-type]
 
 
@@ -412,7 +413,7 @@ def test_whether_uuids_have_their_class_is_true_or_false() -> None:
 @pytest.mark.parametrize("with_class", [True, False])
 @pytest.mark.parametrize("form", [f'"{ONE_TWO}"', f'["java.util.UUID","{ONE_TWO}"]'])
 def test_a_uuid_in_either_form_is_written_back_as_it_was(form: str, with_class: bool) -> None:
-    """Before 4.2.0 both occur: the class is told where the field is declared as Object."""
+    """Both forms occur before 4.2.0: the class is written where the field is declared as Object."""
     codec = JsonJacksonCodec({"shop.Order": Order}, uuid_with_class=with_class)
     payload = f'{{"@class":"shop.Order","id":1,"made":7,"note":{form},"parts":["java.util.ArrayList",[]],"zip":""}}'.encode()
     assert codec.encode(codec.decode(payload)) == payload
@@ -441,7 +442,7 @@ def test_a_dataclass_is_written_by_name_without_what_is_none() -> None:
 
 
 def test_fields_are_ordered_as_java_compares_text() -> None:
-    """By UTF-16 units: a surrogate comes before U+E000, in code points it is the other way round."""
+    """Java orders by UTF-16 units: a surrogate comes before U+E000. Ordered by code points, it would come after."""
 
     @dataclass
     class Odd:
@@ -597,7 +598,7 @@ WRONG = [
 
 @pytest.mark.parametrize("text", WRONG)
 def test_a_class_and_what_is_not_its_value_stay_apart(text: str) -> None:
-    """Alone it can be a String[] of two. Whatever it is, nothing of it is lost."""
+    """At the top level, the payload can be a String[] of two. Whatever it is, nothing of it is lost."""
     assert isinstance(TYPED.decode(text.encode()), JavaValue)
     assert TYPED.encode(TYPED.decode(text.encode())) == text.encode()
 

@@ -1,4 +1,4 @@
-"""Redisson's default codec beyond the vectors: what it takes, what it refuses, what comes back."""
+"""Redisson's default codec beyond the vectors: the values it accepts, the values it rejects, and the results of decoding."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_any_bytes_are_a_value_opaque_or_refused(payload: bytes) -> None:
         value = KRYO.decode(payload)
     except DecodeError:
         return
-    # Java has room for more than one form of a number; what we write is a form of the same.
+    # Java's format allows more than one form of a number; we write another form of the same one.
     again = KRYO.decode(KRYO.encode(value))
     assert again == value or value != value  # noqa: PLR0124
 
@@ -313,6 +313,6 @@ def test_a_hostile_payload_takes_little_time(payload: bytes) -> None:
     except DecodeError:
         pass
     else:
-        # -2**31 is a scale whose exponent has one bit more.
+        # The exponent for a scale of -2**31 needs one bit more.
         assert KRYO.encode(value) == payload
     assert time.perf_counter() - start < 2

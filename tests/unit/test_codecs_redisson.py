@@ -1,4 +1,4 @@
-"""Every byte that Redisson's own codecs wrote, read and written again."""
+"""Read every byte that Redisson's own codecs wrote, and write it again."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Colour(Enum):
 VECTORS = "delayq.interop.Vectors$"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIVE, SEVEN, ONE_TWO = JavaLong(5), JavaLong(7), UUID(int=1 << 64 | 2)
-# In a field declared as Object.
+# The values of fields declared as Object.
 RED, THREE = JavaValue(f"{VECTORS}Colour", "RED"), JavaValue("[B", "Aw==")
 
 
 @dataclass
 class Pojo:
-    """``Vectors.Pojo``. What is declared as Object in Java needs its class said; the rest is natural."""
+    """``Vectors.Pojo``. A value declared as Object in Java needs an explicit class; the others are natural."""
 
     name: str = "né😀"
     small: int = -1
@@ -116,10 +116,10 @@ NATURAL: dict[str, Any] = {
     "map with int keys": JavaMap("java.util.TreeMap", {"1": "a", "2": "b"}),
     "enum": "RED",
 }
-# Of these something changes on the way: what is encoded, and what is decoded.
+# These change on the way: the first value is encoded, the second decoded.
 CHANGED: dict[str, tuple[Any, Any]] = {
     "map with nulls": ({"a": None, "b": 1, "c": None, "": "empty"}, {"b": 1, "": "empty"}),
-    # Alone, Redisson itself takes it for a class and a value.
+    # At the top level, Redisson itself takes it for a class and a value.
     "String[] of two": (JavaList(None, ["java.util.Date", "b"]), JavaValue("java.util.Date", "b")),
 }
 EVERYTHING = [
@@ -154,7 +154,7 @@ def test_a_scalar_is_written_and_read_as_redisson_does(vector: Vector) -> None:
 
 
 def is_plain(vector: Vector) -> bool:
-    """Whether a plain int is written as that number: it is too large for a smaller class, or no class is written."""
+    """Return whether a plain int encodes to that number: it is too large for a smaller class, or no class is written."""
     value = to_encode(vector)
     bits = 0 if vector.codec == "TypedJson" else {"Long": 32, "BigInteger": 64}.get(vector.kind, 999)
     return isinstance(value, int) and vector.kind != "Boolean" and max(value, ~value) >= 1 << bits >> 1
@@ -216,7 +216,8 @@ def payload_of(codec: str, told: str) -> bytes:
 
 
 def test_types_bring_back_dataclasses_and_enums() -> None:
-    # A field declared as byte[] or as the enum is mere text: the payload does not say what it is. One declared as Object does.
+    # A field declared as byte[] or as the enum is mere text: the payload does not name its type. A field declared as Object
+    # does.
     pojo = Pojo(blob="AQI=", colour="GREEN", anyColour=Colour.RED)
     assert WITH_TYPES.decode(payload_of("JsonJackson", "Pojo")) == pojo
     assert WITH_TYPES.decode(payload_of("JsonJackson", "list of Pojo")) == [pojo]
@@ -244,7 +245,7 @@ def test_a_kryo_container_passes_through_as_opaque_bytes(vector: Vector) -> None
     assert Kryo5Codec().encode(value) == vector.payload
 
 
-# --- the file that came first: its values are told in Java's words
+# --- the file that came first, which describes its values in Java's words
 
 FIRST_VALUES: dict[str, Any] = {
     "String hello": "hello",
@@ -269,14 +270,14 @@ FIRST_VALUES: dict[str, Any] = {
 @pytest.mark.parametrize("vector", FIRST, ids=str)
 def test_the_first_vectors_are_written_and_read(vector: Vector) -> None:
     if vector.codec == "Serialization":
-        # Java's own. It passes as bytes.
+        # Java's own serialization passes through as bytes.
         assert BytesCodec().encode(BytesCodec().decode(vector.payload)) == vector.payload
         return
     codec, told = CODECS[vector.codec], f"{vector.kind} {vector.told}"
     value = codec.decode(vector.payload)
     assert codec.encode(value) == vector.payload
     if told == "Long 5":
-        # StringCodec writes what Java's toString says.
+        # StringCodec writes the result of Java's toString.
         assert value == "5"
         return
     wanted = FIRST_VALUES[told]

@@ -1,4 +1,4 @@
-"""Which confirmations are repeated because a failover may have lost them."""
+"""The confirmations that are repeated because a failover may have lost them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from delayq.errors import ServerUnavailable
 
 
 class Case:
-    """Confirmations at a server that can be replaced, on a clock that can be set."""
+    """Confirmations from a server that can be replaced, on a clock that can be set."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -40,7 +40,7 @@ def test_what_was_confirmed_lately_is_repeated_once_for_each_change() -> None:
 
 
 def test_nothing_is_repeated_after_something_went_back() -> None:
-    """The new master may know neither, and the repetition would delete the only copy."""
+    """The new master may know neither the confirmation nor the return. Repeating the confirmation would delete the only copy."""
     case = Case()
     case.confirmed.add("a")
     case.confirmed.forget()

@@ -1,4 +1,4 @@
-"""The checker of the crash test sees what is wrong, and nothing else."""
+"""The checker of the crash test reports every fault, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def started(at: float, who: str, attempt: int = 1) -> Event:
 
 
 def handled(at: float, who: str, attempt: int = 1) -> list[Event]:
-    """From its start to its acknowledgement, in 20 ms."""
+    """Return the events of one message from its start to its acknowledgement, in 20 ms."""
     return [
         started(at, who, attempt),
         Event(at + 0.01, HANDLED, who, "m", attempt),
@@ -43,7 +43,7 @@ def test_what_is_handled_once_is_well() -> None:
         ("died", [started(1, "a")], [Event(1.5, KILLED, "a")]),
         ("died", unsettled(1, "a"), [Event(1.5, KILLED, "a")]),
         ("server", unsettled(1, "a"), [Event(1.5, DOWN), Event(1.6, UP)]),
-        # The ack's answer was lost with the server that is away still.
+        # The answer to the ack was lost with the server, which is still away.
         ("server", unsettled(1, "a"), [Event(0.9, DOWN)]),
         ("overran", [started(1, "a")], []),
         ("overran", [started(1, "a"), Event(2.5, HANDLED, "a", "m", 1)], []),
@@ -62,18 +62,18 @@ def test_what_has_a_cause_may_come_again(cause: str, first: list[Event], between
         ("never handled", []),
         ("never handled", [started(1, "a"), Event(2, KILLED, "a")]),
         ("had acknowledged", [*handled(1, "a"), *handled(4, "b", 2)]),
-        # Its death afterwards is no excuse, nor is a server that was away.
+        # Neither its death afterwards nor an outage of the server excuses it.
         ("had acknowledged", [*handled(1, "a"), Event(2, KILLED, "a"), *handled(4, "b", 2)]),
         ("had acknowledged", [*handled(1, "a"), Event(2, DOWN), Event(2.1, UP), *handled(4, "b", 2)]),
-        # A stale ack that was accepted.
+        # A stale ack was accepted.
         ("had acknowledged", [started(1, "a"), *handled(4, "b", 2), Event(5, ACKED, "a", "m", 1)]),
         ("under a lease", [started(1, "a"), Event(1.1, KILLED, "a"), *handled(1.5, "b", 2)]),
         ("under a lease", [started(1, "a"), Event(1.1, DOWN), Event(1.2, UP), *handled(1.5, "b", 2)]),
         ("kept to its lease", [*unsettled(1, "a"), *handled(4, "b", 2)]),
-        # Others died, and the server was away long before.
+        # Another worker died, or the server was away long before.
         ("kept to its lease", [*unsettled(1, "a"), Event(2, KILLED, "c"), *handled(4, "b", 2)]),
         ("kept to its lease", [Event(-9, DOWN), Event(-8, UP), *unsettled(1, "a"), *handled(4, "b", 2)]),
-        # It died after the message had come again.
+        # The worker died after the message had been redelivered.
         ("kept to its lease", [*unsettled(1, "a"), *handled(4, "b", 2), Event(5, KILLED, "a")]),
         ("its attempts are", [started(1, "a"), Event(1.1, KILLED, "a"), *handled(4, "b", 1)]),
         ("nobody offered it", [*handled(1, "a"), Event(2, STARTED, "a", "foreign", 1)]),

@@ -1,4 +1,4 @@
-"""The plain functions that decide."""
+"""The plain functions that make decisions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TestRetryDelay:
 
 
 class TestLastTimeout:
-    """Redisson replaces an earlier wake-up by a later one when a stale answer arrives last. Here the earlier one stays."""
+    """Redisson replaces an earlier wake-up with a later one when a stale answer arrives last. Here the earlier one stays."""
 
     @pytest.fixture
     def loop(self) -> ManualLoop:
@@ -130,7 +130,7 @@ class TestLastTimeout:
 
 
 class TestServerClock:
-    """A guess that never runs ahead of the server, and lags by the quickest answer's way."""
+    """An estimate of the server's time that is never ahead, and lags by the travel time of the quickest answer."""
 
     def test_before_the_first_answer_everything_is_due(self) -> None:
         assert ServerClock(lambda: 0.0).seconds_until(10**15) == 0
@@ -150,7 +150,7 @@ class TestServerClock:
         clock = ServerClock(lambda: now)
         now = 0.001
         clock.observe(1_000_000, 0.0)
-        asked, now = 1.0, 1.9  # written at 1.1, and long on its way
+        asked, now = 1.0, 1.9  # the server answered at 1.1, but the answer took long
         clock.observe(2_100_000, asked)
         assert clock.seconds_until(4_000_000) == pytest.approx(4 - 2.9, abs=2e-3)
 
@@ -158,7 +158,7 @@ class TestServerClock:
         offset=st.floats(-1e6, 1e9),
         answers=st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20),
     )
-    # The server's time is cut to microseconds, which is no contradiction.
+    # The server's time is truncated to microseconds, which does not contradict this.
     @example(offset=0.0, answers=[(0.0, 0.0, 0.0), (0.0078125, 0.0, 0.03125)])
     def test_it_is_never_ahead_and_lags_by_the_quickest_answer(
         self, offset: float, answers: list[tuple[float, float, float]]

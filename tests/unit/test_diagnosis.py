@@ -1,4 +1,4 @@
-"""What a doctor makes of what a server says, and which queue has a key."""
+"""The doctor's conclusions from a server's answers, and the queue to which a key belongs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_info_is_read_by_name() -> None:
 
 
 def matches(key: str) -> bool:
-    """Whether a key matches the pattern, as the server reads it."""
+    """Return whether a key matches the pattern, as the server reads it."""
     return re.match(QUEUE_KEYS.replace("*", ".*"), key, re.DOTALL) is not None
 
 
@@ -65,7 +65,7 @@ def test_each_key_of_a_reliable_queue_names_it(name: str, partition: int | None)
         keys = ReliableKeys.of(name, None, partition)
     except BadName:
         assume(False)
-    # A name that ends as a key goes on is not told from a longer one.
+    # A name that ends like the continuation of a key cannot be told from a longer name.
     assume("}:" not in name and not name.startswith(("part:", "}")))
     for key in (*keys.messages, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules):
         assert queue_of(key) == ("reliable", name, partition)

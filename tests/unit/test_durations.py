@@ -1,4 +1,4 @@
-"""Durations and moments as users write them."""
+"""Durations and moments in the forms that users write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_duration_is_seconds_or_a_timedelta(duration: float | timedelta, expec
 
 @given(st.floats(min_value=0, max_value=1e9))
 def test_a_duration_is_never_shortened(duration: float) -> None:
-    # By less than a nanosecond, which is what a float of this size can tell apart from the next one.
+    # Allow for less than a nanosecond, the distance between neighbouring floats of this size.
     assert microseconds(duration) >= duration * 1_000_000 - 0.001
     assert microseconds(duration) <= duration * 1_000_000 + 1
 

@@ -1,4 +1,4 @@
-"""What is kept of an error: one line that says what happened, and the traceback."""
+"""The stored form of an error: one line that says what happened, and the traceback."""
 
 from __future__ import annotations
 

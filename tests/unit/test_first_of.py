@@ -1,4 +1,4 @@
-"""Several servers could answer: the first answer counts, and what one server does costs the others nothing."""
+"""Several servers could answer. The first answer counts, and time spent on one server does not delay the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Servers:
-    """Servers that do as a test wants, in the order in which they were asked."""
+    """Servers that behave as a test demands, and record the order in which they were asked."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""Whatever stands on the server or in an address: it is read, or refused with the one error that is meant for it."""
+"""Input from the server or from an address is read, whatever it is, or rejected with the one error that is meant for it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CODECS: dict[str, Any] = {
 }
 each = pytest.mark.parametrize("name", [*CODECS])
 
-# Bytes of any kind, and what looks like what codecs write.
+# Arbitrary bytes, and fragments that look like the output of codecs.
 _WORDS = [
     b"{",
     b"}",
@@ -110,7 +110,7 @@ def test_a_codec_reads_any_bytes_or_raises_decode_error(name: str, payload: byte
         "kryo",
     ],
 )
-# It would hang, or end the process.
+# A failure would hang, or end the process.
 @pytest.mark.timeout(30)
 def test_what_is_deep_or_long_is_read_or_refused_soon(name: str, payload: bytes) -> None:
     with suppress(DecodeError):
@@ -126,7 +126,7 @@ def test_a_body_is_read_or_no_body(body: bytes) -> None:
         try:
             read(body)
         except ValueError as error:
-            # Its text quotes nothing.
+            # The error quotes nothing of the input.
             assert re.fullmatch(r"a (body|dead letter) without a \w+|no JSON object .*", str(error))  # noqa: PT017
 
 
@@ -212,7 +212,7 @@ def test_a_password_is_never_shown(scheme: str, before: str, after: str, quoted:
         f"{scheme}://u:{written}@h/0",
         f"{scheme}://:{written}@h:1",
         f"{scheme}://h/0?password={written}",
-        # What comes behind an @ names a server, and so does a list where there may be several.
+        # Text after an @ names a server, and so does a list where several servers are allowed.
         *([] if "+" in scheme or "@" in written else [f"{scheme}://u:{written}"]),
     ):
         assert "hunter2" not in redacted(url)
@@ -235,7 +235,7 @@ def test_nothing_is_run_or_imported_because_a_payload_says_so() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in {"eval", "exec", "compile", "__import__"}, where
                 if node.func.id == "import_module":
-                    # Names of our own modules and of two libraries; and of a module that is named on the command line.
+                    # These import modules of our own and two libraries by name, and a module named on the command line.
                     assert where in IMPORTS, where
 
 

@@ -1,4 +1,4 @@
-"""Calls made while one is on its way share the next one."""
+"""Calls made while another is in flight share the next one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SCRIPT = Script("delayed/offer", (), (), repeatable=False)
 
 
 class FakeWire(str):
-    """On which nothing moves."""
+    """A connection on which no bytes ever move."""
 
     __slots__ = ()
     moved_at = float("-inf")
 
 
 class Store:
-    """A server that answers when it is told to: batch by batch, with results or an error."""
+    """A server that answers on demand: batch by batch, with results or an error."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -133,7 +133,7 @@ async def test_a_final_item_leaves_though_its_caller_is_cancelled_and_others_do_
 async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store, group: GroupCommit[int, int]) -> None:
     failing = group.submit_many((i, 1) for i in range(3))
     fine = group.submit(9, 1)
-    # The answer, then that of the next one.
+    # Answer the failing batch, then the next one.
     for answer in (ServerRefused("full"), None):
         store.answer.put_nowait(answer)
     results = await asyncio.gather(*failing, return_exceptions=True)
@@ -220,7 +220,7 @@ async def test_what_nobody_waits_for_leaves_together_and_what_becomes_of_it_is_t
     await group.flush()
     assert told == [(1, 10), (2, 20)]
     assert group.unanswered == 0
-    # Half a batch need not wait for the turn to end.
+    # Half a batch is sent at once, without waiting for the loop's turn to end.
     for item in (3, 4, 5):
         group.submit_unattended(item, 1)
     assert store.batches[1:] == [[3, 4, 5]]
@@ -283,7 +283,7 @@ async def test_where_enough_waits_a_second_call_leaves_behind_the_first_on_the_s
     third = group.submit(3, 1)
     assert store.batches == [[1], [2, 3]]
     assert store.sent_beside == [None, "wire of 1"]
-    # Two are on their way: more waits, however much it is.
+    # With two calls in flight, further items wait, however many there are.
     rest = group.submit_many((item, 1) for item in (4, 5, 6, 7))
     assert len(store.batches) == 2
     for _ in range(4):
@@ -336,7 +336,7 @@ async def test_while_one_is_repeated_nothing_leaves_and_the_other_gets_its_answe
 
 
 async def test_two_that_were_not_carried_out_are_repeated_in_their_order(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the server did not know the script: on connections of their own, the second might overtake the first."""
+    """This happens if the server did not know the script. On separate connections, the second might overtake the first."""
     background = Background()
     monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)
     group = store.group(background)
@@ -380,7 +380,7 @@ async def test_whoever_comes_while_too_much_waits_is_held_up_until_there_is_room
 
     callers = [asyncio.create_task(caller(item)) for item in range(10)]
     await turns()
-    # One on its way, two waiting: those that come see that it is full.
+    # One batch is in flight and two are waiting, so callers that come now see that it is full.
     assert group.is_full
     assert most == 120
     callers[5].cancel()
@@ -455,7 +455,7 @@ async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureF
 
 @pytest.fixture
 def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], GroupCommit[int, int]]:
-    """Nothing can be sent, and a call is tried for 0.4 s, as its request says; it gives up after that."""
+    """Return a factory of groups that cannot send. A call is tried for 0.4 s, as its request says, and then gives up."""
     monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.4)
     monkeypatch.setattr("delayq._redis.group_commit._SPAN", 0.05)
     store.busy = True
@@ -503,7 +503,7 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
 async def test_what_waits_does_not_fail_while_others_are_carried_out(
     store: Store, in_an_outage: Callable[[], GroupCommit[int, int]]
 ) -> None:
-    """A slow server is no outage: ten batches, each of which takes half of the time that one may wait."""
+    """A slow server does not count as an outage: ten batches, each of which takes half of the time that an item may wait."""
     store.busy = False
     group = in_an_outage()
     store.busy = False
@@ -531,7 +531,7 @@ async def test_callers_who_are_held_up_fail_in_their_own_time_too(
 
 
 async def test_batches_of_one_call_do_not_leave_side_by_side(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is not ready for the first one and is for the second would store them in the wrong order."""
+    """A server that is not ready for the first batch but is for the second would store them in the wrong order."""
     background = Background()
     monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)
     group = store.group(background)

@@ -1,4 +1,4 @@
-"""Ids that are made up: short, sorted, and never twice in one process."""
+"""Generated ids are short and sorted, and never repeat in one process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_threads_share_none() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_makes_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Time stands still: both are in the same millisecond.
+    # Time is frozen, so both ids are made in the same millisecond.
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now)
     new_id()

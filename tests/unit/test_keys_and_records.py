@@ -74,7 +74,7 @@ def test_all_keys_of_a_reliable_queue_share_a_slot_and_no_key_with_another_queue
 
 @given(names, names)
 def test_two_queues_share_no_key(name: str, other: str) -> None:
-    # Redisson gives "a" and "{a}" the same keys, but for the ready list: see the next test.
+    # Redisson gives "a" and "{a}" the same keys, except for the ready list: see the next test.
     assume(other not in (name, f"{{{name}}}") and name != f"{{{other}}}")
     for keys_of in (DelayedKeys.of, ReliableKeys.of):
         try:
@@ -128,7 +128,7 @@ def test_a_delayed_queue_is_not_called_as_another_queues_key(reserved: str) -> N
         DelayedKeys.of(f"{reserved}{{orders}}")
     with pytest.raises(BadName, match="another queue's key"):
         DelayedKeys.of("orders", lambda name: f"{reserved}{{{name}}}")
-    # Its keys have all a prefix, so nothing can be mistaken.
+    # All keys of a reliable queue have a prefix, so none can be mistaken for another queue's.
     ReliableKeys.of(f"{reserved}{{orders}}")
 
 
@@ -178,7 +178,7 @@ def test_anything_else_is_no_record(junk: bytes) -> None:
     assert payload is None or junk.endswith(payload)
 
 
-# Cut after 18 bytes it reads as a record of a 32-bit server: nothing in the format tells them apart.
+# A record cut after 18 bytes reads as a record of a 32-bit server: nothing in the format tells them apart.
 @pytest.mark.parametrize("cut", set(range(22)) - {18})
 def test_a_cut_record_is_no_record(cut: int) -> None:
     assert payload_of(pack(b"ABCDEFGH", b"hello", 8)[:cut]) is None

@@ -1,4 +1,4 @@
-"""What is logged about a queue or a message says so in fields, too."""
+"""Log records about a queue or a message also name it in fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGE = Path(delayq.__file__).parent
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
-    """Every call of a logger, and where it stands."""
+    """Yield every call of a logger, with its place in the source."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "_log":

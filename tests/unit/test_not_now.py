@@ -1,4 +1,4 @@
-"""Which errors of a server mean that the same call may succeed later."""
+"""The errors of a server after which the same call may succeed later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `import delayq` gives, and what it leaves alone."""
+"""The names that `import delayq` provides, and the modules that it does not load."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_errors_make_their_sentence_from_their_facts() -> None:
 
 
 def test_importing_delayq_loads_no_extra_and_not_yet_redis_py() -> None:
-    """redis-py takes longer to import than all the rest: who makes a client waits for it."""
+    """redis-py takes longer to import than everything else, so it is imported only when a client is made."""
     extras = (
         "redis",
         "typer",

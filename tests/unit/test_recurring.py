@@ -1,4 +1,4 @@
-"""When a recurring message is due."""
+"""The moments at which a recurring message is due."""
 # ruff: noqa: DTZ001 - local times without a zone are what a clock shows
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BERLIN, NEW_YORK, LORD_HOWE = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_Y
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 
 
-# The model: look at every minute that there is.
+# The model looks at every minute that there is.
 
 
 def values(field: str, low: int, high: int) -> set[int]:
@@ -78,7 +78,7 @@ def ours(expression: str, zone: tzinfo, after: datetime, until: datetime) -> lis
     return list(takewhile(lambda moment: moment < until, cron_moments(expression, zone, after)))
 
 
-# Around each, some clock is set: by an hour, by half an hour, by a whole day, at midnight, at a minute past.
+# Around each of these, a clock changes: by an hour, by half an hour, by a whole day, at midnight, at a minute past.
 CHANGES = [
     ("Europe/Berlin", datetime(2026, 3, 29, 1, tzinfo=UTC)),
     ("Europe/Berlin", datetime(2026, 10, 25, 1, tzinfo=UTC)),
@@ -97,7 +97,7 @@ CHANGES = [
 
 def field(low: int, high: int) -> st.SearchStrategy[str]:
     value = st.integers(low, high)
-    # With two ends: the library takes 5-5/2 for 5/2.
+    # Ranges have two different ends, because the library reads 5-5/2 as 5/2.
     span = st.lists(value, min_size=2, max_size=2, unique=True).map(lambda ends: f"{min(ends)}-{max(ends)}")
     step = st.integers(1, (high - low) // 2 + 1)
     return st.one_of(
@@ -154,7 +154,7 @@ def local_times(expression: str, zone: tzinfo, day: datetime) -> list[str]:
 @pytest.mark.parametrize(
     ("zone", "day", "expression", "times"),
     [
-        # The hour that does not come.
+        # An hour that is skipped.
         (BERLIN, datetime(2026, 3, 29), "30 2 * * *", ["03:00+0200"]),
         (BERLIN, datetime(2026, 3, 29), "0,30 2,3 * * *", ["03:00+0200", "03:30+0200"]),
         (
@@ -166,7 +166,7 @@ def local_times(expression: str, zone: tzinfo, day: datetime) -> list[str]:
         (NEW_YORK, datetime(2026, 3, 8), "30 2 * * *", ["03:00-0400"]),
         (LORD_HOWE, datetime(2026, 10, 4), "15 2 * * *", ["02:30+1100"]),
         (LORD_HOWE, datetime(2026, 10, 4), "45 2 * * *", ["02:45+1100"]),
-        # The hour that comes twice.
+        # An hour that occurs twice.
         (BERLIN, datetime(2026, 10, 25), "30 2 * * *", ["02:30+0200"]),
         (BERLIN, datetime(2026, 10, 25), "*/30 2 * * *", ["02:00+0200", "02:30+0200", "02:00+0100", "02:30+0100"]),
         (NEW_YORK, datetime(2026, 11, 1), "30 1 * * *", ["01:30-0400"]),
@@ -177,7 +177,7 @@ def local_times(expression: str, zone: tzinfo, day: datetime) -> list[str]:
             "*/15 1 * * *",
             ["01:00+1100", "01:15+1100", "01:30+1100", "01:45+1100", "01:30+1030", "01:45+1030"],
         ),
-        # A day that does not come.
+        # A day that is skipped.
         (ZoneInfo("Pacific/Apia"), datetime(2011, 12, 30), "0 12 * * *", []),
         (ZoneInfo("Pacific/Apia"), datetime(2011, 12, 31), "0 12 * * *", ["00:00+1400", "12:00+1400"]),
     ],

@@ -1,4 +1,4 @@
-"""The types that a checker sees: this file is checked, and run too."""
+"""The types that a type checker sees: this file is checked, and run as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commands a script needs the right to, as the client finds it in its text."""
+"""The commands that a script needs permission for, as the client finds them in its text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRITING = "SET DEL UNLINK PEXPIRE PUBLISH ZADD ZREM ZREMRANGEBYRANK HSET HDEL LP
 def test_a_script_that_writes_tries_all_of_its_commands_first(script: delayed.Script) -> None:
     used = commands(script)
     if used & {*WRITING} <= {"PUBLISH", "UNLINK", "DEL"}:
-        # Nothing comes after its one write, or it only reads.
+        # The script only reads, or nothing follows its one write.
         assert checked(script) is None
         return
     assert tried(script) >= used - {"PUBLISH"}

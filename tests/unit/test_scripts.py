@@ -1,4 +1,4 @@
-"""Every script says truly what it takes."""
+"""Every script's declaration and header match its body."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def header(script: Script) -> str:
 
 
 def has_messages(script: Script) -> bool:
-    """Whether its first keys are those of every script that touches a reliable queue's messages."""
+    """Return whether a script begins with the keys of every script that touches a reliable queue's messages."""
     return script.keys[: len(MESSAGES)] == MESSAGES
 
 
 def declared(script: Script, kind: str) -> list[tuple[str, str]]:
-    """Index and names of each KEYS or ARGV line of the header."""
+    """Return index and names from each KEYS or ARGV line of the header."""
     return re.findall(rf"^-- {kind}\[(\d+|\.\.\.)\]  ([\w, ]+?)(?:  |$)", header(script), re.MULTILINE)
 
 
@@ -98,7 +98,7 @@ def test_nothing_is_built_run_or_left_behind(script: Script) -> None:
     forbidden -= set(lua.parameters(body))
     assert not forbidden & set(re.findall(r"(?<![.\w])(\w+)\b", body))
     assert not re.findall(r"\b(?:os|io|debug|package|coroutine)\.|string\.dump|redis\.(?!p?call\b|error_reply\b)\w+", body)
-    # Nothing that looks like a key: those are made in keys.py.
+    # The script contains nothing that looks like a key: keys are made in keys.py.
     assert not re.findall(r"'(?:redisson|delayq)_[^']*'|'delayq:\{", script.text)
 
 

@@ -1,4 +1,4 @@
-"""HashedWheelTimer: the wheel in an event loop. Time is manual, but for the last class."""
+"""HashedWheelTimer, the wheel in an event loop. Time is manual except in the last class."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_timer(loop: ManualLoop, tick: float = TICK, limit: int = 0) -> HashedWh
 
 
 class Recorder:
-    """A callback that notes who fired and when."""
+    """A callback that records the timers that fired, and when."""
 
     def __init__(self, loop: ManualLoop) -> None:
         self.loop = loop
@@ -227,7 +227,7 @@ class TestWakingUp:
         deadlines = [timeout.deadline for timeout in record.fired]
         assert deadlines == sorted(deadlines)
         assert len(deadlines) == 3000
-        assert loop.calls_made < 50  # work in slices, not tick by tick: 36 million went by
+        assert loop.calls_made < 50  # works in slices, not tick by tick: 36 million ticks went by
 
     def test_timers_work_as_before_after_a_long_sleep(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
         loop.advance(1e7)

@@ -1,4 +1,4 @@
-"""Many clients wait for one moment: who calls, who leaves it to the others, and what a notice changes."""
+"""Many clients wait for one moment: which of them call, which leave it to the others, and how a notice changes that."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ FROM_A_PRODUCER = Notice(next_us=-1, through_us=0, client="other", wanted=False)
 
 
 def not_first(place: float = 0.5, *, after: float = 0.0) -> Turns:
-    """Somebody else was first, and its notice came so late."""
+    """Return the turns of a client that was not first: another client's notice came ``after`` seconds after the moment."""
     turns = Turns(lambda: place)
     turns.heard(FROM_A_CONSUMER, after, wanted=True)
     return turns
 
 
 def test_few_of_many_clients_wake_before_the_first_ones_notice_has_reached_them() -> None:
-    """With a thousand of them, and a notice that takes 4 ms. The earliest wakes no later than where there are ten."""
+    """Try a thousand clients and a notice that takes 4 ms. The earliest wakes no later than it would among ten."""
     chance = random.Random(1)
     notice = Notice(next_us=-1, through_us=0, client="first", wanted=True, listeners=1000)
     staggers = []
@@ -199,7 +199,7 @@ class TestTurns:
 
 
 class Desk:
-    """One queue's pushes, where time stands still and the server answers as it is told to."""
+    """One queue's pushes, in frozen time and with a server that answers on demand."""
 
     def __init__(self) -> None:
         self.time = ManualLoop()
@@ -211,7 +211,7 @@ class Desk:
         services = Services(nobody, nobody, timer, self.clock, self.background, 60.0, 60.0)
         self.wants = True
         self.calls = 0
-        # What the next calls answer; without any, that nothing is left.
+        # The answers to the next calls. Without any, a call answers that nothing is left.
         self.answers: deque[int | Exception] = deque()
         self.finds = False
         self.pushes = Pushes("orders", self._once, services, lambda: self.wants)
@@ -220,13 +220,13 @@ class Desk:
 
     @staticmethod
     def us(second: float) -> int:
-        """The server's time then, microseconds: far from 0, which means now."""
+        """Return the server's time at that second, microseconds: far from 0, which means now."""
         return 1_000_000_000_000 + int(second * 1_000_000)
 
     async def at(self, second: float) -> int:
-        """Let it become so late. Returns how many calls were made so far."""
+        """Advance the time to this second. Return the number of calls made so far."""
         self.time.advance(second - self.time.time())
-        # Those who are woken do all they do without waiting.
+        # Tasks that are woken do everything that they can do without waiting.
         await self.pushes.idle(20)
         return self.calls
 
@@ -368,7 +368,7 @@ class TestPushes:
         for _ in range(3):
             desk.pushes.wanted()
             assert await desk.at(0) == 1
-        # Being woken for it is what makes that right.
+        # This is correct because the queue is woken when the message is due.
         assert await desk.at(10.1) == 2
 
     async def test_before_the_first_answer_every_caller_is_asked_for(self, desk: Desk) -> None:
@@ -403,7 +403,7 @@ class TestPushes:
 
     async def test_nor_if_an_earlier_wake_up_had_taken_its_place(self, desk: Desk) -> None:
         desk.answers.append(ServerUnavailable("away"))
-        desk.pushes._failures = 20  # so the repetition is not soon
+        desk.pushes._failures = 20  # keeps the retry far away
         assert await desk.push() == 1
         desk.pushes.announced(desk.us(0.1))
         desk.notice(0.1, None)
@@ -411,7 +411,7 @@ class TestPushes:
 
     async def test_after_the_servers_clock_was_set_back_wake_ups_are_heeded(self, desk: Desk) -> None:
         desk.pushes.settled(desk.us(3600))
-        # A call tells the new time, and that the next one is due by it soon.
+        # A call reports the new time, by which the next message is due soon.
         desk.pushes.settled(desk.us(0))
         desk.answers.append(desk.us(5))
         assert await desk.push() == 1
@@ -434,7 +434,7 @@ class TestPushes:
         assert desk.pushes.client != Desk().pushes.client
 
     async def test_two_clients_that_hear_one_another_make_one_call_for_each_moment(self) -> None:
-        """The whole of it, in time that stands still: whoever is first tells the other one, which takes over when it is gone."""
+        """Test everything together in frozen time: the first client tells the other, which takes over when the first is gone."""
         one, two = Desk(), Desk()
 
         async def pass_by(moment: float) -> None:
@@ -466,14 +466,14 @@ class TestPushes:
 
 
 class Shop:
-    """A delayed queue on a server, one client's pushes for it, and what is on its way between them; time stands still."""
+    """A delayed queue on a server, one client's pushes for it, and the messages in flight between them, in frozen time."""
 
     def __init__(self) -> None:
         self.desk = Desk()
         self.desk._once = self._once  # type: ignore[method-assign]
         self.desk.pushes._once = self._once
         self.dues: list[int] = []
-        # Published in this order; answers travel on other connections.
+        # Notices in the order of their publication. Answers travel on other connections.
         self.channel: deque[Notice | int] = deque()
         self.own_offers: deque[int] = deque()
         self.answered = asyncio.Event()
@@ -491,7 +491,7 @@ class Shop:
         self.dues.append(due)
 
     def move(self, client: str) -> int:
-        """Move what is due, and tell the others if there was anything. Returns when the next one is due."""
+        """Move what is due, and tell the others if anything was. Return when the next message is due."""
         left = [due for due in self.dues if due > self.now]
         found, self.dues = len(left) < len(self.dues), left
         following = min(left, default=-1)
@@ -525,7 +525,7 @@ class Shop:
         await self.settle()
 
     async def settle(self) -> None:
-        """Let run what can run without waiting."""
+        """Run everything that can run without waiting."""
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -566,7 +566,7 @@ def test_in_whatever_order_things_become_known_nothing_that_is_due_waits_for_the
                 shop.move("other")
             else:
                 await getattr(shop, what)(*facts)
-        # All arrives in the end; and nobody else is there any more.
+        # In the end everything arrives, and no other client is left.
         for _ in range(60):
             while shop.channel:
                 await shop.hear()

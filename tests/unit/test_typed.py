@@ -1,4 +1,4 @@
-"""codec_for: which Python type becomes which JSON, and what is not of its type."""
+"""codec_for: the JSON for each Python type, and values that do not match their type."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_dataclass_is_read_by_whichever_library_is_there_or_by_none() -> None:
     assert without("msgspec", "pydantic", code=DATACLASS) == """{"id":1} Order(id=2) ['msgspec', 'pydantic']"""
     assert without("msgspec", code=DATACLASS) == """{"id":1} Order(id=2) ['msgspec', 'pydantic']"""
     assert without("pydantic", code=DATACLASS) == """{"id":1} Order(id=2) ['msgspec', 'pydantic']"""
-    # Where both are there, only one is loaded.
+    # If both libraries are installed, only one is loaded.
     assert without(code=DATACLASS) == """{"id":1} Order(id=2) ['msgspec']"""
 
 

@@ -39,7 +39,7 @@ def wheel() -> Wheel:
     return Wheel(1.0, WHEEL)
 
 
-# One deadline on each level, on their borders, and many revolutions away.
+# One deadline on each level, on the borders between levels, and many revolutions away.
 DEADLINES = [0.0, 0.5, 1.0, 6.9, 7.0, 8.0, 15.9, 16.0, 17.0, 63.0, 64.0, 127.9, 128.0, 129.0, 511.0, 512.5, 4096.0, 1e6, 1e9]
 
 
@@ -89,7 +89,7 @@ class TestExpiry:
 
     @pytest.mark.parametrize("deadline", [100, 1000])
     def test_the_order_of_adding_survives_the_spreading_of_coarse_buckets(self, wheel: Wheel, deadline: int) -> None:
-        # Added on every level that the tick passes through while it comes nearer, and in between slices of spreading.
+        # Timers are added on every level that the tick passes through as it comes nearer, and between slices of spreading.
         added = []
         for now in range(deadline):
             expire(wheel, now, budget=1)
@@ -166,7 +166,7 @@ class TestNextTick:
         century = 100 * 365 * 86400.0  # 3e12 ticks
         assert expire(wheel, century) == [before]
         (after,) = fill(wheel, [century + 0.01], century)
-        assert wheel.next_tick() == wheel.tick_of(after.deadline) + 1  # straight on the near level again
+        assert wheel.next_tick() == wheel.tick_of(after.deadline) + 1  # placed directly on the near level again
 
 
 class TestCancel:
@@ -260,7 +260,7 @@ class TestCancel:
 
 
 class TestBetweenTwoSteps:
-    """What callbacks do: change the wheel while it expires timers."""
+    """Callbacks change the wheel while it expires timers."""
 
     def test_pending_has_fallen_before_each_timer_is_handed_out(self, wheel: Wheel) -> None:
         fill(wheel, [5, 5, 5])
@@ -304,7 +304,7 @@ class TestBetweenTwoSteps:
         for timeout in wheel.expire(8):
             seen.append(timeout)
             for number in range(1000):
-                fill(wheel, [9 + number * WHEELS], 8)[0].cancel()  # enough for sweeps
+                fill(wheel, [9 + number * WHEELS], 8)[0].cancel()  # enough to trigger sweeps
             wheel._check()
         assert seen == added
 
@@ -341,7 +341,7 @@ class TestBudget:
         assert tick is not None
         assert expire(wheel, wheel.time_of(tick), budget=10) == []
         assert len(wheel.far_buckets) == 1  # spread in part
-        assert wheel.next_tick() == tick  # and the rest is due now
+        assert wheel.next_tick() == tick  # the rest is due now
 
     def test_a_coarse_bucket_is_spread_before_its_first_timer_is_due(self, wheel: Wheel) -> None:
         (timeout,) = fill(wheel, [24.0])  # the first tick of its far bucket

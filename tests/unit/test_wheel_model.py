@@ -1,4 +1,4 @@
-"""Random operations on the wheel, against a plain dict of deadlines."""
+"""Random operations on the wheel, checked against a plain dict of deadlines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from delayq.wheel import Timeout, Wheel
 
-# Seconds. With ticks of 1 ms and wheels of 4 to 512 ticks they meet every level, and the borders between the levels.
+# Seconds. With ticks of 1 ms and wheels of 4 to 512 ticks, they reach every level and the borders between levels.
 DELAYS = st.one_of(
     st.just(0.0),
     st.floats(-5, 0),
@@ -30,7 +30,7 @@ def nothing(_timeout: Timeout) -> None:
 
 
 class WheelModel(RuleBasedStateMachine):
-    """The model knows of each pending timer its serial number, in the order of adding, and the deadline asked for."""
+    """A model of each pending timer: its serial number, in the order of adding, and the deadline requested."""
 
     @initialize(
         start=st.sampled_from([0.0, 0.1234567, 1e6 + 1 / 3]),
@@ -46,7 +46,7 @@ class WheelModel(RuleBasedStateMachine):
         self.serial = 0
 
     def settle(self, timeout: Timeout) -> tuple[int, int]:
-        """Check one expired timer, take it out of the model, and return its place in the order."""
+        """Check one expired timer, remove it from the model, and return its place in the order."""
         assert timeout.expired
         serial, deadline = self.pending.pop(timeout)  # KeyError: it expired twice, or after it was cancelled
         assert self.now > deadline, "early"
@@ -61,7 +61,7 @@ class WheelModel(RuleBasedStateMachine):
 
     def add_one(self, delay: float) -> Timeout:
         timeout = self.wheel.add(nothing, self.now + delay, self.now)
-        # Clamped: what is overdue counts from now; what is too far counts as merely far.
+        # Deadlines are clamped: an overdue one counts from now, and one that is too far away counts as the latest possible.
         assert timeout.deadline == min(max(self.now + delay, self.now), self.wheel.latest)
         self.pending[timeout] = (self.serial, timeout.deadline)
         self.serial += 1

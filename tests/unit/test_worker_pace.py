@@ -1,4 +1,4 @@
-"""How many messages a listener claims ahead of free hands."""
+"""The number of messages that a listener claims before it has free slots for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delayq.worker._pace import MOST, ahead, mean
         (100, None, 0),  # nothing is known yet
         (1, 60.0, 0),
         (100, 60.0, 0),
-        (100, 1.0, 5),  # what 100 hands begin within 50 ms
+        (100, 1.0, 5),  # 100 slots start five messages within 50 ms
         (1, 0.01, 5),
         (10, 0.1, 5),
         (100, 0.0001, MOST),
