@@ -1,4 +1,4 @@
-"""Run a benchmark by its name: ``python -m benchmarks [NAME ...]``. Without a name: list them."""
+"""Run a benchmark by name: ``python -m benchmarks [NAME ...]``. Without a name, list all benchmarks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def about(module: Path) -> str:
-    """The first sentence of a module's docstring, without how it is called."""
+    """Return the first sentence of a module's docstring, without its command."""
     text = ast.get_docstring(ast.parse(module.read_text())) or ""
     return text.partition("\n")[0].partition(": ``")[0].rstrip(".")
 

@@ -1,4 +1,4 @@
-"""What Python can do at best: offers that wait share a script, and nothing else is done. A floor for ``offer``."""
+"""The best that Python can do: waiting offers share a script, and nothing else is done. A floor for ``offer``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AT_A_TIME, _ENOUGH, _ON_THE_WAY = 200, 50, 2
 
 
 class ByHand(asyncio.Protocol):
-    """No errors, no cancellation, no deadline, no order: a future for each offer, two scripts on the way."""
+    """A minimal client: a future for each offer and two scripts in flight, without errors, cancellation, deadlines or order."""
 
     def __init__(self, sha: str) -> None:
         self._sha = sha
@@ -64,7 +64,7 @@ class ByHand(asyncio.Protocol):
 
 
 async def connect(server: Any) -> ByHand:
-    """Connect to where ``server`` is."""
+    """Connect to the server that ``server`` is connected to."""
     sha, where, loop = server.script_load(ADD_ALL), server.connection_pool.connection_kwargs, asyncio.get_running_loop()
 
     def make() -> ByHand:
@@ -76,7 +76,7 @@ async def connect(server: Any) -> ByHand:
 
 
 def numbered(offer: Callable[[str, int], Awaitable[int]], value: str, delay_us: int) -> Callable[[], Awaitable[int]]:
-    """What offers a new member each time."""
+    """Return a function that offers a new member on each call."""
     serial = 0
 
     def step() -> Awaitable[int]:

@@ -1,4 +1,4 @@
-"""What the benchmarks of moving messages share: pending messages, Redisson's steps beside ours, and the server's own time."""
+"""Helpers for the benchmarks that move messages: pending messages, Redisson's steps beside ours, and the server's own time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from delayq._redis.keys import DelayedKeys
 
 BATCH = 100
-# No script calls these: so many were sent by clients. What scripts do inside counts among the others.
+# Scripts never call these, so clients sent them all. Commands that scripts call are counted under other names.
 SENT = ("evalsha", "eval", "ping", "blmove", "hello", "auth", "client|setname", "client|setinfo", "subscribe", "unsubscribe")
 
-# For each record due: append its payload to the ready list, and search the ordered list for it from the head.
+# For each due record: append its payload to the ready list, and search the ordered list for it from the head.
 REDISSON = """
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], 0, ARGV[1], 'LIMIT', 0, ARGV[2])
 for _, record in ipairs(due) do
@@ -49,12 +49,12 @@ def measured_server(url: str | None) -> Iterator[Any]:
 
 
 def address(server: Any, url: str | None) -> str:
-    """Where samples find the server: what was asked for, or the private one."""
+    """Return the address at which samples find the server: the one that was asked for, or the private one."""
     return url or f"unix://{server.connection_pool.connection_kwargs['path']}"
 
 
 class Counts(NamedTuple):
-    """What a server has done so far: scripts called, and how long they took; commands that clients sent; its processor time."""
+    """A server's work so far: script calls and the time they took, commands that clients sent, and its processor time."""
 
     scripts: float
     script_us: float
@@ -74,7 +74,7 @@ class Counts(NamedTuple):
 
 
 class Meter:
-    """Measures from its making to its reading: time, and processor time of this process and of the server."""
+    """Measures elapsed time, and the processor time of this process and the server, from its creation until it is read."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -82,7 +82,7 @@ class Meter:
         self._cpu, self._at = time.process_time(), time.perf_counter()
 
     def read(self, count: int) -> dict[str, float]:
-        """Return how many a second, and what each cost: microseconds, and script calls."""
+        """Return how many per second, and the cost of each in microseconds and in script calls."""
         seconds, cpu = time.perf_counter() - self._at, time.process_time() - self._cpu
         spent = Counts.of(self._server).since(self._counts)
         each = {"client_us": cpu * 1e6, "script_us": spent.script_us, "server_us": spent.cpu_us, "scripts": spent.scripts}
@@ -90,12 +90,12 @@ class Meter:
 
 
 def images(server: Any) -> dict[bytes, bytes]:
-    """All that the server holds, for :func:`put_back`."""
+    """Return everything that the server holds, for :func:`put_back`."""
     return {key: server.dump(key) for key in server.keys("*")}
 
 
 def put_back(server: Any, stored: dict[bytes, bytes]) -> None:
-    """Let the server hold just this."""
+    """Make the server hold exactly this."""
     server.execute_command("FLUSHALL", "SYNC")
     for key, image in stored.items():
         server.restore(key, 0, image)
@@ -104,11 +104,11 @@ def put_back(server: Any, stored: dict[bytes, bytes]) -> None:
 def fill(
     server: Any, keys: DelayedKeys, pending: int, *, java_ids: bool, due: Callable[[int], int], payload: Callable[[int], bytes]
 ) -> None:
-    """Store messages that were offered at random, a millisecond apart in the mean, as web requests come.
+    """Store messages as if offered at random times, a millisecond apart on average, as web requests arrive.
 
-    ``due`` and ``payload`` tell of each by its place.
+    ``due`` and ``payload`` return the due time and the payload of a message, given its place.
 
-    With ``java_ids`` their ids are random, as Redisson writes them.
+    With ``java_ids`` their ids are random, like those that Redisson writes.
     """
     server.delete(keys.timeout, keys.ordered, keys.ready)
     chance = random.Random(1)
@@ -124,7 +124,7 @@ def fill(
 
 
 def timed(server: Any, text: str, keys: list[str], *args: Any) -> tuple[float, Any]:
-    """Run a script that the server knows already. Return for how many ms it blocked the server, and its answer."""
+    """Run a script that the server already knows. Return how many ms it blocked the server, and its reply."""
     sha = server.script_load(text)
     server.config_resetstat()
     answer = server.evalsha(sha, len(keys), *keys, *args)
@@ -132,14 +132,14 @@ def timed(server: Any, text: str, keys: list[str], *args: Any) -> tuple[float, A
 
 
 def redisson_transfer(server: Any, keys: DelayedKeys) -> tuple[float, bool]:
-    """Move what is due by Redisson's steps. Return the ms, and whether there was more to move."""
+    """Move due messages by Redisson's steps. Return the ms, and whether there was more to move."""
     now = int(time.time() * 1000)
     milliseconds, head = timed(server, REDISSON, [keys.ready, keys.timeout, keys.ordered], now, BATCH)
     return milliseconds, head is not None and int(head) <= now
 
 
 def delayq_transfer(server: Any, keys: DelayedKeys, *, listed: bool = True) -> tuple[float, bool]:
-    """Move what is due by ours; without ``listed`` there is nothing in the ordered list. Return as above."""
+    """Move due messages by our script; unless ``listed``, the ordered list is empty. Return the same as above."""
     named = {name: getattr(keys, name) for name in TRANSFER.keys if name != "fence"}
     named["fence"] = keys.fence("benchmark")
     if not listed:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the line that names the machine, tables, and the looks of plots."""
+"""Helpers for all benchmarks: the line that describes the machine, tables, and the style of plots."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-# Okabe and Ito's colours, which the colour-blind can tell apart. Lines differ in dashes and markers as well, for print.
+# Okabe and Ito's colours, which colour-blind readers can tell apart. For print, lines also differ in dashes and markers.
 BLUE, SKY, GREEN, ORANGE, VERMILION = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00"
 
 
 def machine(server: Any = None) -> str:
-    """Where the figures come from: the machine, the interpreter, and the server if there is one."""
+    """Return the source of the figures: the machine, the interpreter, and the server if there is one."""
     line = f"{platform.system()} {platform.release().split('-')[0]}, {platform.machine()}, {os.cpu_count()} processors"
     line += f", {platform.python_implementation()} {platform.python_version()}"
     if server is None:
@@ -34,10 +34,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Table:
-    """Rows in columns, printed as they come; or, as JSON, all at the end."""
+    """Rows in columns, printed as they are added, or as JSON, all at the end."""
 
     def __init__(self, about: dict[str, Any], columns: Sequence[str], *, as_json: bool) -> None:
-        """Print the head. A column's name begins with the row's key; its width is the name's."""
+        """Print the head. A column's name begins with the row's key, and the column is as wide as its name."""
         self.rows: list[dict[str, Any]] = []
         self._about = about
         self._columns = columns
@@ -46,10 +46,10 @@ class Table:
             print("\n".join(map(str, about.values())) + "\n\n" + "  ".join(columns).rstrip(), flush=True)
 
     def add(self, row: dict[str, Any], *cells: str) -> None:
-        """Add a row: what it holds, and how that is shown."""
+        """Add a row: its data, and the cells that show it."""
         self.rows.append(row)
         if not self._as_json:
-            # Text stands to the left, figures to the right: as the column's name does.
+            # Text is aligned to the left and figures to the right, like the column's name.
             pairs = zip(cells, self._columns, strict=True)
             shown = [cell.rjust(len(name)) if name.startswith(" ") else cell.ljust(len(name)) for cell, name in pairs]
             print("  ".join(shown).rstrip(), flush=True)
@@ -60,7 +60,7 @@ class Table:
 
 
 def plotter() -> Any:
-    """matplotlib.pyplot, set up for small files that are the same for the same figures."""
+    """Return matplotlib.pyplot, set up for small files that are identical for identical figures."""
     try:
         matplotlib = import_module("matplotlib")
     except ImportError:

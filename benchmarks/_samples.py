@@ -1,4 +1,4 @@
-"""What benchmarks of whole processes share: samples that run in processes of their own, by turns, and their summary."""
+"""Helpers for benchmarks of whole processes: samples that run interleaved, each in its own process, and their summary."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from benchmarks._report import add_options
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
-# What takes longer has gone wrong, seconds.
+# A sample that takes longer than this has gone wrong, seconds.
 PATIENCE = 900.0
 LOOPS = ["asyncio"] + ["uvloop"] * (find_spec("uvloop") is not None)
 
 
 def run_in(loop: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run a coroutine in a loop of that kind."""
+    """Run a coroutine in an event loop of this kind."""
     factory = None
     if loop == "uvloop":
         import uvloop  # type: ignore[import-not-found,unused-ignore]
@@ -34,7 +34,7 @@ def run_in(loop: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 def new_parser(doc: str | None, runs: int = 5) -> argparse.ArgumentParser:
-    """The options that they all have."""
+    """Return a parser with the options that all these benchmarks share."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     add_server_option(parser)
@@ -44,14 +44,14 @@ def new_parser(doc: str | None, runs: int = 5) -> argparse.ArgumentParser:
 
 
 def be_sample(sample: str, roles: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]]) -> None:
-    """Be the process that :func:`start` started: do what the role does, and print what it returns."""
+    """Act as the process that :func:`start` started: carry out the role, and print its result."""
     given = json.loads(sample)
     role, loop = roles[given.pop("role")], given.pop("loop", "asyncio")
     json.dump(run_in(loop, lambda: asyncio.wait_for(role(**given), PATIENCE)), sys.stdout)
 
 
 def say_ready() -> None:
-    """Tell :func:`await_ready`, before the result."""
+    """Signal :func:`await_ready`, before the result."""
     print("ready", flush=True)
 
 
@@ -62,20 +62,20 @@ def await_ready(process: subprocess.Popen[str]) -> None:
 
 
 def start(module: str, **sample: Any) -> subprocess.Popen[str]:
-    """Start ``python -m benchmarks.MODULE --sample JSON``. It prints one line of JSON, and ends when its input does."""
+    """Start ``python -m benchmarks.MODULE --sample JSON``. It prints one line of JSON, and ends when its input ends."""
     command = [sys.executable, "-m", f"benchmarks.{module}", "--sample", json.dumps(sample)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def end_input(process: subprocess.Popen[str]) -> None:
-    """Tell a sample that waits for it to end; :func:`result` does it as well."""
+    """End the input of a sample that waits for that. :func:`result` does so as well."""
     assert process.stdin is not None, "started with a pipe"
     process.stdin.close()
     process.stdin = None
 
 
 def result(process: subprocess.Popen[str], within: float = 120.0) -> Any:
-    """What a sample printed."""
+    """Return the result that a sample printed."""
     try:
         printed, _ = process.communicate(timeout=within)
     finally:
@@ -86,11 +86,11 @@ def result(process: subprocess.Popen[str], within: float = 120.0) -> Any:
 
 
 def medians(runs: Iterable[dict[str, float]]) -> dict[str, float]:
-    """The median of each figure."""
+    """Return the median of each figure."""
     rows = list(runs)
     return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """The value below which so much of an ordered sequence lies."""
+    """Return the value below which this part of an ordered sequence lies."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))]

@@ -1,13 +1,13 @@
 """Measure how many due messages one process takes and acknowledges: ``python -m benchmarks.deliver [options]``.
 
-100,000 messages of 100 bytes, offered by another process, all due; then one process handles them with a handler that does
-nothing. Every sample finds the same bytes on the server (kept with DUMP, put back with RESTORE) and is a process of its
-own, by turns; medians of the runs. Time counts from the first message handled to when the last is acknowledged and the
-queue empty. The floor is redis-py by hand: a script that leases 100, and one that acknowledges 100.
+100,000 messages of 100 bytes, offered by another process, are all due. Then one process handles them with a handler that does
+nothing. Every sample finds the same bytes on the server (saved with DUMP, put back with RESTORE) and is a process of its own.
+Samples are interleaved, and the medians of the runs are shown. Time runs from the first message handled until the last is
+acknowledged and the queue is empty. The floor is redis-py by hand: one script that leases 100, and one that acknowledges 100.
 
-"client" is the consumer's processor time, "script" what scripts took the server, "server" all of its processor time; µs for
-each message. "scripts" are calls for each message. ``--flat`` adds how taking and acknowledging depends on how many are
-pending behind. For a steady 10,000 a second see ``lateness``.
+"client" is the consumer's processor time, "script" the server's time in scripts, "server" all of its processor time, in µs per
+message. "scripts" are calls per message. ``--flat`` adds how taking and acknowledging depends on how many messages are
+pending behind. For a steady 10,000 a second, see ``lateness``.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 NAME = "deliver"
 VALUE = "x" * 98  # 100 bytes as JSON
 AT_A_TIME = 5000
-# What is offered becomes due when all is stored: so many a second are stored at least.
+# Offered messages become due once all are stored: at least this many are stored per second.
 OFFERS_A_SECOND = 5000
-# Due in the order of the offers, as with any fixed delay: a few ms between scripts keep it so. One script stores 200.
+# Due in the order of the offers, as with any fixed delay: a few ms between scripts keep it that way. One script stores 200.
 ONE_SCRIPT, APART = 200, 0.005 / 200
 TASKS = 100
-# For as long as the others' leases.
+# As long as the leases of the other ways.
 LEASE_US = 30_000_000
 FLAT_MESSAGES, FLAT_DELAY, FLAT_ROUNDS, FAR = 1000, 0.5, 3, 36_000.0
 CLAIM = """
@@ -60,7 +60,7 @@ FLOOR = "redis-py, 100 by a script"
 
 
 class Run:
-    """One process's turn at a queue: so many messages to handle, and so many behind them that are far from due."""
+    """One process's run over a queue: how many messages to handle, and how many are pending behind them, far from due."""
 
     def __init__(self, server: Any, messages: int, name: str = NAME, behind: int = 0) -> None:
         self.messages, self.name, self.behind, self.handled = messages, name, behind, 0
@@ -69,11 +69,11 @@ class Run:
         self._meter: Meter | None = None
 
     def begin(self) -> None:
-        """Measure from now on, and not only from the first message."""
+        """Start measuring now instead of at the first message."""
         self._meter = Meter(self._server)
 
     def handle(self) -> bool:
-        """Handle a message, and tell whether it was the last."""
+        """Handle a message, and return whether it was the last."""
         if self._meter is None:
             self.begin()
         self.handled += 1
@@ -82,7 +82,7 @@ class Run:
         return self.handled >= self.messages
 
     def figures(self) -> dict[str, float]:
-        """What it took until now, when all is acknowledged."""
+        """Return the cost so far, once everything is acknowledged."""
         if self.handled != self.messages or self._meter is None:
             raise AssertionError(f"{self.handled} were handled of {self.messages}")
         return self._meter.read(self.messages)
@@ -97,7 +97,7 @@ async def delayed_left(queue: delayq.DelayedQueue[Any], run: Run) -> dict[str, f
 
 
 async def reliable_left(client: delayq.Client, run: Run) -> dict[str, float]:
-    """Wait until all is acknowledged: a worker does that in the background."""
+    """Wait until everything is acknowledged, which a worker does in the background."""
     queue = client.reliable_queue(run.name)
     async with asyncio.timeout(10):
         while True:
@@ -107,7 +107,7 @@ async def reliable_left(client: delayq.Client, run: Run) -> dict[str, float]:
             await asyncio.sleep(0.001)
 
 
-# The ways
+# Ways of consuming
 
 
 async def plain_delayed(client: delayq.Client, run: Run) -> dict[str, float]:
@@ -138,7 +138,7 @@ async def plain_reliable(client: delayq.Client, run: Run) -> dict[str, float]:
 
 
 async def from_tasks(client: delayq.Client, run: Run) -> dict[str, float]:
-    """A task for each message, so many at a time."""
+    """Handle each message in a task, at most ``TASKS`` at a time."""
     free, taken = asyncio.Semaphore(TASKS), 0
 
     async def one(message: delayq.Message[Any]) -> None:
@@ -190,7 +190,7 @@ async def by_hand(url: str, run: Run) -> dict[str, float]:
 
 
 Way = Callable[[delayq.Client, Run], Awaitable[dict[str, float]]]
-# Whose messages they handle, how, and the colour.
+# The kind of queue, how to handle its messages, and the colour.
 WAYS: dict[str, tuple[str, Way, str]] = {
     "DelayedQueue, async for": ("DelayedQueue", plain_delayed, BLUE),
     "DelayedQueue, deliveries()": ("DelayedQueue", deliveries, SKY),
@@ -208,7 +208,7 @@ FLAT = {"DelayedQueue, async for": "o", "DelayedQueue, deliveries()": "^", f"Rel
 async def store(
     client: delayq.Client, kind: str, name: str, delay: Callable[[int], float], messages: int, at_a_time: int = AT_A_TIME
 ) -> None:
-    """Offer so many. ``delay`` tells of each call, by the place of its first message."""
+    """Offer messages. ``delay`` returns the delay of a call, given the place of its first message."""
     for first in range(0, messages, at_a_time):
         some = min(at_a_time, messages - first)
         if kind == "DelayedQueue":
@@ -227,7 +227,7 @@ async def store_floor(url: str, due: float, messages: int) -> None:
 
 
 async def offer(url: str, kind: str, messages: int, due: float) -> None:
-    """Store messages that come due when all are stored, and go."""
+    """Store messages that come due once all are stored, and exit."""
     if kind == FLOOR:
         await store_floor(url, due, messages)
     else:
@@ -247,7 +247,7 @@ async def handle_all(url: str, way: str, messages: int) -> dict[str, float]:
 
 
 async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Handle some that come due, by how many are pending behind, by turns."""
+    """Handle messages that come due while others are pending behind, interleaving the numbers of pending messages."""
     figures: dict[tuple[str, int], list[dict[str, float]]] = {(way, size): [] for way in FLAT for size in sizes}
     with Redis.from_url(url) as server:
         async with delayq.connect(url) as client:
@@ -258,7 +258,7 @@ async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, An
                 for (way, size), of_way in figures.items():
                     kind, handle, _ = WAYS[way]
                     run = Run(server, FLAT_MESSAGES, f"{kind} {size}", size)
-                    # Before they come due, or this process would move some before it is measured.
+                    # Store them before they come due, or this process would move some before the measurement.
                     async with asyncio.timeout(FLAT_DELAY):
                         await store(client, kind, run.name, lambda _: FLAT_DELAY, FLAT_MESSAGES)
                     run.begin()

@@ -1,7 +1,8 @@
 """Measure how a backlog drains: ``python -m benchmarks.drain [--json] [--messages 100000]``.
 
-Messages with one and the same due time, all due, are moved to the ready list to the end, 100 a call: ours beside Redisson's
-steps with its random ids, which take over half a minute. The time is the server's own (``INFO commandstats``).
+All messages have the same due time, which has passed. They are moved to the ready list until none is left, 100 per call: by our
+script, and by Redisson's steps with its random ids, which take over half a minute. The time is the server's own
+(``INFO commandstats``).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Measure what a server's death takes with it: ``python -m benchmarks.durability [options]``.
+"""Measure the loss of messages when a server dies: ``python -m benchmarks.durability [options]``.
 
-So many tasks offer to a ReliableQueue, each the next message when the one before is acknowledged; after some seconds the
-server is killed (SIGKILL), started again, and asked which of the acknowledged messages it has. *failover*: a replica is stopped
+Tasks offer to a ReliableQueue, each offering its next message when the previous one is acknowledged. After some seconds the
+server is killed (SIGKILL), restarted, and asked which of the acknowledged messages it has. *failover*: a replica is stopped
 for the last second, as if its link hung; then the master is killed and the replica promoted. "lost" are acknowledged offers that
-are gone; "unconfirmed" are those whose promise was not kept: their callers were told. A killed process leaves the system's
-memory alone: what a power failure would take besides, is what was not synced to the disk.
+are gone; "unconfirmed" are offers whose promise was not kept, as their callers were told. Killing a process leaves the system's
+memory alone: a power failure would additionally take everything that was not synced to disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STALLED = 1.0
 
 
 class Way(NamedTuple):
-    """A setting of the server, and what offers are promised."""
+    """A setting of the server, and the durability that offers ask for."""
 
     name: str
     durability: str
@@ -52,7 +52,7 @@ WAYS = (
 
 
 class Load:
-    """Offers from many tasks, and what became of them."""
+    """Offers from many tasks, and their outcomes."""
 
     def __init__(self) -> None:
         self.acknowledged: list[str] = []
@@ -60,7 +60,7 @@ class Load:
         self.times: list[float] = []
 
     async def run(self, queue: delayq.ReliableQueue[str], tasks: int) -> None:
-        """Offer until cancelled, or until nobody answers."""
+        """Offer until cancelled, or until the server does not answer."""
 
         async def one(place: int) -> None:
             number = 0
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="how long is offered before the server dies")
     parser.add_argument("--tasks", type=int, default=100, help="how many offer at once")
     options = parser.parse_args()
-    # That the server dies is known.
+    # The server's death is expected.
     logging.disable(logging.WARNING)
     kind = find_kinds()[0]["valkey-9"]
     found: dict[Way, list[dict[str, float]]] = {way: [] for way in WAYS}

@@ -1,14 +1,14 @@
 """Measure what an idle client costs: ``python -m benchmarks.idle [options]``.
 
-One client with 1 to 1,000 open queues, in each of which a message waits that is due in an hour. Somebody waits on every queue
-(``claim`` on a reliable one, ``take`` on a delayed one), but on 100 delayed queues at most: each of those blocks a connection.
-Once all is quiet, everything is counted for 20 s. "nobody" is the same process without a client. Every sample is a process
-of its own, by turns; medians of the runs. A run takes four minutes with the defaults.
+One client has 1 to 1,000 open queues, each with a message that is due in an hour. A caller waits on every queue (``claim`` on a
+reliable one, ``take`` on a delayed one), but on 100 delayed queues at most, because each of those blocks a connection. Once
+all is quiet, the benchmark counts everything for 20 s. "nobody" is the same process without a client. Every sample is a process
+of its own. Samples are interleaved, and the medians of the runs are shown. A run takes four minutes with the defaults.
 
-A second: "trips" are what the client says that it sent. "sent" are the commands that clients sent, by the server's
-``commandstats``: of those that no script calls (evalsha, ping, blmove and the like), for it counts what scripts do as well.
-"timer" is how often the client's timer woke, "turns" those of the event loop, "switches" the process's voluntary context
-switches. CPU is in percent of one processor.
+Per second: "trips" are the round trips that the client reports. "sent" are the commands that clients sent, from the server's
+``commandstats``: only those that no script calls (evalsha, ping, blmove and the like), because it also counts scripts' commands.
+"timer" is how often the client's timer woke up, "turns" counts those of the event loop, "switches" the process's voluntary
+context switches. CPU is in percent of one processor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOOKS = {"DelayedQueue": (BLUE, "o", "-"), "ReliableQueue": (GREEN, "s", "--")}
 FAR = 3600.0
 WAITING = 100
 SETTLE = 3.0
-# Enough for everybody to wait, seconds.
+# Seconds, enough for every caller to begin waiting.
 PATIENCE = 60.0
 
 
@@ -53,7 +53,7 @@ class Turns:
 
 
 async def counted(server: Any, seconds: float, client: delayq.Client | None) -> dict[str, float]:
-    """What happens in so many seconds, a second each; and the connections."""
+    """Return what happens per second over this many seconds, and the number of connections."""
     turns = Turns()
 
     def snapshot() -> list[float]:
@@ -69,7 +69,7 @@ async def counted(server: Any, seconds: float, client: delayq.Client | None) -> 
     trips, timer, loop_turns, switches, cpu = (now - then for now, then in zip(after, before, strict=True))
     figures = {"trips": trips, "sent": spent.sent, "timer": timer, "turns": loop_turns, "switches": switches}
     figures |= {"cpu": cpu * 100, "server_cpu": spent.cpu_us / 1e4}
-    # One connection is ours, and one the main process's.
+    # One connection is this process's own, and one the main process's.
     connections = server.info("clients")["connected_clients"] - 2
     return {name: figure / took for name, figure in figures.items()} | {"connections": connections}
 

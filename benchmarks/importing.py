@@ -1,7 +1,7 @@
-"""Measure what ``import delayq`` takes, beside what it stands on: ``python -m benchmarks.importing [--runs N] [--json]``.
+"""Measure the time that ``import delayq`` takes, beside its dependencies: ``python -m benchmarks.importing [--runs N] [--json]``.
 
-Each import runs in an interpreter of its own, by turns, with its byte code on the disk. Times are milliseconds of this process's
-processor, so that other load counts little. "connect" also makes a client, which loads redis-py.
+Each import runs in an interpreter of its own, interleaved with the others, with its byte code on disk. Times are milliseconds of
+processor time of that process, so other load has little effect. "connect" also creates a client, which loads redis-py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMED = "import time; begun = time.process_time(); {}; print((time.process_time(
 
 def measured(program: str) -> float:
     command = [sys.executable, "-c", TIMED.format(program)]
-    # As it is for users: compiled once.
+    # As for users: compiled once.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 

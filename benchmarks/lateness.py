@@ -1,9 +1,10 @@
-"""Measure how late messages come: ``python -m benchmarks.lateness [--json] [--plot FILE] [--runs 5]``.
+"""Measure how late messages arrive: ``python -m benchmarks.lateness [--json] [--plot FILE] [--runs 5]``.
 
-From a message's due time to the first line of its handler, in ms, by the clock of one machine. "spread": 2,000 messages that
-are due at random within 10 s, offered before. "steady": a producer process offers 10,000 a second, each due a second later, for
-5 s. The floor is what anybody can do: one timer, one script that takes what is due, no queue; with the event loop's own
-timer, and with a timerfd. Every sample is a process of its own, by turns; medians of the runs.
+Lateness runs from a message's due time to the first line of its handler, in ms, by the clock of one machine. "spread": 2,000
+messages, offered beforehand, are due at random within 10 s. "steady": a producer process offers 10,000 a second, each due a
+second later, for 5 s. The floor is the best anyone can do: one timer, one script that takes due messages, no queue; with the
+event loop's own timer, and with a timerfd. Every sample is a process of its own. Samples are interleaved, and the medians of the
+runs are shown.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WAYS = {
     "DelayedQueue": BLUE,
     "ReliableQueue": GREEN,
 }
-# What is due by now leaves, with its due time; and the time until the next one, microseconds.
+# Remove due messages and return them with their due times, and the time until the next one, microseconds.
 TAKE_DUE = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -48,7 +49,7 @@ def random_delays() -> list[float]:
 
 
 async def floor(url: str, way: str) -> list[float]:
-    """One timer and one script. Return the latenesses in ms."""
+    """Run one timer and one script. Return the latenesses in ms."""
     from redis.asyncio import Redis
 
     loop: Any = asyncio.get_running_loop()
@@ -94,7 +95,7 @@ async def spread(url: str, way: str) -> list[float]:
 
 
 async def produce(url: str, way: str) -> list[float]:
-    """Offer at a steady rate. Return when each is due, seconds since the epoch, or nothing where the consumer can tell."""
+    """Offer at a steady rate. Return each due time, seconds since the epoch, or nothing where the consumer knows it."""
     at_once, due = int(STEADY * PACE_S), list[float]()
     async with delayq.connect(url) as client:
         queue: delayq.DelayedQueue[int] = client.delayed_queue("steady")
@@ -112,7 +113,7 @@ async def produce(url: str, way: str) -> list[float]:
 
 
 async def consume(url: str, way: str) -> list[float]:
-    """Take what is produced. Return the latenesses in ms; of a delayed queue, when each came, seconds since the epoch."""
+    """Take what is produced. Return the latenesses in ms; for a delayed queue, the arrival times, seconds since the epoch."""
     count = int(STEADY * STEADY_S)
     async with delayq.connect(url) as client:
         if way == "DelayedQueue":

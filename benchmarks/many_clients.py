@@ -1,16 +1,16 @@
 """Measure many clients on one queue: ``python -m benchmarks.many_clients [options]``.
 
-1, 4 and 16 processes each wait for messages of the same queue. Another process has offered one message (``--together``: so many)
-for each of 100 moments, 50 ms apart, and gone. How many scripts does such a moment cost, and how late are its messages?
-Every sample has processes of its own, by turns; medians of the runs.
+1, 4 and 16 processes each wait for messages of the same queue. Another process has offered one message (``--together``: this
+many) for each of 100 moments, 50 ms apart, and exited. How many scripts does such a moment cost, and how late are its
+messages? Every sample has processes of its own. Samples are interleaved, and the medians of the runs are shown.
 
-"scripts" are the calls of scripts from before the first moment until all is handled, for each moment: the re-check of each
-client, one in 5 s, is among them. "claims" are those without the acknowledgements: one for each message of a reliable queue.
-Lateness is from the due time to the first line of the handler, ms, by the clock of one machine.
+"scripts" are the script calls per moment, from before the first moment until everything is handled, including the re-check of
+each client, one in 5 s. "claims" are those without the acknowledgements, which are one per message of a reliable queue.
+Lateness runs from the due time to the first line of the handler, in ms, by the clock of one machine.
 
-``--kill``: halfway, the process that has handled the most is killed, with a message in its hands. All that come due later
-must be handled; "after kill" is how late the worst of those was. Of a delayed queue the message in hand is lost; of a
-reliable one, under leases of 2 s, it comes again: "again" is how long after the kill. Handlers take 20 ms then.
+``--kill``: halfway, the process that has handled the most is killed while it holds a message. All messages that come due later
+must be handled; "after kill" is how late the worst of those was. With a delayed queue, the message that it held is lost; with a
+reliable one, under leases of 2 s, it is redelivered: "again" is how long after the kill. Handlers take 20 ms in this mode.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 LOOKS = {"DelayedQueue": (BLUE, "o", "-"), "ReliableQueue": (GREEN, "s", "--")}
 NAME = "many clients"
 LEAD_S, APART_S, LEASE_S, HOLD_S = 3.0, 0.05, 2.0, 0.02
-# How long after the last moment the last message may come, also one whose lease must end first.
+# How long after the last moment the last message may arrive, even one whose lease must end first.
 PATIENCE = 20.0
-# What happened to which message, and when: its handler began, or ended.
+# A message, a moment, and whether its handler began or ended then.
 NOTE = struct.Struct("<idi")
 BEGAN, ENDED = 0, 1
 
@@ -55,7 +55,7 @@ def read_notes(file: Path) -> list[Note]:
 
 
 async def consume(url: str, kind: str, file: str, hold: float) -> None:
-    """Handle messages until the input ends. What is noted stays, also when this process is killed."""
+    """Handle messages until the input ends. Notes survive even if this process is killed."""
     with Path(file).open("ab", buffering=0) as notes:  # noqa: ASYNC230 - a few bytes, unbuffered: what is written stays
         async with delayq.connect(url) as client:
 
@@ -79,12 +79,12 @@ async def consume(url: str, kind: str, file: str, hold: float) -> None:
                 await asyncio.sleep(0.01)
             say_ready()
             await asyncio.to_thread(sys.stdin.read)
-    # The client is closed: that ends the loop.
+    # Closing the client ends the loop.
     await working
 
 
 async def produce(url: str, kind: str, moments: int, together: int) -> list[float]:
-    """Offer, and go. Return when each message is due, seconds since the epoch."""
+    """Offer and exit. Return when each message is due, seconds since the epoch."""
     due: list[float] = []
     async with delayq.connect(url) as client:
         first = time.time() + LEAD_S
@@ -105,7 +105,7 @@ async def produce(url: str, kind: str, moments: int, together: int) -> list[floa
 
 
 def kill_busiest(consumers: list[subprocess.Popen[str]], files: list[Path]) -> tuple[int, float]:
-    """Kill the one that has handled the most, when it has the next in its hands. Return its place, and when that was."""
+    """Kill the process that has handled the most, while it holds the next message. Return its place, and when that was."""
     sizes = [file.stat().st_size for file in files]
     victim, until = sizes.index(max(sizes)), time.time() + PATIENCE
     # An odd number of notes: a handler has begun and not ended.
@@ -119,7 +119,7 @@ def kill_busiest(consumers: list[subprocess.Popen[str]], files: list[Path]) -> t
 
 
 def await_all(files: list[Path], count: int, last_due: float, spare: int) -> None:
-    """Wait until all were handled; for what may be lost, until no lease can bring it back."""
+    """Wait until everything is handled; messages that may be lost, until no lease can bring them back."""
     while (now := time.time()) < last_due + PATIENCE:
         handled = {note.number for file in files for note in read_notes(file) if note.what == ENDED}
         if len(handled) >= count - (spare if now > last_due + 2 * LEASE_S else 0):
@@ -129,7 +129,7 @@ def await_all(files: list[Path], count: int, last_due: float, spare: int) -> Non
 
 
 def lateness(files: list[Path], due: list[float], killed: tuple[int, float] | None) -> dict[str, float]:
-    """How late they came, ms, and what became of what the killed one had."""
+    """Return how late messages arrived, ms, and what became of the message that the killed process held."""
     notes = sorted((note.at, place, note) for place, file in enumerate(files) for note in read_notes(file))
     began: dict[int, float] = {}
     for at, _, note in notes:
@@ -144,7 +144,7 @@ def lateness(files: list[Path], due: list[float], killed: tuple[int, float] | No
     if killed is not None:
         victim, then = killed
         figures["after_kill"] = max(value for number, value in late.items() if due[number] > then)
-        # Due before, and begun after it by somebody else: what the killed one had.
+        # Due before the kill, and begun after it by another process: the message that the killed process held.
         again = [
             at - then for at, place, note in notes if place != victim and note.what == BEGAN and due[note.number] < then < at
         ]
@@ -173,9 +173,9 @@ def measure(server: Any, url: str, kind: str, clients: int, moments: int, togeth
             time.sleep(max(0.0, due[len(due) // 2] - time.time()))
             killed = kill_busiest(consumers, files)
         time.sleep(max(0.0, due[-1] - time.time()))
-        # A handler that was killed may have had as many as come at a time, where nothing brings them back.
+        # A killed handler may have held as many messages as arrive together, and nothing brings those back.
         await_all(files, len(due), due[-1], together if kill and kind == "DelayedQueue" else 0)
-        # The last acknowledgement.
+        # Wait for the last acknowledgement.
         time.sleep(0.02)
         scripts = Counts.of(server).since(before).scripts
         left = [consumer for place, consumer in enumerate(consumers) if killed is None or place != killed[0]]
@@ -185,7 +185,7 @@ def measure(server: Any, url: str, kind: str, clients: int, moments: int, togeth
             result(consumer)
         figures = lateness(files, due, killed)
     acks = len(due) if kind == "ReliableQueue" else 0
-    # Acknowledgements of several share a script: then nobody can tell them apart.
+    # Several acknowledgements share a script, so they cannot be told apart.
     return figures | {"scripts": scripts / moments, "claims": (scripts - acks) / moments if together == 1 else math.nan}
 
 

@@ -1,9 +1,10 @@
 """Measure the memory of pending messages: ``python -m benchmarks.memory [options]``.
 
-What a message that is pending adds to the server's ``used_memory``, for both kinds of queue, and for the same payloads as
-members of one sorted set: by the size of the payload, with 100,000 pending; and by how many are pending, with 100 bytes. All
-connections but the main process's are closed before and after. And what all of them together add to the resident memory of
-another process that waits for a message of that queue meanwhile. Samples by turns; medians of the runs.
+The figures show how much a pending message adds to the server's ``used_memory``, for both kinds of queue and for the same
+payloads as members of one sorted set: by payload size, with 100,000 pending; and by how many are pending, with 100 bytes. All
+connections except the main process's are closed before and after. They also show how much all messages together add to the
+resident memory of another process that waits for a message of that queue meanwhile. Samples are interleaved, and the medians of
+the runs are shown.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ SIZES, SIZE, COUNT, MOST = (20, 100, 1000), 100, 100_000, 1_000_000
 COUNTS = (10_000, COUNT, MOST)
 AT_A_TIME = 5000
 NAME = "memory"
-# Until the server and the waiting process have settled, seconds.
+# Seconds until the server and the waiting process have settled.
 SETTLE = 0.5
 
 
 def resident() -> float:
-    """The memory that this process has, bytes; where the system does not tell, the most that it ever had."""
+    """Return this process's memory, bytes; where the system does not report it, the most that it ever had."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
@@ -52,7 +53,7 @@ def resident() -> float:
 
 
 def far_messages(count: int, size: int) -> Iterator[list[tuple[bytes, float]]]:
-    """Payloads, each another one, and when they are due: in an hour or two."""
+    """Yield distinct payloads, and when they are due: in an hour or two."""
     chance = random.Random(1)
     for first in range(0, count, AT_A_TIME):
         numbers = range(first, min(first + AT_A_TIME, count))
@@ -84,7 +85,7 @@ async def store(url: str, layout: str, count: int, size: int) -> None:
 
 
 async def wait(url: str, layout: str) -> float:
-    """Wait for a message until the input ends. Return what that has added to this process's memory, bytes."""
+    """Wait for a message until the input ends. Return how much that has added to this process's memory, bytes."""
     async with delayq.connect(url) as client:
         if layout == "ReliableQueue":
             waiting: Any = asyncio.create_task(client.reliable_queue(NAME, codec=BytesCodec()).claim(1, wait=3600))
@@ -147,7 +148,7 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
 
 
 def main() -> None:
-    # The same bytes are stored each time: few runs show what there is to see.
+    # The same bytes are stored each time, so a few runs are enough.
     parser = new_parser(__doc__, runs=3)
     parser.add_argument("--quick", action="store_true", help=f"leave out {MOST:,} pending")
     options = parser.parse_args()
@@ -166,7 +167,7 @@ def main() -> None:
             "measured": f"bytes for each pending message; medians of {options.runs} interleaved runs; process: what all of"
             " them add to one that waits for the first",
         }
-        # The server keeps the scripts that it has seen: all, before anything is counted.
+        # The server keeps every script that it has seen, so let it see all before anything is counted.
         for layout in LAYOUTS:
             measure(server, url, layout, 1000, SIZE)
         for _ in range(options.runs):

@@ -1,8 +1,8 @@
 """Measure what a migration costs the server: ``python -m benchmarks.migrate [--json] [--records 1000000] [--url URL]``.
 
-On a private server, or on an empty one of yours, whose key ``benchmark`` and slow log are used: how long the migration of
-records of an old Redisson takes, with payloads of 100 bytes, and how long its steps block the server. The times of steps
-are the server's own (``INFO commandstats``, ``SLOWLOG``).
+This runs on a private server, or on an empty one of yours, whose key ``benchmark`` and slow log are used. It measures how long
+the migration of an old Redisson's records takes, with payloads of 100 bytes, and how long its steps block the server. The times
+of steps are the server's own (``INFO commandstats``, ``SLOWLOG``).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from delayq.embedded import EmbeddedServer
 from delayq.migration import Migration, migrate
 
 KEYS = DelayedKeys.of("benchmark")
-# A step that blocks for longer than this is counted, ms.
+# Steps that block for longer than this are counted, ms.
 LONG = 2.0
 
 
 def fill(server: Redis, records: int) -> None:
-    """Store messages as Redisson did before 3.21.1, due in no order."""
+    """Store messages as Redisson did before 3.21.1, in random order of due time."""
     chance = random.Random(1)
     for first in range(0, records, 1000):
         some = [chance.randbytes(8) + struct.pack("<Q", 100) + b"x" * 100 for _ in range(first, min(first + 1000, records))]

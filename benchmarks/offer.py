@@ -1,13 +1,14 @@
 """Measure offers, by how many callers wait at once: ``python -m benchmarks.offer [options]``.
 
-Messages of 100 bytes, due in an hour. 1, 10, 100 and 1,000 tasks offer one after the other, each awaited; and ``offer_many``
-of 1,000. The floor is a script that reads the clock and adds one member: called by redis-py in a bare loop; from 1,000
-tasks; by hand, where what waits shares a script and nothing else is done; and by the server's own benchmark program in C. Single
-offers take turns in one process with that bare loop, and with one over the very script that they call, in slices of 2,000 calls:
-the ratio to the first is the median over the slices. All else is a process of its own, by turns; medians of the runs.
+Messages of 100 bytes are due in an hour. 1, 10, 100 and 1,000 tasks each offer one message after another, awaiting each; and
+``offer_many`` offers 1,000. The floor is a script that reads the clock and adds one member: called by redis-py in a bare loop;
+from 1,000 tasks; by hand, where waiting offers share a script and nothing else is done; and by the server's own benchmark program
+in C. Single offers are interleaved in one process with that bare loop, and with a loop over the very script that they call, in
+slices of 2,000 calls: the ratio to the bare loop is the median over the slices. Every other sample is a process of its own.
+Samples are interleaved, and the medians of the runs are shown.
 
-"client" is the processor time of the process that offers, "script" what scripts took the server, "server" all of its
-processor time; µs for each offer. ``--flat`` adds how offers by 100 tasks depend on how many are pending.
+"client" is the processor time of the process that offers, "script" the server's time in scripts, "server" all of its
+processor time, in µs per offer. ``--flat`` adds how offers by 100 tasks depend on how many messages are pending.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ Step = Callable[[], Awaitable[Any]]
 
 
 class Queue:
-    """Either kind, to offer to."""
+    """A queue of either kind, to offer to."""
 
     def __init__(self, client: delayq.Client, kind: str, name: str = "offers") -> None:
         self.delayed: delayq.DelayedQueue[str] | None = None
@@ -78,7 +79,7 @@ class Queue:
                 await self.reliable.offer_many([delayq.Offer(VALUE, delay=DELAY)] * some)
 
     async def cancel(self, offered: Any) -> bool:
-        """Cancel what :meth:`offer` returned."""
+        """Cancel the message that :meth:`offer` returned."""
         if self.reliable is not None:
             return await self.reliable.cancel(offered)
         cancelled: bool = await offered.cancel()
@@ -97,7 +98,7 @@ def check(stored: int, offered: int) -> None:
 
 
 async def from_tasks(step: Step, tasks: int, count: int) -> list[Any]:
-    """Take so many steps, from so many tasks, each one after the other. Return what they returned."""
+    """Take ``count`` steps, spread over tasks that each take one after another. Return the results."""
 
     async def caller() -> list[Any]:
         return [await step() for _ in range(count // tasks)]
@@ -107,7 +108,7 @@ async def from_tasks(step: Step, tasks: int, count: int) -> list[Any]:
 
 
 async def bare_script(redis: AsyncRedis) -> Step:
-    """Return what calls the script of the floor, with a member of 100 bytes that is new each time."""
+    """Return a function that calls the floor's script, with a new member of 100 bytes each time."""
     sha, serial = await redis.script_load(ADD), 0
     delay_us = int(DELAY * 1e6)
 
@@ -120,7 +121,7 @@ async def bare_script(redis: AsyncRedis) -> Step:
 
 
 async def own_script(redis: AsyncRedis, kind: str) -> Step:
-    """The very script that a queue calls for one offer, as it calls it, on a queue of another name."""
+    """Return a function that calls the script of a queue's single offer exactly as the queue does, on a queue of another name."""
     serial = 0
     if kind == "DelayedQueue":
         delayed = DelayedKeys.of("bare delayed")
@@ -148,7 +149,7 @@ async def own_script(redis: AsyncRedis, kind: str) -> Step:
 
 
 async def one_by_one(url: str) -> dict[str, dict[str, float]]:
-    """Single offers beside the bare loop, by turns. Each figure is the median of the slices, and so is the ratio."""
+    """Interleave single offers with the bare loop. Each figure, and the ratio, is the median of the slices."""
     with Redis.from_url(url) as server:
         async with delayq.connect(url) as client, AsyncRedis.from_url(url, single_connection_client=True) as redis:
             queues = {kind: Queue(client, kind, kind) for kind in KINDS}
@@ -172,7 +173,7 @@ async def one_by_one(url: str) -> dict[str, dict[str, float]]:
 
 
 async def at_once(url: str, kind: str, tasks: int, offers: int) -> dict[str, float]:
-    """Offers from so many tasks; 0: by offer_many."""
+    """Offer from this many tasks; 0 means with offer_many."""
     with Redis.from_url(url) as server:
         async with delayq.connect(url) as client:
             queue = Queue(client, kind)
@@ -186,7 +187,7 @@ async def at_once(url: str, kind: str, tasks: int, offers: int) -> dict[str, flo
 
 
 async def pooled(url: str, offers: int) -> dict[str, float]:
-    """The floor's script from many tasks, over redis-py's pool."""
+    """Call the floor's script from many tasks, over redis-py's pool."""
     pool = BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS, timeout=None)
     with Redis.from_url(url) as server:
         async with AsyncRedis(connection_pool=pool) as redis:
@@ -201,7 +202,7 @@ async def pooled(url: str, offers: int) -> dict[str, float]:
 
 
 async def by_hand(url: str, offers: int) -> dict[str, float]:
-    """The floor for offers from many tasks."""
+    """Measure the floor for offers from many tasks."""
     with Redis.from_url(url) as server:
         connection = await connect(server)
         step = numbered(connection.offer, VALUE, int(DELAY * 1e6))
@@ -215,7 +216,7 @@ async def by_hand(url: str, offers: int) -> dict[str, float]:
 
 
 async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Offers to queues on which so many are pending, by turns; each round cancels what it has offered."""
+    """Offer to queues with different numbers of pending messages, interleaved. Each round cancels its own offers."""
     rows: list[dict[str, Any]] = []
     with Redis.from_url(url) as server:
         async with delayq.connect(url) as client:
@@ -240,7 +241,7 @@ async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, An
 
 
 def in_c(server: Any, program: str, offers: int) -> dict[str, float]:
-    """The floor's script, called by the benchmark program that comes with the server."""
+    """Call the floor's script with the benchmark program that comes with the server."""
     where = server.connection_pool.connection_kwargs
     to = ["-s", where["path"]] if "path" in where else ["-h", where["host"], "-p", str(where["port"])]
     what = ["EVALSHA", server.script_load(ADD), "1", "floor", str(int(DELAY * 1e6)), "__rand_int__" + VALUE[:88]]
@@ -249,7 +250,7 @@ def in_c(server: Any, program: str, offers: int) -> dict[str, float]:
     done = subprocess.run([program, *to, *settings, *what], check=True, capture_output=True, text=True, timeout=120)
     figures, after = meter.read(offers), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    # Some numbers come up twice.
+    # Some numbers occur twice.
     if not offers * 0.99 < server.zcard("floor") <= offers:
         raise AssertionError("not all are stored")
     return figures | {"rate": float(list(csv.reader(done.stdout.splitlines()))[-1][1]), "client_us": cpu * 1e6 / offers}
@@ -265,7 +266,7 @@ ROLES: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
 
 
 def one_run(server: Any, url: str, loop: str, offers: int, program: str | None) -> dict[str, dict[str, float]]:
-    """Every way once."""
+    """Measure every way once."""
 
     def sample(role: str, **given: Any) -> Any:
         server.execute_command("FLUSHALL", "SYNC")
@@ -362,7 +363,7 @@ def main() -> None:
         " server us",
     )
     table = Table(about, columns, as_json=options.json)
-    # The floors first, then each kind's.
+    # The floors first, then the rows of each kind.
     order = {way: place for place, way in enumerate((IN_C, BARE, POOLED, BY_HAND))}
     for way, loop in sorted(runs, key=lambda at: (["-", *loops].index(at[1]), order.get(at[0], 9), at[0].partition(",")[0])):
         row = medians(runs[way, loop])

@@ -1,9 +1,10 @@
 """Measure a partitioned queue on a cluster: ``python -m benchmarks.partitions [options]``.
 
-Messages of 100 bytes are offered by one process, 1,000 at a time, and then taken and acknowledged by another in a plain
-loop: on one master of a cluster as one queue, and as a queue in partitions there and on three masters. By turns; medians of
-the runs. "client" is that process's processor time, "server" that of the busiest master, "waits" how long the
-client's event loop had nothing to do, in percent of the time it took. Where it never waits, another master cannot help it.
+One process offers messages of 100 bytes, 1,000 at a time. Another then takes and acknowledges them in a plain loop. This is done
+with one queue on one master of a cluster, with a partitioned queue there, and with one on three masters. Runs are interleaved,
+and their medians are shown. "client" is that process's processor time, "server" that of the busiest master, "waits" how long the
+client's event loop had nothing to do, each in percent of the elapsed time. A client that never waits gains nothing from another
+master.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ COLUMNS = ("way                ", "  partitions", " offers/s", *SHARES, "   take
 
 
 def ticks(pid: int) -> float:
-    """The processor time of a process, seconds."""
+    """Return the processor time of a process, seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class TimedSelector(selectors.DefaultSelector):
-    """Knows how long the event loop had nothing to do."""
+    """A selector that records how long the event loop had nothing to do."""
 
     waited = 0.0
 
@@ -82,7 +83,7 @@ async def work(
 
 
 def measured(*args: Any) -> dict[str, float]:
-    """One process's turn."""
+    """Run one sample in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.partitions", "--sample", json.dumps(args)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=300)
     figures: dict[str, float] = json.loads(done.stdout)

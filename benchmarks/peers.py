@@ -1,10 +1,10 @@
 """Measure delayq beside other libraries with delayed messages: ``python -m benchmarks.peers [--peers a,b] [--quick]``.
 
-Each library is installed at a pinned version into an environment of its own below ``--cache``, by pip, npm or Maven; one that
-cannot be is named, and the others are measured. Each offers and handles the same messages of 100 bytes through one small
-program (``benchmarks/_peers``): one process offers, one worker with a handler that only notes the time, one private server on
-loopback. By turns: in each run every library has its turn, with its default settings and, where there are better ones, with
-the best that it allows; medians over the runs. How each figure comes about is said in ``benchmarks/README.md``.
+Each library is installed at a pinned version into its own environment below ``--cache``, by pip, npm or Maven; one that cannot
+be installed is named, and the others are measured. Each offers and handles the same messages of 100 bytes through one small
+program (``benchmarks/_peers``): one process offers, one worker has a handler that only notes the time, and one private server
+listens on loopback. Runs are interleaved: in each run every library has its turn, with its default settings and, where there
+are better ones, with the best that it allows. The medians over the runs are shown. ``benchmarks/README.md`` explains each figure.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ PROGRAMS = Path(__file__).parent / "_peers"
 REDIS = "redis[hiredis]==8.1.0"
 
 WARM_UP = 200
-# Messages in the test of lateness, a second.
+# Messages per second in the test of lateness.
 LATENESS_RATE = 100
 IDLE_SECONDS = 2.0
 SETTLE_SECONDS = 1.0
-# A worker that handles nothing for so long is given up.
+# A worker that handles nothing for this long is given up.
 STALL_SECONDS = 12.0
-# Earlier than this before its due time is early. Less comes of delays in whole milliseconds.
+# Messages that arrive more than this before their due time are early. Smaller differences come from delays in whole milliseconds.
 EARLY_SECONDS = 0.002
 
 
 class NotRun(Exception):
-    """A peer cannot be measured; the text says why."""
+    """Raised when a peer cannot be measured; the text says why."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One row.
+    """A row of the table.
 
     Attributes:
-        name: What to call it, and in ``--peers``.
-        version: Its version, which is installed.
-        needs: What pip, npm or Maven installs; nothing for what is here already.
+        name: The name that is shown, and used in ``--peers``.
+        version: The version that is installed.
+        needs: Packages for pip, npm or Maven; empty if everything is installed already.
         module: The program in ``_peers``.
-        bulk: How "many" are offered: by a bulk call of the peer's, or what comes nearest.
-        due: So many due messages it handles in about a second or two: with default settings, and with the best.
-        best: What is set for the best; without it the default is the best.
-        slow: Default lateness of up to a minute: measured in the first run only.
+        bulk: How "many" are offered: the peer's bulk call, or the closest equivalent.
+        due: How many due messages it handles in a second or two: with default settings, and with the best.
+        best: The best settings; empty if the defaults are the best.
+        slow: Whether its default lateness is up to a minute, so that it is measured in the first run only.
     """
 
     name: str
@@ -123,7 +123,7 @@ PEERS = (
 
 @dataclass
 class Figures:
-    """What was measured of one peer with one of its settings, run by run."""
+    """The measurements of one peer with one of its settings, run by run."""
 
     one: list[float] = field(default_factory=list)
     bulk: list[float] = field(default_factory=list)
@@ -156,7 +156,7 @@ def called(command: list[str], cwd: Path | None = None) -> None:
 
 
 def install(peer: Peer, cache: Path) -> list[str]:
-    """Install a peer unless it is there already. Return how to start its program."""
+    """Install a peer unless it is already installed. Return the command that starts its program."""
     if peer.kind == "python" and not peer.needs:
         return [sys.executable, "-m", f"benchmarks._peers.{peer.module}"]
     tools = {"python": (), "node": ("node", "npm"), "java": ("java", "mvn")}[peer.kind]
@@ -191,12 +191,12 @@ def install(peer: Peer, cache: Path) -> list[str]:
     return ["java", "-cp", f"{place / 'peer.jar'}:{place / 'lib'}/*", "Redisson"]
 
 
-# Driving
+# Driving the programs
 
 
 @contextlib.contextmanager
 def program(command: list[str], log: Path) -> Iterator[Popen[str]]:
-    """Run one of a peer's programs, and end it with all of its children."""
+    """Run one of a peer's programs, and kill it with all its children at the end."""
     with log.open("w") as errors:
         process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
@@ -215,7 +215,7 @@ def last_words(log: Path) -> str:
 
 
 class Offerer:
-    """The process that offers."""
+    """The process that offers messages."""
 
     def __init__(self, process: Popen[str], log: Path) -> None:
         self._process = process
@@ -223,7 +223,7 @@ class Offerer:
         self._answer()
 
     def offer(self, count: int, *, bulk: bool, after: float, spread: float) -> tuple[float, float]:
-        """Let it offer, due over ``spread`` seconds from ``after`` seconds on. Return its seconds, and the first due."""
+        """Offer messages due over ``spread`` seconds from ``after`` seconds on. Return the duration and the first due time."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"count": count, "bulk": bulk, "after": after, "spread": spread}) + "\n")
         self._process.stdin.flush()
@@ -245,7 +245,7 @@ def read_notes(file: Path) -> list[tuple[float, float]]:
 
 
 def await_notes(file: Path, count: int, longest_wait: float = 0.0) -> None:
-    """Wait until so many messages were handled, or nothing has happened for too long."""
+    """Wait until this many messages have been handled, or nothing has happened for too long."""
     size, until = 0, time.monotonic() + longest_wait + STALL_SECONDS
     while size < count * 16 and time.monotonic() < until:
         time.sleep(0.02)
@@ -254,7 +254,7 @@ def await_notes(file: Path, count: int, longest_wait: float = 0.0) -> None:
 
 
 def commands_a_second(server: PrivateServer, seconds: float) -> float:
-    """Count the commands that clients send, not those of scripts."""
+    """Return how many commands clients send per second, without those of scripts."""
     with socket.socket(socket.AF_UNIX) as watch:
         watch.connect(str(server.socket_path))
         watch.sendall(b"MONITOR\r\n")
@@ -269,7 +269,7 @@ def commands_a_second(server: PrivateServer, seconds: float) -> float:
 
 @dataclass
 class Bench:
-    """One server, one folder, and how much of everything."""
+    """A server, a directory, and the scale of the measurements."""
 
     server: PrivateServer
     redis: Any
@@ -281,7 +281,7 @@ class Bench:
         return max(count // 10, 100) if self.quick else count
 
     def memory(self) -> int:
-        """What the server holds when the connections of others are gone."""
+        """Return the server's memory once the connections of others are gone."""
         time.sleep(0.2)
         return int(self.redis.info("memory")["used_memory"])
 
@@ -293,7 +293,7 @@ class Bench:
             yield Offerer(process, log)
 
     def offers(self, peer: Peer, command: list[str], figures: Figures) -> None:
-        """How fast it offers, and what a pending message takes up. All are due in an hour or two."""
+        """Measure how fast it offers, and the memory of a pending message. All messages are due in an hour or two."""
         one, bulk = self.scaled(1000), self.scaled(min(max(peer.due), 10_000))
         far = {"after": 3600.0, "spread": 3600.0}
         self.server.flush()
@@ -309,7 +309,7 @@ class Bench:
         figures.memory.append((after - before) / (one + bulk + 2 * WARM_UP))
 
     def handling(self, peer: Peer, command: list[str], setting: str, figures: Figures, offering: Figures) -> None:
-        """How fast it delivers what is due, what it asks when idle, and how late it is."""
+        """Measure how fast it delivers due messages, how many commands it sends when idle, and how late it is."""
         due = self.scaled(peer.due[setting == "best"])
         notes, log = self.folder / "notes", self.folder / "worker"
         notes.write_bytes(b"")
@@ -346,7 +346,7 @@ class Bench:
 def measure(
     bench: Bench, peers: list[Peer], cache: Path, runs: int, minutes: float
 ) -> tuple[dict[str, dict[str, Figures]], dict[str, str]]:
-    """Return the figures of each peer by setting, and why some have none, or not all."""
+    """Return the figures of each peer by setting, and why some peers have none or not all."""
     figures: dict[str, dict[str, Figures]] = {}
     reasons: dict[str, str] = {}
     commands: dict[str, list[str]] = {}
@@ -377,7 +377,7 @@ def measure(
     return figures, reasons
 
 
-# Telling
+# Reporting
 
 
 def shown(row: dict[str, Any], setting: str, name: str, digits: int = 0) -> str:
@@ -484,7 +484,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the messages, one run: to see whether it works")
     parser.add_argument("--cache", type=Path, default=ROOT / ".benchmarks", help="where the peers are installed")
     options = parser.parse_args()
-    # Asked to end, end what was started as well.
+    # When asked to terminate, also end the processes that were started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     runs = 1 if options.quick else options.runs
     plt = plotter() if options.plot else None

@@ -1,9 +1,10 @@
 """Measure a reliable queue: ``python -m benchmarks.reliable [--json] [--server URL] [--pending 10000 100000 1000000]``.
 
-Messages of 100 bytes, all due. First, by how many are pending: what claiming and acknowledging one costs, in batches of 100
-under one lease each, on queues of all sizes by turns; medians over the rounds. "server" is the server's own time, "wall" that
-of this process, which claims, and then acknowledges from 100 tasks at once. Then what one process gets through, by turns;
-medians over the runs. Memory is what the largest queue adds to ``used_memory``, and what is left of that when it is drained.
+Messages of 100 bytes are all due. First, by how many are pending: the cost of claiming and acknowledging a message, in batches
+of 100 under one lease each, interleaved on queues of all sizes; medians over the rounds. "server" is the server's own time,
+"wall" that of this process, which claims, and then acknowledges from 100 tasks at once. Then the throughput of one process,
+interleaved; medians over the runs. Memory is how much the largest queue adds to ``used_memory``, and how much of that is left
+once it is drained.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CALLERS, TASKS = 4, 100
 
 
 class Bytes:
-    """Values are payloads."""
+    """A codec whose values are payloads."""
 
     def encode(self, value: bytes) -> bytes:
         return value
@@ -59,7 +60,7 @@ def used_memory(server: Any) -> int:
 
 
 def server_us(server: Any) -> int:
-    """What scripts have taken so far, microseconds."""
+    """Return how long scripts have taken so far, microseconds."""
     return int(server.info("commandstats").get("cmdstat_evalsha", {}).get("usec", 0))
 
 
@@ -102,7 +103,7 @@ async def by_size(server: Any, client: delayq.Client, sizes: list[int]) -> list[
     return rows
 
 
-# What one process gets through
+# The throughput of one process
 
 
 async def by_offers(queue: Queue, messages: int) -> None:
@@ -115,7 +116,7 @@ async def by_claims(queue: Queue, messages: int, callers: int) -> None:
     async def call() -> None:
         nonlocal left
         while left > 0:
-            # In two steps: the others count meanwhile.
+            # In two steps, because other callers count in the meantime.
             settled = await claim_and_ack(queue)
             left -= settled
 

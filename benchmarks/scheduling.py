@@ -1,12 +1,12 @@
 """Measure the timer wheel against sleeping and polling: ``python -m benchmarks.scheduling [--json FILE] [--most 1000000]``.
 
-Ways to run something later, with so many pending: up to 2,000 of them come due, scattered over 5 s; the others in an hour or
-two. In memory: delayq's timer wheel, ``loop.call_later``, and a task with ``asyncio.sleep`` for each message. On a private
-server, with payloads of 100 bytes: polling a sorted set, and delayq's DelayedQueue. Every sample runs in a process of its
-own, the ways by turns; medians over the runs.
+These are ways to run something later while others are pending: up to 2,000 come due, scattered over 5 s, and the rest in an hour
+or two. In memory: delayq's timer wheel, ``loop.call_later``, and a task with ``asyncio.sleep`` per message. On a private server,
+with payloads of 100 bytes: polling a sorted set, and delayq's DelayedQueue. Every sample runs in a process of its own. The ways
+are interleaved, and the medians over the runs are shown.
 
-Lateness is when it ran minus when it was due. "add" is the processor time that adding one took; "CPU" that of the process
-while the messages came due, all of it (the server's comes on top). Memory is of the process, and of the server.
+Lateness is the actual time minus the due time. "add" is the processor time of adding one; "CPU" is all the processor time of the
+process while the messages came due, without the server's. Memory is that of the process, and of the server.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 DUE = 2000
-# Within it, 2,000 are added, also where each call is awaited.
+# Within this time 2,000 are added, even where each call is awaited.
 LEAD = 2.0
 SPREAD = 5.0
-# What is later than this is given up.
+# Messages that are later than this are given up.
 PATIENCE = 60.0
 KEY = "benchmark"
 TEXT = "x" * 62
@@ -55,7 +55,7 @@ return due
 
 @dataclass
 class Sample:
-    """What one process measures: how late each was, and the costs."""
+    """The measurements of one process: how late each message was, and the costs."""
 
     late: list[float]
     added: int
@@ -78,12 +78,12 @@ class Sample:
 
 
 def peak() -> float:
-    """The most memory that this process ever had, bytes."""
+    """Return the most memory that this process ever had, bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def delays(count: int) -> tuple[list[float], list[float]]:
-    """Those that come due, from now; and the others."""
+    """Return the delays of those that come due, from now, and of the others."""
     chance, near = random.Random(1), min(count, DUE)
     return [LEAD + chance.uniform(0, SPREAD) for _ in range(near)], [chance.uniform(3600, 7200) for _ in range(count - near)]
 
@@ -92,7 +92,7 @@ def delays(count: int) -> tuple[list[float], list[float]]:
 
 
 async def in_memory(count: int, add: Callable[[float, Callable[[], None] | None], object]) -> Sample:
-    """``add(due, callback)`` runs a callback when ``time.monotonic()`` is due, or for None something that does nothing."""
+    """Measure ``add(due, callback)``, which runs a callback when ``time.monotonic()`` reaches ``due``; None means a no-op."""
     near, far = delays(count)
     sample = Sample([], count)
     done = asyncio.Event()
@@ -108,7 +108,7 @@ async def in_memory(count: int, add: Callable[[float, Callable[[], None] | None]
     memory, cpu = peak(), time.process_time()
     now = time.monotonic()
     kept = [add(now + delay, None) for delay in far]
-    # The far ones first, and all that they do at once done: then the near ones are not late because of them.
+    # Add the far ones first and let all their immediate work finish, so that they do not delay the near ones.
     await asyncio.sleep(0)
     now = time.monotonic()
     kept += [add(now + delay, fired(now + delay)) for delay in near]
@@ -170,7 +170,7 @@ async def by_polling(url: str, count: int, interval: float, *, by_script: bool =
             else:
                 members = await server.zrangebyscore(KEY, "-inf", time.time(), 0, 1000)
             for member in members:
-                # With several pollers, whoever removes it has it.
+                # With several pollers, the one that removes a member owns it.
                 if not by_script:
                     sample.commands += 1
                     await server.zrem(KEY, member)
@@ -204,7 +204,7 @@ async def by_delayq(url: str, count: int) -> Sample:
 
 @dataclass(frozen=True)
 class Way:
-    """How to run something later."""
+    """A way to run something later."""
 
     name: str
     run: Callable[[str, int], Coroutine[Any, Any, Sample]]
@@ -226,7 +226,7 @@ WAYS = {
 
 
 def fill_far(server: Any, way: Way, count: int) -> None:
-    """Store what does not come due."""
+    """Store the messages that do not come due."""
     _, far = delays(count)
     now = time.time()
     if way.layout == "delayq":
@@ -249,7 +249,7 @@ def measure(server: Any, url: str, name: str, count: int) -> dict[str, float]:
     way = WAYS[name]
     server_bytes = 0.0
     if way.layout:
-        # Not in the background: what it frees would be missed below.
+        # Not in the background: memory freed later would be missing from the figures below.
         server.execute_command("FLUSHALL", "SYNC")
         before = server.info("memory")["used_memory"]
         fill_far(server, way, count)
@@ -345,7 +345,7 @@ def main() -> None:
 
 def add_row(table: Table, count: int, way: Way, figures: dict[str, float]) -> None:
     row = {"pending": count, "way": way.name} | figures
-    # Of a few messages the memory is lost among the rest.
+    # With only a few messages, their memory is lost in the noise.
     many = count >= 100_000
     table.add(
         row,

@@ -1,8 +1,8 @@
 """Measure the search by content: ``python -m benchmarks.search [--json] [--pending 1000000] [--redisson 100000]``.
 
-Ours through the real API, which reads the ordered list in pages, beside Redisson's steps, one script that fetches entry
-after entry by its index: that takes time by the square of the length, over half a minute for a million. The longest block
-is the server's own (SLOWLOG of every command, INFO commandstats).
+Ours runs through the real API, which reads the ordered list in pages. Redisson's steps are one script that fetches one entry
+after another by index, which takes time quadratic in the length: over half a minute for a million. The longest block is the
+server's own measurement (SLOWLOG of every command, INFO commandstats).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ return 0
 
 
 def value(place: int) -> str:
-    """What the message at this place says: 100 bytes as JSON."""
+    """Return the value of the message at this place: 100 bytes as JSON."""
     return f"{place:098d}"
 
 
 def watch(server: Any) -> None:
-    """Let the server note how long each command takes."""
+    """Make the server log how long each command takes."""
     server.config_set("slowlog-max-len", 1_000_000)
     server.config_set("slowlog-log-slower-than", 0)
     server.slowlog_reset()
 
 
 def longest_ms(server: Any) -> float:
-    """For how long the longest command since then has blocked the server."""
+    """Return how long the longest command since then has blocked the server."""
     watching = (b"SLOWLOG", b"CONFIG")
     entries = server.slowlog_get(-1)
     return max(float(entry["duration"]) / 1000 for entry in entries if not entry["command"].upper().startswith(watching))

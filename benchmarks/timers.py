@@ -1,8 +1,9 @@
 """Measure the timer wheel against ``loop.call_later``: ``python -m benchmarks.timers [--json] [--plot FILE]``.
 
-Every sample runs in a process of its own, the designs by turns; medians over the runs, garbage collection on. Delays are
-60 s to 3600 s, but for "expire" (N within half a second) and "hold" (N at the same moment). "hold" is the longest time
-for which the loop did nothing else. "kept" is what is left of each timer after cancelling all and one turn of the loop.
+Every sample runs in a process of its own, with the designs interleaved and garbage collection on; the medians over the runs are
+shown. Delays are 60 s to 3600 s, except for "expire" (N within half a second) and "hold" (N at the same moment). "hold" is the
+longest time for which the loop did nothing else. "kept" is the memory left per timer after cancelling all of them and one turn
+of the loop.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ def nothing(_timeout: object = None) -> None:
 
 
 def adder(design: str) -> Callable[..., Any]:
-    """Return what adds a timer; see :func:`arguments`."""
+    """Return a function that adds a timer; see :func:`arguments`."""
     return HashedWheelTimer().new_timeout if design == "wheel" else asyncio.get_running_loop().call_later
 
 
 def arguments(design: str, callback: Callable[..., None], delays: list[float]) -> list[tuple[Any, Any]]:
-    """Return the arguments in the design's order, ready-made: neither design pays for an adapter."""
+    """Return ready-made arguments in the order of the design, so that neither design pays for an adapter."""
     return [(callback, delay) if design == "wheel" else (delay, callback) for delay in delays]
 
 
@@ -68,7 +69,7 @@ async def speed(design: str, count: int) -> dict[str, float]:
 
 
 async def run_dry(design: str, delays: list[float]) -> tuple[float, float]:
-    """Block the loop until all is due. Return the seconds until all has run, and the longest turn of the loop."""
+    """Block the loop until everything is due. Return the seconds until all have run, and the longest turn of the loop."""
     left = len(delays)
 
     def fired(_timeout: object = None) -> None:
@@ -101,7 +102,7 @@ async def hold(design: str, count: int) -> dict[str, float]:
 
 async def memory(design: str, count: int) -> dict[str, float]:
     if design == "uvloop":
-        return {}  # It allocates where tracemalloc does not look.
+        return {}  # It allocates memory that tracemalloc does not see.
     add, calls = adder(design), arguments(design, nothing, far(count))
     timers: list[Any] = [None] * count
     gc.collect()
@@ -138,7 +139,7 @@ def run_sample(design: str, sample: str, count: int) -> dict[str, float]:
 
 
 def measure(count: int, runs: int) -> dict[str, dict[str, float]]:
-    """Return the medians: design -> figure -> value."""
+    """Return the medians, by design and figure."""
     designs = ["asyncio", "wheel"] + ["uvloop"] * (find_spec("uvloop") is not None)
     values: dict[str, dict[str, list[float]]] = {design: {} for design in designs}
     for _ in range(runs):

@@ -1,8 +1,8 @@
 """Measure what one transfer costs the server: ``python -m benchmarks.transfer [--json] [--plot FILE] [--most 1000000]``.
 
-Ours beside Redisson's steps, written out again from their description, on a private server, by turns: how long one script
-that moves 100 due messages blocks the server, with so many pending, for four orders in which they come due. The time is
-the server's own (``INFO commandstats``). Payloads have 100 bytes. Before each call everything is as it was at first.
+Our script and Redisson's steps, rewritten from their description, run interleaved on a private server. The figures show how long
+one script that moves 100 due messages blocks the server, by how many are pending, for four orders in which they come due. The
+time is the server's own (``INFO commandstats``). Payloads have 100 bytes. Before each call everything is restored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ORDERS = {
 
 @dataclass(frozen=True)
 class Series:
-    """One line of the plot: whose script, and what it works on."""
+    """A line of the plot: a script, and the data that it works on."""
 
     name: str
     java_ids: bool
@@ -56,7 +56,7 @@ KEYS = {java_ids: DelayedKeys.of(f"benchmark:{'java' if java_ids else 'ours'}") 
 
 
 def due_times(pending: int, order: str) -> Callable[[int], int]:
-    """Tell when the message at each place is due: all of them in the past."""
+    """Return a function that tells when the message at each place is due: all of them in the past."""
     chance = random.Random(1)
     ago = int(time.time() * 1000) - 2 * pending
     orders: dict[str, Callable[[int], int]] = {
@@ -69,7 +69,7 @@ def due_times(pending: int, order: str) -> Callable[[int], int]:
 
 
 def run_once(server: Any, series: Series) -> float:
-    """Make one call, put back what it moved, and return how long it blocked the server, ms."""
+    """Make one call, put back everything it moved, and return how long it blocked the server, ms."""
     keys = KEYS[series.java_ids]
     due = server.zrange(keys.timeout, 0, BATCH - 1, withscores=True)
     milliseconds = series.call(server, keys)

@@ -1,8 +1,8 @@
 """Measure a worker: ``python -m benchmarks.worker [--json] [--messages 200000]``.
 
-Messages of 100 bytes that are all due are handled to the last one by a handler that does nothing, on a private server: by a
-worker at several concurrencies, by one with a sync handler in threads, and by the queue's own loop (``async for message in
-queue: async with message``), which settles one message after the other. By turns; medians over the runs.
+Messages of 100 bytes, all due, are handled to the last by a handler that does nothing, on a private server: by a worker at
+several concurrencies, by one with a sync handler in threads, and by the queue's own loop (``async for message in queue: async
+with message``), which acknowledges one message after another. Runs are interleaved, and their medians are shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AT_A_TIME = 10_000
 
 
 class Countdown:
-    """Tells when so many messages have been handled."""
+    """An event that is set once this many messages have been handled."""
 
     def __init__(self, messages: int) -> None:
         self.left = messages
@@ -73,7 +73,7 @@ async def by_loop(client: delayq.Client, messages: int) -> None:
 
 
 WAYS: dict[str, tuple[Callable[[delayq.Client, int], Awaitable[None]], int]] = {
-    # How it is done, and which part of the messages is enough.
+    # How to handle messages, and the number by which to divide their count.
     "worker, concurrency 1": (lambda client, messages: by_worker(client, messages, 1), 1),
     "worker, concurrency 100": (lambda client, messages: by_worker(client, messages, 100), 1),
     "worker, concurrency 1000": (lambda client, messages: by_worker(client, messages, 1000), 1),
@@ -83,7 +83,7 @@ WAYS: dict[str, tuple[Callable[[delayq.Client, int], Awaitable[None]], int]] = {
 
 
 async def measure(url: str, way: str, messages: int) -> float:
-    """Handle them all, and return how many a second."""
+    """Handle all messages, and return how many per second."""
     handle, part = WAYS[way]
     messages //= part
     async with delayq.connect(url) as client:

@@ -1,10 +1,10 @@
-"""Two workers, one account: whoever finds it locked puts the message back for a moment, instead of waiting.
+"""Two workers, one account: a worker that finds it locked puts the message back for a moment instead of waiting.
 
     export DELAYQ_URL=redis://127.0.0.1:6379/0
     python examples/lock_conflict.py
 
-A worker that waits for a lock can do nothing else meanwhile, and enough of them stop all work. Here the message
-returns to the queue with a short delay, and the worker goes on with the next one.
+A worker that waits for a lock can do nothing else in the meantime, and enough waiting workers bring all work to a halt. Here the
+message returns to the queue with a short delay, and the worker continues with the next one.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ TRANSFERS = [("alice", 10), ("alice", 20), ("bob", 30), ("alice", 40)]
 
 async def work(name: str, redis: Redis, queue: delayq.DelayedQueue[Any], booked: asyncio.Queue[int]) -> None:
     async for transfer in queue:
-        # SET key token NX PX. The lock ends by itself should we die, and only the token's owner releases it.
+        # SET key token NX PX. The lock expires by itself if this process dies, and only the token's owner releases it.
         lock = redis.lock(f"lock:{transfer['account']}", timeout=10, blocking=False)
         if not await lock.acquire():
             print(f"{name}: {transfer['account']} is locked, {transfer['amount']} comes again", flush=True)

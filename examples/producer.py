@@ -18,7 +18,7 @@ async def main() -> None:
     async with delayq.connect() as client:
         queue = client.delayed_queue("greetings")
         for text, delay in GREETINGS.items():
-            # Only so that the consumer can tell how late it was. The queue keeps its own due time.
+            # Only for the consumer, which prints how late it was. The queue keeps its own due time.
             due_at = datetime.now(UTC) + timedelta(seconds=delay)
             receipt = await queue.offer({"text": text, "due_at": due_at.isoformat()}, delay=delay)
             print(f"{text} is due at {receipt.due_at:%H:%M:%S.%f}", flush=True)

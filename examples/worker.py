@@ -1,11 +1,11 @@
-"""Close orders half a second after they were made, in a worker.
+"""Close orders half a second after they were placed, in a worker.
 
     export DELAYQ_URL=redis://127.0.0.1:6379/0
     python examples/worker.py              # offers three orders, handles them, and ends
 
-    cd examples && delayq worker worker:worker --processes 2     # for ever, in two processes
+    cd examples && delayq worker worker:worker --processes 2     # runs forever, in two processes
 
-The warehouse does not always answer; such orders are tried again a moment later.
+The warehouse does not always answer; orders that it does not answer are retried a moment later.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ closed = asyncio.Semaphore(0)
 
 
 class Warehouse:
-    """What handlers need. In earnest, a database."""
+    """A dependency of the handlers. In a real application, a database."""
 
     async def put_back(self, item: str) -> None:
         if random.random() < 0.3:

@@ -8,7 +8,7 @@
     curl -X POST localhost:8000/orders/ID/pay
     curl localhost:8000/orders/ID
 
-``$ORDER_TIMEOUT_SECONDS`` sets another time than 1800 seconds. Orders are in ``orders.db``, or where ``$ORDERS_DB`` says.
+``$ORDER_TIMEOUT_SECONDS`` replaces the default of 1800 seconds. Orders are kept in ``orders.db``, or in the file ``$ORDERS_DB``.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ TIMEOUT = float(os.environ.get("ORDER_TIMEOUT_SECONDS", "1800"))
 
 
 class Timeouts:
-    """The queue "close-orders", and the receipts of what this process offered to it."""
+    """The queue "close-orders", and receipts for the messages that this process offered to it."""
 
     def __init__(self, client: delayq.Client) -> None:
         self._queue: delayq.DelayedQueue[str] = client.delayed_queue("close-orders")
@@ -35,11 +35,11 @@ class Timeouts:
 
     async def start(self, order_id: str) -> None:
         self._receipts[order_id] = await self._queue.offer(order_id, delay=TIMEOUT)
-        # Later there is nothing left to cancel.
+        # After that, there is nothing left to cancel.
         asyncio.get_running_loop().call_later(TIMEOUT, self._receipts.pop, order_id, None)
 
     async def cancel(self, order_id: str) -> None:
-        # After a restart the receipt is gone. The message then arrives, finds the order paid, and does nothing.
+        # After a restart the receipt is gone. The message then arrives, finds the order paid, and has no effect.
         if receipt := self._receipts.pop(order_id, None):
             await receipt.cancel()
 
@@ -57,7 +57,7 @@ app = FastAPI(lifespan=lifespan)
 @app.post("/orders", status_code=201)
 async def create_order(new: NewOrder) -> Order:
     order = orders.draft(new)
-    # The timeout first: one without an order does nothing, an order without one would stay unpaid for good.
+    # Start the timeout first: a timeout without an order does nothing, but an order without one would stay unpaid for good.
     await app.state.timeouts.start(order.id)
     await run_in_threadpool(orders.save, order)
     return order

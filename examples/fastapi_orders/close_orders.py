@@ -1,4 +1,4 @@
-"""Close the orders that nobody has paid in time. Belongs to ``app.py``, which tells how to run it."""
+"""Close orders that were not paid in time. This belongs to ``app.py``, whose docstring shows how to run it."""
 
 import asyncio
 

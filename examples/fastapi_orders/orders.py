@@ -1,4 +1,4 @@
-"""The orders, in a SQLite file that the app and the consumer share: ``$ORDERS_DB``, or ``orders.db``."""
+"""The orders, in a SQLite file that the app and the consumer share: ``$ORDERS_DB``, by default ``orders.db``."""
 
 import os
 import sqlite3
@@ -48,8 +48,8 @@ def find(order_id: str) -> Order | None:
 
 
 def settle(order_id: str, state: State) -> bool:
-    """Move an unpaid order to another state. False if it is not unpaid (any more)."""
-    # One statement: when payment and timeout meet, exactly one of them wins.
+    """Move an unpaid order to another state. Return False if it is not unpaid (any more)."""
+    # A single statement: when payment and timeout coincide, exactly one of them wins.
     with _database() as connection:
         changed = connection.execute("UPDATE orders SET state = ? WHERE id = ? AND state = ?", (state, order_id, State.UNPAID))
         return changed.rowcount == 1

@@ -1,4 +1,4 @@
-"""A web application with /metrics, whose worker handles what it offers, and traces if OpenTelemetry's SDK is set up.
+"""A web application with /metrics, a worker that handles what it offers, and traces if you have set up OpenTelemetry's SDK.
 
     export DELAYQ_URL=redis://127.0.0.1:6379/0
     pip install 'delayq[prometheus]' fastapi uvicorn
@@ -7,7 +7,7 @@
     curl -X POST 'localhost:8000/mails?to=ada@example.org&delay=2'
     curl localhost:8000/metrics
 
-``prometheus.yml`` scrapes it; ``dashboard.json`` is for Grafana: Dashboards, New, Import.
+``prometheus.yml`` scrapes it. Import ``dashboard.json`` into Grafana: Dashboards, New, Import.
 """
 
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from delayq.integrations.prometheus import Metrics
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     async with delayq.connect() as client, Metrics(client) as metrics:
-        # On this very client: its deliveries are in the metrics.
+        # Using this same client puts its deliveries into the metrics.
         worker = delayq.Worker(client)
 
         @worker.listener("mails")

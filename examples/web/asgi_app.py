@@ -1,4 +1,4 @@
-"""No framework: the client is in the scope.
+"""Without a framework: the client is in the scope.
 
 export DELAYQ_URL=redis://127.0.0.1:6379/0
 uvicorn asgi_app:app --app-dir examples/web

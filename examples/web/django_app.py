@@ -1,10 +1,10 @@
-"""Django under an ASGI server: the client is in the request's scope. Async views only.
+"""Django under an ASGI server: the client is in the request's scope. Only async views can use it.
 
     export DELAYQ_URL=redis://127.0.0.1:6379/0
     uvicorn django_app:app --app-dir examples/web
     curl -X POST 'localhost:8000/mails?to=ada@example.org'
 
-One file for a whole project; in yours, the last line belongs to ``asgi.py``.
+This is a whole project in one file; in yours, the last line belongs in ``asgi.py``.
 """
 
 import django

@@ -22,7 +22,7 @@ worker = delayq.Worker(shutdown_timeout=20)
 @worker.listener("mails")
 async def send_mail(to: str) -> None:
     print("sending to", to, flush=True)
-    # A slow mail server: when the application is stopped meanwhile, this ends first.
+    # A slow mail server: if the application stops in the meantime, this finishes first.
     await asyncio.sleep(float(os.environ.get("MAIL_SECONDS", "0")))
     print("sent to", to, flush=True)
 

@@ -1,18 +1,19 @@
-"""Judges a history: what must not be, by kind and message. Pure functions; no clock, no server.
+"""Judge a history: find every violation, by kind and message. These are pure functions, without a clock or a server.
 
 The rules:
 
-- *lost*: an offer was said to be stored, and nobody ever had the message to the end.
-- *unexpected*: what was never offered, or was said not to be stored, was delivered.
-- *expired*: it was delivered although its time to live had ended.
-- *held*: its id was refused, although the message that had it had expired.
-- *early*: it was delivered before its delay had passed, or before the queue itself says that it was due.
-- *stored twice*: one offer came as two messages.
-- *duplicate*: it came again although its lease had not ended and nobody had given it back; from a queue without leases: at all.
-- *after ack*: it came again although the queue had said that it was acknowledged.
-- *stuck*: it came later than so long after it was due, and after the last fault that can have delayed it was over.
-- *attempts*: their numbers do not rise, or rise faster than leases can end.
-- *left*: something is on the server that nobody needs any more.
+- *lost*: an offer was reported as stored, but no consumer ever finished with the message.
+- *unexpected*: a message was delivered that was never offered, or whose offer was reported as not stored.
+- *expired*: a message was delivered although its time to live had ended.
+- *held*: an id was refused although the message that had it had expired.
+- *early*: a message was delivered before its delay had passed, or before the moment at which the queue itself says it was due.
+- *stored twice*: one offer arrived as two messages.
+- *duplicate*: a message was redelivered although its lease had not ended and no consumer had given it back; without leases,
+  any redelivery is a duplicate.
+- *after ack*: a message was redelivered although the queue had confirmed its acknowledgement.
+- *stuck*: a message arrived later than the allowed time after it was due and the last fault that could delay it was over.
+- *attempts*: the attempt numbers do not rise, or rise faster than leases can end.
+- *left*: something is still on the server although it is no longer needed.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
 
     from tests.faults.history import Delivered, Fault, History, Offered
 
-# The consumer had these to the end, as far as anybody can tell.
+# As far as anyone can tell, the consumer finished with messages that ended like this.
 _DONE = (End.ACKED, End.UNATTENDED, End.UNKNOWN, End.EITHER)
-# These may come again before their lease ends.
+# Messages that ended like this may be redelivered before their lease ends.
 _BACK = (End.RETURNED, End.NACKED, End.EITHER)
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that must not be."""
+    """One thing that must not happen."""
 
     kind: str
     key: int
@@ -50,13 +51,13 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a queue promises.
+    """The promises of a queue.
 
     Attributes:
-        lease_us: For how long a consumer has a message; 0: for good, and nobody gets it again.
+        lease_us: How long a consumer may keep a message; 0 means for good, so that it is never redelivered.
         within_us: How long a message may take once it is due and nothing is broken.
-        may_lose: So many messages may be gone with consumers that were killed. Only where there are no leases.
-        clock_us: So coarse are the moments that the queue tells.
+        may_lose: How many messages may disappear with consumers that were killed. Only for queues without leases.
+        clock_us: The resolution of the times that the queue reports.
     """
 
     lease_us: int
@@ -66,7 +67,7 @@ class Rules:
 
 
 def check(history: History, rules: Rules) -> list[Violation]:
-    """Everything that is wrong with a history, in order of kind and key."""
+    """Return every violation in a history, ordered by kind and key."""
     by_key: dict[int, list[Delivered]] = defaultdict(list)
     for one in history.delivered:
         by_key[one.key].append(one)
@@ -91,20 +92,20 @@ def check(history: History, rules: Rules) -> list[Violation]:
             found += _attempts(key, some, offered, rules)
             for end, violation in _after_ack(key, some, history.doubts):
                 (found if end is End.ACKED else unattended).append(violation)
-    # The log does not say which: so many may be explained by it.
+    # The log does not say which messages these were, so it may explain this many violations.
     if len(unattended) > history.nameless_doubts:
         found += unattended
     return sorted(found, key=lambda violation: (violation.kind, violation.key))
 
 
 def summary(violations: Sequence[Violation], show: int = 5) -> str:
-    """How many there are of each kind, and the first ones in full."""
+    """Return how many violations there are of each kind, and the first ones in full."""
     counts = Counter(violation.kind for violation in violations)
     return "; ".join([f"{count} {kind}" for kind, count in counts.items()] + [str(one) for one in violations[:show]]) or "none"
 
 
 def lateness_us(history: History) -> list[int]:
-    """How long after its due time each message first came, sorted: of those that no fault can have delayed."""
+    """Return how late each message first arrived, sorted. Messages that a fault may have delayed are left out."""
     waits = _Waits(history.faults)
     first = _first(history)
     late = []
@@ -116,7 +117,7 @@ def lateness_us(history: History) -> list[int]:
 
 
 def percentile(values: Sequence[int], share: float) -> int:
-    """The value below which that share of them lies; 0 of none."""
+    """Return the value below which this share of the values lies; 0 if there are none."""
     return values[min(len(values) - 1, int(len(values) * share))] if values else 0
 
 
@@ -185,7 +186,7 @@ def _attempts(key: int, some: Sequence[Delivered], offered: Offered | None, rule
     numbered = [one for one in some if one.attempt]
     if not numbered:
         return
-    # Attempts that nobody saw were those of consumers that died, or whose answer was lost: each lasted a lease.
+    # Attempts that were never seen belonged to consumers that died or whose reply was lost: each lasted a whole lease.
     first = numbered[0]
     earliest = (offered.due_us if offered else first.due_us) + (first.attempt - 1) * rules.lease_us
     if first.attempt > 1 and first.claimed_us + rules.clock_us < earliest:
@@ -220,15 +221,15 @@ def _first(history: History) -> dict[int, Delivered]:
 
 
 class _Waits:
-    """From when on a message could have come."""
+    """The moments from which messages could have arrived."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         in_order = sorted(faults, key=lambda fault: fault.from_us)
         self._starts = [fault.from_us for fault in in_order]
-        # The latest end of all that began until then.
+        # For each fault, the latest end of all faults that began no later than it did.
         self._ends = list(itertools.accumulate((fault.to_us for fault in in_order), max))
 
     def healthy_from(self, due_us: int, seen_us: int) -> int:
-        """Its due time, or the end of the last fault that began before it came."""
+        """Return when the message was due, or when the last fault that began before it arrived ended, if that is later."""
         count = bisect_right(self._starts, seen_us)
         return max(due_us, self._ends[count - 1]) if count else due_us

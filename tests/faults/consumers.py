@@ -1,6 +1,6 @@
-"""Consumers of a storm: they handle messages in every way there is, and tell a witness what they saw.
+"""Consumers for a storm. They handle messages in every possible way, and report what they see to a witness.
 
-Run as a process of its own, too: :func:`main`, which expects to be killed.
+This module also runs as a process of its own: :func:`main`, which expects to be killed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 Kind = Literal["reliable", "deliveries", "plain"]
 KINDS: tuple[Kind, ...] = ("reliable", "deliveries", "plain")
-"""A reliable queue; a delayed queue with leases; a delayed queue from which what is taken is gone."""
+"""A reliable queue; a delayed queue with leases; and a delayed queue without leases, where a message that was taken is gone."""
 
 QUEUE = "storm"
 IDS = "storm-ids"
-"""A reliable queue without consumers until all is healed: there, messages expire, and others have their ids."""
+"""A reliable queue that has no consumers until everything is healed: its messages expire, and their ids are used again."""
 LEASE = 3.0
 RESYNC = 0.5
 RETRY_DELAY = 0.2
 _BACKOFF = delayq.Backoff.fixed(RETRY_DELAY)
 DEADLINE = 1.0
-"""Instead of five seconds: a storm is short, and shall see deadlines pass."""
+"""Shorter than the usual five seconds, because a storm is short and should see deadlines pass."""
 _DEADLINES = (
     "delayq._redis.wire.ANSWER_WITHIN",
     "delayq._redis.server.ANSWER_WITHIN",
@@ -46,7 +46,7 @@ _DEADLINES = (
 
 @dataclass(frozen=True)
 class Habits:
-    """How often a consumer does what is not usual, each a share of all messages."""
+    """How often a consumer does something unusual, each as a share of all messages."""
 
     fails: float = 0.01
     releases: float = 0.003
@@ -54,11 +54,11 @@ class Habits:
     dawdles: float = 0.0002
     leaves: float = 0.001
     pauses: float = 0.002
-    """Of a queue without leases: it handles something for some milliseconds, with more at hand."""
+    """Only without leases: how often it spends some milliseconds on a message while it has more in hand."""
 
 
 class Witness(Protocol):
-    """Whoever keeps what consumers saw."""
+    """Records what consumers see."""
 
     def began(self, delivered: Delivered) -> None: ...
 
@@ -66,11 +66,11 @@ class Witness(Protocol):
 
 
 class Failed(Exception):
-    """A handler failed, on purpose."""
+    """A deliberate failure of a handler."""
 
 
 class Consumer:
-    """One loop over a queue, which goes on until it is cancelled or the queue closes."""
+    """A loop over a queue, which runs until it is cancelled or the queue closes."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Consumer:
         async with aclosing(queue.deliveries(LEASE, retry_delay=RETRY_DELAY)) as deliveries:  # type: ignore[type-var]
             async for delivery in deliveries:
                 ends_us = micros(delivery.lease_ends_at)
-                # It leaves the server at the beginning of its lease, which was rounded up to milliseconds.
+                # The message leaves the server when its lease begins, and the end of the lease was rounded up to milliseconds.
                 one = Delivered(
                     delivery.value,
                     now_us(),
@@ -147,7 +147,7 @@ class Consumer:
     async def _plain(self) -> bool:
         queue = open_delayed(self._client)
         if self._chance.random() < 0.2:
-            # One by one, for a while, and at times without patience.
+            # Take one at a time for a while, at times with hardly any patience.
             for _ in range(50):
                 if (value := await queue.poll(self._chance.random() * 0.02)) is not None:
                     self._took(value)
@@ -175,15 +175,15 @@ class Consumer:
         except (Failed, delayq.OutcomeUnknown):
             pass
         except delayq.LeaseLost:
-            # Where an earlier answer was lost, that is what it may have done.
+            # If an earlier reply was lost, that call itself may have ended the lease.
             if not self._unsure:
                 one.end = End.LOST
         except (delayq.ServerError, delayq.Closed):
-            # Not carried out: its lease ends by itself.
+            # The call was not carried out, so the lease ends by itself.
             if not self._unsure:
                 one.end = End.NONE
         except asyncio.CancelledError:
-            # Who was waiting for the answer to an acknowledgement has sent it.
+            # A consumer that was waiting for the reply to an acknowledgement has already sent it.
             one.end = {End.NONE: End.RETURNED, End.UNKNOWN: End.EITHER}.get(one.end, one.end)
             raise
         finally:
@@ -215,20 +215,20 @@ class Consumer:
 
     @contextmanager
     def _doubting(self) -> Iterator[None]:
-        """A call whose answer may be lost. The block acknowledges at its end then, which may find that all is done."""
+        """Note when the reply to a call is lost. The acknowledgement at the end of the block may then find nothing left to do."""
         try:
             yield
         except delayq.OutcomeUnknown:
             self._unsure = True
 
     def _ends(self, one: Delivered, end: End) -> None:
-        """Told before it is tried: whoever is killed from now on may have done it, or not."""
+        """Report the end before trying it: a consumer that is killed from now on may or may not have carried it out."""
         one.end = end
         self._witness.ended(one)
 
 
 class WorkerConsumer:
-    """A worker, which goes on until it is stopped. Its handler does what a consumer's loop does."""
+    """A worker that runs until it is stopped. Its handler does what a consumer's loop does."""
 
     def __init__(self, client: delayq.Client, who: str, witness: Witness, seed: object, habits: Habits) -> None:
         self._who = who
@@ -264,9 +264,9 @@ class WorkerConsumer:
             if fate < habits.fails + habits.pauses:
                 await asyncio.sleep(self._chance.random() * 0.03)
             elif fate < habits.fails + habits.pauses + habits.dawdles:
-                # Its lease is renewed meanwhile.
+                # Its lease is renewed in the meantime.
                 await asyncio.sleep(self._chance.random() * 1.5 * LEASE)
-            # The worker acknowledges it, and does not say how that went.
+            # The worker acknowledges the message, but does not report whether that succeeded.
             one.end = End.UNKNOWN
         except asyncio.CancelledError:
             one.end = End.RETURNED
@@ -276,7 +276,7 @@ class WorkerConsumer:
 
 
 def open_reliable(client: delayq.Client, name: str = QUEUE) -> delayq.ReliableQueue[int]:
-    """Open a queue of a storm with the settings that all its clients have."""
+    """Open one of the storm's queues with the settings that all its clients share."""
     return client.reliable_queue(name, lease=LEASE, max_attempts=None, backoff=_BACKOFF)
 
 
@@ -289,7 +289,7 @@ def micros(moment: datetime) -> int:
 
 
 def shorten_deadlines(set_to: Callable[[str, float], None]) -> None:
-    """Let calls be given up sooner, by ``set_to(name, seconds)``."""
+    """Make calls time out sooner, by calling ``set_to(name, seconds)`` for each deadline."""
     for name in _DEADLINES:
         set_to(name, DEADLINE)
 
@@ -297,7 +297,7 @@ def shorten_deadlines(set_to: Callable[[str, float], None]) -> None:
 def main(
     url: str, detours: Mapping[int, int], notes: Path, who: str, kind: Kind, loops: int, seed: object, habits: Habits
 ) -> None:
-    """Consume until killed, with connections that take these detours."""
+    """Consume until killed, over connections that take these detours."""
     logging.getLogger("delayq").setLevel(logging.CRITICAL)
     shorten_deadlines(_set)
     with detour(detours):
@@ -306,14 +306,14 @@ def main(
 
 async def _consume(url: str, notes: Notes, who: str, kind: Kind, loops: int, seed: object, habits: Habits) -> None:
     if (parent := multiprocessing.parent_process()) is not None:
-        # Nobody would kill us.
+        # Exit with the parent, because there would be no process left to kill this one.
         asyncio.get_running_loop().add_reader(parent.sentinel, os._exit, 1)
     while True:
         try:
             async with delayq.connect(url, resync_interval=RESYNC) as client:
                 await asyncio.gather(*(Consumer(client, kind, who, notes, (seed, n), habits).run() for n in range(loops)))
         except delayq.ServerError:
-            # It was started while the server was away.
+            # The process was started while the server was away.
             await asyncio.sleep(0.05)
 
 

@@ -1,10 +1,10 @@
-"""What producers, consumers and whoever disturbs them have seen: the material of :mod:`tests.faults.checker`.
+"""Everything that producers, consumers and faults have seen and done: the input of :mod:`tests.faults.checker`.
 
-All moments are microseconds of one clock, the server's. The servers of the tests run on this machine and read the machine's
-clock, so we read it too, without asking: :func:`now_us`. :func:`demand_one_clock` makes sure of that. What scripts return (when
-a message was due, when its lease ends) is of that clock anyway.
+All times are microseconds of a single clock, the server's. The test servers run on this machine and read its clock, so the tests
+read it too instead of asking the server: see :func:`now_us`. :func:`demand_one_clock` makes sure that this is true. Times that
+scripts return (when a message was due, when its lease ends) come from the same clock anyway.
 
-A message is known by its key, a number that is also its value. So whoever stores it a second time under another id is found out.
+A message is known by its key, a number that is also its value, so a message stored a second time under another id is detected.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ if TYPE_CHECKING:
 
 
 class Told(StrEnum):
-    """What a caller was told of its call."""
+    """The outcome that a call reported to its caller."""
 
     OK = "ok"
     FAILED = "failed"
-    """For sure: nothing was changed."""
+    """Certainly failed: nothing was changed."""
     UNKNOWN = "unknown"
     HELD = "held"
-    """Its id was refused, although the message that had it has expired."""
+    """The id was refused although the message that had it has expired."""
 
 
 class End(StrEnum):
-    """How a consumer was done with what it had been given."""
+    """How a consumer finished with a message."""
 
     NONE = "none"
-    """It was never done: it died, or nobody knows."""
+    """The consumer never finished: it died, or the outcome is not known."""
     ACKED = "acked"
-    """The server said so."""
+    """The server confirmed the acknowledgement."""
     UNATTENDED = "unattended"
-    """It was handled, and the acknowledgement left without waiting for the answer. The log tells if that was no."""
+    """Handled; the acknowledgement was sent without waiting for the reply. The log tells if it failed."""
     UNKNOWN = "unknown"
-    """It was handled, and the answer lost."""
+    """Handled, but the reply was lost."""
     LOST = "lost"
     """The consumer was told that the lease had ended."""
     RETURNED = "returned"
-    """It was given back untouched, or that was tried: it may come again at once."""
+    """Given back untouched, or at least that was tried: it may be redelivered at once."""
     EITHER = "either"
-    """It was given back, and when nobody could tell whether that was carried out, acknowledged: one of the two it is."""
+    """Given back and then, because it was unclear whether that was carried out, acknowledged. One of the two took effect."""
     NACKED = "nacked"
-    """Its handler failed: it may come again, with the next attempt."""
+    """Its handler failed: it may be redelivered, as the next attempt."""
 
 
 @dataclass(slots=True)
 class Offered:
-    """One message that somebody offered.
+    """A message that was offered.
 
     Attributes:
-        due_us: The earliest moment at which it may be delivered: when offering began, and the delay.
-        told: What became of it.
-        expires: Whether its time to live ends before anybody takes it, so that it never comes.
+        due_us: The earliest time at which it may be delivered: the beginning of the offer, plus the delay.
+        told: The outcome that its producer was told.
+        expires: Whether its time to live ends before it can be taken, so that it never arrives.
     """
 
     due_us: int
@@ -71,18 +71,18 @@ class Offered:
 
 @dataclass(slots=True)
 class Delivered:
-    """One message in a consumer's hands.
+    """A message that a consumer received.
 
     Attributes:
-        key: Which.
+        key: The key of the message.
         seen_us: When the consumer had it.
         who: The consumer.
-        copy: What the queue calls it: the same each time it comes, unless it was stored twice.
-        due_us: When it was due, as the queue says; 0 where it does not.
-        claimed_us: When it left the server, or later. Of what is not leased, when it was seen.
-        ends_us: The end of its lease, as far as the consumer knew; 0 where it has none.
-        attempt: The number of the attempt, as the queue says; 0 where it does not.
-        end: What became of it.
+        copy: The queue's own id for it, which is the same at each delivery unless it was stored twice.
+        due_us: When it was due, according to the queue; 0 if the queue does not say.
+        claimed_us: When it left the server, or later. Without leases, when it was seen.
+        ends_us: The end of its lease, as far as the consumer knew; 0 without leases.
+        attempt: The number of the attempt, according to the queue; 0 if the queue does not say.
+        end: How the consumer finished with it.
     """
 
     key: int
@@ -98,7 +98,7 @@ class Delivered:
 
 @dataclass(slots=True)
 class Fault:
-    """What was done to the system, and from when to when."""
+    """A disturbance of the system, and when it began and ended."""
 
     name: str
     from_us: int
@@ -107,15 +107,15 @@ class Fault:
 
 @dataclass
 class History:
-    """All that happened.
+    """The record of a whole storm.
 
     Attributes:
-        offered: By key.
-        delivered: In any order.
-        faults: In any order.
-        doubts: Copies whose unattended acknowledgement failed, or may have, as the log says.
-        nameless_doubts: So many more, of which the log gives no name.
-        left: What is still on the server when all is over, in words.
+        offered: The offers, by key.
+        delivered: The deliveries, in any order.
+        faults: The faults, in any order.
+        doubts: Copies whose unattended acknowledgement failed or may have failed, according to the log.
+        nameless_doubts: How many more of these there are that the log does not name.
+        left: Descriptions of everything that is still on the server at the end.
     """
 
     offered: dict[int, Offered] = field(default_factory=dict)
@@ -127,21 +127,21 @@ class History:
 
 
 def now_us() -> int:
-    """This machine's clock, which is also that of the servers that it runs."""
+    """Return the time of this machine's clock, which the servers that it runs read as well."""
     return time.time_ns() // 1000
 
 
 def demand_one_clock(server: PrivateServer) -> None:
     """Fail if a server does not read the clock that :func:`now_us` reads."""
     before = now_us()
-    # The first line of the answer is its length: the moment stands in a script's.
+    # The first line of the reply is its length; the script's reply holds the time.
     told = int(server.call("EVAL", "local t = redis.call('TIME') return t[1] * 1000000 + t[2]", "0")[1:])
-    # Some servers read it when they wake up, which may be just before the call has come.
+    # Some servers read the clock when they wake up, which may be just before the call arrives.
     assert before - 1000 <= told <= now_us() + 1000, "the server has a clock of its own"
 
 
 class Notes:
-    """A history of deliveries in a file, for a process that may be killed at any moment: each line is one write."""
+    """A record of deliveries in a file, for a process that may be killed at any moment: each line is a single write."""
 
     def __init__(self, path: Path, who: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -163,7 +163,7 @@ class Notes:
 
 
 def read_notes(paths: Iterable[Path]) -> list[Delivered]:
-    """What :class:`Notes` of several processes hold. The last line of one that was killed may be cut off."""
+    """Return the deliveries that :class:`Notes` of several processes hold. The last line of a killed one may be cut off."""
     read: list[Delivered] = []
     open_ones: dict[tuple[str, int, int], Delivered] = {}
     for path in paths:

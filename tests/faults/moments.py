@@ -1,15 +1,15 @@
-"""Clients that go at random moments, over links with a long round trip: nothing is lost, nothing comes twice.
+"""Clients that leave at random moments, over links with a long round trip: nothing is lost, nothing is delivered twice.
 
 ::
 
     python -m tests.faults.moments --trials 1000
-    python -m tests.faults.moments --seed 17 --trials 1      # one of them again, with its keys
+    python -m tests.faults.moments --seed 17 --trials 1      # repeat one of them, with its keys
 
-In each trial a client consumes several queues in several ways: by loops that are left, by tasks that are cancelled, once and
-twice, and it goes at a moment of chance: its block ends, another task closes it, its task is cancelled, again while it closes;
-and at times its event loop ends with it, as that of a program does. No link breaks. Afterwards another client takes the rest.
+In each trial a client consumes several queues in several ways, with loops that are left and with tasks that are cancelled, once
+or twice. It leaves at a random moment: its block ends, another task closes it, or its task is cancelled, sometimes again while it
+closes. At times its event loop ends with it, as a program's does. No link breaks. Afterwards another client takes the rest.
 
-Each trial is made of its seed alone. Which message meets which moment is still chance.
+Each trial is determined by its seed alone. Which message meets which moment is still left to chance.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 ROUND_TRIPS = (20, 100, 250)
 """Milliseconds."""
 TAKING = ("loop", "take", "poll", "timeout", "drain", "poll_many")
-"""Ways to take for good: at most once."""
+"""Ways to take a message for good: at most once."""
 LEASING = ("deliveries", "messages")
-"""Ways to take under a lease: at least once."""
+"""Ways to take a message under a lease: at least once."""
 ENDINGS = ("block ends", "closed by another", "queues closed", "cancelled", "cancelled twice")
 LEASE = 3.0
 RESYNC = 0.2
-"""Seconds between two re-checks of the client that takes the rest."""
+"""Seconds between two re-checks by the client that takes the rest."""
 LEASES_WITHIN = 8.0
 """Seconds within which due times come and the leases of consumers end."""
 REST_WITHIN = 8.0
-"""Seconds within which the rest comes after that."""
+"""Seconds within which the rest arrives after that."""
 GOES_WITHIN = 60.0
-"""Seconds after which the client must have gone, whatever its plan."""
+"""Seconds after which the client must have left, whatever its plan."""
 CLOSE_WITHIN = 1.0
 """Seconds that a close may take, besides two round trips."""
 _SLACK = 0.1
@@ -65,18 +65,18 @@ _SLACK = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """A trial.
+    """The plan of a trial.
 
     Attributes:
-        seed: Of everything that is chosen.
+        seed: The seed of every random choice.
         round_trip: Milliseconds.
-        queues: The way in which each is consumed.
-        ready: Messages that each has when the trial begins.
-        later: Messages of each that come due while it goes on.
-        ending: How the client goes.
-        after: Seconds until it does.
-        again: Seconds from the first cancellation to the second one.
-        lasts: Whether its event loop goes on afterwards.
+        queues: How each queue is consumed.
+        ready: How many messages each queue has when the trial begins.
+        later: How many messages of each queue come due during the trial.
+        ending: How the client leaves.
+        after: Seconds until it leaves.
+        again: Seconds between the first cancellation and the second.
+        lasts: Whether its event loop keeps running afterwards.
     """
 
     seed: int
@@ -111,7 +111,7 @@ class Plan:
         )
 
     def name(self, number: int) -> str:
-        """The name of a queue: no other trial has it."""
+        """Return the name of a queue, which no other trial uses."""
         return f"moments-{self.seed}-{number}"
 
 
@@ -137,17 +137,17 @@ class Outcome:
     """The result of a trial.
 
     Attributes:
-        plan: The trial.
-        offered: Messages.
-        delivered: Those that the first client had.
-        lost: Those that never came.
-        doubled: Those of queues that deliver at most once that came twice, or that came again after an acknowledgement.
-        strayed: Unreadable payloads that are not in quarantine, or twice.
+        plan: The plan of the trial.
+        offered: How many messages were offered.
+        delivered: How many messages the first client received.
+        lost: Messages that never arrived.
+        doubled: Messages that arrived twice from a queue that delivers at most once, or again after they were acknowledged.
+        strayed: Unreadable payloads that are missing from the quarantine or are in it twice.
         kept: Hand-outs that came back only when the lease of an unconfirmed call ended.
-        disordered: Queues whose ready list was not in order after the close.
+        disordered: Queues whose ready list was out of order after the close.
         closed_in: Seconds that the close took.
         bound: Seconds that it may take.
-        left: The keys of its queues that stay on the server when all is done.
+        left: Keys of its queues that are still on the server when everything is done.
         errors: Unexpected errors.
     """
 
@@ -166,7 +166,7 @@ class Outcome:
 
     @property
     def flaws(self) -> list[str]:
-        """All that must not be, in words."""
+        """Everything that must not happen, in words."""
         found = [f"{len(values)} lost of {where}: {sorted(values)[:8]}" for where, values in self.lost.items()]
         found += [f"{len(values)} doubled of {where}: {sorted(values)[:8]}" for where, values in self.doubled.items()]
         found += [f"{len(values)} unreadable astray of {where}: {sorted(values)[:3]}" for where, values in self.strayed.items()]
@@ -176,11 +176,11 @@ class Outcome:
         return found + [f"left: {name}" for name in self.left] + self.errors
 
 
-# The client that goes
+# The client that leaves
 
 
 class _Client:
-    """It runs in an event loop of its own, in a thread, which may end at once when it has gone."""
+    """A client in its own event loop and thread. The loop may end as soon as the client has left."""
 
     def __init__(self, url: str, plan: Plan, seen: list[Seen], outcome: Outcome) -> None:
         self._url = url
@@ -246,10 +246,10 @@ class _Client:
                 task.cancel()
             await asyncio.gather(*consumers, beating, cancelling, return_exceptions=True)
             await asyncio.sleep(0.1 + 3 * plan.round_trip / 1000)
-        # Otherwise the event loop ends now, and what was written to sockets is all that is left of it.
+        # Otherwise the event loop ends now, and only what was written to sockets remains of it.
 
     async def _beat(self) -> None:
-        """Measure how busy the machine is: a close may be late by that."""
+        """Measure how busy the machine is: a close may be late by that much."""
         loop = asyncio.get_running_loop()
         while True:
             before = loop.time()
@@ -276,14 +276,14 @@ class _Client:
         try:
             queue = self._open(client, number)
             while await _WAYS[way](queue, seen, _Pace(chance, self._plan.round_trip / 1000)):
-                # It was left, and comes back at times.
+                # The loop was left, and at times it comes back.
                 await asyncio.sleep(chance.random() * 0.2)
                 if chance.random() < 0.3:
                     return
         except delayq.Closed:
             pass
         except delayq.ServerError as error:
-            # A call that was not waiting for messages when the client closed may end so. Nothing may be lost by it.
+            # A call that was not waiting for messages when the client closed may end like this. It must not lose anything.
             if not self._closing(client):
                 self._outcome.errors.append(f"{way}: {error!r}")
 
@@ -297,7 +297,7 @@ class _Client:
 
 
 class _Pace:
-    """How quickly a consumer handles messages, and when it leaves."""
+    """How fast a consumer handles messages, and when it leaves."""
 
     def __init__(self, chance: random.Random, seconds: float) -> None:
         self._chance = chance
@@ -386,7 +386,7 @@ async def _leased(messages: Any, seen: Seen, pace: _Pace) -> bool:
             try:
                 async with message:
                     last = await pace.handle()
-                    # Handled. Until the block has ended, the acknowledgement may have been carried out or not.
+                    # Handled. Until the block has ended, the acknowledgement may or may not have been carried out.
                     seen.unsure.add(message.value)
                 seen.unsure.discard(message.value)
                 seen.acked.append(message.value)
@@ -418,7 +418,7 @@ _WAYS: dict[str, Callable[[Any, Seen, _Pace], Awaitable[bool]]] = {
 
 
 def open_queue(client: delayq.Client, plan: Plan, number: int) -> Any:
-    """The queue of that number."""
+    """Open the queue with this number."""
     if plan.queues[number] == "messages":
         return client.reliable_queue(plan.name(number), lease=LEASE, max_attempts=None)
     return client.delayed_queue(plan.name(number))
@@ -428,7 +428,7 @@ def open_queue(client: delayq.Client, plan: Plan, number: int) -> Any:
 
 
 class Trials:
-    """A server, and what trials at the same time share. Use it with ``async with``."""
+    """A server, and the resources that concurrent trials share. Use it with ``async with``."""
 
     def __init__(self, server: PrivateServer, threads: int) -> None:
         self._server = server
@@ -459,15 +459,15 @@ class Trials:
                 outcome.errors.append(f"the client is still there after {GOES_WITHIN:g} s")
                 links.cut()
                 await running
-            # All that was sent arrives.
+            # Everything that was sent arrives.
             await until(lambda: not links.count)
         outcome.delivered = sum(len(one.taken) + len(one.acked) for one in seen)
         for number, way in enumerate(plan.queues):
-            # Two consumers who go at different times give back one behind the other, whoever has the older messages.
+            # Two consumers that leave at different times give back one after the other, no matter which has the older messages.
             if plan.later[number] or seen[number].consumers > 1 or way == "messages":
                 continue
             there = [json.loads(value) for value in await self._raw.lrange(plan.name(number), 0, -1) if value[:1] != b"{"]
-            # Those whose handling was cancelled went back by themselves.
+            # Messages whose handling was cancelled went back by themselves.
             there = [value for value in there if value not in seen[number].begun]
             if there != sorted(there):
                 outcome.disordered.append(f"{_where(plan, number)}: {there[:40]}")
@@ -481,7 +481,7 @@ class Trials:
             name, one = plan.name(number), seen[number]
             ready, later = plan.ready[number], plan.later[number]
             one.offered = set(range(ready + later))
-            # Some come due before the client goes, and some after it.
+            # Some come due before the client leaves, and some after.
             delays = [0.0] * ready + sorted(chance.random() * 1.5 * (plan.after + 0.2) for _ in range(later))
             if way == "messages":
                 queue = producer.reliable_queue(name, lease=LEASE, max_attempts=None)
@@ -493,7 +493,7 @@ class Trials:
                 for payload in one.broken:
                     payloads.insert(chance.randrange(len(payloads)), payload)
             if payloads:
-                # As Java has them there.
+                # As Java writes them.
                 await self._raw.rpush(name, *payloads)
             if later:
                 await producer.delayed_queue(name).offer_many(list(enumerate(delays))[ready:])
@@ -504,11 +504,11 @@ class Trials:
             try:
                 await until(lambda: all(one.is_complete() for one in seen), LEASES_WITHIN)
             except TimeoutError:
-                # What a call had handed out that nobody confirmed is kept for minutes. They pass now.
+                # A message that a call handed out and no client confirmed is kept for minutes. Skip that time.
                 outcome.kept = await self._end_leases(plan)
                 with suppress(TimeoutError):
                     await until(lambda: all(one.is_complete() for one in seen), REST_WITHIN)
-            # A message that comes twice comes now, or has come.
+            # A message that is delivered twice arrives now, or has already done so.
             with suppress(TimeoutError):
                 await until(lambda: self._nothing_lasts(plan), LEASE + 2)
             for task in tasks:
@@ -516,7 +516,7 @@ class Trials:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _end_leases(self, plan: Plan) -> int:
-        """Let all leases of delayed queues end, and return their number."""
+        """End all leases of delayed queues, and return how many there were."""
         count = 0
         for number, way in enumerate(plan.queues):
             if way != "messages":
@@ -540,7 +540,7 @@ class Trials:
         return not await self._left(plan)
 
     async def _left(self, plan: Plan) -> list[str]:
-        """The keys of this trial that hold messages, without the quarantine."""
+        """Return the keys of this trial that hold messages, except the quarantine."""
         names = [key async for key in self._raw.scan_iter(f"*moments-{plan.seed}-*", count=1000) if b"quarantine" not in key]
         return sorted([name.decode() for name in names if await self._raw.type(name) not in (b"string", b"none")])
 
@@ -568,11 +568,11 @@ def _quarantine(plan: Plan, number: int) -> str:
     return DelayedKeys.of(plan.name(number)).quarantine
 
 
-# Many of them
+# Many trials
 
 
 async def run_all(server: PrivateServer, plans: Iterable[Plan], at_once: int, told: Callable[[Outcome], None]) -> None:
-    """Carry out trials, ``at_once`` at the same time."""
+    """Carry out trials, ``at_once`` of them at the same time."""
     waiting: Iterator[Plan] = iter(plans)
     async with Trials(server, at_once) as trials:
 
@@ -587,7 +587,7 @@ async def run_all(server: PrivateServer, plans: Iterable[Plan], at_once: int, to
 
 
 def _batch(plans: Sequence[Plan], at_once: int) -> list[Outcome]:
-    """For a process of its own."""
+    """Run a batch of trials in a process of its own."""
     logging.getLogger("delayq").setLevel(logging.CRITICAL)
     found, _ = find_kinds()
     outcomes: list[Outcome] = []
@@ -597,7 +597,7 @@ def _batch(plans: Sequence[Plan], at_once: int) -> list[Outcome]:
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
-    """One line for each ending and round trip."""
+    """Return a table with a line for each ending and round trip."""
     head = f"{'ending':<18} {'ms':>4} {'trials':>7} {'offered':>8} {'delivered':>9} {'lost':>5} {'doubled':>7} {'astray':>6}"
     lines = [head + f" {'kept':>5} {'order':>5} {'slow':>5} {'left':>5} {'errors':>6} {'longest close':>13}"]
     groups: dict[tuple[str, str], list[Outcome]] = {}

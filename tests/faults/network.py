@@ -1,6 +1,6 @@
-"""A server and the network before it, both without sockets: bytes take their time, get lost, or find nobody there any more.
+"""A server and the network in front of it, without sockets: bytes take time, get lost, or arrive when the peer has gone.
 
-The server is fakeredis, which runs delayq's own scripts. All chance comes from a seed.
+The server is fakeredis, which runs delayq's own scripts. All randomness comes from a seed.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from tests.faults.virtual import Process, VirtualLoop
 
 REQUESTS, REPLIES = 0, 1
-# Seconds: from, and on average so much more.
+# Seconds: the minimum, and the average of what is added to it.
 _LATENCY = (0.00005, 0.0002)
-# Where something is lost, it is so much of all.
+# The share that is lost while losses occur.
 _LOSS = 0.3
-# What follows comes later than what went before it, seconds.
+# Data arrives at least this much later than the data sent before it, seconds.
 _BEHIND = 1e-6
 
 
 class Network:
-    """Leads to one server, from everywhere.
+    """A network that leads from everywhere to one server.
 
     Attributes:
-        connections: Those that somebody may use.
-        refuses: Whether nobody gets a connection.
+        connections: The connections that are still usable.
+        refuses: Whether every new connection is refused.
         mute: The share of all notifications that are lost.
-        slower: Everything takes so many seconds more, at most.
-        loses: What is sent in this direction is lost at times, and its connection breaks.
-        trace: All that has arrived, and when, as a hash.
+        slower: Seconds by which everything is slower, at most.
+        loses: The direction in which data is lost at times, which breaks its connection.
+        trace: A hash of everything that has arrived, and when.
     """
 
     def __init__(self, seed: str) -> None:
@@ -45,7 +45,7 @@ class Network:
         self._chance = random.Random(f"network {seed}")
         self._server = FakeServer(version=(7,))
         self._blocked: list[_Session] = []
-        # Kept: what nobody holds is closed by whoever finds it.
+        # Kept alive here: the garbage collector would close an unreferenced connection.
         self._made: list[Connection] = []
         self.loop: VirtualLoop
         self.refuses: bool = False
@@ -59,7 +59,7 @@ class Network:
         return [each for each in self._made if each.is_usable]
 
     async def connect(self, make: Callable[[], asyncio.BaseProtocol]) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """What :meth:`asyncio.loop.create_connection` does."""
+        """Connect to the server, as :meth:`asyncio.loop.create_connection` would."""
         await asyncio.sleep(self.latency(self._chance))
         if self.refuses:
             raise ConnectionRefusedError("refused")
@@ -74,14 +74,14 @@ class Network:
         return least + chance.expovariate(1 / more) + self.slower * chance.random()
 
     def heal(self) -> None:
-        """Let all be well from now on. What is lost or late stays so."""
+        """Restore the network. Data that is already lost or late stays so."""
         self.refuses, self.mute, self.slower, self.loses = False, 0.0, 0.0, None
 
     def flush_scripts(self) -> None:
         self._server.script_cache.clear()
 
     def lasting_keys(self) -> list[str]:
-        """What is on the server, and does not vanish by itself."""
+        """Return the keys on the server that do not expire by themselves."""
         return sorted(key.decode() for key, item in self._server.dbs[0]._dict.items() if item.expireat is None)
 
     def list_of(self, key: str) -> list[bytes]:
@@ -92,17 +92,17 @@ class Network:
         return _Session(self._server, connection, self._blocked, len(self._made))
 
     def serve_blocked(self) -> None:
-        """See who waits for what the last command has brought."""
+        """Serve the sessions that wait for something the last command has brought."""
         for session in list(self._blocked):
             session.look()
 
 
 class Connection(asyncio.Transport):
-    """The client's end of a connection, and the way to the other one.
+    """The client's end of a connection, and the way to the other end.
 
     Attributes:
-        process: Whose it is.
-        stalled_until: What is sent in a direction arrives at this moment or later, seconds.
+        process: The process that it belongs to.
+        stalled_until: For each direction, the earliest time at which data sent in it arrives, seconds.
     """
 
     def __init__(self, network: Network, protocol: Any, chance: random.Random) -> None:
@@ -112,7 +112,7 @@ class Connection(asyncio.Transport):
         self._protocol = protocol
         self._chance = chance
         self._last = [0.0, 0.0]
-        # Whether either end still listens, and whether anything passes.
+        # Whether the client and the server still listen, and whether anything passes.
         self._client_there = self._server_there = self._passes = True
         self._session = network.new_session(self)
         self.process: Process | None = network.loop.process
@@ -120,28 +120,28 @@ class Connection(asyncio.Transport):
 
     @property
     def is_usable(self) -> bool:
-        """Whether the client thinks so."""
+        """Whether the connection is usable, as far as the client knows."""
         return self._client_there
 
-    # What is done to it
+    # Faults
 
     def cut(self) -> None:
-        """Both ends are told that it is broken. What was on its way is lost, or half of the times only the answer to it."""
+        """Break it and tell both ends. Half of the time everything in transit is lost, otherwise only the replies."""
         if self._passes and self._client_there:
             self._server_ends(at_once=self._chance.random() < 0.5)
             self._passes = False
             self._later(self._network.latency(self._chance), self._break)
 
     def half_open(self) -> None:
-        """Nothing passes any more, and nobody is told."""
+        """Let nothing pass any more, without telling either end."""
         self._passes = self._server_there = False
 
     def orphan(self) -> None:
-        """The client's process is dead. What it has sent arrives."""
+        """End it for a client whose process is dead. Data that it has already sent still arrives."""
         self._client_there = False
         self._server_ends(at_once=False)
 
-    # What the client does
+    # The client's side
 
     def write(self, data: Any) -> None:
         if self._client_there:
@@ -178,7 +178,7 @@ class Connection(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0
 
-    # What the server does
+    # The server's side
 
     def reply(self, data: bytes) -> None:
         self._send(REPLIES, data)
@@ -187,7 +187,7 @@ class Connection(asyncio.Transport):
         if self._chance.random() >= self._network.mute:
             self._send(REPLIES, data)
 
-    # What happens on the way
+    # In transit
 
     def _send(self, direction: int, data: bytes) -> None:
         if not self._passes:
@@ -226,7 +226,7 @@ class Connection(asyncio.Transport):
             self._protocol.connection_lost(ConnectionResetError("reset"))
 
     def _server_ends(self, *, at_once: bool) -> None:
-        # Not within a command that it serves just now.
+        # Later, so that it never happens within a command that the server is running.
         if self._passes:
             sent = 0.0 if at_once else self._last[REQUESTS]
             self._later(max(sent - self._loop.time(), 0) + _BEHIND, self._end_session)
@@ -242,7 +242,7 @@ class Connection(asyncio.Transport):
 
 
 class _Session(FakeSocket):
-    """The server's end of a connection. Its answers leave as RESP2."""
+    """The server's end of a connection, which replies in RESP2."""
 
     def __init__(self, server: FakeServer, connection: Connection, blocked: list[_Session], number: int) -> None:
         self._number = number
@@ -252,7 +252,7 @@ class _Session(FakeSocket):
         self._awaited = b""
 
     def __hash__(self) -> int:
-        # The server has sets of subscribers, and tells them in that order.
+        # The server keeps subscribers in sets, and notifies them in the order of their hashes.
         return self._number
 
     def __eq__(self, other: object) -> bool:
@@ -271,7 +271,7 @@ class _Session(FakeSocket):
         self.close()
 
     def look(self) -> None:
-        """Whether there is now what it waits for."""
+        """Reply if the element that it waits for has arrived."""
         if (head := self._head()) is not None:
             self._blocked_ones.remove(self)
             self.put_response(head)
@@ -281,7 +281,7 @@ class _Session(FakeSocket):
         if fields[0] != b"BLMOVE":
             super()._process_command(fields)
             return
-        # Of a list onto itself, and without end: all that delayq asks for. fakeredis 2.40 answers at once that there is none.
+        # delayq only moves from a list onto itself, without a timeout. fakeredis 2.40 replies at once that the list is empty.
         assert fields[1] == fields[2], fields
         assert fields[3:] == [b"LEFT", b"LEFT", b"0"], fields
         self._awaited = fields[1]
@@ -298,12 +298,12 @@ class _Session(FakeSocket):
         return server._quick_runtime
 
     def _decode_error(self, error: SimpleError) -> Any:
-        # Not redis-py's exception of that kind, which has lost the code.
+        # Not the matching exception of redis-py, which has lost the code.
         return error
 
 
 class _QuickRuntime:
-    """Lua. fakeredis compiles a script for each call, and collects garbage after it: both take longer than the script."""
+    """A faster Lua runtime. fakeredis compiles a script and collects garbage on each call; both take longer than the script."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -322,7 +322,7 @@ class _QuickRuntime:
 
 
 def encoded(value: Any) -> bytes:
-    """A reply in RESP2."""
+    """Encode a reply in RESP2."""
     match value:
         case None:
             return b"$-1\r\n"

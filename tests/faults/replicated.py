@@ -5,23 +5,23 @@
     python -m tests.faults.storm --servers sentinel --kind reliable --minutes 10
     python -m tests.faults.storm --servers cluster --kind plain --minutes 10
 
-Clients reach every server and Sentinel over links of its own (``tests.links.detour``), which break as on one server. Every fault
-here keeps each write that the servers have answered, so the checker allows nothing that it does not allow
-on one server:
+Clients reach every server and Sentinel over links of its own (``tests.links.detour``), which break as they do with one server.
+Every fault here preserves each write that the servers have confirmed, so the checker allows nothing that it does not also allow
+with one server:
 
-- A planned failover hands over when the replica has received everything. A cluster does that itself
-  (``CLUSTER FAILOVER``). Sentinels let the old master go on writing for some seconds, so its writes wait
+- A planned failover hands over once the replica has received everything. A cluster ensures that itself
+  (``CLUSTER FAILOVER``). Sentinels let the old master keep writing for some seconds, so its writes are paused
   (``CLIENT PAUSE ... WRITE``) until it is a replica.
-- A master that is killed starts again with all that it has answered (``appendfsync always``), and a master that is
-  stopped goes on. Both stay masters: no replica takes over by itself.
+- A master that is killed restarts with everything that it has confirmed (``appendfsync always``), and a master that is
+  stopped resumes. Both remain masters: no replica takes over by itself.
 
 These faults are left out:
 
 - *An unplanned failover.* Replication is asynchronous, so the promoted replica may lack the last writes: an offer is
-  lost, a message that was acknowledged comes again, a ``DelayedQueue`` delivers one twice. WAIT
-  (``durability="replicas:N"``) covers offers alone. A checker that allowed all of that would overlook real flaws.
-  ``tests/integration`` has unplanned failovers with bounds for what they lose.
-- *A plain* ``SENTINEL FAILOVER``, for the same reason: what the old master answers meanwhile is lost.
+  lost, an acknowledged message is redelivered, a ``DelayedQueue`` delivers a message twice. WAIT
+  (``durability="replicas:N"``) covers offers alone. A checker that allowed any of this would overlook real flaws.
+  ``tests/integration`` has unplanned failovers, with bounds on what they lose.
+- *A plain* ``SENTINEL FAILOVER``, for the same reason: writes that the old master confirms in the meantime are lost.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _KEEPS_ALL = ("--appendfsync", "always")
 # Milliseconds, longer than any fault: Sentinels must not choose another master by themselves.
 _DOWN_AFTER = 120_000
 _PAUSE = 60_000
-# Seconds after which a failover is asked for again: a cluster's replica gives up after five.
+# Seconds after which a failover is requested again: a cluster's replica gives up after five.
 _TAKES_OVER = 6.0
 
 
 class BehindSentinels(Watched):
-    """A master with two replicas, and three Sentinels who start a failover only when they are asked."""
+    """A master with two replicas, and three Sentinels that start a failover only on request."""
 
     def __init__(self, kind: Kind) -> None:
         super().__init__(kind, options=_KEEPS_ALL, within=memory_disk())
@@ -67,12 +67,12 @@ class BehindSentinels(Watched):
         return [self.master()]
 
     def master_of(self, key: str) -> PrivateServer:
-        """Return the master that has a key."""
+        """Return the master that holds a key."""
         del key
         return self.master()
 
     def hand_over(self, key: str, chance: random.Random) -> None:
-        """Let a replica take the place of the master that has a key, with every write."""
+        """Replace the master that holds a key with a replica that has every write."""
         old = self.master_of(key)
         others = [server for server in self.servers if server is not old]
         asked_at = 0.0
@@ -82,7 +82,7 @@ class BehindSentinels(Watched):
             if self._agreed() not in (None, old):
                 return True
             if time.monotonic() - asked_at > _TAKES_OVER:
-                # One that was begun may have been abandoned.
+                # An earlier failover may have been abandoned.
                 sentinel.execute_command("SENTINEL", "FAILOVER", self.SERVICE)
                 asked_at = time.monotonic()
             return False
@@ -97,7 +97,7 @@ class BehindSentinels(Watched):
                 redis.execute_command("CLIENT", "UNPAUSE")
 
     def wait_until_sound(self) -> None:
-        """Wait until all agree about the master, and each replica has, also on its disk, what the master has."""
+        """Wait until all agree on the master, and every replica has all the master's data, on disk as well."""
 
         def sound() -> bool:
             master = self._agreed()
@@ -108,7 +108,7 @@ class BehindSentinels(Watched):
         wait_for(sound, "the servers are sound")
 
     def kill_a_sentinel(self) -> None:
-        """Kill the Sentinel that clients may ask first, with their connections to the master. Start it again."""
+        """Kill the Sentinel that clients may ask first, and clients' connections to the master. Then restart it."""
         master = self.master()
         self.sentinels[0].kill()
         master.call("CLIENT", "KILL", "TYPE", "normal")
@@ -116,13 +116,13 @@ class BehindSentinels(Watched):
         self.sentinels[0].start()
 
     def _agreed(self) -> PrivateServer | None:
-        """The master, if all Sentinels name the same one."""
+        """Return the master, if all Sentinels name the same one."""
         first, *more = {self.master(sentinel) for sentinel in self.sentinels}
         return None if more else first
 
 
 class InCluster(TestCluster):
-    """Three masters of a cluster, each with a replica, which takes over only when it is asked."""
+    """A cluster of three masters, each with a replica that takes over only on request."""
 
     def __init__(self, kind: Kind) -> None:
         options = (*_KEEPS_ALL, "--cluster-replica-no-failover", "yes")
@@ -138,11 +138,11 @@ class InCluster(TestCluster):
         return [node for node in self.nodes if node.port in ports]
 
     def master_of(self, key: str) -> PrivateServer:
-        """Return the master that has a key."""
+        """Return the master that holds a key."""
         return self.owner(key)
 
     def hand_over(self, key: str, _: random.Random) -> None:
-        """Let a replica take the place of the master that has a key, with every write."""
+        """Replace the master that holds a key with a replica that has every write."""
         old = self.master_of(key)
         replica = next(node for node in self.nodes if _master_port(node) == old.port)
         asked_at = 0.0
@@ -160,7 +160,7 @@ class InCluster(TestCluster):
         wait_for(done, "the failover")
 
     def wait_until_sound(self) -> None:
-        """Wait until all agree about the masters, and each replica has, also on its disk, what its master has."""
+        """Wait until all agree on the masters, and every replica has all its master's data, on disk as well."""
 
         def sound() -> bool:
             states = [self.info(node) for node in self.nodes]
@@ -183,14 +183,14 @@ Replicated = BehindSentinels | InCluster
 
 
 def _master_port(server: PrivateServer) -> int | None:
-    """The port of the server that a replica follows; None for a master."""
+    """Return the port of the server that a replica follows; None for a master."""
     with admin(server) as redis:
         port: int | None = redis.info("replication").get("master_port")
     return port
 
 
 def _follows(replica: PrivateServer, master: PrivateServer) -> bool:
-    """Whether a replica has all that its master had when this was called."""
+    """Return whether a replica has everything that its master had when this was called."""
     with admin(master) as redis:
         written = redis.info("replication")["master_repl_offset"]
     with admin(replica) as redis:
@@ -204,7 +204,7 @@ def _follows(replica: PrivateServer, master: PrivateServer) -> bool:
 
 
 def _is_on_disk(server: PrivateServer) -> bool:
-    """Whether a server would find all its data again: not while it rewrites its file, as it does after a full synchronization."""
+    """Return whether a server's data is all on disk. It is not while the file is rewritten, as after a full synchronization."""
     with admin(server) as redis:
         told = redis.info("persistence")
     return not (told["loading"] or told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])

@@ -1,23 +1,23 @@
-"""What storms did, told at the end of the run."""
+"""A summary of all storms, printed at the end of the run."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 COUNTS: Counter[str] = Counter()
-"""Storms, messages, deliveries, and faults by name."""
+"""Storms, messages and deliveries, and faults by name."""
 
 _NOT_FAULTS = ("storms", "messages", "deliveries")
 
 
 def tell(messages: int, deliveries: int, faults: Counter[str]) -> None:
-    """Add one storm."""
+    """Add the figures of a storm."""
     COUNTS.update({"storms": 1, "messages": messages, "deliveries": deliveries})
     COUNTS.update(faults)
 
 
 def lines() -> list[str]:
-    """One line, if there was a storm."""
+    """Return the summary, one line, if there was a storm."""
     if not COUNTS["storms"]:
         return []
     faults = {name: count for name, count in COUNTS.items() if name not in _NOT_FAULTS}

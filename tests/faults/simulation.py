@@ -1,12 +1,12 @@
-"""Simulated storms: delayq itself, on a network, a server, clocks and chance that a seed governs. What fails, fails again.
+"""Simulated storms: delayq itself, on a network, a server, clocks and randomness that a seed controls. A failure always recurs.
 
 ::
 
     python -m tests.faults.simulation --seeds 5000 [--first 200] [--kind plain]
-    python -m tests.faults.simulation --kind plain --seed 17     # one, and all that happened
+    python -m tests.faults.simulation --kind plain --seed 17     # one simulation, with everything that happened
 
-No time passes, for nobody waits. Producers and consumers are processes in the sense of :mod:`tests.faults.virtual`: they die
-without a word. The judge is :mod:`tests.faults.checker`, as in the storms on real servers.
+Simulations take no real time, because nothing ever waits. Producers and consumers are processes in the sense of
+:mod:`tests.faults.virtual`: they die without warning. The judge is :mod:`tests.faults.checker`, as in the storms on real servers.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ if TYPE_CHECKING:
 
 URL = "redis://simulated:6379?protocol=2"
 WITHIN = 30.0
-"""So long may take, seconds, what waits for leases and deadlines."""
+"""Seconds that a message may take when it has to wait for leases and deadlines."""
 DRAIN_WITHIN = 150.0
-"""Everything is delivered so long after all is healed: the longest delay, and as much as several deadlines and leases."""
+"""Seconds within which everything is delivered once all is healed: the longest delay plus several deadlines and leases."""
 _LONGEST_DELAY = 20.0
 _UNTIL = 1000.0
-# What the end of a simulation takes: every call is given up by then.
+# How long the end of a simulation takes: every call has been abandoned by then.
 _END_WITHIN = 30.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a simulation consists of.
+    """The plan of a simulation.
 
     Attributes:
-        kind: The queue, and how it is consumed.
-        seed: Of everything.
-        messages: So many are offered, about.
-        faults: So many are injected.
+        kind: The kind of queue, and how it is consumed.
+        seed: The seed of every random choice.
+        messages: How many messages are offered, approximately.
+        faults: How many faults are injected.
         only: The names of the faults to choose from; all if empty.
         pause: Seconds between two faults at most.
-        producers: Processes that offer.
-        consumers: Processes that consume.
-        loops: Loops of each.
+        producers: How many processes offer.
+        consumers: How many processes consume.
+        loops: How many loops each consumer has.
         resync: Seconds between two re-checks.
-        within: Seconds that a message may take once it is due and nothing keeps it back any more.
-        habits: What consumers do.
+        within: Seconds that a message may take once it is due and nothing holds it back.
+        habits: How consumers behave.
     """
 
     kind: Kind
@@ -88,13 +88,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a simulation showed.
+    """The result of a simulation.
 
     Attributes:
-        history: All that happened, for the checker.
-        violations: What must not be.
-        trace: Names all that has passed over the network, and when.
-        lasted: Seconds, of its own.
+        history: Everything that happened, for the checker.
+        violations: Everything that must not happen but did.
+        trace: A hash of everything that passed over the network, and when.
+        lasted: Simulated seconds.
     """
 
     plan: Plan
@@ -104,7 +104,7 @@ class Outcome:
     lasted: float
 
     def lines(self) -> list[str]:
-        """All that happened, one line each, in order of time."""
+        """Return everything that happened, one line each, ordered by time."""
         told: list[tuple[int, str]] = []
         for key, offered in self.history.offered.items():
             told.append((offered.due_us, f"message {key} may come from now on; its offer is {offered.told}"))
@@ -124,7 +124,7 @@ class Outcome:
 
 
 def simulate(plan: Plan) -> Outcome:
-    """Run one simulation, and judge it. No time passes outside of it."""
+    """Run one simulation and judge it. No time passes outside it."""
     seed = f"{plan.kind} {plan.seed}"
     network = Network(seed)
     loop = network.loop = VirtualLoop(network.connect, _UNTIL)
@@ -150,7 +150,7 @@ def simulate(plan: Plan) -> Outcome:
 
 
 class Simulation:
-    """Producers, consumers, and whoever disturbs them."""
+    """Producers and consumers, and the faults that disturb them."""
 
     def __init__(self, plan: Plan, network: Network, doubts: _Doubts) -> None:
         self._plan = plan
@@ -184,7 +184,7 @@ class Simulation:
             "client closed": self._close_client,
         }
         if plan.kind == "plain":
-            # What these have taken is gone for good, by contract, or where the server does not answer at that moment.
+            # Messages that these have taken are gone for good, by contract or when the server is unreachable at that moment.
             del self._faults["consumer killed"], self._faults["client closed"]
 
     async def run(self) -> None:
@@ -213,14 +213,14 @@ class Simulation:
         history = self.history
         history.doubts, history.nameless_doubts = self._doubts.copies, self._doubts.nameless
         if plan.kind == "plain":
-            # What was fetched ahead when it ended has gone back.
+            # Messages that were fetched ahead went back when the consumers ended.
             for value in self._network.list_of(QUEUE):
                 history.delivered.append(Delivered(int(value), now_us(), "the end", claimed_us=now_us()))
         else:
             history.left += [f"stays on the server for ever: {name}" for name in self._network.lasting_keys()]
 
     async def _drain(self) -> None:
-        """Wait until everything that is stored was delivered, and nothing is left that does not vanish by itself."""
+        """Wait until every stored message has been delivered and only keys that expire by themselves are left."""
         give_up_at = self._loop.time() + DRAIN_WITHIN
         while self._shares or not all(producer.done.done() for producer in self._producers) or not self._is_drained():
             if self._loop.time() > give_up_at:
@@ -235,7 +235,7 @@ class Simulation:
         stored = {key for key, offered in self.history.offered.items() if offered.told is Told.OK}
         return self._plan.kind != "plain" or stored <= seen
 
-    # Who takes part
+    # Participants
 
     def _start_producer(self) -> None:
         process = Process(f"producer {next(self._names)}")
@@ -251,15 +251,15 @@ class Simulation:
                 connection.orphan()
 
     async def _gone(self, consumer: _Consumers) -> None:
-        # Looked at, not awaited: whoever is woken by a process goes on as a part of it.
+        # Poll instead of awaiting: a task that a process wakes up becomes a part of that process.
         while not consumer.done.done():
             await asyncio.sleep(0.01)
         consumer.done.result()
 
-    # Faults: each ends healed, but for what lasts by itself
+    # Faults: each heals at its end, except for effects that persist by themselves
 
     def _some(self) -> list[Connection]:
-        """All connections, or about half of them."""
+        """Return all connections, or about half of them."""
         share = self._chance.choice((0.5, 1.0))
         return [connection for connection in self._network.connections if self._chance.random() < share]
 
@@ -274,14 +274,14 @@ class Simulation:
     async def _lose(self, direction: int) -> None:
         self._network.loses = direction
         if self._chance.random() < 0.5:
-            # What it gives back may be what is lost.
+            # The call that gives its messages back may be the one that is lost.
             await self._cancel_loop()
         await asyncio.sleep(self._chance.random() * 2)
 
     async def _stall(self, *directions: int) -> None:
-        # At times for longer than a call waits.
+        # At times longer than a call waits.
         seconds = self._chance.choice((0.3, 3, 8)) * self._chance.random()
-        # Not those that are opened meanwhile: what is late may be overtaken.
+        # Connections that are opened in the meantime are not stalled, so they may overtake late data.
         for connection in self._some():
             for direction in directions:
                 connection.stalled_until[direction] = self._loop.time() + seconds
@@ -310,7 +310,7 @@ class Simulation:
         there: list[_Consumers | _Producer] = [*self._consumers, *self._producers]
         process = self._chance.choice(there).process
         self._loop.halt(process)
-        # At times for longer than a lease.
+        # At times longer than a lease.
         await asyncio.sleep(self._chance.choice((0.3, 8)) * self._chance.random())
         self._loop.resume(process)
 
@@ -326,7 +326,7 @@ class Simulation:
         killed = self._consumers.pop(0)
         self._kill(killed.process)
         for one in killed.delivered:
-            # Nobody knows whether it had left.
+            # It is not known whether the acknowledgement had left.
             if one.end is End.UNATTENDED:
                 one.end = End.UNKNOWN
         await asyncio.sleep(self._chance.random())
@@ -340,7 +340,7 @@ class Simulation:
 
 
 class _Producer:
-    """A process that offers what is to be offered, share by share."""
+    """A process that offers the messages, share by share."""
 
     def __init__(
         self, process: Process, plan: Plan, loop: VirtualLoop, history: History, keys: itertools.count[int], shares: deque[int]
@@ -360,7 +360,7 @@ class _Producer:
             while self._shares:
                 share = self._shares.popleft()
                 offering.append(asyncio.create_task(self._offer(client, share)))
-                # Some of them come close together, and share calls.
+                # Some offers come close together and share calls.
                 await asyncio.sleep(chance.choice((0.001, 2.0, 5.0)) * chance.random())
                 if chance.random() < 0.1:
                     offering[-1].cancel()
@@ -390,7 +390,7 @@ class _Producer:
             else:
                 stored = [int(receipt._payload) for receipt in error.stored]
         except (delayq.ServerUnavailable, delayq.DuplicateMessage):
-            # No two are alike. Who is told that there are will not rely on either.
+            # All ids differ. A producer that is told of a duplicate relies on neither message being stored.
             told = Told.FAILED
         for key in keys:
             history.offered[key].told = told
@@ -399,7 +399,7 @@ class _Producer:
 
 
 class _Consumers:
-    """A process that consumes, in several loops. It witnesses what they see."""
+    """A process that consumes in several loops, and records what they see."""
 
     def __init__(self, process: Process, plan: Plan, loop: VirtualLoop, history: History) -> None:
         self.process: Process = process
@@ -421,13 +421,13 @@ class _Consumers:
         pass
 
     def cancel_one(self, chance: random.Random) -> None:
-        """Cancel a loop; another one takes its place."""
+        """Cancel a loop; another takes its place."""
         if self._running:
             with self._loop.within(self.process):
                 chance.choice(self._running).cancel()
 
     def close(self) -> None:
-        """End it as a process should: all that it has goes back."""
+        """End the process properly: everything that it holds goes back."""
         with self._loop.within(self.process):
             self._close.set()
 
@@ -456,7 +456,7 @@ class _Consumers:
 
 @asynccontextmanager
 async def _client(plan: Plan) -> AsyncIterator[delayq.Client]:
-    """An open client. It is tried until the server answers."""
+    """Open a client, trying again until the server answers."""
     while True:
         client = delayq.connect(URL, resync_interval=plan.resync)
         try:
@@ -500,7 +500,7 @@ def main() -> None:
     total = len(kinds) * len(seeds)
     numbers = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     if options.seed is None:
-        # Of one, all that is printed is of the seed.
+        # For a single seed, print only what the seed determines.
         print(f"{failed} of {total} seeds failed; {numbers}; {total / took:.1f} seeds/s")
     sys.exit(failed > 0)
 

@@ -1,12 +1,12 @@
-"""A soak: a steady load with a fault every few seconds, for as long as you like, and what is left of memory and files.
+"""A soak test: a steady load with a fault every few seconds, for as long as you like, checked for leaks of memory and files.
 
 ::
 
     make soak                     # an hour
     make soak ARGS="--minutes 5"
 
-It goes in rounds. Each offers its messages, breaks everything, drains and is judged; then memory is measured. What has grown
-from the end of the warm-up to the end is a leak.
+It runs in rounds. Each round offers its messages, breaks everything, drains and is judged; then memory is measured. Any growth
+between the end of the warm-up and the end of the run is a leak.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GROWTH = 1.05
-"""So much of what it had after the warm-up a consumer may have at the end."""
+"""How much memory a consumer may have at the end, as a multiple of its memory after the warm-up."""
 WARM_UP = 0.3
-"""This share of the time is warm-up: caches and pools fill."""
+"""The share of the time that is warm-up, in which caches and pools fill."""
 
 
 @dataclass
 class Sample:
-    """What was held when nothing was under way.
+    """The resources in use at a moment when nothing is in progress.
 
     Attributes:
-        rss_kb: Memory of the consumer, a process of its own.
-        files: Its open files.
-        server_kb: What the server says it uses.
-        keys: How many keys are on it; records of calls, which vanish by themselves, are among them.
+        rss_kb: Memory of the consumer, which is a process of its own.
+        files: The consumer's open files.
+        server_kb: Memory that the server reports as used.
+        keys: How many keys the server holds, including records of calls, which expire by themselves.
     """
 
     at: float
@@ -56,7 +56,7 @@ class Sample:
 
 @dataclass
 class Result:
-    """What a soak found."""
+    """The findings of a soak."""
 
     violations: list[Violation] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def growth(self) -> float:
-        """The consumer's memory at the end, as a share of what it had after the warm-up. A median at both ends: it breathes."""
+        """The consumer's memory at the end, as a multiple of that after the warm-up. Both are medians, as memory fluctuates."""
         some = [sample.rss_kb for sample in self.settled]
         third = max(1, len(some) // 3)
         return sorted(some[-third:])[third // 2] / sorted(some[:third])[third // 2]
@@ -102,18 +102,18 @@ async def soak(
     seed: int = 1,
     told: Callable[[str], object] = lambda _: None,
 ) -> Result:
-    """Load a server for so many seconds.
+    """Load a server for a number of seconds.
 
     Args:
-        server: What is loaded. It is killed and started again.
-        folder: For the consumer's notes.
-        seconds: How long.
-        kind: The queue.
-        rate: Messages a second, about.
-        seed: Of the faults.
-        told: Called after each round, with words.
+        server: The server to load. It is killed and restarted.
+        folder: A directory for the consumer's notes.
+        seconds: How long to load it.
+        kind: The kind of queue.
+        rate: Messages per second, approximately.
+        seed: The seed of the faults.
+        told: Called with a line of text after each round.
     """
-    # One consumer, which lives as long as all this: it is the one that is measured.
+    # A single consumer, which lives for the whole soak: it is the one that is measured.
     faults = 5
     plan = Plan(
         kind,
@@ -151,7 +151,7 @@ async def soak(
     return result
 
 
-# All but the death of the consumer, which is measured.
+# Every fault except the death of the consumer, which is measured.
 _FAULTS = (
     "cut", "half open", "requests stalled", "replies stalled", "slow", "cut in a request", "cut in a reply", "refused",
     "server stopped", "server killed", "CLIENT KILL normal", "CLIENT KILL pubsub", "CLIENT PAUSE", "SCRIPT FLUSH",

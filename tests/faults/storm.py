@@ -1,4 +1,4 @@
-"""A storm: producers and consumers at work through a network, while everything under them is broken and healed.
+"""A storm: producers and consumers work through a network while everything beneath them is broken and healed.
 
 ::
 
@@ -7,7 +7,7 @@
     python -m tests.faults.storm --kind reliable --round-trip 60 --mbit 40
     python -m tests.faults.storm --kind reliable --servers sentinel   # or cluster: see tests.faults.replicated
 
-A seed chooses which fault comes when; chance decides what it hits. The proof is :mod:`tests.faults.checker`'s.
+A seed chooses which fault comes when; chance decides what it hits. :mod:`tests.faults.checker` judges the outcome.
 """
 
 from __future__ import annotations
@@ -65,26 +65,26 @@ if TYPE_CHECKING:
     from tests.faults.replicated import Replicated
 
 WITHIN = 30.0
-"""A message that is due, and that nothing keeps back any more, may take so long: leases, deadlines and a busy machine."""
+"""Seconds that a message may take once it is due and nothing holds it back: leases, deadlines and a busy machine take time."""
 REUSES = 0.1
-"""So often, for each call that offers, messages of a reliable queue expire, and their ids are used again."""
+"""The share of offering calls after which messages of a reliable queue expire and their ids are used again."""
 BACKLOG = 4_000
-"""With so much still to be delivered the next fault waits: it shall hit them all at work, not a heap."""
+"""The next fault waits until fewer messages than this are undelivered: it should hit clients at work, not a backlog."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a storm consists of.
+    """The plan of a storm.
 
     Attributes:
-        kind: The queue, and how it is consumed.
-        messages: So many are offered.
-        faults: So many are injected.
-        seed: Of everything that is chosen.
-        clients: Clients of each side in this process.
-        loops: Loops of each consuming client.
-        processes: Consumers that are processes of their own, to be killed.
-        pause: Seconds between two faults: from, to.
+        kind: The kind of queue, and how it is consumed.
+        messages: How many messages are offered.
+        faults: How many faults are injected.
+        seed: The seed of every random choice.
+        clients: How many clients offer, and how many consume, in this process.
+        loops: How many loops each consuming client has.
+        processes: How many consumers are processes of their own, to be killed.
+        pause: Seconds between two faults: minimum and maximum.
         calm: Seconds that a fault lasts: a factor.
         tcp: Whether the network is TCP.
     """
@@ -99,14 +99,14 @@ class Plan:
     pause: tuple[float, float] = (0.05, 0.4)
     tcp: bool = True
     round_trip: float = 0.0
-    """Milliseconds, when nothing is broken."""
+    """Milliseconds, while nothing is broken."""
     mbit: float | None = None
-    """Megabits a second, when nothing is broken; None: no limit."""
+    """Megabits per second, while nothing is broken; None means no limit."""
     habits: Habits = field(default_factory=Habits)
     drain_within: float = 45.0
-    """Seconds until everything must be delivered, once all is healed."""
+    """Seconds within which everything must be delivered once all is healed."""
     workers: bool = False
-    """Whether workers consume in this process, instead of loops. Only a reliable queue."""
+    """Whether workers consume in this process, instead of loops. Only for a reliable queue."""
     only: tuple[str, ...] = ()
     """The names of the faults to choose from; all if empty."""
 
@@ -116,7 +116,7 @@ class Plan:
 
 
 class Storm:
-    """Clients, and a server behind a network, or several servers. Use it with ``async with``; :meth:`blow` it, at will again."""
+    """Clients, and one or more servers behind a network. Use it with ``async with``, and call :meth:`blow` once or repeatedly."""
 
     def __init__(self, servers: PrivateServer | Replicated, plan: Plan, folder: Path) -> None:
         self._servers = servers
@@ -134,7 +134,7 @@ class Storm:
         self._doubts = _Doubts()
         self._raw: dict[PrivateServer, Any] = {}
         self.links: list[Links] = []
-        """What clients reach each server through."""
+        """The links through which clients reach each server."""
         self.crowd: Crowd = Crowd(folder, plan)
         self.history: History = History()
         self.injected: Counter[str] = Counter()
@@ -178,27 +178,27 @@ class Storm:
 
     @property
     def _url(self) -> str:
-        # Several servers tell where they are: the connections to there take detours.
+        # Several servers announce their own addresses; connections to these take detours.
         return self.links[0].url if isinstance(self._servers, PrivateServer) else self._servers.url
 
     async def masters(self) -> Sequence[PrivateServer]:
-        """Return every server that has messages."""
+        """Return every server that holds messages."""
         servers = self._servers
         return [servers] if isinstance(servers, PrivateServer) else await asyncio.to_thread(servers.list_masters)
 
     async def master_of(self, key: str) -> PrivateServer:
-        """Return the server that has a key."""
+        """Return the server that holds a key."""
         servers = self._servers
         return servers if isinstance(servers, PrivateServer) else await asyncio.to_thread(servers.master_of, key)
 
     async def raw(self, server: PrivateServer) -> Any:
-        """Return a client of our own to a server, past all links."""
+        """Return a separate client of a server, which bypasses all links."""
         if server not in self._raw:
             redis = Redis.from_url(server.unix_url, retry_on_error=[ConnectionError])
             self._raw[server] = await self._stack.enter_async_context(redis)
         return self._raw[server]
 
-    # What consumers here tell
+    # Reports from consumers in this process
 
     def began(self, delivered: Delivered) -> None:
         self.history.delivered.append(delivered)
@@ -209,7 +209,7 @@ class Storm:
     # The storm itself
 
     async def blow(self) -> History:
-        """Offer everything, break everything, heal it, and wait until all is drained. Returns what was seen."""
+        """Offer everything, break everything, heal it, wait until all is drained, and return what was seen."""
         plan = self._plan
         self.history = History()
         self._doubts.clear()
@@ -222,7 +222,7 @@ class Storm:
                 shares.put_nowait(share // 2)
                 await asyncio.sleep(self._chance.uniform(*plan.pause))
                 await self._caught_up()
-                # What is offered while it happens, or is about to.
+                # These are offered while the fault happens, or just before.
                 shares.put_nowait(share - share // 2)
                 await asyncio.sleep(self._chance.uniform(0, 0.01))
                 fault = Fault(name, now_us(), 0)
@@ -245,13 +245,13 @@ class Storm:
         return self.history
 
     def take_doubts(self) -> tuple[set[str], int]:
-        """The copies that the log doubts, and how many more without a name, since the last call or :meth:`blow`."""
+        """Return the copies that the log doubts, and how many more it does not name, since the last call or :meth:`blow`."""
         found = self._doubts.copies, self._doubts.nameless
         self._doubts.clear()
         return found
 
     async def _caught_up(self) -> None:
-        # What processes have, they tell only later.
+        # Processes report only later what they have received.
         with suppress(TimeoutError, OSError):
             await until(self._is_small, 30)
 
@@ -262,17 +262,17 @@ class Storm:
         return int(await (raw.hlen if self._plan.kind == "reliable" else raw.llen)(key)) < BACKLOG
 
     async def end(self) -> History:
-        """Close everything, look at what is left, and return all that was seen since :meth:`blow`."""
+        """Close everything, look at what is left, and return everything seen since :meth:`blow`."""
         history = self.history
         await self._stop_consuming()
         await asyncio.to_thread(self.crowd.close)
         history.delivered += self.crowd.take_notes()
         history.doubts, history.nameless_doubts = self._doubts.copies, self._doubts.nameless
         for client in self._clients:
-            # Closing one twice does nothing.
+            # Closing a client twice does nothing.
             await client.aclose()
         if self._plan.kind == "plain":
-            # What was fetched ahead when it ended has gone back.
+            # Messages that were fetched ahead went back when the consumers ended.
             raw = await self.raw(await self.master_of(QUEUE))
             for value in await raw.lrange(QUEUE, 0, -1):
                 history.delivered.append(Delivered(int(value), now_us(), "the end", claimed_us=now_us()))
@@ -281,7 +281,7 @@ class Storm:
         return history
 
     async def start_consuming(self) -> None:
-        """Start a client that consumes, in several loops."""
+        """Start a client that consumes in several loops."""
         plan, number, client = self._plan, next(self._numbers), await self._client()
         if plan.workers:
             worker = WorkerConsumer(client, f"worker {number}", self, (plan.seed, number), plan.habits)
@@ -294,7 +294,7 @@ class Storm:
         self._consuming.append((client, lambda: None, [asyncio.create_task(consumer.run()) for consumer in consumers]))
 
     async def close_one(self) -> None:
-        """Close the client that has consumed longest, as a process does that ends. Its loops end by themselves."""
+        """Close the client that has consumed longest, as a process does when it ends. Its loops end by themselves."""
         client, stop, tasks = self._consuming.popleft()
         stop()
         if self._plan.workers:
@@ -378,7 +378,7 @@ class Storm:
             pass
 
     async def _reuse(self, client: delayq.Client, count: int) -> None:
-        """Offer messages that expire while nobody takes them, and then others under the same ids: these are free by then."""
+        """Offer messages that expire before they are taken, then others under the same ids, which are free by then."""
         chance, queue, offered = self._chance, open_reliable(client, IDS), self.history.offered
         on_duplicate: OnDuplicate = chance.choice(("raise", "ignore", "replace"))
         ttl = chance.uniform(0.01, 0.2)
@@ -394,7 +394,7 @@ class Storm:
             for key in first:
                 offered[key].told = Told.OK
         if any(offered[key].told is not Told.OK for key in first):
-            # One that is still on its way would expire later.
+            # A message that is still on its way would expire later.
             return
         await asyncio.sleep(ttl + 0.002)
         for key in second:
@@ -416,7 +416,7 @@ class Storm:
     # The end
 
     async def _drain(self) -> None:
-        """Wait until everything that is stored was delivered, and nothing is left that does not vanish by itself."""
+        """Wait until every stored message has been delivered and only keys that expire by themselves are left."""
         stored = {key for key, offered in self.history.offered.items() if offered.told is Told.OK and not offered.expires}
         seen: set[int] = set()
         read = 0
@@ -447,19 +447,19 @@ class Storm:
 
 
 class Crowd:
-    """Consumers that are processes, and die without warning."""
+    """Consumers that are processes of their own, and die without warning."""
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._folder = folder
         self._plan = plan
-        # Forked from a process that has imported everything: there is no time to start an interpreter for each.
+        # Forked from a process that has imported everything: starting an interpreter for each would take too long.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([consumers.__name__])
         self._numbers = itertools.count(1)
         self._processes: list[Any] = []
         self.url = ""
         self.detours: dict[int, int] = {}
-        """From the ports that servers tell to those of the links that lead there."""
+        """From the ports that servers announce to the ports of the links that lead there."""
 
     @property
     def pids(self) -> list[int]:
@@ -486,7 +486,7 @@ class Crowd:
         self._processes.append(process)
 
     def kill_one(self) -> None:
-        """Kill the one that has lived longest."""
+        """Kill the process that has lived longest."""
         if self._processes:
             process = self._processes.pop(0)
             process.kill()
@@ -498,7 +498,7 @@ class Crowd:
             self.kill_one()
 
     def take_notes(self) -> list[Delivered]:
-        """What they saw. They were killed, so nobody knows whether their last acknowledgements had left."""
+        """Return what they saw. They were killed, so it is not known whether their last acknowledgements had left."""
         paths = sorted(self._folder.glob("notes-*"))
         read = read_notes(paths)
         for one in read:
@@ -509,12 +509,12 @@ class Crowd:
         return read
 
     async def settled_notes(self) -> list[Delivered]:
-        """What those who live have seen so far, when nothing is under way. It is then forgotten."""
+        """Return what the living processes have seen so far, once nothing is in progress, and forget it."""
         paths = sorted(self._folder.glob("notes-*"))
         noted: list[Delivered] = []
 
         def all_ended() -> bool:
-            # The last words follow the last acknowledgement.
+            # The last note follows the last acknowledgement.
             noted[:] = read_notes(paths)
             return all(one.end is not End.NONE for one in noted)
 
@@ -529,7 +529,7 @@ class Crowd:
 
 
 class _Doubts(logging.Handler):
-    """Hears what the log says of acknowledgements for which nobody waited."""
+    """A log handler that collects doubts about acknowledgements that were sent without waiting for the reply."""
 
     _NAME = re.compile(r"message '([^']*)'")
 
@@ -555,7 +555,7 @@ _FAILOVERS = ("planned failover", "Sentinel killed")
 
 
 class _Faults:
-    """Everything that can be done to a storm, by name. Each ends healed."""
+    """All faults that a storm can inject, by name. Each heals at its end."""
 
     def __init__(self, storm: Storm) -> None:
         self._storm = storm
@@ -582,7 +582,7 @@ class _Faults:
         }
 
     def order(self, count: int, chance: random.Random) -> list[str]:
-        """So many names: all of them about equally often, in an order of chance."""
+        """Return this many names, all about equally often, in random order."""
         plan = self._storm._plan
         names = [name for name in self._all if (name in plan.only or not plan.only) and self._fits(name)]
         if not plan.processes:
@@ -615,7 +615,7 @@ class _Faults:
         return self._storm.links
 
     async def _one(self, chance: random.Random) -> PrivateServer:
-        """The server, or one of the masters: most often one at work."""
+        """Return the server, or one of the masters: most often a busy one."""
         return await self._storm.master_of(chance.choice((QUEUE, QUEUE, IDS)))
 
     async def _cut(self, _: random.Random) -> None:
@@ -630,7 +630,7 @@ class _Faults:
     async def _stall(self, chance: random.Random, direction: Any) -> None:
         for links in self._links:
             links.stall(direction)
-        # At times for longer than a call waits.
+        # At times longer than a call waits.
         await asyncio.sleep(chance.uniform(0.1, 1.3))
 
     async def _slow(self, chance: random.Random) -> None:
@@ -678,7 +678,7 @@ class _Faults:
         await self._storm.start_consuming()
 
     async def _lose_right(self, chance: random.Random) -> None:
-        """Together with all connections, for what was seen of a user's rights on a connection counts for a while."""
+        """Revoke a right and cut all connections, because rights that were seen on a connection are remembered for a while."""
         command = chance.choice(("publish", "lpush", "rpush", "lpop", "set", "hset", "hdel", "zadd", "zrem", "zremrangebyrank"))
         raw = await self._storm.raw(await self._one(chance))
         async with raw.pipeline(transaction=True) as pipeline:
@@ -725,7 +725,7 @@ def main() -> None:
         messages=faults * options.rate,
         faults=faults,
         seed=options.seed,
-        # What a killed process has taken for good is gone by contract, so there is none of them.
+        # A message that a killed process has taken for good is gone by contract, so plain queues have no such processes.
         processes=0 if options.kind == "plain" else 1,
         round_trip=options.round_trip,
         mbit=options.mbit,
@@ -746,7 +746,7 @@ def main() -> None:
 
 
 async def _for_minutes(servers: PrivateServer | Replicated, plan: Plan, folder: Path, minutes: float) -> list[Violation]:
-    """Have storms, each with a seed of its own, until so many minutes have passed, or one finds something."""
+    """Run storms, each with its own seed, until this many minutes have passed or one finds a violation."""
     started, messages, deliveries, injected = time.monotonic(), 0, 0, Counter[str]()
     violations: list[Violation] = []
     while time.monotonic() - started < minutes * 60 and not violations:

@@ -1,4 +1,4 @@
-"""The checker names each kind of bug when it is planted in a history, and nothing in one without."""
+"""The checker names each kind of bug that is planted in a history, and finds none in a history without bugs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DUE = 100 * SECOND
 
 
 def came(key: int, after: float, end: End = End.ACKED, **facts: Any) -> Delivered:
-    """A delivery, seconds after the due time."""
+    """Return a delivery this many seconds after the due time."""
     at = DUE + int(after * SECOND)
     usual: dict[str, Any] = {
         "who": "one",
@@ -41,7 +41,7 @@ def kinds(history: History, rules: Rules = LEASED) -> list[str]:
     return [violation.kind for violation in check(history, rules)]
 
 
-# What is as it should be
+# Histories without a violation
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_the_summary_counts_and_shows_the_first() -> None:
     assert summary([]) == "none"
 
 
-# What it reports
+# Reports
 
 
 def test_lateness_is_told_of_what_no_fault_has_delayed() -> None:

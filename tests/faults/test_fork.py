@@ -1,4 +1,4 @@
-"""A process that forks while a client is open: the child is told, and the parent's connections are left alone."""
+"""A process that forks while a client is open: the child gets an error, and the parent's connections are left alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
-# Forks with a client open, and has the child do something with it. The parent uses it before and after.
+# Forks while a client is open, and has the child do something with it. The parent uses it before and after.
 PROGRAM = """
 import asyncio, os, sys, warnings
 import delayq

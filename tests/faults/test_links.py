@@ -1,4 +1,4 @@
-"""Links do to the bytes what their names say, so that tests over links test what they say."""
+"""Links treat the bytes as their names say, so tests over links test what they claim to test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PING, PONG = b"PING\r\n", b"+PONG\r\n"
 WHILE = 0.05
-"""Seconds in which nothing comes. Bytes that were not held would come in a thousandth of it."""
+"""Seconds in which nothing arrives. Bytes that were not held back would arrive in a thousandth of that."""
 
 
 class Talker:
@@ -73,7 +73,7 @@ class Talkers:
 
 @pytest.fixture
 def server(own_server: PrivateServer) -> PrivateServer:
-    """Any server will do: the tests are about the bytes before it."""
+    """Return any server: these tests are about the bytes before they reach it."""
     return own_server
 
 
@@ -228,7 +228,7 @@ async def test_a_round_trip_delays_each_answer_and_a_new_link_takes_one_more(ser
         talker = await talkers.new()
         assert await talker.ask() == PONG
         assert loop.time() - started >= 0.08
-        # A hundred calls that are sent at once share a round trip, where one by one they would take four seconds.
+        # A hundred calls that are sent at once share a round trip; one by one they would take four seconds.
         started = loop.time()
         talker.writer.write(PING * 100)
         assert [await talker.answer() for _ in range(100)] == [PONG] * 100
@@ -261,7 +261,7 @@ async def test_a_bandwidth_limits_each_direction_and_a_long_round_trip_does_not(
 
 
 async def test_links_share_a_bandwidth_fairly(server: PrivateServer) -> None:
-    """A large answer on one link does not hold up a small one on another, and both together are not faster than one."""
+    """A large reply on one link does not hold up a small one on another, and two together are not faster than one alone."""
     size, loop = 500_000, asyncio.get_running_loop()
     server.call("SET", "k", "x" * size)
     async with Links(server, mbit=8) as links:
@@ -372,7 +372,7 @@ def test_links_work_on_uvloop(server: PrivateServer) -> None:
                 talker = await Talkers(links).new()
                 started = asyncio.get_running_loop().time()
                 assert await talker.ask() == PONG
-                # Its clock counts whole milliseconds.
+                # uvloop's clock counts whole milliseconds.
                 assert asyncio.get_running_loop().time() - started >= 0.018
                 links.cut()
                 assert await talker.is_cut()

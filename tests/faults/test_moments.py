@@ -1,4 +1,4 @@
-"""Clients that go at random moments, over links with long round trips, lose nothing and double nothing."""
+"""Clients that leave at random moments, over links with long round trips, lose nothing and duplicate nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_ONCE = 8
 
 
 def flaws(outcomes: list[Outcome]) -> list[tuple[int, str]]:
-    """What went wrong, by seed."""
+    """Return what went wrong, by seed."""
     return [(one.plan.seed, words) for one in outcomes for words in one.flaws]
 
 

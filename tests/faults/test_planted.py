@@ -1,4 +1,4 @@
-"""Bugs are planted in delayq, and a storm must fail and name them: otherwise a storm that passes would prove nothing."""
+"""Storms must fail and name each bug that is planted in delayq: otherwise a storm that passes would prove nothing."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.storm
 
 WITHIN = 2.0
-"""A message may take so long here. A busy machine may take longer, too; then there is more to name."""
+"""Seconds that a message may take here. A busy machine may also take longer; then there is more to name."""
 DRAIN_WITHIN = 8.0
-"""What a bug has swallowed is waited for so long: longer than leases last."""
+"""Seconds to wait for messages that a bug has swallowed: longer than a lease lasts."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def durable() -> Iterator[PrivateServer]:
 
 
 def altered(script: Script, *changes: tuple[str, str]) -> Plant:
-    """Another text for a script, under the name that belongs to it."""
+    """Give a script another text, under the hash that belongs to that text."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         text = script.text
@@ -62,14 +62,14 @@ def altered(script: Script, *changes: tuple[str, str]) -> Plant:
             text = text.replace(old, new)
         monkeypatch.setitem(script.__dict__, "text", text)
         monkeypatch.setitem(script.__dict__, "sha", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-        # Its checked form is made anew of this text, and of the true one afterwards.
+        # Rebuild its checked form from this text, and from the real one afterwards.
         monkeypatch.setattr(rights, "checked", cache(rights.checked.__wrapped__))
 
     return plant
 
 
 def every(nth: int) -> Callable[[], bool]:
-    """True each n-th time."""
+    """Return a function that returns True on every n-th call."""
     count = 0
 
     def due() -> bool:
@@ -91,7 +91,7 @@ def drops_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what nobody asks for comes back by itself only when the storm is long over."""
+    """Never ask for lost replies. Messages come back by themselves only long after the storm is over."""
 
     async def forget(task: Any) -> None:
         task._lost.clear()
@@ -100,7 +100,7 @@ def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is not woken by the re-check."""
+    """Wake up late, without a re-check to wake it up either."""
     wake_in = Pushes._wake_in
 
     async def idle(_: Any) -> None:
@@ -113,7 +113,7 @@ def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def offers_again_under_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And under other ids, as one would who repeats the whole offer."""
+    """Repeat an offer with other ids as well, as a caller would who repeats the whole offer."""
     repeat = ReliableOffers._repeat
 
     async def again(offers: Any, server: Any, request: Any, messages: Any, lost: Any) -> Any:
@@ -127,7 +127,7 @@ def offers_again_under_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sends_nothing_last(of_these: Callable[[HandBack], bool]) -> Plant:
-    """Let a client that closes not send these calls."""
+    """Stop a closing client from sending these calls."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         send = LastCalls.send
@@ -141,7 +141,7 @@ def sends_nothing_last(of_these: Callable[[HandBack], bool]) -> Plant:
 
 
 def gives_back_what_is_here(call: HandBack) -> bool:
-    """Whether a call brings back payloads that a client has, rather than what another of its calls has handed out."""
+    """Return whether a call gives back payloads that a client holds, rather than those that another of its calls handed out."""
     return call.request.script is scripts.GIVE_BACK and len(call.request.args) > 3
 
 
@@ -237,7 +237,7 @@ STORMS: dict[str, dict[str, Any]] = {
     "a close loses what is on its way": _CLOSING,
     "a script is refused half way": {"faults": 30, "only": ("right lost",)},
 }
-"""What must happen for a bug to show: answers are lost, leases are used up, clients close with something at hand."""
+"""Conditions under which a bug shows: replies are lost, leases expire, clients close with messages in hand."""
 
 
 def plan(kind: Kind, bug: str = "") -> Plan:

@@ -1,4 +1,4 @@
-"""Connections that die without a word, servers that are only busy, and links that are only slow."""
+"""Connections that die silently, servers that are merely busy, and links that are merely slow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from delayq import Client
     from tests.servers import PrivateServer
 
-# A notification that is lost may cost a re-check, 5 s, and the promise leaves a second for the rest.
+# A lost notification may cost a re-check, 5 s, and the promise leaves one second for everything else.
 PROMISED = 6.0
 # The machine that runs the tests may be busy.
 MARGIN = 2.0
@@ -33,7 +33,7 @@ def now() -> float:
 
 
 async def burst(client: Client, connections: int) -> None:
-    """Leave as many connections open as a burst of calls does."""
+    """Leave as many connections open as a burst of calls would."""
     server = client._open_session().server
     await asyncio.gather(*(server.command("PING") for _ in range(3 * connections)))
 
@@ -123,7 +123,7 @@ async def test_when_all_connections_have_died_without_a_word_the_next_message_co
 async def test_a_server_that_is_busy_for_seconds_is_waited_for_and_no_outcome_is_unknown(
     own_server: PrivateServer, pooled: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As while a long script runs, nobody is answered, whether the connection is old or new: that proves nothing."""
+    """No connection gets an answer, old or new, as while a long script runs. That proves nothing about the connections."""
     async with delayq.connect(own_server.url, max_connections=pooled) as client:
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
@@ -134,7 +134,7 @@ async def test_a_server_that_is_busy_for_seconds_is_waited_for_and_no_outcome_is
             calls = [orders.offer(1), jobs.offer(1), jobs.claim(1, wait=10), orders.poll(10), orders.pending.size()]
             started: list[asyncio.Future[Any]] = [asyncio.ensure_future(call) for call in calls]
             await asyncio.sleep(1.5)
-            # These come when the free connections are put aside already.
+            # By now the free connections have already been set aside.
             started += [asyncio.ensure_future(orders.offer(2)), asyncio.ensure_future(jobs.stats())]
             await asyncio.sleep(2)
         await asyncio.gather(*started)
@@ -155,7 +155,7 @@ async def test_a_long_round_trip_is_no_reason_to_doubt(own_server: PrivateServer
 async def test_an_answer_that_takes_long_to_arrive_is_waited_for(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bytes come in all the while: half a megabyte over 2 Mbit/s takes four times as long as silence may."""
+    """Its bytes keep arriving: half a megabyte over 2 Mbit/s takes four times as long as a connection may be silent."""
     monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
     own_server.call("SET", "large", "x" * 500_000)
     async with Links(own_server, mbit=2) as links:
@@ -180,7 +180,7 @@ async def test_a_request_that_takes_long_to_be_sent_is_waited_for(
 
 
 async def test_a_command_that_may_block_is_not_taken_for_silence(own_server: PrivateServer) -> None:
-    """WAIT holds its answer back for as long as it was told to, while every other connection is answered at once."""
+    """WAIT withholds its reply for as long as it was told to, while every other connection is answered at once."""
     connections = Connections(one_server(own_server.url), 2)
     wire = await connections.acquire()
     told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -248,7 +248,7 @@ async def test_a_watch_whose_connection_has_died_is_renewed_when_the_recheck_fin
         watched = queue._open.transfer._watch._link
         assert watched is not None
         assert watched._wire is not None
-        # Only this one: nothing that comes over it is heard, and the server does not know that.
+        # Only for this connection: nothing that arrives on it is heard, and the server does not know that.
         monkeypatch.setattr(watched._wire, "data_received", lambda _data: None)
         await raw.rpush("orders", 1)
         assert await asyncio.wait_for(taking, 20) == 1

@@ -1,4 +1,4 @@
-"""Simulated storms pass, each replays exactly, and with a safeguard of delayq switched off some fail and say what it prevents."""
+"""Simulated storms pass, and each replays exactly. With a safeguard switched off, some fail and name what it prevents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Plant = Callable[[pytest.MonkeyPatch], None]
 
 SEEDS = {"reliable": 80, "deliveries": 60, "plain": 60}
-"""200 in every run. ``python -m tests.faults.simulation --seeds 5000 --first 80`` has more."""
+"""200 in every run. ``python -m tests.faults.simulation --seeds 5000 --first 80`` runs more."""
 AT_A_TIME = 20
 
 ANSWERS = ("reply lost", "cut")
@@ -69,15 +69,15 @@ def arms_no_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A safeguard that is switched off.
+    """A safeguard to switch off.
 
     Attributes:
-        plant: Switches it off.
-        names: What the checker must call what happens then, one of these.
-        kind: The queue that it guards.
+        plant: Switches the safeguard off.
+        names: Kinds of violation; the checker must find at least one of them.
+        kind: The kind of queue that it guards.
         options: The storms in which it matters.
         lease: Seconds.
-        within: One of so many seeds must fail.
+        within: How many seeds are tried, one of which must fail.
     """
 
     plant: Plant
@@ -88,7 +88,7 @@ class Case:
     within: int = 25
 
 
-# Whatever else goes wrong, the ends of leases wake everybody: long ones let it show.
+# Whatever else goes wrong, the end of a lease wakes up every waiter. Long leases keep that from hiding the failure.
 LONG = 90.0
 
 OFTEN = {"messages": 100, "faults": 25, "pause": 0.5}
@@ -148,14 +148,14 @@ def test_simulated_storms_lose_nothing_double_nothing_and_leave_nothing(kind: Ki
         )
         told.update(offered.told for offered in outcome.history.offered.values())
         faults += len(outcome.history.faults)
-    # Otherwise it proves little.
+    # Otherwise it would prove little.
     assert told[Told.OK] > 30 * AT_A_TIME
     assert told[Told.UNKNOWN] > 0
     assert faults >= 5 * AT_A_TIME
 
 
 def test_an_offer_that_arrives_when_its_client_has_closed_is_not_stored_again() -> None:
-    # The first try is stalled, the second one carried out and the message handled; then the client closes, and the first arrives.
+    # The first try is stalled; the second is carried out, and its message handled. Then the client closes, and the first arrives.
     outcome = simulate(Plan("reliable", 305))
     assert not outcome.violations, summary(outcome.violations)
 

@@ -1,4 +1,4 @@
-"""Faults one by one, and what the user sees of each."""
+"""Single faults, and what the user sees of each."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def raw(server: PrivateServer) -> AsyncIterator[Any]:
 
 @pytest.fixture(params=[*FOUND] if FOUND else [NO_KIND])
 def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., PrivateServer]]:
-    """Starts servers of one kind, for this test alone."""
+    """Return a function that starts servers of one kind, for this test alone."""
     _USED.add(request.param)
     started: list[PrivateServer] = []
 
@@ -79,7 +79,7 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-# Everything is gone
+# All data is gone
 
 
 async def test_after_flushall_consumers_go_on_with_what_is_offered_then(client: Client, server: PrivateServer) -> None:
@@ -90,9 +90,9 @@ async def test_after_flushall_consumers_go_on_with_what_is_offered_then(client: 
     await jobs.offer(1)
     await orders.offer(1)
     await until(lambda: (handled, taken) == ([1], [1]))
-    # Acknowledged, too: otherwise its lease is lost, and that is said.
+    # Wait for the acknowledgement as well: otherwise its lease is lost, which delayq reports.
     await until(lambda: client.queue_statistics()[0].acked == 1)
-    # They wait for these, which vanish, with the timers armed; on a machine that stands still meanwhile they come before.
+    # The timers are armed for these, which vanish. On a machine that freezes in the meantime, they arrive before that.
     await jobs.offer(2, 0.3)
     await orders.offer(2, 0.3)
     server.flush()
@@ -175,7 +175,7 @@ async def test_a_primary_that_is_demoted_for_a_moment_costs_only_time(start: Cal
         consumers = [asyncio.create_task(consume(jobs, handled)), asyncio.create_task(taking(orders, taken))]
         await jobs.offer(1)
         await until(lambda: handled == [1])
-        # Of a server that it never reaches: it is read-only and keeps its data.
+        # Replicating a server that it never reaches: it is read-only and keeps its data.
         primary.call("REPLICAOF", "127.0.0.1", "1")
         offers = [asyncio.create_task(jobs.offer(2)), asyncio.create_task(orders.offer(2))]
         await asyncio.sleep(0.3)
@@ -226,7 +226,7 @@ LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 
 async def stepped(server: PrivateServer) -> bool:
-    """Whether the server's clock is another than ours by now."""
+    """Return whether the server's clock has moved away from ours by now."""
     async with Redis.from_url(server.url) as raw:
         seconds, _ = await raw.time()
     return abs(seconds - time.time()) > HOUR / 2
@@ -241,7 +241,7 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
     request: pytest.FixtureRequest,
     step: str,
 ) -> None:
-    """Forward, what was pending is due. Backward, what is offered after that comes in its time."""
+    """After a step forward, pending messages are due. After a step back, messages offered from then on arrive on time."""
     clock = tmp_path / "clock"
     clock.write_text("+0")
     if request.node.callspec.params["start"] == "redis-7":
@@ -260,7 +260,7 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
         await jobs.offer(1, HOUR / 2)
         await orders.offer(1, HOUR / 2)
         clock.write_text(step)
-        # Under load the server has run a script at the old time yet.
+        # Under load the server may still run a script at the old time.
         await until(lambda: stepped(server))
         await jobs.offer(2, 0.3)
         await orders.offer(2, 0.3)
@@ -298,7 +298,7 @@ async def test_a_reliable_message_that_may_not_be_announced_reaches_its_offerer_
         delayq.connect(server.url, resync_interval=0.3) as other,
     ):
         mine, theirs = silent.reliable_queue("jobs"), other.reliable_queue("jobs")
-        # Both have looked by then, and nothing was there.
+        # Both have looked by then, and found nothing.
         assert [await mine.claim(), await theirs.claim()] == [[], []]
         claiming = asyncio.create_task(mine.claim(wait=20))
         await mine.offer("to itself", 0.2)
@@ -316,9 +316,9 @@ async def test_a_reliable_message_that_may_not_be_announced_reaches_its_offerer_
 @pytest.mark.parametrize("denied", ["-zadd", "-publish"])
 @pytest.mark.parametrize("kind", ["reliable", "delayed"])
 async def test_what_is_refused_is_not_offered_again_and_again(server: PrivateServer, raw: Any, kind: str, denied: str) -> None:
-    """Its id is taken by then, by what the first try has left: a repetition would make up another one, for ever."""
+    """The remains of the first try occupy its id, so each repetition would make up another one, forever."""
     async with limited(server, raw, denied) as client:
-        # The second time the server knows the script.
+        # The second time, the server already knows the script.
         for _ in range(2):
             async with asyncio.timeout(10):
                 with suppress(delayq.ServerRefused):
@@ -328,7 +328,7 @@ async def test_what_is_refused_is_not_offered_again_and_again(server: PrivateSer
 
 @asynccontextmanager
 async def limited(server: PrivateServer, raw: Any, denied: str, **options: Any) -> AsyncIterator[Client]:
-    """A client whose user may do everything but this."""
+    """Open a client whose user may do everything except this."""
     await raw.acl_setuser("limited", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", *denied.split()])
     try:
         async with delayq.connect(f"unix://limited:any@{server.socket_path}", **options) as client:
@@ -349,7 +349,7 @@ async def stored(raw: Any) -> int:
     return int(await raw.hlen("delayq:{jobs}:bodies") + await raw.zcard("redisson_delay_queue_timeout:{orders}"))
 
 
-# Processes that die, or stand still
+# Processes that die or freeze
 
 
 @pytest.mark.parametrize("kind", ["reliable", "delayed"])
@@ -359,7 +359,7 @@ async def test_of_a_producer_that_is_killed_in_a_batch_all_is_stored_that_it_was
     async def size() -> int:
         if kind == "reliable":
             return int(await raw.hlen("delayq:{jobs}:bodies"))
-        # Clients move what is due, whoever offered it.
+        # Clients move due messages, no matter which process offered them.
         pipe = raw.pipeline(transaction=True)
         pipe.zcard("redisson_delay_queue_timeout:{orders}")
         pipe.llen("orders")
@@ -397,27 +397,27 @@ async def test_of_a_producer_that_is_killed_in_a_batch_all_is_stored_that_it_was
 
 
 async def size_is_odd(size: Callable[[], Awaitable[int]], before: int) -> bool:
-    """Whether it is in the midst of a batch, and not of its first."""
+    """Return whether the producer is in the middle of a batch other than its first."""
     more = await size() - before
     return more > victims.BATCH and more % victims.BATCH > 0
 
 
 async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_lost(server: PrivateServer, tmp_path: Path) -> None:
-    """What it had, another one handles meanwhile; what it had claimed ahead, it does not even begin."""
+    """Another consumer handles its messages in the meantime. It does not even begin those that it had claimed ahead."""
     notes = tmp_path / "notes"
     async with delayq.connect(server.url) as client:
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", lease=victims.LEASE)
         await jobs.offer_many([Offer(n) for n in range(40)])
         victim = await asyncio.to_thread(victims.start, victims.handle_slowly, server.url, notes)
         try:
-            # At its fourth one.
+            # At its fourth message.
             await until(lambda: len(victims.words(notes)) % 2 == 1 and len(victims.words(notes)) >= 7)
             os.kill(victim.pid, signal.SIGSTOP)
             before = victims.words(notes)
             done = {int(number) for word, number in before if word == "done"}
             handled: list[int] = []
             consuming = asyncio.create_task(consume(jobs, handled))
-            # An acknowledgement may have left before it stood still.
+            # An acknowledgement may have left before the process froze.
             await until(lambda: len(done | set(handled)) >= 39)
             await until(lambda: stats_are_empty(jobs))
             os.kill(victim.pid, signal.SIGCONT)
@@ -429,7 +429,7 @@ async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_los
             victim.kill()
             await asyncio.to_thread(victim.join)
     after = [(word, int(number)) for word, number in victims.words(notes)[len(before) :] if number != "99"]
-    # Of the one that it was at.
+    # The message that it was handling.
     assert len(after) == 1
     ((word, number),) = after
     assert (word == "lost") == (number in handled)
@@ -442,11 +442,11 @@ async def stats_are_empty(jobs: delayq.ReliableQueue[int]) -> bool:
     return not (stats.delayed or stats.ready or stats.leased)
 
 
-# An event loop that stands still
+# An event loop that freezes
 
 
 async def test_a_loop_that_is_blocked_longer_than_its_lease_loses_it_and_says_so(server: PrivateServer) -> None:
-    """Five seconds without the loop, with a lease of two: another client has the message meanwhile, and nobody else."""
+    """The loop is blocked for five seconds, with a lease of two. Meanwhile one other client, and only one, has the message."""
     taken = Queue[tuple[int, datetime]]()
 
     async def take_elsewhere() -> None:
@@ -462,12 +462,12 @@ async def test_a_loop_that_is_blocked_longer_than_its_lease_loses_it_and_says_so
         (message,) = await jobs.claim()
         first_end = message.lease_ends_at
         elsewhere = asyncio.create_task(asyncio.to_thread(asyncio.run, take_elsewhere()))
-        # Its thread has started.
+        # Give its thread time to start.
         await asyncio.sleep(0.1)
         with pytest.raises(delayq.LeaseLost):  # noqa: PT012
             async with message, asyncio.timeout(10):
                 time.sleep(5)
-                # The renewal finds out, and ends the handler.
+                # The renewal finds out and cancels the handler.
                 await asyncio.Event().wait()
         attempt, second_end = taken.get_nowait()
         assert attempt == 2
@@ -493,7 +493,7 @@ async def test_a_loop_that_is_blocked_longer_than_its_lease_keeps_what_nobody_ha
 
 
 async def test_a_thousand_clients_connect_at_once(start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch) -> None:
-    # All share one event loop here: on a busy machine it is that which takes longer than a server may.
+    # They all share one event loop here, which on a busy machine takes longer than a server may.
     monkeypatch.setattr("delayq._redis.server.ANSWER_WITHIN", 60.0)
     monkeypatch.setattr("delayq._redis.wire.ANSWER_WITHIN", 60.0)
     url = start("--maxclients", "4000").url + "?socket_connect_timeout=60"
@@ -529,7 +529,7 @@ async def test_a_server_that_has_no_room_for_a_thousand_clients_says_so_to_the_o
         await asyncio.gather(*(attempt(n) for n in range(1000)))
     assert refused
     assert len(served) + len(refused) >= 1000
-    # When they have gone, there is room.
+    # There is room again once they have left.
     monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 5.0)
     async with delayq.connect(server.url) as client:
         await client.reliable_queue("jobs").offer(1000)
@@ -573,7 +573,7 @@ async def test_what_was_given_back_is_not_given_back_again_by_a_try_that_arrives
             if len(taken) == 5:
                 links.stall("requests", new=False)
                 break
-        # New links work. The old ones hold what they have.
+        # New links work. The old ones hold on to what they have.
         await until(lambda: given_back(raw, 45))
         await asyncio.sleep(0.2)
         links.heal()

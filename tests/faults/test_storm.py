@@ -1,6 +1,6 @@
-"""Storms: everything breaks, again and again, under load. Nothing is lost, early, doubled, or stuck.
+"""Storms: under load, everything breaks again and again. Nothing is lost, early, duplicated or stuck.
 
-All of them together inject at least 300 faults over at least 500,000 messages; each has its share, whatever servers there are.
+Together they inject at least 300 faults over at least 500,000 messages. Each has its share, whichever servers there are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STORMS = len(KINDS) * max(1, len(FOUND))
 
 @pytest.fixture(params=[*FOUND] if FOUND else [pytest.param("none", marks=pytest.mark.skip(reason="no server found"))])
 def durable(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
-    """A server for this test alone. What it has answered, it finds again after its death."""
+    """Start a server for this test alone, which keeps everything that it has confirmed when it is killed."""
     _USED.add(request.param)
     with PrivateServer(FOUND[request.param], appendonly="always", within=memory_disk()) as server:
         yield server
@@ -57,8 +57,8 @@ async def test_a_storm_over_distant_links_loses_nothing_and_doubles_nothing(
 async def test_a_storm_in_which_masters_change_loses_nothing_and_doubles_nothing(
     several: type[Replicated], kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Use another kind of server for each kind of queue: the storms on one server combine them all."""
-    # Redis 6.2 has no ADDSLOTSRANGE, and its clusters answer as those of Redis 7.
+    """Use a different server version for each kind of queue: the storms on one server cover all combinations."""
+    # Redis 6.2 has no ADDSLOTSRANGE, and its clusters reply like those of Redis 7.
     names = [name for name in FOUND if several is BehindSentinels or name != "redis-6.2"]
     if not names:
         pytest.skip("no server found on this machine")
@@ -82,7 +82,7 @@ async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
     durable: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_deadlines(monkeypatch.setattr)
-    # What a killed process has taken for good is gone by contract, so there is none of them.
+    # A message that a killed process has taken for good is gone by contract, so plain queues have no such processes.
     plan = Plan(
         kind,
         messages=-(-MESSAGES // STORMS),
@@ -110,7 +110,7 @@ async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
     assert not violations, summary(violations, show=20)
     assert len(history.offered) >= MESSAGES / STORMS
     assert sum(storm.injected.values()) >= FAULTS / STORMS
-    # Otherwise it proves little: nothing was at stake, or the faults hit nobody.
+    # Otherwise it would prove little: nothing was at stake, or the faults hit no client.
     assert told["ok"] >= len(history.offered) / 2
     assert kind == "reliable" or told["unknown"] > 0
     assert len(after) < len(history.delivered) / 2

@@ -1,4 +1,4 @@
-"""Processes that a test kills or stops in the midst of their work. Each writes what it was told to a file, line by line."""
+"""Processes that a test kills or stops in the middle of their work. Each writes what it was told to a file, line by line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BATCH = 2_000
-"""So many messages are one offer of a producer: ten calls of the server."""
+"""How many messages a producer offers at once: ten calls to the server."""
 LEASE = 1.0
 
 
 def start(main: Callable[..., None], *args: Any) -> Any:
-    """A process that runs this. It dies with us."""
-    # Forked from a process that has imported everything: there is no time to start an interpreter for each.
+    """Start a process that runs this function. It ends with its parent."""
+    # Forked from a process that has imported everything: starting an interpreter for each would take too long.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     process = context.Process(target=main, args=args, daemon=True)
@@ -31,12 +31,12 @@ def start(main: Callable[..., None], *args: Any) -> Any:
 
 
 def words(path: Path) -> list[list[str]]:
-    """What was written so far."""
+    """Return what has been written so far."""
     return [line.split() for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
 def offer_batches(url: str, path: Path, kind: str, number: int) -> None:
-    """Offer without end; write the number of each batch that is stored."""
+    """Offer forever, writing the number of each batch that is stored."""
     asyncio.run(_offer_batches(url, path, kind, number))
 
 
@@ -53,7 +53,7 @@ async def _offer_batches(url: str, path: Path, kind: str, number: int) -> None:
 
 
 def handle_slowly(url: str, path: Path) -> None:
-    """Handle messages, each for a fifth of its lease; write what became of each."""
+    """Handle messages, each for a fifth of its lease, writing the outcome of each."""
     asyncio.run(_handle_slowly(url, path))
 
 

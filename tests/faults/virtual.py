@@ -1,4 +1,4 @@
-"""An event loop whose time is counted instead of measured, and whose chance is a seed: what runs in it runs the same again."""
+"""An event loop whose time is simulated and whose randomness comes from a seed, so that every run in it is repeatable."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
 EPOCH = 1_700_000_000
-"""When each simulation begins, seconds since 1970."""
-# So long a turn of the loop takes, seconds. With none, who goes round and round would never let time pass.
+"""The time at which each simulation begins, seconds since 1970."""
+# How long a turn of the loop takes, seconds. If it took none, a busy loop would never let time pass.
 _TURN = 1e-6
 
 
 class Process:
-    """What stands for a process of an operating system: all that runs because of it dies with it."""
+    """The equivalent of an operating-system process: everything that runs because of it dies with it."""
 
     def __init__(self, name: str) -> None:
         self.name: str = name
@@ -39,19 +39,19 @@ class Process:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Nothing waits here: when nobody has anything to do, it is at once the moment at which somebody has.
+    """An event loop that never waits: when there is nothing to do, it jumps to the next moment at which there is.
 
-    Whatever is called belongs to the process that asked for the call; :meth:`halt` lets none of its calls happen any more.
+    Every callback belongs to the process that scheduled it; :meth:`halt` stops all callbacks of a process.
 
     Attributes:
-        process: The one that runs now, or None: the harness, the network, the server.
-        complaints: What went wrong, and nobody was told.
+        process: The process that runs now, or None for the harness, the network and the server.
+        complaints: Errors that were not reported to any caller.
     """
 
     def __init__(self, connect: Callable[[Any], Awaitable[Any]], until: float) -> None:
         """Args:
-        connect: Makes connections, wherever they are to lead.
-        until: What goes on for so long, seconds, will never end.
+        connect: Makes connections, wherever they are supposed to lead.
+        until: Seconds after which a simulation is considered endless.
         """
         super().__init__()
         self._selector = self
@@ -71,7 +71,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def select(self, timeout: float | None) -> list[Any]:
-        """What the loop asks of its selector: to wait until something happens."""
+        """Advance the time instead of waiting for events, as the loop asks of its selector."""
         if timeout is None:
             raise AssertionError("everybody waits, and nothing will ever happen")
         self._now += max(timeout, _TURN)
@@ -89,7 +89,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @contextmanager
     def within(self, process: Process | None) -> Iterator[None]:
-        """What is called, or asked for, in this block belongs to a process."""
+        """Assign everything that is called or scheduled in this block to a process."""
         before, self.process = self.process, process
         try:
             yield
@@ -97,17 +97,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.process = before
 
     def halt(self, process: Process) -> None:
-        """None of its calls happens any more: no ``finally`` runs, and nobody is told."""
+        """Stop all callbacks of a process: no ``finally`` runs, and no peer is notified."""
         self._held.setdefault(process, [])
 
     def resume(self, process: Process) -> None:
-        """What would have been called meanwhile is called now."""
+        """Run the callbacks of a process that were held back in the meantime, and let it continue."""
         with self.within(process):
             for callback, args, context in self._held.pop(process):
                 self.call_soon(callback, *args, context=context)
 
     def end_all(self, within: float) -> None:
-        """Let the dead go on, and cancel everything: otherwise Python would end their coroutines wherever it finds them."""
+        """Revive the dead and cancel everything: otherwise Python would end their coroutines wherever it finds them."""
         self._until = math.inf
         self.run_until_complete(self._end_all(within))
         self.run_until_complete(self.shutdown_asyncgens())
@@ -145,7 +145,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             self.process = before
 
-    # What else asyncio asks of a loop
+    # Other things that asyncio asks of a loop
 
     async def create_connection(self, protocol_factory: Any, *_: Any, **__: Any) -> Any:
         return await self._connect(protocol_factory)
@@ -157,7 +157,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class _Task(asyncio.Task[Any]):
-    """A task that lies in sets where its number says. The others lie where their memory happens to be."""
+    """A task whose place in a set depends on its number. Other tasks are placed by their memory address."""
 
     def __init__(self, work: Any, loop: asyncio.AbstractEventLoop, number: int, options: dict[str, Any]) -> None:
         self._number = number
@@ -172,7 +172,7 @@ class _Task(asyncio.Task[Any]):
 
 @contextmanager
 def governed(loop: VirtualLoop, seed: str) -> Iterator[None]:
-    """In this block every clock is the loop's, and all chance comes from the seed."""
+    """Make every clock in this block the loop's, and all randomness come from the seed."""
     secret = random.Random(f"secrets {seed}")
     state = random.getstate()
 
@@ -184,17 +184,17 @@ def governed(loop: VirtualLoop, seed: str) -> Iterator[None]:
         patch.setattr(time, "time", lambda: now_ns() / 1_000_000_000)
         patch.setattr(time, "monotonic", loop.time)
         patch.setattr(os, "urandom", secret.randbytes)
-        # What the module secrets is made of.
+        # The source of randomness of the ``secrets`` module.
         patch.setattr(random, "_urandom", secret.randbytes)
-        # It took its clock when it was defined; and one that is no timerfd's has the loop wake it.
+        # Its default clock was fixed when it was defined. With another clock it uses the loop's timer instead of a timerfd.
         patch.setattr(_session, "HashedWheelTimer", lambda **options: HashedWheelTimer(clock=loop.time, **options))
-        # The ids of earlier simulations lie in the future of this one.
+        # The ids of earlier simulations are in the future of this one.
         patch.setattr(_ids, "_state", (0, "", itertools.count()))
         # It reads a file for each connection to learn its own version.
         patch.setattr(redis.utils, "get_lib_version", lambda: "0")
         random.seed(f"chance {seed}")
         collecting = gc.isenabled()
-        # It would end what nobody holds any more at a moment that depends on all that ran before.
+        # The collector would run at moments that depend on everything that ran before.
         gc.disable()
         try:
             yield
