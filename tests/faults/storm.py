@@ -85,7 +85,6 @@ class Plan:
         loops: How many loops each consuming client has.
         processes: How many consumers are processes of their own, to be killed.
         pause: Seconds between two faults: minimum and maximum.
-        calm: Seconds that a fault lasts: a factor.
         tcp: Whether the network is TCP.
     """
 
