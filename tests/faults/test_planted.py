@@ -208,7 +208,7 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
         altered(
             scripts.ACK,
             ("redis.call('ZREM', KEYS[1], token)", "redis.call('ZSCORE', KEYS[1], token) and 1 or 0"),
-            ("if reply[i] == 1 then redis.call('HDEL', KEYS[2], token) end", ""),
+            ("redis.call('HDEL', KEYS[2], unpack(ARGV))", ""),
         ),
         "after ack",
     ),
@@ -260,12 +260,21 @@ async def test_a_storm_names_the_bug(durable: PrivateServer, bug: str, tmp_path:
     kind, plant, named = PLANTS[bug]
     shorten_deadlines(monkeypatch.setattr)
     plant(monkeypatch)
-    async with Storm(durable, plan(kind, bug), tmp_path) as storm:
-        await storm.blow()
-        history = await storm.end()
-    violations = check(history, replace(plan(kind).rules, within_us=int(WITHIN * 1_000_000)))
-    print(summary(violations))
-    assert named in {violation.kind for violation in violations}
+    found: set[str] = set()
+    # A storm may miss the moment at which the bug shows. Three do not.
+    for seed in range(1, 4):
+        durable.call("FLUSHALL")
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        async with Storm(durable, replace(plan(kind, bug), seed=seed), folder) as storm:
+            await storm.blow()
+            history = await storm.end()
+        violations = check(history, replace(plan(kind).rules, within_us=int(WITHIN * 1_000_000)))
+        print(summary(violations))
+        found |= {violation.kind for violation in violations}
+        if named in found:
+            return
+    assert named in found
 
 
 @pytest.mark.parametrize(("kind", "bug"), [*((kind, "") for kind in KINDS), *((PLANTS[bug][0], bug) for bug in STORMS)])
