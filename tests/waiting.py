@@ -7,7 +7,9 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
+
+    from delayq import DelayedQueue
 
 
 async def until(condition: Callable[[], Any], within: float = 20.0) -> None:
@@ -21,3 +23,14 @@ async def until(condition: Callable[[], Any], within: float = 20.0) -> None:
                 # The condition has swallowed the cancellation, which may come just as a call of its own ends.
                 raise TimeoutError
             await asyncio.sleep(0.005)
+
+
+async def fetch_ahead(queue: DelayedQueue[int], at_least: int = 1) -> tuple[AsyncIterator[int], list[int]]:
+    """Consume messages until a loop has fetched ``at_least`` more.
+
+    Returns the loop, which gives back what it has fetched when it is dropped, and the messages consumed.
+    """
+    values, taken = aiter(queue), list[int]()
+    while not any(len(reader.ahead) >= at_least for reader in queue._taker._readers):
+        taken.append(await anext(values))
+    return values, taken

@@ -18,7 +18,7 @@ from delayq._redis.cluster import Cluster, read_place, read_slots
 from tests.clusters import TestCluster, admin, wait_for
 from tests.conftest import FOUND
 from tests.servers import PrivateServer
-from tests.waiting import until
+from tests.waiting import fetch_ahead, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -571,7 +571,8 @@ async def test_closing_waits_for_a_slot_that_is_moving(cluster: TestCluster, cli
     """While a slot moves, no server runs scripts for it; messages that a loop had fetched for good would otherwise be lost."""
     async with delayq.connect(cluster.url) as other:
         queue = other.delayed_queue("moving")
-        _loop, last = await _fetch_ahead(queue)
+        await queue.offer_many([(n, 0) for n in range(300)])
+        _loop, taken = await fetch_ahead(queue, 20)
         target = next(node for node in cluster.nodes if node is not cluster.owner("moving"))
         halfway, closed = threading.Event(), threading.Event()
 
@@ -585,29 +586,16 @@ async def test_closing_waits_for_a_slot_that_is_moving(cluster: TestCluster, cli
         await other.aclose()
         closed.set()
         await moving
-    assert await client.delayed_queue("moving").drain() == [*range(last + 1, 300)]
+    assert await client.delayed_queue("moving").drain() == [*range(len(taken), 300)]
 
 
 async def test_what_was_fetched_ahead_goes_back_to_where_its_queue_has_moved(cluster: TestCluster, client: delayq.Client) -> None:
     async with delayq.connect(cluster.url) as other:
         queue = other.delayed_queue("moving")
-        _loop, last = await _fetch_ahead(queue)
+        await queue.offer_many([(n, 0) for n in range(300)])
+        _loop, taken = await fetch_ahead(queue, 20)
         target = next(node for node in cluster.nodes if node is not cluster.owner("moving"))
         # No call in between tells the client about the move.
         cluster.move("moving", target)
         await other.aclose()
-    assert await client.delayed_queue("moving").drain() == [*range(last + 1, 300)]
-
-
-async def _fetch_ahead(queue: delayq.DelayedQueue[int]) -> tuple[AsyncIterator[int], int]:
-    """Consume some of 300 messages until more have been fetched ahead.
-
-    Returns:
-        The loop, which must be kept for as long as it should last, and the last value.
-    """
-    await queue.offer_many([(n, 0) for n in range(300)])
-    values = aiter(queue)
-    while True:
-        value = await anext(values)
-        if any(len(reader.ahead) >= 20 for reader in queue._taker._readers):
-            return values, value
+    assert await client.delayed_queue("moving").drain() == [*range(len(taken), 300)]

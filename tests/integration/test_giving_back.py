@@ -16,7 +16,7 @@ from delayq._scheduling.taker import Taker
 from delayq.codecs import StringCodec
 from tests.links import Links
 from tests.servers import one_server
-from tests.waiting import until
+from tests.waiting import fetch_ahead, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -159,15 +159,12 @@ async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: Priva
             server.call("CONFIG", "SET", "maxmemory", "0")
 
 
-async def test_closing_gives_back_also_while_the_server_has_lost_its_office(own_server: PrivateServer) -> None:
+async def test_closing_gives_messages_back_although_the_server_was_demoted_meanwhile(own_server: PrivateServer) -> None:
     client = delayq.connect(own_server.unix_url)
     await client.__aenter__()
     queue = client.delayed_queue("orders")
     await queue.offer_many([(n, 0) for n in range(150)])
-    values = aiter(queue)
-    taken = [await anext(values)]
-    while not any(reader.ahead for reader in queue._taker._readers):
-        taken.append(await anext(values))
+    _loop, taken = await fetch_ahead(queue)
     own_server.call("REPLICAOF", "127.0.0.1", "1")
     errors = client.statistics().errors
     server = client._session.server  # type: ignore[union-attr]
@@ -187,9 +184,7 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve(
     await client.__aenter__()
     queue = client.delayed_queue("orders")
     await queue.offer_many([(n, 0) for n in range(150)])
-    values = aiter(queue)
-    while not any(reader.ahead for reader in queue._taker._readers):
-        await anext(values)
+    _loop, _ = await fetch_ahead(queue)
     looks = 0
 
     def look(_: Server) -> int:
