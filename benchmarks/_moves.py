@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis import Redis
 
-from delayq._redis.records import pack
-from delayq._redis.scripts import TRANSFER
-from delayq.embedded import EmbeddedServer
+from delayq._delayed.records import pack
+from delayq._delayed.scripts import TRANSFER
+from delayq._embedded.server import EmbeddedServer
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-    from delayq._redis.keys import DelayedKeys
+    from delayq._delayed.keys import DelayedKeys
 
 BATCH = 100
 # Scripts never call these, so clients sent them all. Commands that scripts call are counted under other names.

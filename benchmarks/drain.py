@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks._moves import BATCH, add_server_option, delayq_transfer, fill, measured_server, redisson_transfer
 from benchmarks._report import Table, machine
-from delayq._redis.keys import DelayedKeys
+from delayq._delayed.keys import DelayedKeys
 
 KEYS = DelayedKeys.of("benchmark")
 

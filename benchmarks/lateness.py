@@ -22,7 +22,7 @@ import delayq
 from benchmarks._moves import add_server_option, measured_server
 from benchmarks._report import BLUE, GREEN, ORANGE, VERMILION, Table, machine, plotter, save
 from benchmarks._samples import LOOPS, medians, quantile, result, run_in, start
-from delayq.alarm import LoopAlarm, new_alarm
+from delayq._timer.wakeup import LoopWakeup, new_wakeup
 
 SPREAD, SPREAD_S, LEAD_S = 2000, 10.0, 0.5
 STEADY, STEADY_S, STEADY_DELAY_S, PACE_S = 10_000, 5.0, 1.0, 0.01
@@ -55,7 +55,7 @@ async def floor(url: str, way: str) -> list[float]:
     loop: Any = asyncio.get_running_loop()
     late, rang = list[float](), asyncio.Event()
     context = contextvars.copy_context()
-    waker = new_alarm(loop, context, rang) if way.endswith("timerfd") else LoopAlarm(loop, context)
+    waker = new_wakeup(loop, context, rang) if way.endswith("timerfd") else LoopWakeup(loop, context)
     async with Redis.from_url(url) as redis:
         script = redis.register_script(TAKE_DUE)
         base = time.time()

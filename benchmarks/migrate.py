@@ -19,9 +19,9 @@ from typing import Any
 from redis import Redis
 
 import delayq
-from delayq._redis.keys import DelayedKeys
-from delayq.embedded import EmbeddedServer
-from delayq.migration import Migration, migrate
+from delayq._delayed.keys import DelayedKeys
+from delayq._embedded.server import EmbeddedServer
+from delayq.admin.migrate import Migration, migrate
 
 KEYS = DelayedKeys.of("benchmark")
 # Steps that block for longer than this are counted, ms.

@@ -30,9 +30,10 @@ from benchmarks._by_hand import connect, numbered
 from benchmarks._moves import Meter, address, measured_server
 from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, machine, plotter, save
 from benchmarks._samples import LOOPS, be_sample, medians, new_parser, result, start
-from delayq._redis import reliable_scripts
-from delayq._redis import scripts as delayed_scripts
-from delayq._redis.keys import DelayedKeys, ReliableKeys
+from delayq._delayed import scripts as delayed_scripts
+from delayq._delayed.keys import DelayedKeys
+from delayq._reliable import scripts as reliable_scripts
+from delayq._reliable.keys import ReliableKeys
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._report import BLUE, ORANGE, SKY, add_options, machine, plotter, save
-from delayq.timer import HashedWheelTimer
+from delayq._timer.timer import HashedWheelTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

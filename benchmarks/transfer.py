@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks._moves import BATCH, add_server_option, delayq_transfer, fill, measured_server, redisson_transfer
 from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, add_options, machine, plotter, save
-from delayq._redis.keys import DelayedKeys
+from delayq._delayed.keys import DelayedKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -3,13 +3,19 @@
 import typing
 
 from delayq._dashboard import dashboard
-from delayq._offering import Offer
+from delayq._delayed.delivery import Delivery
+from delayq._delayed.queue import DelayedQueue, Receipt
+from delayq._reliable.dead_letters import DeadLetter, DeadLetters
+from delayq._reliable.message import Message, Reject, RetryAfter
+from delayq._reliable.offering import Offer
+from delayq._reliable.partitions import PartitionedDeadLetters, PartitionedQueue
+from delayq._reliable.queue import ReliableQueue
+from delayq._reliable.schedules import Schedule
+from delayq._timer.timer import HashedWheelTimer
+from delayq._timer.wheel import Timeout
 from delayq.backoff import Backoff
 from delayq.client import Client, connect
 from delayq.codecs import JsonCodec, StringCodec
-from delayq.dead_letters import DeadLetter, DeadLetters
-from delayq.delayed_queue import DelayedQueue, Receipt
-from delayq.deliveries import Delivery
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -34,13 +40,7 @@ from delayq.errors import (
     TimerFull,
     TimerStopped,
 )
-from delayq.message import Message, Reject, RetryAfter
-from delayq.partitioned_queue import PartitionedDeadLetters, PartitionedQueue
-from delayq.recurring import Schedule
-from delayq.reliable_queue import ReliableQueue
-from delayq.statistics import ClientStatistics, QueueStatistics, Stats
-from delayq.timer import HashedWheelTimer
-from delayq.wheel import Timeout
+from delayq.stats import ClientStatistics, QueueStatistics, Stats
 
 __all__ = [
     "Backoff",

@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import anyio
 from anyio import to_thread
 
-from delayq import embedded
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.open_queue import OpenDelayedQueue
+from delayq._delayed.queue import MAX_PAYLOAD, DelayedQueue
 from delayq._durations import Duration, check_count, check_flag, seconds
-from delayq._redis.keys import DelayedKeys, ReliableKeys, check_partitions
-from delayq._scheduling.open_delayed import OpenDelayedQueue
-from delayq._scheduling.open_reliable import OpenReliableQueue
-from delayq._settings import RETRIES, Settings
+from delayq._embedded import server as embedded
+from delayq._figures import statistics_of, stats_of
+from delayq._reliable.keys import ReliableKeys, check_partitions
+from delayq._reliable.open_queue import OpenReliableQueue
+from delayq._reliable.partitions import PartitionedQueue
+from delayq._reliable.queue import ReliableQueue
+from delayq._reliable.settings import RETRIES, Settings
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
-from delayq.delayed_queue import MAX_PAYLOAD, DelayedQueue
 from delayq.errors import BadInput, Closed, ConfigurationError, EmbeddedServerError, ServerError, ServerUnavailable
-from delayq.hooks import Hooks
-from delayq.partitioned_queue import PartitionedQueue
-from delayq.reliable_queue import ReliableQueue
-from delayq.statistics import ClientStatistics, statistics_of, stats_of
+from delayq.instrumentation import Hooks
+from delayq.stats import ClientStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -34,12 +36,13 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis, RedisCluster
 
-    from delayq._session import Session
-    from delayq._settings import Expired, WhenFull
+    from delayq._engine.session import Session
+    from delayq._figures import AnyOpen
+    from delayq._reliable.settings import Expired, WhenFull
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
-    from delayq.hooks import Observer
-    from delayq.statistics import AnyOpen, QueueStatistics, Stats
+    from delayq.instrumentation import Observer
+    from delayq.stats import QueueStatistics, Stats
 
 T = TypeVar("T")
 
@@ -116,7 +119,7 @@ class Client:
         check_count(max_connections, "max_connections", 1)
         # redis-py takes longer to import than everything else together: pay for it when a client is made, not when delayq is
         # imported.
-        from delayq._redis.address import from_client, from_url  # noqa: PLC0415
+        from delayq._redis.url import from_client, from_url  # noqa: PLC0415
 
         self._resync_interval = resync_interval
         self._max_connections = max_connections
@@ -145,11 +148,11 @@ class Client:
         """
         if self._session is not None or self._closed:
             raise Closed("a client is opened once; make another with connect()")
-        from delayq._session import Session  # noqa: PLC0415 - imports redis-py
+        from delayq._engine.session import Session  # noqa: PLC0415 - imports redis-py
 
         try:
             if self._embedded is not None:
-                from delayq._redis.address import of_socket  # noqa: PLC0415 - likewise
+                from delayq._redis.url import of_socket  # noqa: PLC0415 - likewise
 
                 await to_thread.run_sync(self._embedded.start)
                 self._address = of_socket(str(self._embedded.socket_path), self._restart_embedded)
@@ -388,7 +391,10 @@ class Client:
         return {name: stats_of([depths[part] for part in parts]) for name, parts in queues.items()}
 
     def observe(self, observer: Observer) -> None:
-        """Notify ``observer`` of what happens to messages, from now on or from when the client opens: see :mod:`delayq.hooks`."""
+        """Notify ``observer`` of what happens to messages, from now on or from when the client opens.
+
+        :mod:`delayq.instrumentation` describes observers.
+        """
         self._hooks.add(observer)
 
     def unobserve(self, observer: Observer) -> None:

@@ -9,7 +9,7 @@ from redis import Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from delayq._redis.keys import SLOTS
+from delayq._redis.slots import SLOTS
 from tests.servers import Kind, PrivateServer, free_port
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ import atheris
 
 with atheris.instrument_imports(include=["delayq"]):
     from delayq import ConfigurationError, DecodeError, codecs
-    from delayq._redis.address import from_url
-    from delayq._redis.bodies import parse, parse_letter
-    from delayq._redis.records import payload_of
-    from delayq._scheduling import turns
-    from delayq._scheduling.recurrence import Unreadable, read
+    from delayq._delayed.records import payload_of
+    from delayq._engine import stagger as turns
+    from delayq._redis.url import from_url
+    from delayq._reliable.bodies import parse, parse_letter
+    from delayq._reliable.recurrence import Unreadable, read
+    from delayq._reliable.schedules import to_schedule
     from delayq.codecs import codec_for
-    from delayq.recurring import to_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import strategies as st
 
-from delayq._redis.keys import RESERVED, DelayedKeys, ReliableKeys
+from delayq._delayed.keys import RESERVED, DelayedKeys
+
+if TYPE_CHECKING:
+    from delayq._reliable.keys import ReliableKeys
 
 _PARTS = (
     *("a", "b", "{a}", "{", "}", ":", "*", "?", "[", "]", "\\", " ", "\0", "é"),

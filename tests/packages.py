@@ -42,7 +42,7 @@ LOOP_TESTS = [
 BARE = """
 import importlib, pkgutil
 import delayq
-from delayq._redis.scripts import OFFER
+from delayq._delayed.scripts import OFFER
 
 needing = ("delayq.cli", "delayq.integrations", "delayq.testing.pytest_plugin", "delayq._dashboard.")
 for module in pkgutil.walk_packages(delayq.__path__, "delayq."):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
-from delayq._redis.address import Address, from_url
+from delayq._redis.url import Address, from_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

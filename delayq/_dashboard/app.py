@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from delayq._dashboard.queues import Queues
 from delayq._dashboard.rendering import environment, link, packed, unpacked
 from delayq._dashboard.security import Guard, SecurityHeaders, same_origin
-from delayq._dashboard.sharing import Shared
+from delayq._dashboard.sharing import Cached
 from delayq._dashboard.source import MOST_PARTITIONS, SECOND, DelayedSource, Place, ReliableSource, server_now
 from delayq._durations import MAX_MS
 from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.security import Login
     from delayq._dashboard.source import Counts
-    from delayq._redis.server import Server
+    from delayq._redis.client import RedisClient
     from delayq.client import Client
 
     AnySource = DelayedSource | ReliableSource
@@ -316,7 +316,7 @@ class _Board:
 
     # Internals
 
-    def _server(self) -> Server:
+    def _server(self) -> RedisClient:
         return self._client._open_session().server  # noqa: SLF001 - a part of the library
 
     async def _now(self) -> int:
@@ -390,8 +390,8 @@ class _Watched:
     def __init__(self, source: AnySource, now: Callable[[], Awaitable[int]]) -> None:
         self.source = source
         self._now = now
-        self.counts: Shared[Counts | str] = Shared(self._counts)
-        self.figures: Shared[str] = Shared(self._figures)
+        self.counts: Cached[Counts | str] = Cached(self._counts)
+        self.figures: Cached[str] = Cached(self._figures)
         self._before: tuple[int, Counts, int] | None = None
 
     async def _counts(self) -> Counts | str:

@@ -7,17 +7,18 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from delayq._dashboard.sharing import Shared
+from delayq._dashboard.sharing import Cached
 from delayq._dashboard.source import DelayedSource, ReliableSource
-from delayq._redis.catalog import find_queues
-from delayq._redis.keys import DelayedKeys, ReliableKeys, check_partitions
+from delayq._delayed.keys import DelayedKeys
+from delayq._reliable.keys import ReliableKeys, check_partitions
+from delayq.admin.catalog import find_queues
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from delayq._redis.catalog import QueueKind
-    from delayq._redis.server import Server
+    from delayq._redis.client import RedisClient
+    from delayq.admin.catalog import QueueKind
 
     Known = dict[tuple[QueueKind, str], set[int | None]]
 
@@ -34,12 +35,12 @@ _REMEMBERED = 5000
 class Queues:
     """The queues that were named, or those that are found on the server."""
 
-    def __init__(self, server: Callable[[], Server], named: Iterable[str] | None) -> None:
+    def __init__(self, server: Callable[[], RedisClient], named: Iterable[str] | None) -> None:
         self._server = server
         self._named = None if named is None else _named(named)
         self._known: Known = {}
         self._took = 0.0
-        self._search = Shared(self._find)
+        self._search = Cached(self._find)
 
     async def names(self) -> list[tuple[QueueKind, str]]:
         """Return all queues, in order. Raises the same errors as :func:`find_queues`."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Shared(Generic[T]):
+class Cached(Generic[T]):
     """The latest answer to a question, shared by all callers that want it.
 
     Callers that ask while the question is in flight get the same answer, or the same error. A server that is slow, or

@@ -9,22 +9,23 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from delayq._error_text import unpack_error
-from delayq._redis.bodies import parse, parse_letter
-from delayq._redis.keys import DelayedKeys, ReliableKeys
-from delayq._redis.records import payload_of
-from delayq._redis.reliable_scripts import CANCEL, GET, RESCHEDULE, RESUME
-from delayq._redis.reliable_views import count, page
-from delayq._redis.scripts import CANCEL as CANCEL_RECORD
-from delayq._redis.scripts import RESCHEDULE as RESCHEDULE_RECORD
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.records import payload_of
+from delayq._delayed.scripts import CANCEL as CANCEL_RECORD
+from delayq._delayed.scripts import RESCHEDULE as RESCHEDULE_RECORD
+from delayq._reliable.bodies import parse, parse_letter
+from delayq._reliable.dead_letters import DeadLetters
+from delayq._reliable.error_text import unpack_error
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.scripts import CANCEL, GET, RESCHEDULE, RESUME
+from delayq._reliable.views import count, page
 from delayq.codecs import StringCodec
-from delayq.dead_letters import DeadLetters
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from delayq._redis.catalog import QueueKind
-    from delayq._redis.server import Server
+    from delayq._redis.client import RedisClient
+    from delayq.admin.catalog import QueueKind
 
 R = TypeVar("R")
 
@@ -137,7 +138,7 @@ class DelayedSource:
     states = ("delayed", "ready", "leased", "unreadable")
     partitions = None
 
-    def __init__(self, server: Server, name: str) -> None:
+    def __init__(self, server: RedisClient, name: str) -> None:
         self._server = server
         self._keys = DelayedKeys.of(name)
         self.name = name
@@ -222,7 +223,7 @@ class ReliableSource:
     kind: QueueKind = "reliable"
     states = ("delayed", "ready", "leased")
 
-    def __init__(self, server: Server, name: str, partitions: Iterable[int | None]) -> None:
+    def __init__(self, server: RedisClient, name: str, partitions: Iterable[int | None]) -> None:
         self._server = server
         self.name = name
         self._parts: dict[int | None, ReliableKeys] = {
@@ -379,7 +380,7 @@ class ReliableSource:
         return sum(counts)
 
 
-async def server_now(server: Server, key: str | None = None) -> int:
+async def server_now(server: RedisClient, key: str | None = None) -> int:
     """Return the server's time, in microseconds."""
     whole, rest = await server.command("TIME", key=key)
     return int(whole) * SECOND + int(rest)

@@ -1,1 +1,1 @@
-"""Everything that talks to the server. Nothing outside this package imports ``redis``."""
+"""A client for Redis and Valkey. Nothing outside this package imports ``redis``."""

@@ -8,18 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from delayq._redis.connections import Connections
+from delayq._redis.connection import ReplyError, own_copy
 from delayq._redis.first_of import first_of
-from delayq._redis.group_commit import own_copy
-from delayq._redis.keys import SLOTS, slot_of
 from delayq._redis.not_now import is_not_now
-from delayq._redis.wire import ReplyError
+from delayq._redis.pool import ConnectionPool
+from delayq._redis.slots import SLOTS, slot_of
 from delayq.errors import Closed, DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from delayq._redis.address import ClusterAddress
+    from delayq._redis.url import ClusterAddress
 
 # The minimum time between two requests for the slots, seconds.
 _ASK_EVERY = 0.05
@@ -73,20 +72,20 @@ class Cluster:
         """
         self._address = address
         self._limit = limit
-        self._pools: dict[Place, Connections] = {}
-        self._places: dict[Connections, Place] = {}
-        self._owners: list[Connections | None] = [None] * SLOTS
-        self._masters: list[Connections] = []
-        self._suspected: set[Connections] = set()
+        self._pools: dict[Place, ConnectionPool] = {}
+        self._places: dict[ConnectionPool, Place] = {}
+        self._owners: list[ConnectionPool | None] = [None] * SLOTS
+        self._masters: list[ConnectionPool] = []
+        self._suspected: set[ConnectionPool] = set()
         # Pools that the last reply did not name: the reply may be older than our knowledge.
-        self._doubted: set[Connections] = set()
-        self._failed_at: WeakKeyDictionary[Connections, float] = WeakKeyDictionary()
+        self._doubted: set[ConnectionPool] = set()
+        self._failed_at: WeakKeyDictionary[ConnectionPool, float] = WeakKeyDictionary()
         self._refreshing: asyncio.Task[None] | None = None
         self._refreshed_at = float("-inf")
         self._opened_before = 0
         self._closed = False
 
-    def of(self, key: str | None) -> Connections:
+    def of(self, key: str | None) -> ConnectionPool:
         if self._closed:
             raise Closed("the client is closed")
         if key is None:
@@ -98,14 +97,14 @@ class Cluster:
             raise ServerUnavailable(f"{self._address.label}: no server is known to have {key or 'anything'!r} now")
         return found
 
-    async def find(self, key: str | None) -> Connections:
+    async def find(self, key: str | None) -> ConnectionPool:
         try:
             return self.of(key)
         except ServerUnavailable:
             await self.refresh()
             return self.of(key)
 
-    async def any(self) -> Sequence[Connections]:
+    async def any(self) -> Sequence[ConnectionPool]:
         if self._closed:
             raise Closed("the client is closed")
         if self._suspected.issuperset(self._masters):
@@ -125,7 +124,7 @@ class Cluster:
         if (error := refreshing.exception()) is not None:
             raise own_copy(error) if isinstance(error, DelayqError) else error
 
-    def suspect(self, connections: Connections) -> None:
+    def suspect(self, connections: ConnectionPool) -> None:
         self._suspected.add(connections)
         self._failed_at[connections] = asyncio.get_running_loop().time()
 
@@ -137,13 +136,13 @@ class Cluster:
             return False
         return asyncio.get_running_loop().time() - self._failed_at[owner] < _LATELY
 
-    def moved(self, slot: int, place: str, told_by: Connections) -> Connections:
+    def moved(self, slot: int, place: str, told_by: ConnectionPool) -> ConnectionPool:
         # It has lost one slot, so it may have lost more.
         self._suspected.add(told_by)
         now = self._owners[slot] = self.at(place, told_by)
         return now
 
-    def at(self, place: str, told_by: Connections) -> Connections:
+    def at(self, place: str, told_by: ConnectionPool) -> ConnectionPool:
         found = read_place(place, self._places.get(told_by, ("", 0)))
         if found is None:
             # The reply to CLUSTER SLOTS has more than the name.
@@ -151,7 +150,7 @@ class Cluster:
             raise ServerUnavailable(f"{told_by.label} sends us to {place}, a server without a name")
         return self._pool(found)
 
-    def all(self) -> Sequence[Connections]:
+    def all(self) -> Sequence[ConnectionPool]:
         return [] if self._suspected.intersection(self._masters) else [*self._masters]
 
     @property
@@ -173,10 +172,10 @@ class Cluster:
         for pool in list(self._pools.values()):
             await pool.aclose()
 
-    def _pool(self, place: Place) -> Connections:
+    def _pool(self, place: Place) -> ConnectionPool:
         pool = self._pools.get(place)
         if pool is None:
-            pool = self._pools[place] = Connections(self._address.seeds[0].at(*place), self._limit)
+            pool = self._pools[place] = ConnectionPool(self._address.seeds[0].at(*place), self._limit)
             self._places[pool] = place
         return pool
 
@@ -194,17 +193,17 @@ class Cluster:
         finally:
             self._refreshed_at = loop.time()
 
-    def _to_ask(self) -> Iterable[Connections]:
+    def _to_ask(self) -> Iterable[ConnectionPool]:
         """Return every server that we know of, the most promising ones first."""
         seeds = [self._pool((seed.options["host"], seed.options["port"])) for seed in self._address.seeds]
         return dict.fromkeys([*self._in_order(self._pools.values()), *seeds])
 
-    def _in_order(self, pools: Iterable[Connections]) -> Sequence[Connections]:
+    def _in_order(self, pools: Iterable[ConnectionPool]) -> Sequence[ConnectionPool]:
         """Return the pools in random order, those that have failed at the end."""
         shuffled = random.sample(known := list(pools), len(known))
         return sorted(shuffled, key=lambda pool: pool in self._suspected)
 
-    async def _ask(self, pool: Connections) -> dict[Place, list[range]]:
+    async def _ask(self, pool: ConnectionPool) -> dict[Place, list[range]]:
         wire = pool.acquire_nowait()
         own = wire is None
         if wire is None:
@@ -226,14 +225,14 @@ class Cluster:
         return read_slots(answer, self._places.get(pool, ("", 0)))
 
     @staticmethod
-    def _refused(pool: Connections, text: str) -> DelayqError:
+    def _refused(pool: ConnectionPool, text: str) -> DelayqError:
         if is_not_now(text):
             return ServerUnavailable(f"{pool.label} cannot serve now: {text}")
         advice = "; without a cluster it is redis://host:port" if "cluster" in text else ""
         return ServerRefused(f"{pool.label}: {text}{advice}")
 
     def _install(self, found: dict[Place, list[range]]) -> None:
-        owners: list[Connections | None] = [None] * SLOTS
+        owners: list[ConnectionPool | None] = [None] * SLOTS
         for place, ranges in found.items():
             pool = self._pool(place)
             for slots in ranges:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from delayq._background import Background
-    from delayq._redis.group_commit import Request
-    from delayq._redis.server import Server
-    from delayq._redis.wire import Wire
+    from delayq._redis.client import RedisClient
+    from delayq._redis.connection import Connection
+    from delayq._redis.scripts import Request
 
 _log = logging.getLogger("delayq")
 
@@ -86,7 +86,7 @@ class HandBack:
         return ("UNLINK", self.fence) if self.fence is not None and self.tries == 1 and self.is_done else None
 
 
-async def send(server: Server, calls: Sequence[HandBack]) -> None:
+async def send(server: RedisClient, calls: Sequence[HandBack]) -> None:
     """Send calls for the keys of one queue in order, and wait for their outcomes. Raises nothing but cancellation."""
     for call in calls:
         call.outcome = None
@@ -100,10 +100,10 @@ async def send(server: Server, calls: Sequence[HandBack]) -> None:
         await asyncio.wait(answers)
 
 
-class Owed:
+class PendingHandBacks:
     """Calls that have to reach the server sooner or later: sent at once, and retried until they are answered."""
 
-    def __init__(self, queue: str, server: Server, background: Background) -> None:
+    def __init__(self, queue: str, server: RedisClient, background: Background) -> None:
         self._queue = queue
         self._server = server
         self._background = background
@@ -112,7 +112,7 @@ class Owed:
         self._task: asyncio.Task[None] | None = None
         self._last: LastCalls | None = None
         # The connection of the last call, on which the next one follows it.
-        self._wire: Wire | None = None
+        self._wire: Connection | None = None
 
     def send(self, call: HandBack, within: float, too_late: str) -> None:
         """Send a call. If a connection is open, it is written before this returns.
@@ -168,7 +168,7 @@ class LastCalls:
     connection, because the first one may be dead.
     """
 
-    def __init__(self, server: Server, round_trip: float = 0.0) -> None:
+    def __init__(self, server: RedisClient, round_trip: float = 0.0) -> None:
         """Args:
         server: Sends them.
         round_trip: How long an answer takes, seconds.
@@ -177,7 +177,7 @@ class LastCalls:
         self._doubt = _FIRST_DOUBT + round_trip
         self._calls: list[HandBack] = []
         self._answers: list[asyncio.Future[None]] = []
-        self._wires: dict[str, Wire] = {}
+        self._wires: dict[str, Connection] = {}
         self._settling: asyncio.Task[None] | None = None
 
     def send(self, queue: str, calls: Iterable[HandBack]) -> None:

@@ -14,26 +14,16 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from delayq._redis import reliable_scripts as reliable
-from delayq._redis import scripts as delayed
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from delayq._redis.connection import Connection
     from delayq._redis.scripts import Script
-    from delayq._redis.wire import Wire
 
 # How long a check of a user's rights counts, seconds: they may be taken away at any time.
 _CHECK_EVERY = 5.0
 # The servers' words, for a call and for a command within a script.
 _NOT_PERMITTED = re.compile(r"NOPERM|ACL failure|[Pp]ermission|The user executing the script can't")
-
-# A client that takes messages also gives them back, and by then nothing may be refused.
-_MAY_FOLLOW: dict[str, Script] = {
-    delayed.TRANSFER.name: delayed.GIVE_BACK,
-    delayed.POLL_PENDING.name: delayed.GIVE_BACK,
-    reliable.CLAIM.name: reliable.RELEASE,
-}
 
 # Not an id, name, token or record: those are text, or longer.
 _NOTHING = r"'\255'"
@@ -144,8 +134,8 @@ def tried(script: Script) -> frozenset[str]:
     of_its_own = commands(script)
     if not of_its_own & (_WRITES.keys() | _PUSHES.keys()):
         return frozenset()
-    following = _MAY_FOLLOW.get(script.name)
-    return of_its_own.union(commands(following) if following else ()) - _UNTRIED
+    # A client that takes messages also gives them back, and by then nothing may be refused.
+    return of_its_own.union(commands(script.followed_by) if script.followed_by else ()) - _UNTRIED
 
 
 def _line(command: str) -> str:
@@ -180,15 +170,15 @@ class Rights:
         now: Returns the time, seconds.
         """
         self._now = now
-        self._seen: WeakKeyDictionary[Wire, dict[tuple[str, str], float]] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[Connection, dict[tuple[str, str], float]] = WeakKeyDictionary()
 
-    def form(self, wire: Wire, script: Script, key: str) -> Form | Script:
+    def form(self, wire: Connection, script: Script, key: str) -> Form | Script:
         """Return the form in which to send a call over this connection; ``key`` is the call's first key."""
         if (seen := self._seen.get(wire)) is not None and seen.get((script.name, key), 0.0) > self._now():
             return script
         return checked(script) or script
 
-    def permitted(self, wire: Wire, script: Script, key: str, form: Form | Script) -> None:
+    def permitted(self, wire: Connection, script: Script, key: str, form: Form | Script) -> None:
         """Record that a call in this form was carried out."""
         if form is not script:
             self._seen.setdefault(wire, {})[script.name, key] = self._now() + _CHECK_EVERY

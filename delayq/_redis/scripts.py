@@ -1,4 +1,4 @@
-"""The Lua scripts, one file each, and the declarations of a delayed queue's scripts. A declaration is a script's contract."""
+"""The declaration of a Lua script, which is its contract, and calls to it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import hashlib
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 
@@ -17,12 +21,14 @@ class Script:
     Attributes:
         name: The file in ``lua``, with its folder.
         repeatable: Whether running it twice has the same effect as running it once, so that it is retried if its answer is lost.
+        followed_by: The script that undoes it, whose rights are checked along with its own.
     """
 
     name: str
     keys: tuple[str, ...]
     args: tuple[str, ...]
     repeatable: bool = False
+    followed_by: Script | None = None
 
     @cached_property
     def text(self) -> str:
@@ -45,53 +51,17 @@ class Script:
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-OFFER = Script("delayed/offer", ("timeout", "ordered", "channel"), ("listed", "delay_us...", "payload..."))
-TRANSFER = Script(
-    "delayed/transfer",
-    ("ready", "timeout", "ordered", "quarantine", "fence", "leases", "leased", "turns"),
-    ("limit", "take", "most_bytes", "lease_us", "each", "call", "signature"),
-)
-GIVE_BACK = Script(
-    "delayed/give_back",
-    ("ready", "timeout", "ordered", "leases", "leased", "fence"),
-    ("fence_ms", "call", "places", "payload..."),
-    repeatable=True,
-)
-SET_ASIDE = Script(
-    "delayed/set_aside", ("quarantine", "leases", "leased", "fence"), ("fence_ms", "token", "payload"), repeatable=True
-)
-RESYNC = Script("resync", ("due...",), ("kind...",), repeatable=True)
-CANCEL = Script("delayed/cancel", ("timeout", "ordered"), ("stale", "record..."))
-RESCHEDULE = Script("delayed/reschedule", ("timeout", "channel"), ("record", "delay_us"))
-PURGE = Script("delayed/purge", ("timeout", "ordered", "ready"), ("state",), repeatable=True)
-POLL_PENDING = Script(
-    "delayed/poll_pending",
-    ("timeout", "ordered", "quarantine", "leases", "leased", "fence"),
-    ("limit", "most_bytes", "listed", "lease_us", "token"),
-)
-POLL_LAST = Script("delayed/poll_last", ("timeout", "ordered", "quarantine", "destination"), ("listed", "limit"))
-EXPIRE = Script("delayed/expire", ("timeout", "ordered"), ("ttl_ms",), repeatable=True)
-ACK = Script("delayed/ack", ("leases", "leased"), ("token...",))
-NACK = Script("delayed/nack", ("leases", "leased", "timeout", "ordered", "channel"), ("token", "delay_us", "listed"))
-EXTEND = Script("delayed/extend", ("leases",), ("lease_us", "token..."), repeatable=True)
-RELEASE = Script("delayed/release", ("ready", "timeout", "ordered", "leases", "leased"), ("token...",), repeatable=True)
-MIGRATE = Script("delayed/migrate", ("timeout", "ordered"), ("rewrite", "before", "limit", "record..."), repeatable=True)
+class Request(NamedTuple):
+    """A call to a script.
 
-ALL = (
-    OFFER,
-    TRANSFER,
-    GIVE_BACK,
-    SET_ASIDE,
-    RESYNC,
-    CANCEL,
-    RESCHEDULE,
-    PURGE,
-    POLL_PENDING,
-    POLL_LAST,
-    EXPIRE,
-    ACK,
-    NACK,
-    EXTEND,
-    RELEASE,
-    MIGRATE,
-)
+    Attributes:
+        until: When to stop retrying it, on the event loop's clock. None: after the same time as any other call.
+    """
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[str | bytes | int]
+    until: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Request {self.script.name}, {len(self.args)} arguments>"

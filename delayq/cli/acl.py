@@ -6,7 +6,7 @@ from typing import Annotated, cast
 
 import typer
 
-from delayq.acl import ROLES, Role, Servers, acl_rules
+from delayq.admin.acl import ROLES, Role, Servers, acl_rules
 from delayq.cli.options import AsJson  # noqa: TC001 - typer reads it
 from delayq.cli.output import print_json
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from delayq import inspection
+from delayq.admin import inspect as inspection
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, Partitions, Url, duration
 from delayq.cli.output import print_json, progress, tell

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from delayq.acl import ROLES
+from delayq.admin.acl import ROLES
+from delayq.admin.doctor import diagnose
+from delayq.admin.inspect import FoundQueue
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, Partitions, Url, duration
 from delayq.cli.output import print_json, say, wrapped
 from delayq.cli.running import with_client
-from delayq.diagnosis import diagnose
-from delayq.inspection import FoundQueue
 
 if TYPE_CHECKING:
     from delayq import Client
-    from delayq.diagnosis import Finding
+    from delayq.admin.doctor import Finding
 
 _STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 # The columns before the text.

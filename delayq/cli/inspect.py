@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from delayq import inspection
+from delayq.admin import inspect as inspection
+from delayq.admin.migrate import form_of
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, CodecName, Limit, Offset, Target, Url, codec_of
 from delayq.cli.output import decoded, moment_json, moment_text, payload_text, print_json, say
 from delayq.cli.running import clock, with_client
 from delayq.cli.shown import show_fields
-from delayq.migration import form_of
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from delayq import Client
+    from delayq.admin.inspect import Record
     from delayq.codecs import Codec
-    from delayq.inspection import Record
 
 _STATES = ("delayed", "ready", "leased", "quarantined")
 # The bytes in a line, and those shown of one message without --all.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from delayq import inspection
+from delayq.admin import inspect as inspection
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import (
     AsJson,
@@ -28,15 +28,15 @@ from delayq.cli.options import (
 )
 from delayq.cli.output import clean, moment_json, moment_text, payload_json, payload_text, print_json, say, tell
 from delayq.cli.running import clock, server_of, with_client
-from delayq.cli.shown import Shown, show_list, show_one
+from delayq.cli.shown import MessageView, show_list, show_one
 from delayq.errors import DuplicateMessage
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from delayq import Client
+    from delayq.admin.inspect import PendingState
     from delayq.codecs import Codec
-    from delayq.inspection import PendingState
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The message's id.", show_default=False)]
 _STATES = ("delayed", "ready", "leased")
@@ -124,14 +124,14 @@ def peek(
 
     how = codec_of(codec)
 
-    async def look(client: Client) -> tuple[list[Shown], datetime]:
-        found: list[Shown] = []
+    async def look(client: Client) -> tuple[list[MessageView], datetime]:
+        found: list[MessageView] = []
         if target.is_reliable:
-            found = [Shown.of_message(one, how) for one in await target.reliable(client).peek(limit)]
+            found = [MessageView.of_message(one, how) for one in await target.reliable(client).peek(limit)]
         else:
             for state in ("ready", "delayed"):
                 some = await inspection.records(client, target.name, state, limit=limit - len(found))
-                found += [Shown.of_record(one, state, how) for one in some]
+                found += [MessageView.of_record(one, state, how) for one in some]
         return found, await clock(client)
 
     found, now = with_client(url, look)
@@ -161,13 +161,13 @@ def list_messages(
 
     how = codec_of(codec)
 
-    async def look(client: Client) -> tuple[list[Shown], datetime]:
+    async def look(client: Client) -> tuple[list[MessageView], datetime]:
         if target.is_reliable:
             messages = await target.reliable(client).list(chosen, offset=offset, limit=limit)
-            found = [Shown.of_message(one, how) for one in messages]
+            found = [MessageView.of_message(one, how) for one in messages]
         else:
             records = await inspection.records(client, target.name, chosen, offset=offset, limit=limit)
-            found = [Shown.of_record(one, chosen, how) for one in records]
+            found = [MessageView.of_record(one, chosen, how) for one in records]
         return found, await clock(client)
 
     found, now = with_client(url, look)
@@ -192,13 +192,13 @@ def get(
 
     how = codec_of(codec)
 
-    async def look(client: Client) -> tuple[Shown | None, datetime]:
+    async def look(client: Client) -> tuple[MessageView | None, datetime]:
         if target.is_reliable:
             message = await target.reliable(client).get(id)
-            found = None if message is None else Shown.of_message(message, how)
+            found = None if message is None else MessageView.of_message(message, how)
         else:
             record = await inspection.find(client, target.name, id)
-            found = None if record is None else Shown.of_record(record, "delayed", how)
+            found = None if record is None else MessageView.of_record(record, "delayed", how)
         return found, await clock(client)
 
     found, now = with_client(url, look)
@@ -301,7 +301,7 @@ def take(
         for message in await target.reliable(client).claim(1, seconds):
             # A message that cannot be printed goes back.
             async with message:
-                facts = {"queue": target.name, **Shown.of_message(message, how).facts}
+                facts = {"queue": target.name, **MessageView.of_message(message, how).facts}
                 _print_taken(facts, how, message.value, as_json=as_json)
             return True
         return False

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 import delayq
+from delayq.admin.migrate import MAX_BATCH
+from delayq.admin.migrate import migrate as steps_of
 from delayq.cli.demo.command import public_part
 from delayq.cli.errors import CommandFailed
 from delayq.client import URL_VARIABLE
-from delayq.migration import MAX_BATCH
-from delayq.migration import migrate as steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rich.progress import TaskID
 
-    from delayq.migration import Migration
+    from delayq.admin.migrate import Migration
 
 WARNING = (
     "a Redisson before 3.21.1 cannot read the current form: while one is still attached, it delivers the messages before "

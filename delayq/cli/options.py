@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayq import codecs
+from delayq.admin.inspect import FoundQueue
 from delayq.cli.errors import CommandFailed
 from delayq.client import URL_VARIABLE
 from delayq.codecs import BytesCodec
-from delayq.inspection import FoundQueue
 
 if TYPE_CHECKING:
     from delayq import Client, DelayedQueue, PartitionedQueue, ReliableQueue

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 from rich.live import Live
 
-from delayq import inspection
+from delayq.admin import inspect as inspection
+from delayq.admin.inspect import DelayedStats, FoundQueue
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, Delayed, Partitions, Reliable, Target, Url, Yes
 from delayq.cli.output import clean, console, moment_json, moment_text, print_json, progress, say, show_table, span, table, tell
 from delayq.cli.running import clock, with_client
 from delayq.cli.shown import show_fields
 from delayq.errors import ServerRefused
-from delayq.inspection import DelayedStats, FoundQueue
 
 if TYPE_CHECKING:
     from datetime import datetime

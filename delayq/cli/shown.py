@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from delayq._error_text import unpack_error
+from delayq._reliable.error_text import unpack_error
 from delayq.cli.output import moment_cell, moment_json, moment_text, payload_json, payload_text, print_json, say, show_table
 from delayq.errors import DecodeError
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from delayq import Message
+    from delayq.admin.inspect import Record
     from delayq.codecs import Codec
-    from delayq.inspection import Record
 
 
 @dataclass(frozen=True)
-class Shown:
+class MessageView:
     """One message, ready to be shown.
 
     Attributes:
@@ -36,7 +36,7 @@ class Shown:
     error: str = ""
 
     @classmethod
-    def of_message(cls, message: Message[bytes], codec: Codec[Any]) -> Shown:
+    def of_message(cls, message: Message[bytes], codec: Codec[Any]) -> MessageView:
         """Return a message of a reliable queue."""
         leased = message.state == "leased"
         moment = message.lease_ends_at if leased else message.due_at
@@ -62,7 +62,7 @@ class Shown:
         return cls(facts | {"last_error": message.last_error}, moment, text, unpack_error(stored)[0])
 
     @classmethod
-    def of_record(cls, record: Record, state: str, codec: Codec[Any]) -> Shown:
+    def of_record(cls, record: Record, state: str, codec: Codec[Any]) -> MessageView:
         """Return a message of a delayed queue."""
         due_at = record.due_at if state != "leased" else None
         facts: dict[str, Any] = {
@@ -77,7 +77,7 @@ class Shown:
         return cls(facts | payload_json(codec, record.payload), record.due_at, payload_text(codec, record.payload))
 
 
-def show_list(messages: Sequence[Shown], now: datetime, *, as_json: bool, mixed: bool = False) -> None:
+def show_list(messages: Sequence[MessageView], now: datetime, *, as_json: bool, mixed: bool = False) -> None:
     """Print messages as a table, or as JSON lines. ``mixed``: they are in different states."""
     if as_json:
         for message in messages:
@@ -116,7 +116,7 @@ def show_list(messages: Sequence[Shown], now: datetime, *, as_json: bool, mixed:
     show_table(columns, rows, wide="value")
 
 
-def show_one(message: Shown, now: datetime, *, as_json: bool) -> None:
+def show_one(message: MessageView, now: datetime, *, as_json: bool) -> None:
     """Print one message in full."""
     facts = message.facts
     if as_json:

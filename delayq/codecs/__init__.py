@@ -16,8 +16,9 @@ from delayq.codecs.string import BytesCodec, IntegerCodec, LongCodec, StringCode
 from delayq.codecs.typed import codec_for
 
 if TYPE_CHECKING:
-    from delayq.codecs.jackson import JsonJacksonCodec, TypedJsonJacksonCodec
-    from delayq.codecs.java import (
+    from delayq.codecs.java.jackson import JsonJacksonCodec, TypedJsonJacksonCodec
+    from delayq.codecs.java.kryo import Kryo5Codec, KryoOpaque
+    from delayq.codecs.java.types import (
         JavaBigInteger,
         JavaByte,
         JavaChar,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         JavaShort,
         JavaValue,
     )
-    from delayq.codecs.kryo import Kryo5Codec, KryoOpaque
 
 __all__ = [
     "BytesCodec",
@@ -59,11 +59,11 @@ __all__ = [
 
 # Needed only where a queue is shared with Java. Other programs are spared their import, some 10 ms.
 _LOADED_WHEN_ASKED_FOR = {
-    "JsonJacksonCodec": "jackson",
-    "TypedJsonJacksonCodec": "jackson",
-    "Kryo5Codec": "kryo",
-    "KryoOpaque": "kryo",
-    **{name: "java" for name in __all__ if name.startswith("Java")},
+    "JsonJacksonCodec": "java.jackson",
+    "TypedJsonJacksonCodec": "java.jackson",
+    "Kryo5Codec": "java.kryo",
+    "KryoOpaque": "java.kryo",
+    **{name: "java.types" for name in __all__ if name.startswith("Java")},
 }
 
 # Hidden from type checkers, to which every name would seem to exist otherwise.

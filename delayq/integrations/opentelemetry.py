@@ -17,9 +17,9 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from delayq._reliable.message import Message, RetryAfter
 from delayq.errors import DecodeError
-from delayq.hooks import Observer, Sending
-from delayq.message import Message, RetryAfter
+from delayq.instrumentation import Observer, OfferEvent
 
 try:
     from opentelemetry import propagate, trace
@@ -61,7 +61,7 @@ class Tracing(Observer):
         self._tracer = trace.get_tracer("delayq", tracer_provider=tracer_provider)
 
     @contextmanager
-    def sending(self, sending: Sending) -> Iterator[None]:
+    def sending(self, sending: OfferEvent) -> Iterator[None]:
         attributes = _attributes(sending.queue, "send")
         if sending.batch:
             attributes["messaging.batch.message_count"] = sending.count

@@ -23,7 +23,7 @@ import anyio
 from anyio import to_thread
 
 from delayq.errors import BadInput, DelayqError, ServerError, ServerRefused
-from delayq.hooks import Observer
+from delayq.instrumentation import Observer
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from delayq.client import Client
-    from delayq.statistics import QueueStatistics, Stats
+    from delayq.stats import QueueStatistics, Stats
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The default of ``buckets``, seconds."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq.embedded import EmbeddedServer
+from delayq._embedded.server import EmbeddedServer
 from delayq.testing.time_travel import Clock, running
 
 if TYPE_CHECKING:

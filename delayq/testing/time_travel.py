@@ -14,25 +14,27 @@ from weakref import WeakSet
 
 from anyio import to_thread
 
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.open_queue import OpenDelayedQueue
+from delayq._delayed.queue import DelayedQueue
 from delayq._durations import Duration, microseconds, seconds
-from delayq._redis.catalog import known_queue
-from delayq._redis.keys import DelayedKeys, ReliableKeys
-from delayq._redis.reliable_scripts import MESSAGES
-from delayq._redis.reliable_views import count
-from delayq._redis.scripts import RESYNC, Script
-from delayq._scheduling.open_delayed import OpenDelayedQueue
-from delayq._scheduling.open_reliable import OpenReliableQueue
+from delayq._embedded.server import EmbeddedServer
+from delayq._engine.scripts import RESYNC
+from delayq._redis.scripts import Script
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.open_queue import OpenReliableQueue
+from delayq._reliable.queue import ReliableQueue
+from delayq._reliable.scripts import MESSAGES
+from delayq._reliable.views import count
+from delayq.admin.catalog import known_queue
 from delayq.client import Client, connect
-from delayq.delayed_queue import DelayedQueue
-from delayq.embedded import EmbeddedServer
 from delayq.errors import BadInput, ConfigurationError
-from delayq.reliable_queue import ReliableQueue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from delayq._redis.server import Server
-    from delayq._session import Session
+    from delayq._engine.session import Session
+    from delayq._redis.client import RedisClient
 
 Target = Client | DelayedQueue[Any] | ReliableQueue[Any]
 Keys = DelayedKeys | ReliableKeys
@@ -182,7 +184,7 @@ async def _keys_of(target: Target) -> list[Keys]:
     return list(found.values())
 
 
-async def _scan(server: Server) -> AsyncIterator[str]:
+async def _scan(server: RedisClient) -> AsyncIterator[str]:
     cursor: bytes | str | int = b"0"
     while True:
         cursor, keys = await server.command("SCAN", cursor, "COUNT", _SCAN)
@@ -218,7 +220,7 @@ async def _wake(session: Session) -> None:
         await asyncio.wait(tasks, timeout=5.0)
 
 
-async def _busy(server: Server, keys: Keys) -> str:
+async def _busy(server: RedisClient, keys: Keys) -> str:
     """Describe the due and leased messages of a queue; empty if there are none."""
     if isinstance(keys, ReliableKeys):
         _, ready, leased, *_ = await count(server, keys)

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from delayq._error_text import describe
+from delayq._engine.leases import HANDLED_TWICE
 from delayq._logging import about
-from delayq._scheduling.settling import HANDLED_TWICE
+from delayq._reliable.error_text import describe
+from delayq._reliable.message import Message, instruction_of, is_instruction
 from delayq.errors import DecodeError, DelayqError, LeaseLost
-from delayq.message import Message, instruction_of, is_instruction
 from delayq.worker._contexts import InOwnContext
 from delayq.worker._dependencies import Scope
 from delayq.worker._threads import NotBegun

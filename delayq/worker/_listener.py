@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq._durations import Duration, seconds
-from delayq._redis.keys import ReliableKeys, check_partitions
+from delayq._reliable.keys import ReliableKeys, check_partitions
 from delayq.codecs import codec_for
 from delayq.codecs.protocol import check_codec
 from delayq.errors import BadInput, BadName, ConfigurationError
@@ -16,7 +16,7 @@ from delayq.worker._verdicts import OnError, checked
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from delayq._settings import Settings
+    from delayq._reliable.settings import Settings
     from delayq.codecs import Codec
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from delayq._reliable.message import Message
 from delayq.errors import ConfigurationError
-from delayq.message import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

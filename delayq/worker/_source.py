@@ -6,15 +6,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from delayq.partitioned_queue import PartitionedQueue
+from delayq._reliable.partitions import PartitionedQueue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayq._scheduling.claims import Claim
-    from delayq._scheduling.taker import Taken
-    from delayq.message import Message
-    from delayq.reliable_queue import ReliableQueue
+    from delayq._engine.waiters import Taken
+    from delayq._reliable.claims import Claim
+    from delayq._reliable.message import Message
+    from delayq._reliable.queue import ReliableQueue
 
     # A claimed message, and the queue or partition that holds it.
     Claimed = tuple[ReliableQueue[Any], Taken[Claim]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from delayq._reliable.message import Reject, RetryAfter, errors_in, instruction_of
 from delayq.backoff import Backoff
 from delayq.errors import BadInput
-from delayq.message import Reject, RetryAfter, errors_in, instruction_of
 
 Answer = Backoff | RetryAfter | Reject | type[Reject]
 """How to treat an error: try again by this backoff, try again after this delay, or never try again."""

@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from delayq._durations import Duration, seconds
-from delayq._settings import RETRIES, Settings
+from delayq._reliable.message import Message
+from delayq._reliable.settings import RETRIES, Settings
 from delayq.client import Client, connect
 from delayq.errors import Closed, ConfigurationError
-from delayq.message import Message
 from delayq.worker._dependencies import Scope
 from delayq.worker._handling import Handling
 from delayq.worker._listener import check_count, check_settings
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from delayq._settings import Expired, WhenFull
+    from delayq._reliable.partitions import PartitionedQueue
+    from delayq._reliable.queue import ReliableQueue
+    from delayq._reliable.settings import Expired, WhenFull
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
-    from delayq.partitioned_queue import PartitionedQueue
-    from delayq.reliable_queue import ReliableQueue
     from delayq.worker._listener import Listener
     from delayq.worker._signatures import Dependency
     from delayq.worker._verdicts import OnError

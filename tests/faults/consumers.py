@@ -37,10 +37,10 @@ _BACKOFF = delayq.Backoff.fixed(RETRY_DELAY)
 DEADLINE = 1.0
 """Shorter than the usual five seconds, because a storm is short and should see deadlines pass."""
 _DEADLINES = (
-    "delayq._redis.wire.ANSWER_WITHIN",
-    "delayq._redis.server.ANSWER_WITHIN",
-    "delayq._redis.connections.OPEN_TIMEOUT",
-    "delayq._scheduling.taker.ANSWER_WITHIN",
+    "delayq._redis.connection.ANSWER_WITHIN",
+    "delayq._redis.client.ANSWER_WITHIN",
+    "delayq._redis.pool.OPEN_TIMEOUT",
+    "delayq._engine.waiters.ANSWER_WITHIN",
 )
 
 

@@ -33,7 +33,7 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Offer
-from delayq._redis.keys import DelayedKeys
+from delayq._delayed.keys import DelayedKeys
 from tests.links import Links
 from tests.servers import PrivateServer, find_kinds
 from tests.waiting import until

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from delayq._offering import OnDuplicate
+    from delayq._reliable.offering import OnDuplicate
     from tests.faults.checker import Violation
     from tests.faults.replicated import Replicated
 

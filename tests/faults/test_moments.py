@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delayq._scheduling.taker import Taker
+from delayq._engine.waiters import Waiters
 from tests.faults.moments import Outcome, Plan, run_all, table
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ async def test_the_trials_name_a_client_that_hands_nothing_back(
     """Otherwise trials without flaws would prove nothing."""
     monkeypatch.setattr("tests.faults.moments.LEASES_WITHIN", 2.0)
     monkeypatch.setattr("tests.faults.moments.REST_WITHIN", 0.5)
-    monkeypatch.setattr(Taker, "give_back", lambda *_args, **_options: None)
+    monkeypatch.setattr(Waiters, "give_back", lambda *_args, **_options: None)
     plans = [Plan.of(seed, round_trip=20, ending="block ends", ways=["loop"]) for seed in range(6)]
     outcomes: list[Outcome] = []
     await run_all(own_server, [plan for plan in plans if len(plan.queues) <= 20], AT_ONCE, outcomes.append)

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq._ids import new_id
-from delayq._redis import reliable_scripts, rights, scripts
+from delayq._delayed import scripts
+from delayq._delayed.transfer import TransferTask
+from delayq._engine.scheduler import Scheduler
+from delayq._engine.waiters import Waiters
+from delayq._engine.wakeup import WakeupLoop
+from delayq._redis import rights
 from delayq._redis.hand_back import LastCalls
-from delayq._scheduling.push import Pushes
-from delayq._scheduling.reliable_offers import ReliableOffers
-from delayq._scheduling.scheduler import Scheduler
-from delayq._scheduling.taker import Taker
-from delayq._scheduling.transfer import TransferTask
+from delayq._reliable import scripts as reliable_scripts
+from delayq._reliable.ids import new_id
+from delayq._reliable.offers import ReliableOffers
 from tests.conftest import _USED, FOUND
 from tests.faults.checker import check, summary
 from tests.faults.consumers import KINDS, Habits, Kind, shorten_deadlines
@@ -81,13 +83,13 @@ def every(nth: int) -> Callable[[], bool]:
 
 
 def drops_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    receive, now = Taker.receive, every(20)
+    receive, now = Waiters.receive, every(20)
 
     def forgetful(taker: Any, items: Any, *, more: bool = False) -> None:
         items = list(items)
         receive(taker, items[1:] if items and now() else items, more=more)
 
-    monkeypatch.setattr(Taker, "receive", forgetful)
+    monkeypatch.setattr(Waiters, "receive", forgetful)
 
 
 def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,14 +103,14 @@ def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wake up late, without a re-check to wake it up either."""
-    wake_in = Pushes._wake_in
+    wake_in = WakeupLoop._wake_in
 
     async def idle(_: Any) -> None:
         pass
 
     monkeypatch.setattr(Scheduler, "run_once", idle)
     monkeypatch.setattr(
-        Pushes, "_wake_in", lambda pushes, seconds, due_us=math.inf: wake_in(pushes, seconds + 2 * WITHIN, due_us)
+        WakeupLoop, "_wake_in", lambda pushes, seconds, due_us=math.inf: wake_in(pushes, seconds + 2 * WITHIN, due_us)
     )
 
 

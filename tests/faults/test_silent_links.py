@@ -10,8 +10,8 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis import wire as wire_module
-from delayq._redis.connections import Connections
+from delayq._redis import connection as wire_module
+from delayq._redis.pool import ConnectionPool
 from tests.links import Links
 from tests.servers import one_server
 from tests.waiting import until
@@ -159,7 +159,7 @@ async def test_an_answer_that_takes_long_to_arrive_is_waited_for(
     monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
     own_server.call("SET", "large", "x" * 500_000)
     async with Links(own_server, mbit=2) as links:
-        connections = Connections(one_server(links.url), 1)
+        connections = ConnectionPool(one_server(links.url), 1)
         wire = await connections.acquire()
         assert len(await asyncio.wait_for(wire.ask("GET", "large"), 30)) == 500_000
         assert wire.is_open
@@ -172,7 +172,7 @@ async def test_a_request_that_takes_long_to_be_sent_is_waited_for(
 ) -> None:
     monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
     async with Links(own_server, mbit=2) as links:
-        connections = Connections(one_server(links.url), 1)
+        connections = ConnectionPool(one_server(links.url), 1)
         wire = await connections.acquire()
         assert await asyncio.wait_for(wire.ask("SET", "large", "x" * 500_000), 30) == b"OK"
         connections.release(wire)
@@ -181,7 +181,7 @@ async def test_a_request_that_takes_long_to_be_sent_is_waited_for(
 
 async def test_a_command_that_may_block_is_not_taken_for_silence(own_server: PrivateServer) -> None:
     """WAIT withholds its reply for as long as it was told to, while every other connection is answered at once."""
-    connections = Connections(one_server(own_server.url), 2)
+    connections = ConnectionPool(one_server(own_server.url), 2)
     wire = await connections.acquire()
     told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     wire.call(("WAIT", 1, 2500), told.set_result, blocks=2.5)
@@ -191,14 +191,14 @@ async def test_a_command_that_may_block_is_not_taken_for_silence(own_server: Pri
 
 
 @pytest.fixture
-async def connections(own_server: PrivateServer) -> AsyncIterator[tuple[Links, Connections]]:
+async def connections(own_server: PrivateServer) -> AsyncIterator[tuple[Links, ConnectionPool]]:
     async with Links(own_server) as links:
-        connections = Connections(one_server(links.url), 8)
+        connections = ConnectionPool(one_server(links.url), 8)
         yield links, connections
         await connections.aclose()
 
 
-async def test_one_silent_connection_makes_the_free_ones_prove_that_they_live(connections: tuple[Links, Connections]) -> None:
+async def test_one_silent_connection_makes_the_free_ones_prove_that_they_live(connections: tuple[Links, ConnectionPool]) -> None:
     links, pool = connections
     wires = [await pool.acquire() for _ in range(6)]
     for wire in wires[1:]:
@@ -217,7 +217,7 @@ async def test_one_silent_connection_makes_the_free_ones_prove_that_they_live(co
 
 
 async def test_connections_that_live_are_used_again_after_they_were_doubted(
-    connections: tuple[Links, Connections], own_server: PrivateServer
+    connections: tuple[Links, ConnectionPool], own_server: PrivateServer
 ) -> None:
     _, pool = connections
     wires = [await pool.acquire() for _ in range(3)]
@@ -261,7 +261,7 @@ async def test_connections_over_tcp_are_kept_alive(own_server: PrivateServer) ->
     import socket
 
     async with Links(own_server, tcp=True) as links:
-        connections = Connections(one_server(links.url), 1)
+        connections = ConnectionPool(one_server(links.url), 1)
         wire = await connections.open_own()
         assert wire._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         connections.close(wire)

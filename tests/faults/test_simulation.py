@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq._redis import reliable_scripts, scripts
-from delayq._scheduling import last_timeout
-from delayq._scheduling.claims import Claims
-from delayq._scheduling.scheduler import Scheduler
-from delayq._scheduling.taker import Taker
+from delayq._delayed import scripts
+from delayq._engine import last_timeout
+from delayq._engine.scheduler import Scheduler
+from delayq._engine.waiters import Waiters
+from delayq._reliable import scripts as reliable_scripts
+from delayq._reliable.claims import Claims
 from tests.faults import consumers
 from tests.faults.checker import summary
 from tests.faults.consumers import KINDS, Habits, Kind
@@ -37,7 +38,7 @@ ANSWERS = ("reply lost", "cut")
 
 
 def gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_back = Taker.give_back
+    give_back = Waiters.give_back
 
     def keep(taker: Any, taken: Any, *, more: bool = False) -> None:
         returning = taker._returning
@@ -46,7 +47,7 @@ def gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
         taker._returning = returning
         taker._returned.clear()
 
-    monkeypatch.setattr(Taker, "give_back", keep)
+    monkeypatch.setattr(Waiters, "give_back", keep)
 
 
 def claims_recover_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -494,8 +494,8 @@ async def test_a_loop_that_is_blocked_longer_than_its_lease_keeps_what_nobody_ha
 
 async def test_a_thousand_clients_connect_at_once(start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch) -> None:
     # They all share one event loop here, which on a busy machine takes longer than a server may.
-    monkeypatch.setattr("delayq._redis.server.ANSWER_WITHIN", 60.0)
-    monkeypatch.setattr("delayq._redis.wire.ANSWER_WITHIN", 60.0)
+    monkeypatch.setattr("delayq._redis.client.ANSWER_WITHIN", 60.0)
+    monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 60.0)
     url = start("--maxclients", "4000").url + "?socket_connect_timeout=60"
     async with AsyncExitStack() as stack, asyncio.timeout(120):
         clients = await asyncio.gather(*(stack.enter_async_context(delayq.connect(url)) for _ in range(1000)))
@@ -510,7 +510,7 @@ async def test_a_thousand_clients_connect_at_once(start: Callable[..., PrivateSe
 async def test_a_server_that_has_no_room_for_a_thousand_clients_says_so_to_the_others(
     start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.5)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.5)
     server = start("--maxclients", "100")
     served: list[int] = []
     refused: list[delayq.ServerError] = []
@@ -530,7 +530,7 @@ async def test_a_server_that_has_no_room_for_a_thousand_clients_says_so_to_the_o
     assert refused
     assert len(served) + len(refused) >= 1000
     # There is room again once they have left.
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 5.0)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 5.0)
     async with delayq.connect(server.url) as client:
         await client.reliable_queue("jobs").offer(1000)
         assert (await client.reliable_queue("jobs").stats()).ready >= len(served) + 1
@@ -542,7 +542,7 @@ async def test_a_server_that_has_no_room_for_a_thousand_clients_says_so_to_the_o
 async def test_a_link_that_is_mute_costs_a_deadline_and_no_message(
     server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.wire.ANSWER_WITHIN", 0.3)
+    monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 0.3)
     async with Links(server) as links, delayq.connect(links.url, resync_interval=0.2) as client:
         jobs = client.reliable_queue("jobs")
         handled: list[int] = []
@@ -563,7 +563,7 @@ async def test_what_was_given_back_is_not_given_back_again_by_a_try_that_arrives
     server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first try is held up in the network, its repetition overtakes it, and then it arrives."""
-    monkeypatch.setattr("delayq._redis.wire.ANSWER_WITHIN", 0.3)
+    monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 0.3)
     async with Links(server) as links, delayq.connect(links.url, resync_interval=60) as client:
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
         await orders.offer_many([(n, 0) for n in range(50)])

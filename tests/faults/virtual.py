@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis.utils
 
-from delayq import _ids, _session
-from delayq.timer import HashedWheelTimer
+from delayq._engine import session as _session
+from delayq._reliable import ids as _ids
+from delayq._timer.timer import HashedWheelTimer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import delayq
-from delayq import inspection
 from delayq._dashboard.source import DelayedSource, ReliableSource
-from delayq._redis.keys import DelayedKeys, ReliableKeys
-from delayq._redis.records import pack
-from delayq._redis.reliable_scripts import CLAIM
-from delayq._redis.scripts import POLL_PENDING, TRANSFER
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.records import pack
+from delayq._delayed.scripts import POLL_PENDING, TRANSFER
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.scripts import CLAIM
+from delayq.admin import inspect as inspection
+from delayq.admin.migrate import migrate
 from delayq.errors import OutcomeUnknown
-from delayq.migration import migrate
 from tests.waiting import until
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from delayq._redis.keys import ReliableKeys
+from delayq._reliable.keys import ReliableKeys
 
 HOUR = 3600
 _HOUR_US = HOUR * 1_000_000

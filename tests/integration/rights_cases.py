@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq import Offer
-from delayq._redis import reliable_scripts as reliable
-from delayq._redis import scripts as delayed
-from delayq._redis.keys import DelayedKeys, ReliableKeys
+from delayq._delayed import scripts as delayed
+from delayq._delayed.keys import DelayedKeys
+from delayq._engine.scripts import RESYNC
+from delayq._reliable import scripts as reliable
+from delayq._reliable.keys import ReliableKeys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +65,7 @@ def keys_of(script: Script) -> list[str]:
             "dead_messages": RELIABLE.dead_messages,
             "schedules": RELIABLE.schedules,
         }
-    if script is delayed.RESYNC:
+    if script is RESYNC:
         return [DELAYED.timeout, DELAYED.leases, DELAYED.ready]
     return [named[key] for key in script.keys]
 
@@ -330,7 +332,7 @@ CASES: list[tuple[Script, str, Any]] = [
     (delayed.GIVE_BACK, "pending", polled),
     (delayed.SET_ASIDE, "", leased(60_000, "", b"x")),
     (delayed.SET_ASIDE, "leased", leased(60_000, "a:001", b"1")),
-    (delayed.RESYNC, "", leased("delayed")),
+    (RESYNC, "", leased("delayed")),
     (delayed.MIGRATE, "", outdated),
     (reliable.OFFER, "full", full_offer),
     (reliable.OFFER, "one", offer_one),

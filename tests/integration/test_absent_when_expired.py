@@ -10,7 +10,7 @@ import pytest
 
 import delayq
 from delayq import Offer
-from delayq._scheduling.claims import Claims
+from delayq._reliable.claims import Claims
 from tests.integration.reliable_fixtures import raw, store
 from tests.integration.reliable_store import HOUR, Store
 

@@ -12,9 +12,12 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 import delayq
-from delayq._redis import reliable_scripts, scripts
-from delayq._redis.keys import DelayedKeys, ReliableKeys
-from delayq.acl import ROLES, acl_rules
+from delayq._delayed import scripts
+from delayq._delayed.keys import DelayedKeys
+from delayq._engine.scripts import RESYNC
+from delayq._reliable import scripts as reliable_scripts
+from delayq._reliable.keys import ReliableKeys
+from delayq.admin.acl import ROLES, acl_rules
 from tests.conftest import FOUND
 from tests.integration.acl_jobs import JOBS, NAME, NOT_PERMITTED, Place, Warned
 from tests.integration.test_faults import Faults
@@ -25,7 +28,7 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from delayq.acl import Role
+    from delayq.admin.acl import Role
 
 jobs = pytest.mark.parametrize(("kind", "role"), [*JOBS], ids=["-".join(job) for job in JOBS])
 USER, PASSWORD = "limited", "its-password"
@@ -117,7 +120,7 @@ FOREIGN = ("theirs", "{orders}:theirs", "orders2", "orders:theirs")
 @pytest.mark.parametrize("kind", ["delayed", "reliable"])
 async def test_no_script_touches_another_queue(server: PrivateServer, kind: str, role: Role) -> None:
     async with granted(server, rules_of(kind, role)) as url, Redis.from_url(url) as user, Redis.from_url(server.url) as raw:
-        for script in (*scripts.ALL, *reliable_scripts.ALL):
+        for script in (RESYNC, *scripts.ALL, *reliable_scripts.ALL):
             for name in FOREIGN:
                 for keys in (every_key(DelayedKeys.of(name)), every_key(ReliableKeys.of(name))):
                     needed = (keys * 3)[: len(script.keys)]

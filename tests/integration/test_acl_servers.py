@@ -9,8 +9,8 @@ from redis.crc import key_slot
 
 import delayq
 from delayq import Offer
-from delayq._redis.keys import ReliableKeys
-from delayq.acl import acl_rules
+from delayq._reliable.keys import ReliableKeys
+from delayq.admin.acl import acl_rules
 from tests.clusters import TestCluster, Watched, admin
 from tests.conftest import FOUND
 from tests.servers import PrivateServer
@@ -78,7 +78,7 @@ async def test_who_may_not_ask_for_the_slots_is_told_so(cluster: TestCluster) ->
 
 async def test_while_a_slot_moves_asking_must_be_permitted(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only single-key commands need ASKING. Scripts have several keys, and wait until the slot has moved."""
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
     key = ReliableKeys.of(NAME).paused
     slot, source = key_slot(key.encode()), cluster.owner(key)
     target = next(node for node in cluster.nodes if node is not source)

@@ -16,9 +16,10 @@ import pytest
 import redis
 
 import delayq
-from delayq import inspection
-from delayq._redis.keys import DelayedKeys, ReliableKeys
-from delayq._redis.records import pack
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.records import pack
+from delayq._reliable.keys import ReliableKeys
+from delayq.admin import inspect as inspection
 from delayq.cli.app import run
 from delayq.codecs import BytesCodec, StringCodec
 from tests.clusters import TestCluster
@@ -470,7 +471,7 @@ def test_a_doctor_knows_what_a_user_lacks(own_server: PrivateServer, capsys: pyt
 
 
 def delayq_acl(role: Any) -> list[str]:
-    from delayq.acl import acl_rules
+    from delayq.admin.acl import acl_rules
 
     return acl_rules(role, reliable=["mails"])
 

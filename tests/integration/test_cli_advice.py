@@ -12,7 +12,7 @@ import pytest
 import redis
 
 import delayq
-from delayq._redis.keys import ReliableKeys
+from delayq._reliable.keys import ReliableKeys
 from delayq.cli.app import run
 from delayq.cli.options import duration, instant
 from tests.terminal import ROOT

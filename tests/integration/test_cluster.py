@@ -13,8 +13,9 @@ from redis import Redis
 from redis.asyncio import RedisCluster
 
 import delayq
-from delayq import Offer, inspection
+from delayq import Offer
 from delayq._redis.cluster import Cluster, read_place, read_slots
+from delayq.admin import inspect as inspection
 from tests.clusters import TestCluster, admin, wait_for
 from tests.conftest import FOUND
 from tests.servers import PrivateServer
@@ -220,7 +221,7 @@ async def test_a_seed_that_is_dead_is_passed_over(cluster: TestCluster) -> None:
 
 
 async def test_where_nobody_answers_that_is_said_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
     with pytest.raises(delayq.ServerUnavailable) as caught:
         async with delayq.connect("redis+cluster://me:secret@127.0.0.1:1,127.0.0.1:2"):
             pass
@@ -447,7 +448,7 @@ async def test_a_look_at_all_queues_takes_few_round_trips_also_where_servers_kno
 async def test_what_can_be_seen_is_listed_and_what_cannot_is_named(
     cluster: TestCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.server.ANSWER_WITHIN", 0.5)
+    monkeypatch.setattr("delayq._redis.client.ANSWER_WITHIN", 0.5)
     async with delayq.connect(cluster.url) as client:
         for name in names(cluster, "jobs"):
             await client.reliable_queue(name).offer(1, 3600)

@@ -9,10 +9,10 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis.connections import Connections
-from delayq._redis.nodes import OneServer
-from delayq._redis.scripts import TRANSFER
-from delayq._redis.server import Server
+from delayq._delayed.scripts import TRANSFER
+from delayq._redis.client import RedisClient
+from delayq._redis.pool import ConnectionPool
+from delayq._redis.topology import SingleServer
 from tests.links import Links
 from tests.servers import one_server
 from tests.waiting import until
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def connections(server: PrivateServer) -> AsyncIterator[Connections]:
-    connections = Connections(one_server(server.url), 4)
+async def connections(server: PrivateServer) -> AsyncIterator[ConnectionPool]:
+    connections = ConnectionPool(one_server(server.url), 4)
     yield connections
     await connections.aclose()
 
 
-async def burst(connections: Connections, size: int) -> None:
+async def burst(connections: ConnectionPool, size: int) -> None:
     for connection in [await connections.acquire() for _ in range(size)]:
         connections.release(connection)
 
 
-async def test_the_connection_that_was_used_last_is_used_next(connections: Connections) -> None:
+async def test_the_connection_that_was_used_last_is_used_next(connections: ConnectionPool) -> None:
     await burst(connections, 3)
     one = await connections.acquire()
     connections.release(one)
@@ -44,7 +44,7 @@ async def test_the_connection_that_was_used_last_is_used_next(connections: Conne
     assert connections.opened == 3
 
 
-async def test_what_a_burst_opened_and_nobody_needed_since_is_closed(connections: Connections) -> None:
+async def test_what_a_burst_opened_and_nobody_needed_since_is_closed(connections: ConnectionPool) -> None:
     await burst(connections, 4)
     connections.prune()
     assert connections.open == 4
@@ -59,7 +59,7 @@ async def test_what_a_burst_opened_and_nobody_needed_since_is_closed(connections
     assert connections.open == 1
 
 
-async def test_a_connection_that_is_in_use_is_not_closed(connections: Connections) -> None:
+async def test_a_connection_that_is_in_use_is_not_closed(connections: ConnectionPool) -> None:
     await burst(connections, 2)
     used = await connections.acquire()
     for _ in range(3):
@@ -69,7 +69,7 @@ async def test_a_connection_that_is_in_use_is_not_closed(connections: Connection
     connections.release(used)
 
 
-async def test_calls_share_the_least_busy_connection_when_all_are_in_use(connections: Connections) -> None:
+async def test_calls_share_the_least_busy_connection_when_all_are_in_use(connections: ConnectionPool) -> None:
     used = [await connections.acquire() for _ in range(4)]
     for busy in (0, 1, 3):
         used[busy].tell("PING")
@@ -82,7 +82,7 @@ async def test_calls_share_the_least_busy_connection_when_all_are_in_use(connect
     assert connections.acquire_nowait() is used[2]
 
 
-async def test_nobody_shares_a_connection_whose_answers_the_server_holds_back(connections: Connections) -> None:
+async def test_nobody_shares_a_connection_whose_answers_the_server_holds_back(connections: ConnectionPool) -> None:
     used = [await connections.acquire() for _ in range(4)]
     held: list[Any] = []
     for wire in used:
@@ -98,7 +98,7 @@ async def test_nobody_shares_a_connection_whose_answers_the_server_holds_back(co
 
 async def test_nobody_shares_a_connection_that_is_doubted(own_server: PrivateServer) -> None:
     async with Links(own_server) as links:
-        pool = Connections(one_server(links.url), 1)
+        pool = ConnectionPool(one_server(links.url), 1)
         silent = await pool.acquire()
         links.half_open(new=False)
         asked = silent.ask("PING")
@@ -119,7 +119,7 @@ async def test_nobody_shares_a_connection_that_is_doubted(own_server: PrivateSer
 
 async def test_nobody_shares_a_connection_whose_caller_has_gone_without_an_answer(server: PrivateServer) -> None:
     """The caller may have gone because the server hangs, so anything sent there now would have an unknown outcome."""
-    pool = Connections(one_server(server.url), 1)
+    pool = ConnectionPool(one_server(server.url), 1)
     wire = await pool.acquire()
     wire.tell("BLPOP", "nothing", 0.3)
     pool.abandon(wire)
@@ -132,8 +132,8 @@ async def test_nobody_shares_a_connection_whose_caller_has_gone_without_an_answe
 
 
 async def test_a_connection_is_in_use_until_what_follows_a_refused_call_is_answered(server: PrivateServer) -> None:
-    pool = Connections(one_server(server.url), 4)
-    asked = Server(OneServer(pool))
+    pool = ConnectionPool(one_server(server.url), 4)
+    asked = RedisClient(SingleServer(pool))
     with pytest.raises(delayq.ServerRefused):
         # The script lacks the keys that it needs.
         await asked.run(TRANSFER, ["orders"], then=("BLPOP", "nothing", 1))
@@ -145,7 +145,7 @@ async def test_a_connection_is_in_use_until_what_follows_a_refused_call_is_answe
 
 async def test_callers_who_wait_share_a_connection_as_soon_as_it_can_be_shared(server: PrivateServer) -> None:
     """Callers need not wait until the connection is free: with many callers, it may never be."""
-    pool = Connections(one_server(server.url), 1)
+    pool = ConnectionPool(one_server(server.url), 1)
     wire = await pool.acquire()
     assert pool.share(wire)
     unblocked = asyncio.Event()
@@ -163,7 +163,7 @@ async def test_callers_who_wait_share_a_connection_as_soon_as_it_can_be_shared(s
 
 
 async def test_callers_who_wait_for_a_connection_are_not_overtaken(server: PrivateServer) -> None:
-    pool = Connections(one_server(server.url), 1)
+    pool = ConnectionPool(one_server(server.url), 1)
     order: list[str] = []
 
     async def call(name: str) -> None:
@@ -197,12 +197,12 @@ async def test_callers_look_for_a_connection_a_few_times_each_however_many_wait(
     def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    def look(_: Connections) -> None:
+    def look(_: ConnectionPool) -> None:
         nonlocal looks
         looks += 1
 
-    monkeypatch.setattr(Connections, "_demand_open", look)
-    pool = Connections(one_server(f"unix://{tmp_path / 's'}"), 4)
+    monkeypatch.setattr(ConnectionPool, "_demand_open", look)
+    pool = ConnectionPool(one_server(f"unix://{tmp_path / 's'}"), 4)
     async with await asyncio.start_unix_server(hang_up, tmp_path / "s"):
         outcomes = await asyncio.gather(*(pool.acquire() for _ in range(200)), return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {delayq.ServerUnavailable}
@@ -212,7 +212,7 @@ async def test_callers_look_for_a_connection_a_few_times_each_however_many_wait(
 async def test_calls_do_not_follow_what_is_still_leaving_where_another_connection_can_be_shared(
     server: PrivateServer,
 ) -> None:
-    pool = Connections(one_server(server.url), 2)
+    pool = ConnectionPool(one_server(server.url), 2)
     large, small = await pool.acquire(), await pool.acquire()
     large.tell("ECHO", b"x" * 16 * 1024 * 1024)
     for _ in range(3):
@@ -222,13 +222,13 @@ async def test_calls_do_not_follow_what_is_still_leaving_where_another_connectio
     await pool.aclose()
 
 
-async def test_callers_share_a_connection_as_soon_as_one_is_open(connections: Connections) -> None:
+async def test_callers_share_a_connection_as_soon_as_one_is_open(connections: ConnectionPool) -> None:
     """Callers need not wait until the one that opened the connection has finished with it."""
     acquired = await asyncio.wait_for(asyncio.gather(*(connections.acquire() for _ in range(50))), 10)
     assert len(set(acquired)) == connections.opened == 4
 
 
-async def test_an_abandoned_connection_is_free_when_its_answers_have_come(connections: Connections) -> None:
+async def test_an_abandoned_connection_is_free_when_its_answers_have_come(connections: ConnectionPool) -> None:
     wire = await connections.acquire()
     asked = wire.ask("PING")
     connections.abandon(wire)
@@ -240,7 +240,7 @@ async def test_an_abandoned_connection_is_free_when_its_answers_have_come(connec
     assert connections.acquire_nowait() is wire
 
 
-async def test_thousands_may_abandon_a_connection_at_once(connections: Connections) -> None:
+async def test_thousands_may_abandon_a_connection_at_once(connections: ConnectionPool) -> None:
     wire = await connections.acquire()
     asked = wire.ask("PING")
     for _ in range(4999):
@@ -266,7 +266,7 @@ async def test_a_caller_who_goes_takes_no_answer_from_those_who_share_its_connec
         assert client.statistics().connections_opened == opened
 
 
-async def test_a_connection_that_the_server_has_closed_is_replaced(connections: Connections, server: PrivateServer) -> None:
+async def test_a_connection_that_the_server_has_closed_is_replaced(connections: ConnectionPool, server: PrivateServer) -> None:
     await burst(connections, 1)
     server.call("CLIENT", "KILL", "TYPE", "normal")
     await asyncio.sleep(0.05)
@@ -276,7 +276,7 @@ async def test_a_connection_that_the_server_has_closed_is_replaced(connections: 
     connections.release(connection)
 
 
-async def test_an_answer_that_nobody_waits_for_reaches_nobody(connections: Connections) -> None:
+async def test_an_answer_that_nobody_waits_for_reaches_nobody(connections: ConnectionPool) -> None:
     connection = await connections.acquire()
     connection.tell("NONSENSE")
     connections.release(connection)
@@ -284,7 +284,7 @@ async def test_an_answer_that_nobody_waits_for_reaches_nobody(connections: Conne
     assert await connection.ask("PING") == b"PONG"
 
 
-async def test_a_closed_pool_opens_nothing(connections: Connections) -> None:
+async def test_a_closed_pool_opens_nothing(connections: ConnectionPool) -> None:
     await connections.aclose()
     with pytest.raises(delayq.Closed):
         await connections.acquire()
@@ -305,14 +305,14 @@ async def test_connections_have_a_name_also_where_the_user_may_not_give_one(serv
 
 
 async def test_a_server_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("delayq._redis.connections.OPEN_TIMEOUT", 0.05)
+    monkeypatch.setattr("delayq._redis.pool.OPEN_TIMEOUT", 0.05)
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()  # until the peer hangs up
         writer.close()
 
     silent = await asyncio.start_unix_server(listen, tmp_path / "s")
-    connections = Connections(one_server(f"unix://{tmp_path / 's'}"), 4)
+    connections = ConnectionPool(one_server(f"unix://{tmp_path / 's'}"), 4)
     with pytest.raises(delayq.ServerUnavailable, match=r"within 0\.05 s"):
         await connections.open_own()
     assert connections.open == 0
@@ -320,7 +320,7 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up(monkeypatch: p
     await silent.wait_closed()
 
 
-async def test_a_connection_that_two_calls_share_is_nobody_elses_until_both_are_done(connections: Connections) -> None:
+async def test_a_connection_that_two_calls_share_is_nobody_elses_until_both_are_done(connections: ConnectionPool) -> None:
     await burst(connections, 1)
     shared = await connections.acquire()
     assert connections.share(shared)
@@ -338,7 +338,7 @@ async def test_a_connection_that_two_calls_share_is_nobody_elses_until_both_are_
     assert len({await asyncio.wait_for(connections.acquire(), 10) for _ in range(4)}) == 4
 
 
-async def test_a_shared_connection_that_breaks_takes_one_place_and_gives_back_one(connections: Connections) -> None:
+async def test_a_shared_connection_that_breaks_takes_one_place_and_gives_back_one(connections: ConnectionPool) -> None:
     shared = await connections.acquire()
     assert connections.share(shared)
     shared.close()

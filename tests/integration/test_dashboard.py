@@ -17,10 +17,11 @@ from starlette.routing import Mount
 import delayq
 from delayq._dashboard import app as dashboard_app
 from delayq._dashboard import rendering, security
-from delayq._redis.catalog import find_queues, known_queue
-from delayq._redis.keys import DelayedKeys, ReliableKeys
-from delayq._redis.records import pack
-from delayq.acl import acl_rules
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.records import pack
+from delayq._reliable.keys import ReliableKeys
+from delayq.admin.acl import acl_rules
+from delayq.admin.catalog import find_queues, known_queue
 from tests.conftest import FOUND
 from tests.integration.board import HOST, TOKEN, browse, field, links, log_in, texts, word
 from tests.integration.test_acl import granted

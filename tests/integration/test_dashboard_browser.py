@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 import delayq
-from delayq import inspection
+from delayq.admin import inspect as inspection
 from tests.integration.board import TOKEN
 
 if TYPE_CHECKING:

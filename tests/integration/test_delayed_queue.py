@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis.keys import DelayedKeys
+from delayq._delayed.keys import DelayedKeys
 from tests.integration.foreign import store
 from tests.waiting import until
 
@@ -471,7 +471,7 @@ class TestClients:
             assert await mine.ping()
 
     async def test_nobody_at_the_address_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+        monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
         with pytest.raises(delayq.ServerUnavailable, match=r"redis://127\.0\.0\.1:1 does not answer") as caught:
             async with delayq.connect("redis://127.0.0.1:1"):
                 pass

@@ -13,10 +13,10 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis.keys import DelayedKeys
-from delayq._redis.records import pack
-from delayq._redis.scripts import ACK, NACK, SET_ASIDE, TRANSFER
-from delayq._scheduling.ready_watch import LINGER
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.ready_watch import LINGER
+from delayq._delayed.records import pack
+from delayq._delayed.scripts import ACK, NACK, SET_ASIDE, TRANSFER
 from tests.integration.test_faults import Faults
 from tests.waiting import until
 

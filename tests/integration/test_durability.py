@@ -9,8 +9,8 @@ import pytest
 
 import delayq
 from delayq import Offer
-from delayq._redis.durability import Promise, parse
-from delayq._redis.server import Server
+from delayq._engine.durability import Durability, parse
+from delayq._redis.client import RedisClient
 from delayq.errors import OutcomeUnknown
 from tests.clusters import admin, wait_for
 from tests.conftest import FOUND
@@ -26,10 +26,10 @@ WAITS_FOR_DISK = [name for name in FOUND if name == "valkey-9"]
 class TestPromise:
     def test_memory_is_none_the_others_have_a_command(self) -> None:
         assert parse("memory") is None
-        assert parse("fsync") == Promise(0)
-        assert parse("replicas:2") == Promise(2)
-        assert Promise(0).command[0] == "WAITAOF"
-        assert Promise(2).command[:2] == ("WAIT", 2)
+        assert parse("fsync") == Durability(0)
+        assert parse("replicas:2") == Durability(2)
+        assert Durability(0).command[0] == "WAITAOF"
+        assert Durability(2).command[:2] == ("WAIT", 2)
 
     @pytest.mark.parametrize("bad", ["", "disk", "replicas", "replicas:0", "replicas:-1", "replicas:x", "replicas:1 ", None, 1])
     def test_anything_else_is_refused(self, bad: Any) -> None:
@@ -37,10 +37,10 @@ class TestPromise:
             parse(bad)
 
     def test_it_is_kept_by_enough_and_broken_by_less_or_by_an_error(self) -> None:
-        assert Promise(2).broken(2) == Promise(2).broken(3) == Promise(0).broken([1, 0]) == ""
-        assert "1 of 2" in Promise(2).broken(1)
-        assert "not on disk" in Promise(0).broken([0, 0])
-        assert "lost" in Promise(2).broken(ConnectionError("lost"))
+        assert Durability(2).broken(2) == Durability(2).broken(3) == Durability(0).broken([1, 0]) == ""
+        assert "1 of 2" in Durability(2).broken(1)
+        assert "not on disk" in Durability(0).broken([0, 0])
+        assert "lost" in Durability(2).broken(ConnectionError("lost"))
 
 
 @pytest.fixture(scope="module", params=[*FOUND])
@@ -72,7 +72,7 @@ async def client(pair: tuple[PrivateServer, PrivateServer]) -> AsyncIterator[del
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.durability.WITHIN_MS", 500)
+    monkeypatch.setattr("delayq._engine.durability.WITHIN_MS", 500)
 
 
 async def test_what_replicas_were_promised_they_have(client: delayq.Client, pair: tuple[PrivateServer, PrivateServer]) -> None:
@@ -135,7 +135,7 @@ async def test_a_queue_that_closes_while_its_server_is_asked_stores_nothing(
         await jobs.aclose()
         await orders.aclose()
 
-    monkeypatch.setattr("delayq._redis.durability.WaitingServer.demand", closing)
+    monkeypatch.setattr("delayq._engine.durability.WaitingServer.demand", closing)
     with pytest.raises(delayq.Closed):
         await jobs.offer(1, durability="replicas:1")
     with pytest.raises(delayq.Closed):
@@ -150,9 +150,9 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
     """The retry finds the message stored and writes nothing, but it is still the message whose durability was promised."""
     jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
     await jobs.offer(0)
-    attempt, lost = Server._attempt, 0
+    attempt, lost = RedisClient._attempt, 0
 
-    async def losing(server: Server, *args: Any, **options: Any) -> Any:
+    async def losing(server: RedisClient, *args: Any, **options: Any) -> Any:
         nonlocal lost
         answer = await attempt(server, *args, **options)
         if lost < 1:
@@ -162,13 +162,13 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
             raise OutcomeUnknown("planned")
         return answer
 
-    run_soon = Server.run_soon
-    monkeypatch.setattr(Server, "run_soon", lambda *_args, **_options: None)
-    monkeypatch.setattr(Server, "_attempt", losing)
+    run_soon = RedisClient.run_soon
+    monkeypatch.setattr(RedisClient, "run_soon", lambda *_args, **_options: None)
+    monkeypatch.setattr(RedisClient, "_attempt", losing)
     with pair[1].paused(), pytest.raises(delayq.NotDurable, match="0 of 1"):
         await jobs.offer(1)
     assert lost == 1
-    monkeypatch.setattr(Server, "run_soon", run_soon)
+    monkeypatch.setattr(RedisClient, "run_soon", run_soon)
     assert (await jobs.stats()).ready == 2
 
 

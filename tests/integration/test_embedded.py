@@ -21,9 +21,9 @@ import pytest
 import redis
 
 import delayq
-from delayq import embedded
-from delayq._embedded_watchdog import pause_before_restart
-from delayq.embedded import EmbeddedServer, find_server, parse_embedded_url, place_socket, wheel_platform
+from delayq._embedded import server as embedded
+from delayq._embedded.server import EmbeddedServer, find_server, parse_embedded_url, place_socket, wheel_platform
+from delayq._embedded.watchdog import pause_before_restart
 from delayq.errors import ConfigurationError, EmbeddedServerError
 from tests.servers import raw_call
 
@@ -42,7 +42,7 @@ package.__path__ = ["delayq"]
 """
 OPEN = f"""{IMPORT}
 import os, signal, time
-from delayq.embedded import EmbeddedServer
+from delayq._embedded.server import EmbeddedServer
 from tests.servers import raw_call
 server = EmbeddedServer(sys.argv[1] or None)
 server.start()
@@ -301,7 +301,7 @@ class TestATemporaryServer:
     def test_makes_no_noise_even_when_not_stopped(self) -> None:
         script = """
 import gc, sys
-from delayq.embedded import EmbeddedServer
+from delayq._embedded.server import EmbeddedServer
 with EmbeddedServer(None): pass
 for directory in (None, sys.argv[1]):
     server = EmbeddedServer(directory); server.start(); del server; gc.collect()
@@ -689,7 +689,7 @@ class TestSharing:
     def test_survives_many_that_come_and_go_at_once(self, place: Path) -> None:
         script = f"""{IMPORT}
 import os, random
-from delayq.embedded import EmbeddedServer
+from delayq._embedded.server import EmbeddedServer
 from tests.servers import raw_call
 for _ in range(3):
     server = EmbeddedServer(sys.argv[1])

@@ -11,13 +11,13 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.records import pack
+from delayq._delayed.scripts import GIVE_BACK, OFFER, POLL_PENDING, SET_ASIDE, TRANSFER
+from delayq._delayed.transfer import HandOut
+from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack
-from delayq._redis.keys import DelayedKeys
-from delayq._redis.records import pack
 from delayq._redis.rights import Rights
-from delayq._redis.scripts import GIVE_BACK, OFFER, POLL_PENDING, SET_ASIDE, TRANSFER, Script
-from delayq._redis.server import Server
-from delayq._scheduling.transfer import HandOut
 from delayq.errors import OutcomeUnknown, ServerUnavailable
 from tests.integration.foreign import store
 from tests.waiting import until
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delayq import Client, DelayedQueue
-    from delayq._redis.connections import Connections
-    from delayq._redis.wire import Wire
+    from delayq._redis.connection import Connection
+    from delayq._redis.pool import ConnectionPool
+    from delayq._redis.scripts import Script
     from tests.servers import PrivateServer
 
 
@@ -37,9 +38,11 @@ class Faults:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.plan: Callable[[str, int], str | None] = lambda _name, _n: None
-        attempt, run_soon, send_back = Server._attempt, Server.run_soon, Server._send_back
+        attempt, run_soon, send_back = RedisClient._attempt, RedisClient.run_soon, RedisClient._send_back
 
-        def faulty_back(server: Server, wire: Wire, connections: Connections, call: HandBack) -> asyncio.Future[None]:
+        def faulty_back(
+            server: RedisClient, wire: Connection, connections: ConnectionPool, call: HandBack
+        ) -> asyncio.Future[None]:
             name = call.request.script.name
             self.calls.append(name)
             fault = self.plan(name, self.calls.count(name))
@@ -55,8 +58,13 @@ class Faults:
             return done
 
         def faulty_soon(
-            server: Server, script: Script, keys: Any, args: Any, told: Callable[[Any], object], beside: Wire | None = None
-        ) -> Wire | None:
+            server: RedisClient,
+            script: Script,
+            keys: Any,
+            args: Any,
+            told: Callable[[Any], object],
+            beside: Connection | None = None,
+        ) -> Connection | None:
             self.calls.append(script.name)
             fault = self.plan(script.name, self.calls.count(script.name))
             if fault == "unsent":
@@ -73,7 +81,7 @@ class Faults:
             return wire
 
         async def faulty(
-            server: Server,
+            server: RedisClient,
             key: str | None,
             command: Any,
             script: Script | None,
@@ -94,12 +102,12 @@ class Faults:
 
         # Give each script one form only, and one name on the server.
         monkeypatch.setattr(Rights, "form", lambda _rights, _wire, script, _key: script)
-        monkeypatch.setattr(Server, "_attempt", faulty)
-        monkeypatch.setattr(Server, "run_soon", faulty_soon)
-        monkeypatch.setattr(Server, "_send_back", faulty_back)
+        monkeypatch.setattr(RedisClient, "_attempt", faulty)
+        monkeypatch.setattr(RedisClient, "run_soon", faulty_soon)
+        monkeypatch.setattr(RedisClient, "_send_back", faulty_back)
 
 
-def _pool(server: Server) -> Connections:
+def _pool(server: RedisClient) -> ConnectionPool:
     return server._nodes.of(None)
 
 
@@ -249,7 +257,7 @@ async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(queue: Del
 async def test_offer_many_that_stored_nothing_says_so(
     queue: DelayedQueue[int], faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.05)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
     faults.plan = lambda name, _n: "unsent" if name == OFFER.name else None
     with pytest.raises(delayq.ServerUnavailable):
         await queue.offer_many([(i, 60) for i in range(600)])
@@ -269,7 +277,7 @@ async def test_a_poll_that_does_not_wait_tells_of_a_server_that_is_away(queue: D
 async def test_a_poll_that_does_not_wait_gives_up_on_a_silent_server(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._scheduling.taker.ANSWER_WITHIN", 0.1)
+    monkeypatch.setattr("delayq._engine.waiters.ANSWER_WITHIN", 0.1)
     async with delayq.connect(own_server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer(1)
@@ -383,7 +391,7 @@ async def test_every_connection_may_be_busy(server: PrivateServer) -> None:
 async def test_while_the_server_is_away_calls_wait_and_then_say_so(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.3)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.3)
     async with delayq.connect(own_server.url, resync_interval=0.2) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         taker = asyncio.create_task(queue.take())

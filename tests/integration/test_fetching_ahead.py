@@ -13,7 +13,7 @@ import pytest
 import delayq
 from delayq import Offer
 from delayq._background import Background
-from delayq._scheduling.taker import Taker
+from delayq._engine.waiters import Waiters
 from tests.integration.reliable_fixtures import LEASE
 from tests.waiting import until
 
@@ -93,13 +93,13 @@ def way(request: pytest.FixtureRequest) -> Way:
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fetch ahead from the second batch on, so that every loop reaches that point."""
-    monkeypatch.setattr("delayq._scheduling.prefetch._MANY", 2)
+    monkeypatch.setattr("delayq._engine.prefetch._MANY", 2)
 
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat handling as quick however busy the machine is, so that batches double."""
-    monkeypatch.setattr("delayq._scheduling.prefetch._WITHIN", 1e6)
+    monkeypatch.setattr("delayq._engine.prefetch._WITHIN", 1e6)
 
 
 async def turns(count: int) -> None:
@@ -373,7 +373,9 @@ class Callers:
 
         services: Any = Services()
         nothing: Callable[[], None] = lambda: None
-        self.taker: Taker[int] = Taker("jobs", services, push=nothing, wanted=nothing, idle=nothing, hand_back=self._hand_back)
+        self.taker: Waiters[int] = Waiters(
+            "jobs", services, push=nothing, wanted=nothing, idle=nothing, hand_back=self._hand_back
+        )
 
     def answer(self, items: Sequence[int]) -> None:
         self.taker.begin()

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._redis.connections import Connections
+from delayq._delayed.scripts import GIVE_BACK
+from delayq._engine.waiters import Waiters
+from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import LastCalls
-from delayq._redis.scripts import GIVE_BACK
-from delayq._redis.server import Server
-from delayq._scheduling.taker import Taker
+from delayq._redis.pool import ConnectionPool
 from delayq.codecs import StringCodec
 from tests.links import Links
 from tests.servers import one_server
@@ -62,11 +62,11 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
     queue = client.delayed_queue("orders")
     await queue.offer_many([(n, 0) for n in range(20)])
     scheduler = client._open_session().scheduler
-    end = Taker.end
+    end = Waiters.end
     written: list[HandBack] = []
     ending: list[Any] = []
 
-    def end_and_close(self: Taker[Any], items: Any, *, more: bool = False) -> None:
+    def end_and_close(self: Waiters[Any], items: Any, *, more: bool = False) -> None:
         end(self, items := list(items), more=more)
         if items and not ending:
             ending.append(scheduler.close(scheduler.queues)())
@@ -77,7 +77,7 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
         written.extend(calls := list(calls))
         send(self, name, calls)
 
-    monkeypatch.setattr(Taker, "end", end_and_close)
+    monkeypatch.setattr(Waiters, "end", end_and_close)
     monkeypatch.setattr(LastCalls, "send", note)
     drains = [asyncio.create_task(queue.drain(10)) for _ in range(2)]
     for drain in drains:
@@ -187,12 +187,12 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve(
     _loop, _ = await fetch_ahead(queue)
     looks = 0
 
-    def look(_: Server) -> int:
+    def look(_: RedisClient) -> int:
         nonlocal looks
         looks += 1
         return 0
 
-    monkeypatch.setattr(Server, "bytes_to_send", property(look))
+    monkeypatch.setattr(RedisClient, "bytes_to_send", property(look))
     monkeypatch.setattr("delayq._redis.hand_back._MOST", 1.0)
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     await client.aclose()
@@ -200,7 +200,7 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve(
 
 
 async def test_a_connection_that_blocks_or_listens_is_shared_with_no_call(own_server: PrivateServer) -> None:
-    pool = Connections(one_server(own_server.unix_url), 8)
+    pool = ConnectionPool(one_server(own_server.unix_url), 8)
     wire = await pool.acquire()
     pool.release(wire)
     assert await pool.open_own() is wire
@@ -210,7 +210,7 @@ async def test_a_connection_that_blocks_or_listens_is_shared_with_no_call(own_se
 
 async def test_no_call_shares_the_connection_by_which_others_are_proven_dead(own_server: PrivateServer) -> None:
     async with Links(own_server) as links:
-        pool = Connections(one_server(links.url), 8)
+        pool = ConnectionPool(one_server(links.url), 8)
         silent = await pool.acquire()
         links.half_open(new=False)
         asked = silent.ask("PING")
@@ -227,7 +227,7 @@ async def test_no_call_shares_the_connection_by_which_others_are_proven_dead(own
 async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._scheduling.transfer._LATE", 0.0)
+    monkeypatch.setattr("delayq._delayed.transfer._LATE", 0.0)
     async with delayq.connect(own_server.unix_url) as client:
         queue = client.delayed_queue("orders")
         await queue.offer_many([(n, 60) for n in range(150)])
@@ -249,7 +249,7 @@ async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
         await until(lambda: not transfer._lost)
         assert await queue.pending.read_all() == [*range(150)]
         monkeypatch.undo()
-        monkeypatch.setattr("delayq._scheduling.transfer._LATE", 0.0)
+        monkeypatch.setattr("delayq._delayed.transfer._LATE", 0.0)
         assert await queue.pending.poll_many(150) == [*range(150)]
 
 

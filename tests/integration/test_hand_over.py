@@ -11,10 +11,10 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis.server import Server
-from delayq._scheduling import transfer as transfers
-from delayq._scheduling.confirmed import Confirmed
-from delayq._scheduling.transfer import HandOut
+from delayq._delayed import transfer as transfers
+from delayq._delayed.confirmed import Confirmed
+from delayq._delayed.transfer import HandOut
+from delayq._redis.client import RedisClient
 from tests.links import Links
 from tests.waiting import until
 
@@ -341,13 +341,13 @@ async def test_many_messages_go_back_in_short_scripts(
 ) -> None:
     await raw.rpush("orders", *(str(number).ljust(5_000) for number in range(500)), "{")
     sent: list[HandBack] = []
-    send_back = Server._send_back
+    send_back = RedisClient._send_back
 
     def watched(server: Any, wire: Any, connections: Any, call: HandBack) -> Any:
         sent.append(call)
         return send_back(server, wire, connections, call)
 
-    monkeypatch.setattr(Server, "_send_back", watched)
+    monkeypatch.setattr(RedisClient, "_send_back", watched)
     async with delayq.connect(own_server.url) as client:
         with pytest.raises(delayq.DecodeError):
             await client.delayed_queue("orders").drain()

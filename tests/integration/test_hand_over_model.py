@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from delayq._redis.keys import DelayedKeys
-from delayq._redis.records import pack, payload_of
-from delayq._redis.scripts import ACK, GIVE_BACK, POLL_PENDING, TRANSFER
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.records import pack, payload_of
+from delayq._delayed.scripts import ACK, GIVE_BACK, POLL_PENDING, TRANSFER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

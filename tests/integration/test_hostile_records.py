@@ -12,8 +12,8 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis.keys import DelayedKeys
-from delayq._redis.records import pack, payload_of
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.records import pack, payload_of
 from tests.waiting import until
 
 if TYPE_CHECKING:

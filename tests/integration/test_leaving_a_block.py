@@ -62,7 +62,7 @@ async def test_an_error_goes_on_though_the_lease_was_lost(
 async def test_an_error_goes_on_though_the_server_is_away(
     client: Client, own_server: PrivateServer, hold: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.1)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
     held: Held = await hold(client)
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with held:
@@ -76,7 +76,7 @@ async def test_an_error_goes_on_though_the_server_is_away(
 async def test_a_cancellation_goes_on_though_the_server_is_away(
     client: Client, own_server: PrivateServer, hold: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.1)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
     held: Held = await hold(client)
     inside = asyncio.Event()
 

@@ -14,9 +14,9 @@ from redis.exceptions import RedisError
 
 import delayq
 from delayq import Offer
-from delayq._redis.reliable_scripts import CLAIM
-from delayq._redis.scripts import TRANSFER
-from delayq._redis.server import Server
+from delayq._delayed.scripts import TRANSFER
+from delayq._redis.client import RedisClient
+from delayq._reliable.scripts import CLAIM
 from tests.integration.reliable_fixtures import LEASE, raw
 from tests.integration.reliable_store import HOUR
 from tests.waiting import until
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from delayq import Client, DelayedQueue, ReliableQueue
+    from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.scripts import Script
-    from delayq._scheduling.push import Pushes
     from tests.servers import PrivateServer
 
 __all__ = ["raw"]
@@ -49,8 +49,8 @@ class Kind:
     def open(self, client: Client) -> Any:
         return client.reliable_queue("jobs", lease=LEASE) if self.reliable else client.delayed_queue("jobs")
 
-    def pushes(self, queue: Any) -> Pushes:
-        pushes: Pushes = queue._open.claims.pushes if self.reliable else queue._open.transfer.pushes
+    def pushes(self, queue: Any) -> WakeupLoop:
+        pushes: WakeupLoop = queue._open.claims.pushes if self.reliable else queue._open.transfer.pushes
         return pushes
 
     async def offer(self, queue: Any, delays: dict[int, float]) -> None:
@@ -85,17 +85,17 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[Server]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[RedisClient]:
     """Count how often each client asks for due messages."""
-    made: Counter[Server] = Counter()
-    run_once = Server.run_once
+    made: Counter[RedisClient] = Counter()
+    run_once = RedisClient.run_once
 
-    async def counted(server: Server, script: Script, *arguments: Any) -> Any:
+    async def counted(server: RedisClient, script: Script, *arguments: Any) -> Any:
         if script.name in (CLAIM.name, TRANSFER.name):
             made[server] += 1
         return await run_once(server, script, *arguments)
 
-    monkeypatch.setattr(Server, "run_once", counted)
+    monkeypatch.setattr(RedisClient, "run_once", counted)
     return made
 
 
@@ -175,7 +175,7 @@ async def one_of_many(a_round: Callable[[], Awaitable[float]], most: float) -> N
 
 
 async def test_six_clients_get_each_message_once_and_hardly_ever_call_together(
-    server: PrivateServer, kind: Kind, calls: Counter[Server], raw: Any
+    server: PrivateServer, kind: Kind, calls: Counter[RedisClient], raw: Any
 ) -> None:
     crowd, values = Crowd(kind, server.url), iter(range(10_000))
     async with crowd.of(6):
@@ -253,7 +253,7 @@ async def test_several_clients_do_give_notices(server: PrivateServer, kind: Kind
 
 
 async def test_a_client_that_comes_back_to_wait_makes_one_call_for_each_message(
-    server: PrivateServer, kind: Kind, calls: Counter[Server]
+    server: PrivateServer, kind: Kind, calls: Counter[RedisClient]
 ) -> None:
     async with delayq.connect(server.url, resync_interval=NEVER) as client:
         queue = kind.open(client)
@@ -272,7 +272,7 @@ async def test_a_client_that_comes_back_to_wait_makes_one_call_for_each_message(
 
 
 async def test_a_producer_moves_what_is_due_and_leaves_it_to_a_consumer_that_is_there(
-    server: PrivateServer, calls: Counter[Server], raw: Any
+    server: PrivateServer, calls: Counter[RedisClient], raw: Any
 ) -> None:
     kind = Kind("delayed")
     async with delayq.connect(server.url, resync_interval=NEVER) as producer:
@@ -340,7 +340,7 @@ async def test_lost_notices_double_nothing_and_delay_nothing_for_ever(
 
 
 async def test_a_message_without_delay_reaches_a_call_that_waits_and_did_not_ask(
-    server: PrivateServer, kind: Kind, calls: Counter[Server], raw: Any
+    server: PrivateServer, kind: Kind, calls: Counter[RedisClient], raw: Any
 ) -> None:
     async with delayq.connect(server.url, resync_interval=NEVER) as client, delayq.connect(server.url) as other:
         queue, theirs = kind.open(client), kind.open(other)

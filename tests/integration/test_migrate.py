@@ -26,17 +26,18 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import delayq
-from delayq import migration
-from delayq._redis.keys import DelayedKeys
-from delayq._redis.records import payload_of
-from delayq._redis.scripts import MIGRATE, Script
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.records import payload_of
+from delayq._delayed.scripts import MIGRATE
+from delayq._redis.scripts import Script
+from delayq.admin import migrate as migration
+from delayq.admin.migrate import FORMS, Migration, migrate
 from delayq.cli.app import run as command
-from delayq.migration import FORMS, Migration, migrate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from delayq._redis.server import Server
+    from delayq._redis.client import RedisClient
     from tests.servers import PrivateServer
 
 KEYS = DelayedKeys.of("orders")
@@ -454,7 +455,7 @@ async def test_a_step_may_be_repeated(server: PrivateServer, client: delayq.Clie
     # A step is repeated after a lost answer; the list may have changed in the meantime.
     records = some_records(50)
     raw.put(*records)
-    caller: Server = client._open_session().server
+    caller: RedisClient = client._open_session().server
     reply = await caller.run(MIGRATE, (Z, L), (1, 40, 20))
     assert reply[:3] == [8, 50, 20]
     expected = [current(record) if 20 <= place < 40 else record for place, record in enumerate(records)]

@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis.keys import DelayedKeys
+from delayq._delayed.keys import DelayedKeys
 from tests.integration.test_acl import contents, granted
 from tests.waiting import until
 

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.credentials import CredentialProvider
 
 import delayq
-from delayq._redis.connections import Connections
+from delayq._redis.pool import ConnectionPool
 from tests.clusters import SentinelServer, admin, wait_for
 from tests.conftest import FOUND, MISSING
 from tests.links import Links
@@ -37,7 +37,7 @@ def some_kind(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
 
 @pytest.fixture
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def test_the_whole_greeting_leaves_before_anything_is_answered(tmp_path: P
         writer.close()
 
     mute = await asyncio.start_unix_server(listen, tmp_path / "s")
-    connections = Connections(one_server(f"unix://me:secret@{tmp_path / 's'}?db=3"), 1)
+    connections = ConnectionPool(one_server(f"unix://me:secret@{tmp_path / 's'}?db=3"), 1)
     opening = asyncio.create_task(connections.open_own())
     await until(lambda: b"SELECT" in heard)
     assert b"HELLO" in heard

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from delayq._redis.keys import DelayedKeys
-from delayq._redis.records import pack
-from delayq._redis.scripts import CANCEL, TRANSFER
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.records import pack
+from delayq._delayed.scripts import CANCEL, TRANSFER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,10 +15,12 @@ from redis.crc import key_slot
 
 import delayq
 from delayq import Offer
-from delayq._redis.keys import SLOTS, DelayedKeys, ReliableKeys, hash_tag
-from delayq._scheduling.recurrence import is_occurrence
+from delayq._delayed.keys import DelayedKeys
+from delayq._redis.slots import SLOTS, hash_tag
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.partitions import partition_of
+from delayq._reliable.recurrence import is_occurrence
 from delayq.errors import OutcomeUnknown
-from delayq.partitioned_queue import partition_of
 from tests.clusters import TestCluster, admin
 from tests.conftest import FOUND
 from tests.integration.reliable_fixtures import LEASE

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import delayq
 from delayq import Backoff, Offer, Reject, RetryAfter
-from delayq._redis.keys import ReliableKeys
-from delayq.acl import acl_rules
+from delayq._reliable.keys import ReliableKeys
+from delayq.admin.acl import acl_rules
 from delayq.integrations.prometheus import Metrics, serve
 from tests.integration.reliable_fixtures import LEASE
 from tests.servers import free_port
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from delayq import Client, DelayedQueue, ReliableQueue
-    from delayq.acl import Role
+    from delayq.admin.acl import Role
     from tests.servers import PrivateServer
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis.reliable_scripts import OCCUR, RECUR, SCHEDULE
-from delayq._timing import cron_moments
+from delayq._reliable.scripts import OCCUR, RECUR, SCHEDULE
+from delayq._reliable.timing import cron_moments
 from delayq.testing import Clock, advance
 from tests.integration.test_faults import Faults
 from tests.waiting import until
@@ -261,7 +261,7 @@ async def main():
             async def never(self, taken):
                 print("claimed", flush=True)
                 await asyncio.sleep(3600)
-            delayq._scheduling.recurrence.Recurrence.begin = never
+            delayq._reliable.recurrence.Recurrence.begin = never
         async for message in jobs:
             print("claimed", flush=True)
             await asyncio.sleep(3600)
@@ -586,7 +586,7 @@ async def test_calls_that_fail_are_made_again(jobs: ReliableQueue[Any], faults: 
 async def test_without_an_answer_the_message_is_handled_and_the_look_mends_the_rest(
     jobs: ReliableQueue[Any], faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.0)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.0)
     await jobs.schedule("tick", every=60, value="tick")
     await advance(jobs, 60)
     faults.plan = lambda name, n: "unsent" if name == OCCUR.name else None

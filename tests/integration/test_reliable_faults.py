@@ -14,8 +14,8 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Offer
-from delayq._redis.reliable_scripts import ACK, CLAIM, OFFER, RELEASE
-from delayq._redis.scripts import RESYNC
+from delayq._engine.scripts import RESYNC
+from delayq._reliable.scripts import ACK, CLAIM, OFFER, RELEASE
 from tests.integration.reliable_fixtures import LEASE, faults, jobs, raw, store
 from tests.integration.reliable_store import HOUR, Store, Stored, hours
 from tests.links import Links
@@ -38,7 +38,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.05)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
 
 
 def meaning(stored: Stored) -> dict[str, Any]:

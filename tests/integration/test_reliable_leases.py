@@ -15,7 +15,7 @@ import pytest
 
 import delayq
 from delayq import Backoff, Offer
-from delayq._redis.reliable_scripts import ACK, EXTEND
+from delayq._reliable.scripts import ACK, EXTEND
 from tests.integration.reliable_fixtures import LEASE, faults, jobs, raw, store, take
 from tests.integration.reliable_store import HOUR, Store, hours
 from tests.waiting import until
@@ -399,7 +399,7 @@ async def test_a_handler_whose_ack_was_not_carried_out_keeps_its_lease(
     (message,) = await jobs.claim()
     async with message:
         with pytest.MonkeyPatch.context() as patience:
-            patience.setattr("delayq._redis.server.RETRY_FOR", 0.05)
+            patience.setattr("delayq._redis.client.RETRY_FOR", 0.05)
             faults.plan = lambda name, _n: "unsent" if name == ACK.name else None
             with pytest.raises(delayq.ServerUnavailable):
                 await message.ack()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
     from delayq import Message, ReliableQueue
-    from delayq._scheduling.suspects import Suspects
+    from delayq._engine.suspects import Suspects
     from tests.servers import PrivateServer
 
 LEASE = 4
@@ -231,7 +231,7 @@ class ReliableMachine(RuleBasedStateMachine):
     runner: asyncio.Runner
     queues: dict[str, ReliableQueue[int]]
     stores: dict[str, Store]
-    suspects: Suspects
+    suspects: Suspects[Any]
     raw: Any
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:

@@ -10,8 +10,8 @@ import pytest
 
 import delayq
 from delayq import Offer
-from delayq._redis.reliable_scripts import CLAIM, GET, LEASED, LIST, PURGE
-from delayq._settings import Settings
+from delayq._reliable.scripts import CLAIM, GET, LEASED, LIST, PURGE
+from delayq._reliable.settings import Settings
 from tests.integration.reliable_fixtures import LEASE, jobs, raw, store
 
 if TYPE_CHECKING:

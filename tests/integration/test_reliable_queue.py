@@ -81,7 +81,7 @@ async def test_an_id_that_another_process_has_made_up_as_well_is_made_anew(
     jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = iter(["a", "b", "b", "a", "c", "d"])
-    monkeypatch.setattr("delayq._offering.new_id", lambda: next(made))
+    monkeypatch.setattr("delayq._reliable.offering.new_id", lambda: next(made))
     assert [await jobs.offer(1), await jobs.offer(2)] == ["a", "b"]
     assert await jobs.offer_many([Offer(3), Offer(4), Offer(5, id="e")]) == ["c", "d", "e"]
     assert sorted([message.value for message in await jobs.claim(10)]) == [1, 2, 3, 4, 5]

@@ -14,8 +14,8 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Offer
-from delayq._redis.reliable_scripts import PURGE
 from delayq._redis.rights import Rights
+from delayq._reliable.scripts import PURGE
 from tests.integration.reliable_fixtures import LEASE, raw
 from tests.waiting import until
 

@@ -9,34 +9,35 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis import reliable_scripts as reliable
-from delayq._redis import scripts as delayed
+from delayq._delayed import scripts as delayed
+from delayq._engine.scripts import RESYNC
 from delayq._redis.rights import commands, tried
+from delayq._reliable import scripts as reliable
 from tests.integration.rights_cases import CASES, Prepared, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
+    from delayq._redis.client import RedisClient
     from delayq._redis.scripts import Script
-    from delayq._redis.server import Server
     from tests.servers import PrivateServer
 
 USER, PASSWORD = "limited", "its-password"
 # Commands that the caller of a script sends in addition.
 BESIDES = {"UNLINK", "EVAL", "EVALSHA"}
-ONLY_LOOK = {delayed.RESYNC, reliable.GET, reliable.LIST, reliable.LEASED, reliable.STATS}
+ONLY_LOOK = {RESYNC, reliable.GET, reliable.LIST, reliable.LEASED, reliable.STATS}
 # A consumer has the rights that a transfer needs, or it would have nothing to give back.
 TAKEN = {"delayed/nack", "delayed/release", "delayed/give_back", "delayed/set_aside"}
 
 
 def test_every_script_has_a_case() -> None:
-    assert {script.name for script, _, _ in CASES} == {script.name for script in (*delayed.ALL, *reliable.ALL)}
+    assert {script.name for script, _, _ in CASES} == {script.name for script in (RESYNC, *delayed.ALL, *reliable.ALL)}
 
 
 class Bench:
     """Calls one script again and again on the same data, as a user whose rights vary."""
 
-    def __init__(self, raw: Any, server: Server, script: Script) -> None:
+    def __init__(self, raw: Any, server: RedisClient, script: Script) -> None:
         self.raw = raw
         self._server = server
         self._script = script

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 import delayq
-from delayq._redis.keys import DelayedKeys
+from delayq._delayed.keys import DelayedKeys
 from tests.integration.foreign import store
 from tests.waiting import until
 
@@ -213,7 +213,7 @@ async def test_a_server_that_is_killed_and_restarted_loses_nothing_it_kept(own_s
 async def test_a_server_that_stalls_for_longer_than_a_call_may_take_loses_nothing(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.wire.ANSWER_WITHIN", 0.3)
+    monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 0.3)
     log = Log()
     async with delayq.connect(own_server.url, resync_interval=0.2) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
@@ -314,7 +314,7 @@ async def test_five_thousand_messages_reach_three_consumer_processes_once_each_a
 
 
 async def test_the_re_check_of_many_queues_is_one_round_trip(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._scheduling.scheduler._AT_A_TIME", 20)
+    monkeypatch.setattr("delayq._engine.scheduler._AT_A_TIME", 20)
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queues = [client.delayed_queue(f"orders {n}") for n in range(100)]
         await queues[70].offer(70, 3600)

@@ -17,7 +17,8 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import codecs
-from delayq._redis.keys import DelayedKeys, ReliableKeys
+from delayq._delayed.keys import DelayedKeys
+from delayq._reliable.keys import ReliableKeys
 from delayq.codecs import codec_for
 from tests.conftest import FOUND
 from tests.servers import PrivateServer, free_port
@@ -316,7 +317,7 @@ async def test_nobody_who_is_not_let_in_tells_the_password(server: PrivateServer
 
 @pytest.fixture
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.1)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
 
 
 @pytest.mark.usefixtures("_no_patience")

@@ -98,7 +98,7 @@ def small() -> Iterator[Watched]:
 
 
 async def test_a_service_that_no_sentinel_knows_is_named(small: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
     with pytest.raises(delayq.ServerUnavailable, match="knows no service 'market'"):
         async with delayq.connect(small.url.replace("/shop", "/market")):
             pass
@@ -116,7 +116,7 @@ async def test_sentinels_that_are_dead_or_hang_are_passed_over(small: Watched) -
 
 
 async def test_where_no_sentinel_answers_that_is_said_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.2)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
     with pytest.raises(delayq.ServerUnavailable, match=r"127\.0\.0\.1:1 ") as caught:
         async with delayq.connect("redis+sentinel://me:secret@127.0.0.1:1,127.0.0.1:2/shop?sentinel_password=hidden"):
             pass

@@ -27,7 +27,7 @@ async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
 ) -> None:
     for module in ("wire", "server"):
         monkeypatch.setattr(f"delayq._redis.{module}.ANSWER_WITHIN", DEADLINE)
-    monkeypatch.setattr("delayq._scheduling.taker.ANSWER_WITHIN", DEADLINE)
+    monkeypatch.setattr("delayq._engine.waiters.ANSWER_WITHIN", DEADLINE)
     payloads = [b"%06d" % n + b"x" * (SIZE - 6) for n in range(COUNT)]
     got: list[bytes] = []
 

@@ -15,10 +15,10 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq import embedded
-from delayq._redis.keys import DelayedKeys
-from delayq._redis.records import pack
-from delayq.embedded import EmbeddedServer
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.records import pack
+from delayq._embedded import server as embedded
+from delayq._embedded.server import EmbeddedServer
 from delayq.testing import Clock, advance, running, settled, time_travel
 from tests.waiting import until
 

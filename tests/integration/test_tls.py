@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._redis.connections import Connections
+from delayq._redis.pool import ConnectionPool
 from tests.conftest import FOUND, MISSING
 from tests.servers import PrivateServer, free_port
 from tests.tls import OPENSSL, Authority
@@ -47,13 +47,13 @@ class Tries:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        opened_anew: Any = Connections._opened_anew
+        opened_anew: Any = ConnectionPool._opened_anew
 
-        async def counted(connections: Connections) -> Any:
+        async def counted(connections: ConnectionPool) -> Any:
             self.count += 1
             return await opened_anew(connections)
 
-        monkeypatch.setattr(Connections, "_opened_anew", counted)
+        monkeypatch.setattr(ConnectionPool, "_opened_anew", counted)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ class TestTLS:
 
 @pytest.fixture
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.1)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey"])

@@ -12,7 +12,7 @@ import pytest
 
 import delayq
 from delayq import Offer
-from delayq._redis.reliable_scripts import ACK
+from delayq._reliable.scripts import ACK
 from tests.integration.reliable_fixtures import LEASE, faults, jobs, raw, store
 from tests.waiting import until
 
@@ -255,7 +255,7 @@ async def test_where_all_goes_well_nothing_is_logged(jobs: ReliableQueue[int], c
 async def test_acks_that_fail_are_logged_and_their_messages_come_again(
     client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.05)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
     # Long enough for a busy machine to handle all messages, yet short enough to wait for.
     queue = client.reliable_queue("jobs", lease=3.0)
     await fill(queue, 30)
@@ -347,7 +347,7 @@ async def test_closing_the_queue_sends_what_was_acknowledged(client: Client, job
 async def test_a_server_that_does_not_answer_holds_up_the_loop_before_memory_fills(
     server: PrivateServer, jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._scheduling.settling._MOST_UNANSWERED", 20)
+    monkeypatch.setattr("delayq._reliable.acks._MOST_UNANSWERED", 20)
     await fill(jobs)
     # Batches have to grow first.
     most = handled = 0

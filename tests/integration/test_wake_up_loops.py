@@ -76,7 +76,7 @@ async def offer_over_dead_connections(queue: DelayedQueue[str], connections: int
 async def test_a_provider_of_passwords_that_raises_ends_nothing_and_callers_see_an_error_of_ours(
     own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.3)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.3)
     await raw.acl_setuser("app", enabled=True, passwords=["+secret"], keys=["*"], channels=["*"], commands=["+@all"])
     tokens = Tokens()
     async with (
@@ -130,7 +130,7 @@ async def test_nonsense_on_a_channel_silences_nothing(own_server: PrivateServer,
 async def test_a_forbidden_channel_silences_no_other_and_is_named_with_the_cure(
     own_server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._scheduling.subscriber._REFUSED_FOR", 0.3)
+    monkeypatch.setattr("delayq._engine.subscriber._REFUSED_FOR", 0.3)
     allowed = [f"queue{n}" for n in range(300)]
     await raw.execute_command(
         "ACL", "SETUSER", "app", "on", "nopass", "~*", "+@all", "resetchannels",

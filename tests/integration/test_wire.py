@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq._redis import wire as wire_module
-from delayq._redis.connections import Connections
-from delayq._redis.wire import NotSent, ReplyError, Wire
+from delayq._redis import connection as wire_module
+from delayq._redis.connection import Connection, NotSent, ReplyError
+from delayq._redis.pool import ConnectionPool
 from tests.servers import one_server
 from tests.waiting import until
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def wire(server: PrivateServer) -> AsyncIterator[Wire]:
-    connections = Connections(one_server(server.url), 1)
+async def wire(server: PrivateServer) -> AsyncIterator[Connection]:
+    connections = ConnectionPool(one_server(server.url), 1)
     yield await connections.open_own()
     await connections.aclose()
 
@@ -54,9 +54,9 @@ async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
 
 
 @pytest.fixture
-async def to_peer(peer: Peer, tmp_path: Path) -> AsyncIterator[Wire]:
+async def to_peer(peer: Peer, tmp_path: Path) -> AsyncIterator[Connection]:
     """Open a wire whose other end the test controls. Its handshake needs one answer: to CLIENT SETNAME."""
-    connections = Connections(one_server(f"unix://{tmp_path / 's'}"), 1)
+    connections = ConnectionPool(one_server(f"unix://{tmp_path / 's'}"), 1)
     opening = asyncio.create_task(connections.open_own())
     answered = 0
 
@@ -74,12 +74,12 @@ async def to_peer(peer: Peer, tmp_path: Path) -> AsyncIterator[Wire]:
     await connections.aclose()
 
 
-async def test_answers_come_in_the_order_of_the_questions(wire: Wire) -> None:
+async def test_answers_come_in_the_order_of_the_questions(wire: Connection) -> None:
     answers = await asyncio.gather(*(wire.ask("ECHO", f"{n}") for n in range(100)))
     assert answers == [b"%d" % n for n in range(100)]
 
 
-async def test_an_error_reaches_the_one_who_asked(wire: Wire) -> None:
+async def test_an_error_reaches_the_one_who_asked(wire: Connection) -> None:
     good, bad, after = wire.ask("PING"), wire.ask("NONSENSE"), wire.ask("PING")
     assert await good == b"PONG"
     with pytest.raises(ReplyError, match=r"^unknown command"):
@@ -87,20 +87,20 @@ async def test_an_error_reaches_the_one_who_asked(wire: Wire) -> None:
     assert await after == b"PONG"
 
 
-async def test_what_interests_nobody_is_dropped_when_it_comes(wire: Wire) -> None:
+async def test_what_interests_nobody_is_dropped_when_it_comes(wire: Connection) -> None:
     wire.tell("ECHO", "nobody")
     wire.tell("NONSENSE")
     assert await wire.ask("ECHO", "somebody") == b"somebody"
     assert wire.is_clean
 
 
-async def test_a_question_may_be_given_up(wire: Wire) -> None:
+async def test_a_question_may_be_given_up(wire: Connection) -> None:
     first, second = wire.ask("ECHO", "first"), wire.ask("ECHO", "second")
     first.cancel()
     assert await second == b"second"
 
 
-async def test_what_nobody_has_asked_for_is_kept_for_whoever_reads(wire: Wire) -> None:
+async def test_what_nobody_has_asked_for_is_kept_for_whoever_reads(wire: Connection) -> None:
     wire.write("SUBSCRIBE", "channel")
     assert await wire.read() == [b"subscribe", b"channel", 1]
     wire.write("SUBSCRIBE", "another")
@@ -108,12 +108,12 @@ async def test_what_nobody_has_asked_for_is_kept_for_whoever_reads(wire: Wire) -
     assert await wire.read() == [b"subscribe", b"another", 2]
 
 
-async def test_a_large_command_and_a_large_answer_pass(wire: Wire) -> None:
+async def test_a_large_command_and_a_large_answer_pass(wire: Connection) -> None:
     text = b"x" * 20_000_000
     assert await wire.ask("ECHO", text) == text
 
 
-async def test_an_answer_may_come_in_pieces(peer: Peer, to_peer: Wire) -> None:
+async def test_an_answer_may_come_in_pieces(peer: Peer, to_peer: Connection) -> None:
     first, second = to_peer.ask("GET", "a"), to_peer.ask("GET", "b")
     for byte in b"$3\r\none\r\n$3\r\nt":
         peer.say(bytes([byte]))
@@ -124,7 +124,7 @@ async def test_an_answer_may_come_in_pieces(peer: Peer, to_peer: Wire) -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "reset", "nonsense", "by us"])
-async def test_when_it_breaks_whoever_waits_is_told_and_nothing_more_is_sent(peer: Peer, to_peer: Wire, how: str) -> None:
+async def test_when_it_breaks_whoever_waits_is_told_and_nothing_more_is_sent(peer: Peer, to_peer: Connection, how: str) -> None:
     waiting, given_up = to_peer.ask("GET", "a"), to_peer.ask("GET", "b")
     given_up.cancel()
     await until(lambda: b"GET" in peer.heard)
@@ -146,7 +146,7 @@ async def test_when_it_breaks_whoever_waits_is_told_and_nothing_more_is_sent(pee
         await to_peer.read()
 
 
-async def test_a_reader_is_told_when_it_breaks(peer: Peer, to_peer: Wire) -> None:
+async def test_a_reader_is_told_when_it_breaks(peer: Peer, to_peer: Connection) -> None:
     reading = asyncio.create_task(to_peer.read())
     await asyncio.sleep(0)
     peer.writer.close()
@@ -154,7 +154,7 @@ async def test_a_reader_is_told_when_it_breaks(peer: Peer, to_peer: Wire) -> Non
         await asyncio.wait_for(reading, 10)
 
 
-async def test_an_answer_that_takes_too_long_ends_it(peer: Peer, to_peer: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_takes_too_long_ends_it(peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.2)
     first = to_peer.ask("GET", "a")
     await asyncio.sleep(0.15)
@@ -169,7 +169,7 @@ async def test_an_answer_that_takes_too_long_ends_it(peer: Peer, to_peer: Wire, 
     assert not to_peer.is_open
 
 
-async def test_a_reader_may_wait_for_ever(peer: Peer, to_peer: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_may_wait_for_ever(peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.02)
     reading = asyncio.create_task(to_peer.read())
     await asyncio.sleep(0.1)
@@ -177,14 +177,14 @@ async def test_a_reader_may_wait_for_ever(peer: Peer, to_peer: Wire, monkeypatch
     assert await asyncio.wait_for(reading, 10) == b"at last"
 
 
-async def test_what_was_told_arrives_although_the_wire_is_closed_at_once(wire: Wire, server: PrivateServer) -> None:
+async def test_what_was_told_arrives_although_the_wire_is_closed_at_once(wire: Connection, server: PrivateServer) -> None:
     wire.tell("SET", "told", "x" * 5_000_000)
     wire.close()
     await until(lambda: server.call("STRLEN", "told") == b":5000000")
     server.call("DEL", "told")
 
 
-async def test_what_is_not_taken_yet_can_be_waited_for(wire: Wire) -> None:
+async def test_what_is_not_taken_yet_can_be_waited_for(wire: Connection) -> None:
     answer = wire.ask("ECHO", b"x" * 10_000_000)
     await wire.drain()
     assert len(await answer) == 10_000_000

@@ -18,7 +18,7 @@ import pytest
 import delayq
 from delayq import Client, Worker
 from delayq._redis import hand_back
-from delayq._redis.keys import ReliableKeys
+from delayq._reliable.keys import ReliableKeys
 from delayq.worker._handling import Handling
 from delayq.worker._threads import Threads
 from tests.integration.reliable_fixtures import LEASE
@@ -101,7 +101,7 @@ async def test_what_was_claimed_ahead_is_handed_back_uncounted(
         await asyncio.sleep(0.1)
         await hand_back.send(server, calls)
 
-    monkeypatch.setattr("delayq._scheduling.taker.send", slowly)
+    monkeypatch.setattr("delayq._engine.waiters.send", slowly)
     worker = Worker(client, concurrency=1, shutdown_timeout=5)
     stopped_at: list[int] = []
     handled: list[int] = []
@@ -548,7 +548,7 @@ async def test_a_client_that_closes_under_it_ends_the_run(server: PrivateServer)
 
 
 async def test_a_server_that_is_not_there_at_the_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.1)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
     worker = Worker("redis://127.0.0.1:1/0")
     on_jobs(worker)(Gate())
     with pytest.raises(delayq.ServerUnavailable):

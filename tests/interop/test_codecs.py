@@ -13,17 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from delayq.codecs import (
-    JavaBigInteger,
-    JavaByte,
-    JavaChar,
-    JavaFloat,
-    JavaList,
-    JavaLong,
-    JavaMap,
-    JavaShort,
-    JsonJacksonCodec,
-)
+from delayq.codecs import JavaBigInteger, JavaByte, JavaChar, JavaFloat, JavaList, JavaLong, JavaMap, JavaShort, JsonJacksonCodec
 from tests.interop import report
 from tests.interop.redisson import NEWEST_3, NEWEST_4, OLD, Release, build, missing_tools
 from tests.vectors import CODECS, DATA, check, parse

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import delayq
-from delayq.acl import acl_rules
+from delayq.admin.acl import acl_rules
 from tests.interop import report
 from tests.interop.pairs import TEXT
 from tests.interop.settings import with_newest

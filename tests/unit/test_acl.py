@@ -10,17 +10,19 @@ import pytest
 from hypothesis import assume, given
 
 from delayq import BadInput, BadName
-from delayq._redis import reliable_scripts as reliable
-from delayq._redis import scripts as delayed
-from delayq._redis.keys import RESERVED, DelayedKeys, ReliableKeys
+from delayq._delayed import scripts as delayed
+from delayq._delayed.keys import RESERVED, DelayedKeys
+from delayq._engine.scripts import RESYNC
 from delayq._redis.rights import commands, tried
-from delayq.acl import DELAYED, RELIABLE, ROLES, acl_rules
+from delayq._reliable import scripts as reliable
+from delayq._reliable.keys import ReliableKeys
+from delayq.admin.acl import DELAYED, RELIABLE, ROLES, acl_rules
 from tests.names import every_key, names
 
 if TYPE_CHECKING:
-    from delayq.acl import Role
+    from delayq.admin.acl import Role
 
-ALL = (*delayed.ALL, *reliable.ALL)
+ALL = (RESYNC, *delayed.ALL, *reliable.ALL)
 kinds_and_roles = pytest.mark.parametrize(("kind", "role"), [(kind, role) for kind in ("delayed", "reliable") for role in ROLES])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayq.acl import acl_rules
+from delayq.admin.acl import acl_rules
 from delayq.cli.app import run
 
 

@@ -8,8 +8,8 @@ import pytest
 from redis.asyncio import Connection, Redis, RedisCluster, Sentinel, SSLConnection, UnixDomainSocketConnection
 
 import delayq
-import delayq._redis.address
-from delayq._redis.address import Address, ClusterAddress, SentinelAddress, from_client, from_url, redacted
+import delayq._redis.url
+from delayq._redis.url import Address, ClusterAddress, SentinelAddress, from_client, from_url, redacted
 from tests.servers import one_server
 
 
@@ -144,7 +144,7 @@ def test_a_server_behind_sentinels_is_named_by_them_its_service_and_its_database
 @pytest.mark.parametrize("scheme", ["rediss+cluster://a,b", "valkeys+cluster://a,b", "rediss+sentinel://a,b/s"])
 def test_many_servers_may_be_reached_by_tls(scheme: str) -> None:
     address = from_url(scheme)
-    assert not isinstance(address, delayq._redis.address.Address)
+    assert not isinstance(address, delayq._redis.url.Address)
     servers = address.seeds if isinstance(address, ClusterAddress) else (address.server, *address.sentinels)
     assert {server.connection_class for server in servers} == {SSLConnection}
 
@@ -229,7 +229,7 @@ def test_without_an_address_the_environment_decides(monkeypatch: pytest.MonkeyPa
     with pytest.raises(delayq.ConfigurationError, match="nonsense"):
         delayq.connect()
     monkeypatch.delenv("DELAYQ_URL")
-    monkeypatch.setattr("delayq.embedded.available", lambda: False)
+    monkeypatch.setattr("delayq._embedded.server.available", lambda: False)
     with pytest.raises(delayq.ConfigurationError, match=r"DELAYQ_URL.*delayq\[embedded\]"):
         delayq.connect()
 

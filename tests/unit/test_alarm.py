@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq import HashedWheelTimer, alarm
-from delayq.alarm import LoopAlarm, TimerfdAlarm, new_alarm
+from delayq import HashedWheelTimer
+from delayq._timer import wakeup as alarm
+from delayq._timer.wakeup import LoopWakeup, TimerfdWakeup, new_wakeup
 from delayq.testing import ManualLoop
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ class Owner:
 OWNER = Owner()
 
 
-def by_loop(_owner: object = OWNER) -> LoopAlarm:
-    return LoopAlarm(asyncio.get_running_loop(), contextvars.copy_context())
+def by_loop(_owner: object = OWNER) -> LoopWakeup:
+    return LoopWakeup(asyncio.get_running_loop(), contextvars.copy_context())
 
 
-def by_timerfd(owner: object = OWNER) -> TimerfdAlarm:
-    return TimerfdAlarm(asyncio.get_running_loop(), contextvars.copy_context(), owner)
+def by_timerfd(owner: object = OWNER) -> TimerfdWakeup:
+    return TimerfdWakeup(asyncio.get_running_loop(), contextvars.copy_context(), owner)
 
 
 KINDS = [pytest.param(by_loop, id="loop"), pytest.param(by_timerfd, id="timerfd", marks=needs_timerfd)]
@@ -134,7 +135,7 @@ class TestTimerfd:
         context = contextvars.copy_context()
         context.run(variable.set, "given")
         seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        made = TimerfdAlarm(asyncio.get_running_loop(), context, OWNER)
+        made = TimerfdWakeup(asyncio.get_running_loop(), context, OWNER)
         variable.set("of whoever sets it")
         made.set(0, lambda: seen.set_result(variable.get()))
         assert await asyncio.wait_for(seen, 10) == "given"
@@ -211,11 +212,11 @@ class TestFallingBack:
             raise NotImplementedError
 
         monkeypatch.setattr(loop, "add_reader", none)
-        assert new_alarm(loop, contextvars.copy_context(), OWNER).kind == "loop"
+        assert new_wakeup(loop, contextvars.copy_context(), OWNER).kind == "loop"
         assert descriptors() == before
 
     def test_with_a_loop_or_a_clock_of_a_test(self) -> None:
-        assert new_alarm(ManualLoop(), contextvars.copy_context(), OWNER).kind == "loop"
+        assert new_wakeup(ManualLoop(), contextvars.copy_context(), OWNER).kind == "loop"
 
         async def use() -> None:
             timer = HashedWheelTimer(clock=lambda: time.monotonic() + 1000)

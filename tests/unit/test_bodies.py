@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayq._redis.bodies import content, parse, parse_letter
+from delayq._reliable.bodies import content, parse, parse_letter
 
 HEADERS = st.dictionaries(st.text(), st.text(), max_size=4)
 

@@ -183,11 +183,11 @@ before = {name for name in sys.modules if name.startswith("delayq.codecs.")}
 assert before == {f"delayq.codecs.{name}" for name in ("_dataclasses", "_reasons", "json", "protocol", "string", "typed")}, before
 assert set(delayq.codecs.__all__) <= set(dir(delayq.codecs))
 from delayq.codecs import Kryo5Codec
-assert "delayq.codecs.kryo" in sys.modules and "delayq.codecs.jackson" not in sys.modules
+assert "delayq.codecs.java.kryo" in sys.modules and "delayq.codecs.java.jackson" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_the_modules_are_where_their_names_say() -> None:
-    for name in ("jackson", "java", "json", "kryo", "protocol", "string", "typed"):
+    for name in ("java", "java.jackson", "java.kryo", "java.types", "json", "protocol", "string", "typed"):
         assert importlib.import_module(f"delayq.codecs.{name}").__doc__

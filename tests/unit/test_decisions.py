@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from delayq._engine.last_timeout import Armed, LastTimeout, gives_way
+from delayq._engine.prefetch import MOST, next_batch
+from delayq._engine.server_clock import ServerClock
+from delayq._engine.waiters import shares
 from delayq._redis.retry import retry_delay
-from delayq._scheduling.last_timeout import Armed, LastTimeout, gives_way
-from delayq._scheduling.prefetch import MOST, next_batch
-from delayq._scheduling.server_clock import ServerClock
-from delayq._scheduling.taker import shares
+from delayq._timer.timer import HashedWheelTimer
 from delayq.testing import ManualLoop
-from delayq.timer import HashedWheelTimer
 
 
 class TestShares:

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from delayq import BadName, diagnosis
-from delayq._redis.keys import QUEUE_KEYS, DelayedKeys, ReliableKeys, queue_of
+from delayq import BadName
+from delayq._delayed.keys import DelayedKeys
+from delayq._reliable.keys import ReliableKeys
+from delayq.admin import doctor as diagnosis
+from delayq.admin.catalog import QUEUE_KEYS, queue_of
 from delayq.cli.app import app
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import duration, instant

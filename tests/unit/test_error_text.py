@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from delayq._error_text import describe, pack_error, unpack_error
+from delayq._reliable.error_text import describe, pack_error, unpack_error
 
 
 class UniqueViolation(Exception):

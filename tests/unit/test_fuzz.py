@@ -17,13 +17,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delayq import ConfigurationError, DecodeError, codecs
-from delayq._redis.address import Address, from_url, redacted
-from delayq._redis.bodies import parse, parse_letter
-from delayq._redis.records import payload_of
-from delayq._scheduling import turns
-from delayq._scheduling.recurrence import Unreadable, is_occurrence
+from delayq._delayed.records import payload_of
+from delayq._engine import stagger as turns
+from delayq._redis.url import Address, from_url, redacted
+from delayq._reliable.bodies import parse, parse_letter
+from delayq._reliable.recurrence import Unreadable, is_occurrence
+from delayq._reliable.schedules import to_schedule
 from delayq.codecs import codec_for
-from delayq.recurring import to_schedule
 
 DEEP = 200_000
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from delayq._background import Background
-from delayq._redis.group_commit import GroupCommit, Request
-from delayq._redis.scripts import Script
+from delayq._engine.batcher import Batcher
+from delayq._redis.scripts import Request, Script
 from delayq.errors import Closed, OutcomeUnknown, ServerRefused, ServerUnavailable
 from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from delayq._redis.server import Server
+    from delayq._redis.client import RedisClient
 
 
 SCRIPT = Script("delayed/offer", (), (), repeatable=False)
@@ -61,9 +61,9 @@ class Store:
             raise error
         return [item * 100 for item in items]
 
-    def group(self, background: Background, *, final: bool = False) -> GroupCommit[int, int]:
-        return GroupCommit(
-            cast("Server", self),
+    def group(self, background: Background, *, final: bool = False) -> Batcher[int, int]:
+        return Batcher(
+            cast("RedisClient", self),
             background,
             request=lambda items, lane: Request(SCRIPT, (f"lane {lane}",), list(items)),
             repeat=self.repeat,
@@ -83,7 +83,7 @@ async def store() -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def group(store: Store) -> AsyncIterator[GroupCommit[int, int]]:
+async def group(store: Store) -> AsyncIterator[Batcher[int, int]]:
     background = Background()
     yield store.group(background)
     await background.aclose()
@@ -94,7 +94,7 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(store: Store, group: GroupCommit[int, int]) -> None:
+async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(store: Store, group: Batcher[int, int]) -> None:
     first = group.submit(1, 1)
     assert store.batches == [[1]]
     later = [group.submit(i, 1) for i in (2, 3)]
@@ -107,7 +107,7 @@ async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(store: Stor
     assert store.batches == [[1], [2, 3]]
 
 
-async def test_batches_are_bounded_in_items_and_bytes(store: Store, group: GroupCommit[int, int]) -> None:
+async def test_batches_are_bounded_in_items_and_bytes(store: Store, group: Batcher[int, int]) -> None:
     for _ in range(5):
         store.answer.put_nowait(None)
     futures = group.submit_many(enumerate((1, 1, 1, 1, 99, 500, 1)))
@@ -130,7 +130,7 @@ async def test_a_final_item_leaves_though_its_caller_is_cancelled_and_others_do_
     await background.aclose()
 
 
-async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store, group: GroupCommit[int, int]) -> None:
+async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store, group: Batcher[int, int]) -> None:
     failing = group.submit_many((i, 1) for i in range(3))
     fine = group.submit(9, 1)
     # Answer the failing batch, then the next one.
@@ -143,7 +143,7 @@ async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store, grou
     assert store.repeated == [], "what was refused is not asked for again"
 
 
-async def test_what_fails_is_repeated_and_the_next_ones_wait_for_that(store: Store, group: GroupCommit[int, int]) -> None:
+async def test_what_fails_is_repeated_and_the_next_ones_wait_for_that(store: Store, group: Batcher[int, int]) -> None:
     first = group.submit(1, 1)
     later = group.submit(2, 1)
     store.answer.put_nowait(ServerUnavailable("restarting"))
@@ -155,7 +155,7 @@ async def test_what_fails_is_repeated_and_the_next_ones_wait_for_that(store: Sto
     assert await later == 20
 
 
-async def test_whoever_repeats_knows_whether_it_may_have_been_carried_out(store: Store, group: GroupCommit[int, int]) -> None:
+async def test_whoever_repeats_knows_whether_it_may_have_been_carried_out(store: Store, group: Batcher[int, int]) -> None:
     lost = OutcomeUnknown("the line broke")
     first = group.submit(1, 1)
     store.answer.put_nowait(lost)
@@ -165,7 +165,7 @@ async def test_whoever_repeats_knows_whether_it_may_have_been_carried_out(store:
         await first
 
 
-async def test_where_nothing_can_be_sent_at_once_a_task_waits_for_it(store: Store, group: GroupCommit[int, int]) -> None:
+async def test_where_nothing_can_be_sent_at_once_a_task_waits_for_it(store: Store, group: Batcher[int, int]) -> None:
     store.busy = True
     first = group.submit(1, 1)
     store.answer.put_nowait(None)
@@ -186,7 +186,7 @@ async def test_an_answer_that_makes_no_sense_is_an_error_and_the_next_one_is_fin
     await background.aclose()
 
 
-async def test_a_caller_who_leaves_in_time_takes_the_item_back(store: Store, group: GroupCommit[int, int]) -> None:
+async def test_a_caller_who_leaves_in_time_takes_the_item_back(store: Store, group: Batcher[int, int]) -> None:
     first = group.submit(1, 1)
     await turns()
     gone, stays = group.submit(2, 1), group.submit(3, 1)
@@ -197,7 +197,7 @@ async def test_a_caller_who_leaves_in_time_takes_the_item_back(store: Store, gro
     assert store.batches == [[1], [3]]
 
 
-async def test_a_caller_who_leaves_too_late_harms_nobody(store: Store, group: GroupCommit[int, int]) -> None:
+async def test_a_caller_who_leaves_too_late_harms_nobody(store: Store, group: Batcher[int, int]) -> None:
     gone, stays = group.submit_many([(1, 1), (2, 1)])
     gone.cancel()
     store.answer.put_nowait(None)
@@ -233,7 +233,7 @@ async def test_what_nobody_waits_for_leaves_together_and_what_becomes_of_it_is_t
 
 
 async def test_flushing_waits_for_what_came_before_it_and_not_for_what_comes_after(
-    store: Store, group: GroupCommit[int, int]
+    store: Store, group: Batcher[int, int]
 ) -> None:
     await group.flush()
     first = group.submit(1, 1)
@@ -275,7 +275,7 @@ async def test_where_enough_waits_a_second_call_leaves_behind_the_first_on_the_s
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     background = Background()
-    monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 2)
+    monkeypatch.setattr("delayq._engine.batcher._ENOUGH", 2)
     group = store.group(background)
     first = group.submit(1, 1)
     second = group.submit(2, 1)
@@ -295,7 +295,7 @@ async def test_where_enough_waits_a_second_call_leaves_behind_the_first_on_the_s
 
 async def test_each_lane_has_one_call_on_its_way(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     background = Background()
-    monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)
+    monkeypatch.setattr("delayq._engine.batcher._ENOUGH", 1)
     group = store.group(background)
     lanes: list[str] = []
     request = group._request
@@ -318,7 +318,7 @@ async def test_while_one_is_repeated_nothing_leaves_and_the_other_gets_its_answe
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     background = Background()
-    monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)
+    monkeypatch.setattr("delayq._engine.batcher._ENOUGH", 1)
     group = store.group(background)
     first, second = group.submit(1, 1), group.submit(2, 1)
     store.answer.put_nowait(ServerUnavailable("restarting"))
@@ -338,7 +338,7 @@ async def test_while_one_is_repeated_nothing_leaves_and_the_other_gets_its_answe
 async def test_two_that_were_not_carried_out_are_repeated_in_their_order(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """This happens if the server did not know the script. On separate connections, the second might overtake the first."""
     background = Background()
-    monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)
+    monkeypatch.setattr("delayq._engine.batcher._ENOUGH", 1)
     group = store.group(background)
     first, second = group.submit(1, 1), group.submit(2, 1)
     for _ in range(2):
@@ -356,7 +356,7 @@ async def test_two_that_were_not_carried_out_are_repeated_in_their_order(store: 
 
 async def test_closing_with_two_on_their_way_tells_both(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     background = Background()
-    monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)
+    monkeypatch.setattr("delayq._engine.batcher._ENOUGH", 1)
     group = store.group(background)
     futures = [group.submit(1, 1), group.submit(2, 1)]
     await group.aclose(0.01)
@@ -366,9 +366,9 @@ async def test_closing_with_two_on_their_way_tells_both(store: Store, monkeypatc
 
 
 async def test_whoever_comes_while_too_much_waits_is_held_up_until_there_is_room(
-    store: Store, group: GroupCommit[int, int], monkeypatch: pytest.MonkeyPatch
+    store: Store, group: Batcher[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.group_commit._MOST_WAITING", 100)
+    monkeypatch.setattr("delayq._engine.batcher._MOST_WAITING", 100)
     most = 0
 
     async def caller(item: int) -> int:
@@ -393,9 +393,9 @@ async def test_whoever_comes_while_too_much_waits_is_held_up_until_there_is_room
 
 
 async def test_closing_lets_in_whoever_is_held_up(
-    store: Store, group: GroupCommit[int, int], monkeypatch: pytest.MonkeyPatch
+    store: Store, group: Batcher[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.group_commit._MOST_WAITING", 0)
+    monkeypatch.setattr("delayq._engine.batcher._MOST_WAITING", 0)
     with suppress(Closed, OutcomeUnknown):
         first, second = group.submit(1, 1), group.submit(2, 1)
         held_up = [asyncio.create_task(group.room()) for _ in range(3)]
@@ -405,7 +405,7 @@ async def test_closing_lets_in_whoever_is_held_up(
         await asyncio.gather(first, second)
 
 
-async def test_closing_says_what_is_unsent_and_what_is_unknown(store: Store, group: GroupCommit[int, int]) -> None:
+async def test_closing_says_what_is_unsent_and_what_is_unknown(store: Store, group: Batcher[int, int]) -> None:
     unknown = group.submit(1, 1)
     await turns()
     unsent = group.submit(2, 1)
@@ -428,7 +428,7 @@ async def test_when_the_client_ends_its_tasks_whoever_waits_is_told(store: Store
         await asyncio.wait_for(waiting, 10)
 
 
-async def test_closing_waits_for_what_is_on_its_way(store: Store, group: GroupCommit[int, int]) -> None:
+async def test_closing_waits_for_what_is_on_its_way(store: Store, group: Batcher[int, int]) -> None:
     future = group.submit(1, 1)
     await turns()
     closing = asyncio.create_task(group.aclose(5))
@@ -438,7 +438,7 @@ async def test_closing_waits_for_what_is_on_its_way(store: Store, group: GroupCo
     assert await future == 10
 
 
-async def test_closing_an_idle_one_is_nothing(group: GroupCommit[int, int]) -> None:
+async def test_closing_an_idle_one_is_nothing(group: Batcher[int, int]) -> None:
     await group.aclose(5)
 
 
@@ -454,10 +454,10 @@ async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureF
 
 
 @pytest.fixture
-def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], GroupCommit[int, int]]:
+def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Batcher[int, int]]:
     """Return a factory of groups that cannot send. A call is tried for 0.4 s, as its request says, and then gives up."""
-    monkeypatch.setattr("delayq._redis.server.RETRY_FOR", 0.4)
-    monkeypatch.setattr("delayq._redis.group_commit._SPAN", 0.05)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.4)
+    monkeypatch.setattr("delayq._engine.batcher._SPAN", 0.05)
     store.busy = True
 
     async def repeat(request: Request, items: Sequence[int], _lost: OutcomeUnknown | None) -> list[int]:
@@ -468,7 +468,7 @@ def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
             raise ServerUnavailable("nobody answers")
         return [item * 100 for item in items]
 
-    def group() -> GroupCommit[int, int]:
+    def group() -> Batcher[int, int]:
         group = store.group(Background())
         group._expires, group._repeat = True, repeat
         return group
@@ -477,7 +477,7 @@ def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 
 
 async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
-    store: Store, in_an_outage: Callable[[], GroupCommit[int, int]]
+    store: Store, in_an_outage: Callable[[], Batcher[int, int]]
 ) -> None:
     group, loop = in_an_outage(), asyncio.get_running_loop()
     ended: list[float] = []
@@ -501,7 +501,7 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
 
 
 async def test_what_waits_does_not_fail_while_others_are_carried_out(
-    store: Store, in_an_outage: Callable[[], GroupCommit[int, int]]
+    store: Store, in_an_outage: Callable[[], Batcher[int, int]]
 ) -> None:
     """A slow server does not count as an outage: ten batches, each of which takes half of the time that an item may wait."""
     store.busy = False
@@ -515,9 +515,9 @@ async def test_what_waits_does_not_fail_while_others_are_carried_out(
 
 
 async def test_callers_who_are_held_up_fail_in_their_own_time_too(
-    store: Store, in_an_outage: Callable[[], GroupCommit[int, int]], monkeypatch: pytest.MonkeyPatch
+    store: Store, in_an_outage: Callable[[], Batcher[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.group_commit._MOST_WAITING", 100)
+    monkeypatch.setattr("delayq._engine.batcher._MOST_WAITING", 100)
     group, loop = in_an_outage(), asyncio.get_running_loop()
     began = loop.time()
 
@@ -533,7 +533,7 @@ async def test_callers_who_are_held_up_fail_in_their_own_time_too(
 async def test_batches_of_one_call_do_not_leave_side_by_side(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is not ready for the first batch but is for the second would store them in the wrong order."""
     background = Background()
-    monkeypatch.setattr("delayq._redis.group_commit._ENOUGH", 1)
+    monkeypatch.setattr("delayq._engine.batcher._ENOUGH", 1)
     group = store.group(background)
     futures = group.submit_many((item, 1) for item in range(6))
     assert store.batches == [[0, 1, 2]]

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from delayq import _ids
-from delayq._ids import new_id
+from delayq._reliable import ids as _ids
+from delayq._reliable.ids import new_id
 
 
 def test_they_have_twelve_characters_that_need_no_quoting() -> None:

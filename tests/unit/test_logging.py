@@ -12,7 +12,7 @@ import pytest
 
 import delayq
 from delayq._logging import about
-from delayq.hooks import Hooks, Observer, Sending
+from delayq.instrumentation import Hooks, Observer, OfferEvent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def test_only_what_is_known_is_in_a_record() -> None:
 
 
 class Broken(Observer):
-    def sending(self, sending: Sending) -> None:
+    def sending(self, sending: OfferEvent) -> None:
         raise ValueError("sending")
 
     def handling(self, queue: str, message: object) -> None:
@@ -66,7 +66,7 @@ class Broken(Observer):
 
 
 class Leaving(Observer):
-    def sending(self, sending: Sending) -> Leaving:
+    def sending(self, sending: OfferEvent) -> Leaving:
         return self
 
     def __enter__(self) -> None:
@@ -80,7 +80,7 @@ def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) 
     hooks = Hooks()
     for observer in (Broken(), Leaving()):
         hooks.add(observer)
-    with hooks.around_sending(Sending("jobs", "reliable", 1, batch=False, delay=0.0)):
+    with hooks.around_sending(OfferEvent("jobs", "reliable", 1, batch=False, delay=0.0)):
         pass
     hooks.begin_handling("jobs", None).end(None)
     hooks.tell_delivered("jobs", 0.0)
@@ -90,7 +90,7 @@ def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) 
         "handling",
         "delivered",
     ]
-    with pytest.raises(asyncio.CancelledError), hooks.around_sending(Sending("jobs", "reliable", 1, batch=False, delay=0.0)):
+    with pytest.raises(asyncio.CancelledError), hooks.around_sending(OfferEvent("jobs", "reliable", 1, batch=False, delay=0.0)):
         raise asyncio.CancelledError
 
 

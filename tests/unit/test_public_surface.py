@@ -68,8 +68,8 @@ def test_importing_delayq_loads_no_extra_and_not_yet_redis_py() -> None:
 
 
 def test_a_queue_can_be_typed() -> None:
-    assert repr(delayq.DelayedQueue[int]) == "delayq.delayed_queue.DelayedQueue[int]"
-    assert repr(delayq.Receipt[int]) == "delayq.delayed_queue.Receipt[int]"
+    assert repr(delayq.DelayedQueue[int]) == "delayq._delayed.queue.DelayedQueue[int]"
+    assert repr(delayq.Receipt[int]) == "delayq._delayed.queue.Receipt[int]"
 
 
 def test_an_offer_may_name_the_type_of_its_value() -> None:

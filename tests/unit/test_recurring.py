@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import delayq
 from delayq._durations import MICROSECOND
-from delayq._scheduling.recurrence import is_occurrence
-from delayq._timing import AHEAD, Timing, cron_moments, first_moment, timing_of, zone_of
+from delayq._reliable.recurrence import is_occurrence
+from delayq._reliable.timing import AHEAD, Timing, cron_moments, first_moment, timing_of, zone_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -311,7 +311,7 @@ def test_an_occurrence_is_known_by_its_id(name: bytes, is_one: bool) -> None:
 def test_without_the_extra_an_expression_is_refused_clearly_and_nothing_is_loaded() -> None:
     program = (
         "import sys; sys.modules['cronsim'] = None\n"
-        "import delayq\nfrom delayq._timing import timing_of\n"
+        "import delayq\nfrom delayq._reliable.timing import timing_of\n"
         "timing_of(None, 5, 'UTC').moments(0)\n"
         "try: timing_of('* * * * *', None, 'UTC').moments(0)\n"
         "except delayq.ConfigurationError as error: print(error)\n"

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq._redis import reliable_scripts as reliable
-from delayq._redis import scripts as delayed
+from delayq._delayed import scripts as delayed
+from delayq._engine.scripts import RESYNC
 from delayq._redis.rights import checked, commands, is_refusal, tried
+from delayq._reliable import scripts as reliable
 
-ALL = (*delayed.ALL, *reliable.ALL)
+if TYPE_CHECKING:
+    from delayq._redis.scripts import Script
+
+ALL = (RESYNC, *delayed.ALL, *reliable.ALL)
 WRITING = "SET DEL UNLINK PEXPIRE PUBLISH ZADD ZREM ZREMRANGEBYRANK HSET HDEL LPUSH RPUSH LPOP RPOP LSET LREM".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
-def test_a_script_that_writes_tries_all_of_its_commands_first(script: delayed.Script) -> None:
+def test_a_script_that_writes_tries_all_of_its_commands_first(script: Script) -> None:
     used = commands(script)
     if used & {*WRITING} <= {"PUBLISH", "UNLINK", "DEL"}:
         # The script only reads, or nothing follows its one write.

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.asyncio import Redis
 
-from delayq._redis import reliable_scripts, scripts
-from delayq._redis.reliable_scripts import MESSAGES
+from delayq._delayed import scripts
+from delayq._engine.scripts import RESYNC
+from delayq._reliable import scripts as reliable_scripts
+from delayq._reliable.scripts import MESSAGES
 from tests import lua
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from tests.servers import PrivateServer
 
 FOLDER = files("delayq").joinpath("lua")
-ALL = (*scripts.ALL, *reliable_scripts.ALL)
+ALL = (RESYNC, *scripts.ALL, *reliable_scripts.ALL)
 by_name = pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from delayq._timer.timer import HashedWheelTimer
 from delayq.errors import BadDelay, TimerFull, TimerStopped
 from delayq.testing import ManualClock, ManualLoop
-from delayq.timer import HashedWheelTimer
 
 if TYPE_CHECKING:
-    from delayq.wheel import Timeout
+    from delayq._timer.wheel import Timeout
 
 TICK = 0.001
 ROUNDING = 1e-9

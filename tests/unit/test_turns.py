@@ -12,25 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delayq._background import Background
-from delayq._scheduling.last_timeout import LastTimeout
-from delayq._scheduling.push import NOT_ASKED, Pushes
-from delayq._scheduling.server_clock import ServerClock
-from delayq._scheduling.services import Services
-from delayq._scheduling.turns import _ASIDE, _ASK_EVERY, LEAST, MOST, Notice, Turns, parse, signature
+from delayq._engine.context import EngineContext
+from delayq._engine.last_timeout import LastTimeout
+from delayq._engine.server_clock import ServerClock
+from delayq._engine.stagger import _ASIDE, _ASK_EVERY, LEAST, MOST, Stagger, TransferNotice, parse, signature
+from delayq._engine.wakeup import NOT_ASKED, WakeupLoop
+from delayq._timer.timer import HashedWheelTimer
 from delayq.errors import ServerUnavailable
 from delayq.testing import ManualLoop
-from delayq.timer import HashedWheelTimer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-FROM_A_CONSUMER = Notice(next_us=-1, through_us=0, client="other", wanted=True)
-FROM_A_PRODUCER = Notice(next_us=-1, through_us=0, client="other", wanted=False)
+FROM_A_CONSUMER = TransferNotice(next_us=-1, through_us=0, client="other", wanted=True)
+FROM_A_PRODUCER = TransferNotice(next_us=-1, through_us=0, client="other", wanted=False)
 
 
-def not_first(place: float = 0.5, *, after: float = 0.0) -> Turns:
+def not_first(place: float = 0.5, *, after: float = 0.0) -> Stagger:
     """Return the turns of a client that was not first: another client's notice came ``after`` seconds after the moment."""
-    turns = Turns(lambda: place)
+    turns = Stagger(lambda: place)
     turns.heard(FROM_A_CONSUMER, after, wanted=True)
     return turns
 
@@ -38,10 +38,10 @@ def not_first(place: float = 0.5, *, after: float = 0.0) -> Turns:
 def test_few_of_many_clients_wake_before_the_first_ones_notice_has_reached_them() -> None:
     """Try a thousand clients and a notice that takes 4 ms. The earliest wakes no later than it would among ten."""
     chance = random.Random(1)
-    notice = Notice(next_us=-1, through_us=0, client="first", wanted=True, listeners=1000)
+    notice = TransferNotice(next_us=-1, through_us=0, client="first", wanted=True, listeners=1000)
     staggers = []
     for _ in range(1000):
-        turns = Turns(chance.random)
+        turns = Stagger(chance.random)
         turns.heard(notice, 0.0, wanted=True)
         staggers.append(turns.stagger(wanted=True))
     earliest = min(staggers)
@@ -52,8 +52,8 @@ def test_few_of_many_clients_wake_before_the_first_ones_notice_has_reached_them(
 
 def test_a_notice_says_how_many_have_heard_the_last_one() -> None:
     told = parse(b"1 2 " + signature("abc", wanted=True, listeners=200).encode())
-    assert told == Notice(1, 2, "abc", wanted=True, listeners=200)
-    assert parse(b"1 2 abc 1") == Notice(1, 2, "abc", wanted=True), "as a client says that knows of nobody"
+    assert told == TransferNotice(1, 2, "abc", wanted=True, listeners=200)
+    assert parse(b"1 2 abc 1") == TransferNotice(1, 2, "abc", wanted=True), "as a client says that knows of nobody"
 
 
 class TestNotice:
@@ -67,7 +67,7 @@ class TestNotice:
         self, next_us: int, through_us: int, client: str, wanted: bool
     ) -> None:
         content = f"{next_us} {through_us} {signature(client, wanted=wanted)}".encode()
-        assert parse(content) == Notice(next_us, through_us, client, wanted)
+        assert parse(content) == TransferNotice(next_us, through_us, client, wanted)
 
     @pytest.mark.parametrize(
         "content",
@@ -87,7 +87,7 @@ class TestNotice:
 
 class TestTurns:
     def test_whoever_has_heard_of_nobody_wakes_at_the_due_time(self) -> None:
-        turns = Turns(lambda: 0.5)
+        turns = Stagger(lambda: 0.5)
         assert turns.stagger(wanted=True) == 0
         turns.found_nothing()
         assert turns.stagger(wanted=True) == 0
@@ -102,14 +102,14 @@ class TestTurns:
         assert turns.stagger(wanted=True) == 0
 
     def test_whoever_came_too_late_steps_back_once_it_knows_of_others(self) -> None:
-        turns = Turns(lambda: 0.5)
+        turns = Stagger(lambda: 0.5)
         turns.given(2, 0.0)
         turns.found_nothing()
         assert turns.stagger(wanted=True) > 0
 
     def test_a_place_is_kept_until_it_is_lost_or_won(self) -> None:
         chances = iter((0.25, 0.75))
-        turns = Turns(lambda: next(chances))
+        turns = Stagger(lambda: next(chances))
         for _ in range(3):
             turns.heard(FROM_A_CONSUMER, 0.0, wanted=True)
             turns.found_nothing()
@@ -128,7 +128,7 @@ class TestTurns:
         assert turns.stagger(wanted=True) == 0
 
     def test_a_producer_yields_to_a_producer(self) -> None:
-        turns = Turns(lambda: 0.5)
+        turns = Stagger(lambda: 0.5)
         turns.heard(FROM_A_PRODUCER, 0.0, wanted=False)
         assert turns.stagger(wanted=False) > 0
 
@@ -148,7 +148,7 @@ class TestTurns:
         assert turns.stagger(wanted=True) == pytest.approx(LEAST)
 
     def test_whoever_is_alone_gives_notice_once_in_a_while(self) -> None:
-        turns = Turns(lambda: 0.5)
+        turns = Stagger(lambda: 0.5)
         assert turns.gives_notice(5.0)
         turns.given(1, 5.0)
         assert not turns.gives_notice(5.0)
@@ -156,14 +156,14 @@ class TestTurns:
         assert turns.gives_notice(5.0 + _ASK_EVERY)
 
     def test_whoever_has_listeners_gives_notice_each_time_until_they_have_gone(self) -> None:
-        turns = Turns(lambda: 0.5)
+        turns = Stagger(lambda: 0.5)
         turns.given(2, 5.0)
         assert turns.gives_notice(5.0)
         turns.given(1, 5.0)
         assert not turns.gives_notice(5.0)
 
     def test_whoever_hears_another_knows_that_it_is_not_alone(self) -> None:
-        turns = Turns(lambda: 0.5)
+        turns = Stagger(lambda: 0.5)
         turns.given(1, 5.0)
         turns.heard(FROM_A_CONSUMER, 0.0, wanted=True)
         assert turns.gives_notice(5.0)
@@ -181,7 +181,7 @@ class TestTurns:
         ),
     )
     def test_whatever_happens_a_stagger_is_none_or_within_its_bounds(self, chance: float, events: list[tuple[Any, ...]]) -> None:
-        turns = Turns(lambda: chance)
+        turns = Stagger(lambda: chance)
         for kind, *facts in events:
             if kind == "won":
                 turns.won()
@@ -191,7 +191,7 @@ class TestTurns:
                 turns.given(*facts)
             else:
                 after, theirs, ours = facts
-                turns.heard(Notice(-1, 0, "other", theirs), after, wanted=ours)
+                turns.heard(TransferNotice(-1, 0, "other", theirs), after, wanted=ours)
             for wanted in (True, False):
                 stagger = turns.stagger(wanted=wanted)
                 assert stagger == 0 or LEAST <= stagger <= 2 * MOST * _ASIDE
@@ -208,15 +208,15 @@ class Desk:
         self.background = Background()
         timer = HashedWheelTimer(0.001, clock=self.time.time, loop=self.time)
         nobody: Any = None
-        services = Services(nobody, nobody, timer, self.clock, self.background, 60.0, 60.0)
+        services = EngineContext(nobody, nobody, timer, self.clock, self.background, 60.0, 60.0)
         self.wants = True
         self.calls = 0
         # The answers to the next calls. Without any, a call answers that nothing is left.
         self.answers: deque[int | Exception] = deque()
         self.finds = False
-        self.pushes = Pushes("orders", self._once, services, lambda: self.wants)
+        self.pushes = WakeupLoop("orders", self._once, services, lambda: self.wants)
         self.pushes._last_timeout = LastTimeout(timer, self.time.time, self.pushes.push)
-        self.pushes.turns = Turns(lambda: 0.5)
+        self.pushes.turns = Stagger(lambda: 0.5)
 
     @staticmethod
     def us(second: float) -> int:
@@ -236,7 +236,7 @@ class Desk:
 
     def notice(self, through: float, following: float | None, *, client: str = "other", wanted: bool = True) -> None:
         next_us = -1 if following is None else self.us(following)
-        self.pushes.noticed(Notice(next_us, self.us(through), client, wanted))
+        self.pushes.noticed(TransferNotice(next_us, self.us(through), client, wanted))
 
     async def _once(self) -> int:
         self.calls += 1
@@ -426,9 +426,9 @@ class TestPushes:
         assert await desk.at(1000) == 0
 
     async def test_the_signature_says_who_we_are_and_whether_we_want_something(self, desk: Desk) -> None:
-        assert parse(b"1 2 " + desk.pushes.signature().encode()) == Notice(1, 2, desk.pushes.client, wanted=True)
+        assert parse(b"1 2 " + desk.pushes.signature().encode()) == TransferNotice(1, 2, desk.pushes.client, wanted=True)
         desk.wants = False
-        assert cast("Notice", parse(b"1 2 " + desk.pushes.signature().encode())).wanted is False
+        assert cast("TransferNotice", parse(b"1 2 " + desk.pushes.signature().encode())).wanted is False
         desk.pushes.found(1)
         assert desk.pushes.signature() == ""
         assert desk.pushes.client != Desk().pushes.client
@@ -474,7 +474,7 @@ class Shop:
         self.desk.pushes._once = self._once
         self.dues: list[int] = []
         # Notices in the order of their publication. Answers travel on other connections.
-        self.channel: deque[Notice | int] = deque()
+        self.channel: deque[TransferNotice | int] = deque()
         self.own_offers: deque[int] = deque()
         self.answered = asyncio.Event()
 
@@ -496,7 +496,7 @@ class Shop:
         found, self.dues = len(left) < len(self.dues), left
         following = min(left, default=-1)
         if found:
-            self.channel.append(Notice(following, self.now, client, wanted=True))
+            self.channel.append(TransferNotice(following, self.now, client, wanted=True))
         return following
 
     async def _once(self) -> int:
@@ -513,7 +513,7 @@ class Shop:
     async def hear(self) -> None:
         if self.channel:
             said = self.channel.popleft()
-            if isinstance(said, Notice):
+            if isinstance(said, TransferNotice):
                 self.desk.pushes.noticed(said)
             else:
                 self.desk.pushes.announced(said)
@@ -556,9 +556,9 @@ def test_in_whatever_order_things_become_known_nothing_that_is_due_waits_for_the
 ) -> None:
     async def run() -> None:
         shop = Shop()
-        shop.desk.pushes.turns = Turns(lambda: chance)
+        shop.desk.pushes.turns = Stagger(lambda: chance)
         if not first:
-            shop.desk.pushes.turns.heard(Notice(-1, 0, "other", wanted=True), 0, wanted=True)
+            shop.desk.pushes.turns.heard(TransferNotice(-1, 0, "other", wanted=True), 0, wanted=True)
         for what, *facts in happens:
             if what == "offer":
                 shop.offer(facts[0], ours=facts[1])

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from delayq._timer.wheel import Timeout, Wheel
 from delayq.errors import BadDelay, DelayqError
-from delayq.wheel import Timeout, Wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from delayq.wheel import Timeout, Wheel
+from delayq._timer.wheel import Timeout, Wheel
 
 # Seconds. With ticks of 1 ms and wheels of 4 to 512 ticks, they reach every level and the borders between levels.
 DELAYS = st.one_of(

@@ -17,8 +17,8 @@ import typer
 from rich.console import Console
 
 import delayq
-from delayq import embedded
-from delayq._redis.address import redacted
+from delayq._embedded import server as embedded
+from delayq._redis.url import redacted
 from delayq.cli.demo.run import Plan, run
 from delayq.cli.demo.screen import LiveView, PlainView, SilentView, print_summary
 from delayq.cli.errors import CommandFailed

@@ -1,0 +1,122 @@
+"""Messages delivered under a lease: none is lost when its handler dies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import anyio
+
+from delayq._delayed.leases import LOST
+from delayq._durations import Duration, microseconds, moment
+from delayq._engine.leaving import paced, settle_quietly
+from delayq.errors import LeaseLost
+
+if TYPE_CHECKING:
+    from collections.abc import Sized
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self
+
+    from delayq._delayed.leases import Lease, Leases
+    from delayq._engine.lease_keeper import LeaseKeeper
+
+T = TypeVar("T")
+
+
+class Delivery(Generic[T]):
+    """A message of :meth:`DelayedQueue.deliveries`, and the lease under which you hold it.
+
+    Until the lease ends, no other consumer gets the message. Then it goes back to the head of the ready list, for Python and Java
+    alike. Use it as a context manager: it renews its lease while the block runs, then calls :meth:`ack` if the block ends
+    normally and :meth:`nack` if it raises; if the block is cancelled, the message goes back at once. Errors that the block raises
+    propagate, and an error in handing the message back is then only logged. If the loop has more messages at hand, the ack does
+    not wait for its reply: if the lease was lost, that is logged.
+
+    Attributes:
+        value: The message's value.
+    """
+
+    __slots__ = ("_ahead", "_keeper", "_lease", "_leases", "_retry_us", "_settled", "value")
+
+    def __init__(
+        self, value: T, lease: Lease, leases: Leases, keeper: LeaseKeeper[Lease], retry_us: int, ahead: Sized = ()
+    ) -> None:
+        """Args:
+        value: The message's value.
+        lease: Identifies the message on the server.
+        leases: Acknowledges the message or puts it back.
+        keeper: Renews the lease.
+        retry_us: How long the message waits to be redelivered after its block raised, microseconds.
+        ahead: The messages its consumer has fetched and will handle next.
+        """
+        self.value: T = value
+        self._lease = lease
+        self._leases = leases
+        self._keeper = keeper
+        self._retry_us = retry_us
+        self._settled = False
+        self._ahead = ahead
+
+    @property
+    def lease_ends_at(self) -> datetime:
+        """The time the lease ends, by the server's clock (UTC)."""
+        return moment(self._lease.ends_us // 1000)
+
+    async def ack(self) -> None:
+        """Acknowledge the message: it is removed for good. Concurrent calls share a round trip.
+
+        Raises:
+            LeaseLost: The lease had ended, and another consumer may have the message. Nothing was changed.
+            OutcomeUnknown: The reply was lost. If the call was not carried out, the message is redelivered.
+            ServerUnavailable, ServerRefused: The call was not carried out: the message is redelivered when the lease ends.
+            Closed: The queue or client is closed; the message is redelivered, too.
+        """
+        await self._leases.ack(self._lease)
+        self._done()
+
+    async def nack(self, delay: Duration | None = None) -> None:
+        """Offer the message again, like any other, for Python and Java alike.
+
+        Args:
+            delay: Seconds or a timedelta until it is due. By default, the ``retry_delay`` of the deliveries.
+
+        Raises:
+            BadDelay: As for :meth:`DelayedQueue.offer`. Otherwise as :meth:`ack`.
+        """
+        await self._leases.nack(self._lease, self._retry_us if delay is None else microseconds(delay))
+        self._done()
+
+    async def extend(self, duration: Duration) -> None:
+        """Make the lease end ``duration`` (seconds or a timedelta) from now instead. Raises as :meth:`nack`."""
+        (mine,) = await self._leases.extend([self._lease], microseconds(duration, "lease"))
+        if not mine:
+            raise LeaseLost(LOST)
+
+    async def __aenter__(self) -> Self:
+        if not self._settled:
+            # If the lease is lost all the same, the ack or nack reports it.
+            self._keeper.hold(self._lease, lambda: None)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._keeper.let_go(self._lease)
+        if self._settled:
+            return
+        if error is None and self._ahead and not self._leases.is_behind:
+            self._leases.ack_unattended(self._lease)
+            self._settled = True
+            return
+        if error is None:
+            # Shielded: a handled message is acknowledged even if its handler is cancelled now.
+            with anyio.CancelScope(shield=True):
+                await paced(self._ahead, self.ack())
+        else:
+            back = self.nack() if isinstance(error, Exception) else self._leases.release(self._lease)
+            await settle_quietly(back, self._leases.name)
+
+    def _done(self) -> None:
+        self._settled = True
+        self._keeper.let_go(self._lease)
+
+    def __repr__(self) -> str:
+        return f"<Delivery, leased until {self.lease_ends_at.isoformat()}>"

@@ -1,0 +1,103 @@
+"""The names of a delayed queue's keys and channels. ``docs/redis-data-model.md`` shows the same table."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delayq._redis.slots import PARTITION, RELIABLE, checked_name, hash_tag
+from delayq.errors import BadName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ORDERED, _TIMEOUT, _CHANNEL = "redisson_delay_queue", "redisson_delay_queue_timeout", "redisson_delay_queue_channel"
+_QUARANTINE, _LEASES, _LEASED, _TURNS = "delayq_quarantine", "delayq_leases", "delayq_leased", "delayq_turns"
+_FENCE = "delayq_fence"
+
+# A delayed queue's ready list has the queue's own name. No other key does, so the name must not look like another key.
+RESERVED = (
+    *(f"{prefix}:" for prefix in (_ORDERED, _TIMEOUT, _CHANNEL, _QUARANTINE, _LEASES, _LEASED, _TURNS, _FENCE)),
+    RELIABLE,
+    PARTITION,
+)
+"""The beginnings that a delayed queue's name must not have."""
+
+_NAMED = re.compile(f"(?:{_TIMEOUT}|{_ORDERED}|{_QUARANTINE}|{_LEASES}):(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedKeys:
+    """The keys of one delayed queue. The first four are Redisson's."""
+
+    name: str
+    """The queue's name in this process."""
+    ready: str
+    """LIST of payloads that are due: the queue's name on the server."""
+    ordered: str
+    """LIST of records in offer order."""
+    timeout: str
+    """ZSET of the same records, scored by due time, ms."""
+    channel: str
+    """Channel that announces the due time of a new head, decimal ms."""
+    quarantine: str
+    """LIST of records and payloads that cannot be read."""
+    leases: str
+    """ZSET of the tokens of messages that clients hold, scored by the end of the lease, ms."""
+    leased: str
+    """HASH of the payloads and records of those messages by token."""
+    turns: str
+    """Channel on which a client announces that it has moved the due messages, so that the others need not look."""
+
+    @classmethod
+    def of(cls, name: str, mapper: Callable[[str], str] | None = None) -> DelayedKeys:
+        """Derive the keys of queue ``name``.
+
+        Args:
+            name: The queue's name in this process.
+            mapper: Turns it into the queue's name on the server, as Redisson's NameMapper does.
+
+        Raises:
+            BadName: A name is empty, too long or not text; or it is that of another queue's key; or the keys would lie in
+                different slots of a cluster.
+        """
+        mapped = checked_name(checked_name(name) if mapper is None else mapper(checked_name(name)))
+        if mapped.startswith(RESERVED):
+            raise BadName(f"{mapped!r} is the name of another queue's key")
+        keys = cls(
+            name=name,
+            ready=mapped,
+            ordered=_prefixed(_ORDERED, mapped),
+            timeout=_prefixed(_TIMEOUT, mapped),
+            channel=_prefixed(_CHANNEL, mapped),
+            quarantine=_prefixed(_QUARANTINE, mapped),
+            leases=_prefixed(_LEASES, mapped),
+            leased=_prefixed(_LEASED, mapped),
+            turns=_prefixed(_TURNS, mapped),
+        )
+        if hash_tag(keys.ready) != hash_tag(keys.ordered):
+            raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: use no braces, or one {{tag}}")
+        return keys
+
+    def fence(self, call: str) -> str:
+        """Return the name of a STRING that disables a call, because it was given up or has been carried out already."""
+        return _prefixed(f"{_FENCE}:{call}", self.ready)
+
+
+def name_in(key: str) -> str | None:
+    """Return the name of the delayed queue that has a key, or None if no delayed queue has it, or the key does not tell.
+
+    A ready list is a list of any name. ``a`` and ``{a}`` have the same keys, so ``a`` is returned for both.
+    """
+    found = _NAMED.match(key)
+    if found is None:
+        return None
+    name: str = found[1]
+    inner = name[1:-1]
+    return inner if name == f"{{{inner}}}" and not {"{", "}"} & {*inner} else name
+
+
+def _prefixed(prefix: str, name: str) -> str:
+    """Prefix a name by Redisson's rule, byte for byte: a name that contains a brace is taken to carry its own hash tag."""
+    return f"{prefix}:{name}" if "{" in name else f"{prefix}:{{{name}}}"

@@ -1,0 +1,227 @@
+"""The pending side of a delayed queue: messages that are not due yet. Names and results match Redisson's; its defects do not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from delayq._delayed.listing import DueOrder, OrderedList
+from delayq._delayed.records import payload_of
+from delayq._delayed.scripts import CANCEL, EXPIRE, POLL_LAST, PURGE
+from delayq._durations import Duration, check_count, microseconds, moment
+from delayq._logging import about
+from delayq.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+    from datetime import datetime
+
+    from delayq._delayed.keys import DelayedKeys
+    from delayq._delayed.listing import Listing
+    from delayq._delayed.transfer import HandOut, TransferTask
+    from delayq._redis.client import RedisClient
+    from delayq.codecs import Codec
+
+_log = logging.getLogger("delayq")
+
+T = TypeVar("T")
+
+_BATCH = 100
+
+
+class Pending(Generic[T]):
+    """The messages that are not due yet.
+
+    Two values are equal if the codec encodes them to the same bytes, as in Redisson. Methods that search or read everything do so
+    in pages of at most 1,000 messages, or some 256 KiB, so that they hold up neither the server nor the network; they see every
+    message that is pending throughout the call. Records that cannot be read are skipped; they go to quarantine when they come
+    due. Every method may raise the errors of :class:`~delayq.errors.ServerError`; methods that decode,
+    :class:`~delayq.errors.DecodeError`; methods that encode, the errors of :meth:`DelayedQueue.offer`.
+
+    Without an ordered list, the sorted set of due times is read instead: then the first message, for a poll or peek, is the one
+    that is due first, and the last is the one that is due last.
+    """
+
+    def __init__(
+        self,
+        transfer: TransferTask,
+        server: RedisClient,
+        codec: Codec[T],
+        encode: Callable[[T], bytes],
+        *,
+        listed: bool,
+        keys_of: Callable[[str], DelayedKeys],
+    ) -> None:
+        keys = transfer.keys
+        self._keys = keys
+        self._server = server
+        self._transfer = transfer
+        self._codec = codec
+        self._encode = encode
+        self._listed = int(listed)
+        self._listing: Listing = OrderedList(keys, server) if listed else DueOrder(keys, server)
+        self._keys_of = keys_of
+
+    async def size(self) -> int:
+        """Return the number of pending messages."""
+        return await self._listing.size()
+
+    async def peek(self) -> T | None:
+        """Return the message that was offered first, whenever it is due, without removing it; None if there is none.
+
+        Records that cannot be read are skipped.
+        """
+        place = 0
+        while (record := await self._listing.at(place)) is not None:
+            if (payload := payload_of(record)) is not None:
+                return self._codec.decode(payload)
+            place += 1
+        return None
+
+    async def poll(self) -> T | None:
+        """Remove and return the message offered first, due or not; None if there is none. Raises as :meth:`poll_many`."""
+        values = await self.poll_many(1)
+        return values[0] if values else None
+
+    async def poll_many(self, n: int) -> list[T]:
+        """Remove and return up to ``n`` messages, due or not, in offer order.
+
+        A message that cannot be read goes to quarantine, is logged, and the next one takes its place. A call that fails or is
+        cancelled takes nothing: the messages it had taken go back to where they were, with their due times.
+
+        Raises:
+            BadInput: ``n`` is not a valid number of messages.
+            OutcomeUnknown, ServerUnavailable: The server did not answer. Nothing is lost.
+        """
+        if n is None:
+            raise BadInput("n is an int of at least 0, not None")
+        check_count(n, "n")
+        values: list[T] = []
+        unreadable: list[tuple[bytes, Exception]] = []
+        taken: list[HandOut] = []
+        started = asyncio.get_running_loop().time()
+        try:
+            while len(values) < n:
+                handed, left, payloads = await self._transfer.poll_pending(min(_BATCH, n - len(values)), listed=self._listed)
+                taken.append(handed)
+                if not left:
+                    break
+                for payload in payloads:
+                    try:
+                        values.append(self._codec.decode(payload))
+                    except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
+                        unreadable.append((payload, error))
+        except BaseException:
+            self._transfer.lose(taken)
+            raise
+        await self._transfer.confirm_all(taken, started)
+        # Only now: a call that fails gives the unreadable ones back with the rest.
+        for payload, reason in unreadable:
+            self._transfer.set_aside(payload)
+            _log.warning("queue %r: a message went to quarantine: %s", self._keys.name, reason, extra=about(self._keys.name))
+        return values
+
+    async def read_all(self) -> list[T]:
+        """Return every pending message, in offer order, without removing any."""
+        records: dict[bytes, None] = {}
+        async for page in self._listing.pages():
+            records |= dict.fromkeys(page)
+        payloads = map(payload_of, self._listing.offer_order(records))
+        return [self._codec.decode(payload) for payload in payloads if payload is not None]
+
+    async def entries(self) -> list[tuple[T, datetime]]:
+        """Return every pending message with its due time (UTC), in due order, without removing any."""
+        scores: dict[bytes, float] = {}
+        async for page in DueOrder(self._keys, self._server).scored_pages():
+            scores |= page
+        found = [(score, record, payload_of(record)) for record, score in scores.items()]
+        due_order = sorted((score, record, payload) for score, record, payload in found if payload is not None)
+        return [(self._codec.decode(payload), moment(_whole_ms(score))) for score, _, payload in due_order]
+
+    async def contains(self, value: T) -> bool:
+        """Return whether an equal message is pending."""
+        return await self.contains_all([value])
+
+    async def contains_all(self, values: Iterable[T]) -> bool:
+        """Return whether an equal message is pending for each of ``values``; True if there are none."""
+        missing = {self._encode(value) for value in values}
+        if missing:
+            async for page in self._listing.pages():
+                missing.difference_update(map(payload_of, page))
+                if not missing:
+                    break
+        return not missing
+
+    async def remove(self, value: T) -> bool:
+        """Remove the first equal message in offer order, and return whether there was one.
+
+        This searches all pending messages. If you have the receipt, :meth:`Receipt.cancel` needs no search.
+        """
+        wanted = self._encode(value)
+        while found := await self._find(lambda payload: payload == wanted):
+            for record in found:
+                if await self._cancel([record]):
+                    return True
+            # All of them came due during the search. There may be others.
+        return False
+
+    async def remove_all(self, values: Iterable[T]) -> bool:
+        """Remove every message that equals one of ``values``, and return whether there were any."""
+        unwanted = {self._encode(value) for value in values}
+        return bool(unwanted) and await self._remove_if(lambda payload: payload in unwanted)
+
+    async def retain_all(self, values: Collection[T]) -> bool:
+        """Remove every message that equals none of ``values``, and return whether there were any."""
+        wanted = {self._encode(value) for value in values}
+        return await self._remove_if(lambda payload: payload not in wanted)
+
+    async def poll_last_and_offer_first_to(self, name: str) -> T | None:
+        """Move the message that was offered last to the head of the ready list of queue ``name``, without further delay.
+
+        Returns:
+            The message, or None if there is none.
+
+        Raises:
+            BadName: As for :meth:`delayq.Client.delayed_queue`.
+            OutcomeUnknown: It may have been moved.
+        """
+        keys = (self._keys.timeout, self._keys.ordered, self._keys.quarantine, self._keys_of(name).ready)
+        while True:
+            left, *payloads = await self._server.run(POLL_LAST, keys, (self._listed, _BATCH))
+            if payloads:
+                return self._codec.decode(payloads[0])
+            if not left:
+                return None
+
+    async def clear(self) -> bool:
+        """Drop every pending message, and return whether there were any. Ready messages stay."""
+        return bool(await self._server.run(PURGE, (self._keys.timeout, self._keys.ordered, self._keys.ready), ("delayed",)))
+
+    async def expire(self, duration: Duration) -> bool:
+        """Make all pending messages disappear ``duration`` from now, and return whether there were any."""
+        ttl_ms = -(-microseconds(duration, "duration") // 1000)
+        return bool(await self._server.run(EXPIRE, (self._keys.timeout, self._keys.ordered), (ttl_ms,)))
+
+    async def _find(self, condition: Callable[[bytes | None], bool]) -> list[bytes]:
+        """Return the records whose payloads satisfy the condition, in offer order."""
+        found: dict[bytes, None] = {}
+        async for page in self._listing.pages():
+            found |= dict.fromkeys(record for record in page if condition(payload_of(record)))
+        return self._listing.offer_order(found)
+
+    async def _remove_if(self, unwanted: Callable[[bytes | None], bool]) -> bool:
+        # Find first, remove afterwards: removing while reading would shift the pages.
+        records = await self._find(unwanted)
+        removed = 0
+        for at in range(0, len(records), _BATCH):
+            removed += await self._cancel(records[at : at + _BATCH])
+        return removed > 0
+
+    async def _cancel(self, records: list[bytes]) -> int:
+        # Also removes a record that is only in the list, as another program's crash may have left it.
+        return int(await self._server.run(CANCEL, (self._keys.timeout, self._keys.ordered), (1, *records)))
+
+
+def _whole_ms(score: float) -> int:
+    return int(min(max(score, 0.0), 2.0**53))

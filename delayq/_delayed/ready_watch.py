@@ -1,0 +1,116 @@
+"""Watches one ready list for payloads that other programs put there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from delayq._logging import about
+from delayq._redis.dedicated import DedicatedConnection, keep_linked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delayq._delayed.keys import DelayedKeys
+    from delayq._engine.context import EngineContext
+    from delayq._timer.wheel import Timeout
+
+_log = logging.getLogger("delayq")
+
+# How long a watch continues after the last caller has left, in seconds: the next one often comes at once.
+LINGER = 0.5
+# An item known to be in the list is reported within this time, in seconds, or the connection is dead.
+_REPORTS_WITHIN = 0.5
+
+
+class ReadyWatch:
+    """Reports when a ready list has an item, without taking it.
+
+    Java services push to the ready list without announcing it, so one call has to block on the list. A blocking pop would lose
+    the popped item when its caller is cancelled or its link breaks. Moving the head of the list onto the head of the same list
+    blocks just as well and changes nothing: the payload is taken afterwards, by the script that accounts for it.
+    """
+
+    def __init__(self, keys: DelayedKeys, services: EngineContext, found: Callable[[], None]) -> None:
+        """Args:
+        found: Called when the list has an item. Callers that still need more after that call :meth:`start`.
+        """
+        self._keys = keys
+        self._nodes = services.nodes
+        self._timer = services.timer
+        self._background = services.background
+        self._found = found
+        self._retry_most = services.retry_most
+        self._task: asyncio.Task[Any] | None = None
+        self._missing = asyncio.Event()
+        self._link: DedicatedConnection | None = None
+        self._blocked = False
+        # How many times the watch has reported an item.
+        self._reports = 0
+        self._linger: Timeout | None = None
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether an item that is added to the list will be noticed. One that was there before may not be."""
+        return self._blocked
+
+    def start(self) -> None:
+        """Watch the list, because it is empty and a caller is waiting."""
+        self._stay()
+        self._missing.set()
+        if self._task is None:
+            self._task = self._background.spawn(self._run(), f"ready watch {self._keys.name}")
+
+    def overlooked(self) -> None:
+        """Check that the watch reports an item that the server says is in the list.
+
+        If it does not, its connection is dead, and is replaced.
+        """
+        if not self._blocked:
+            return
+        link, reports = self._link, self._reports
+
+        def check(_: Timeout) -> None:
+            if link is not None and link is self._link and self._blocked and reports == self._reports:
+                link.cut()
+
+        self._timer.new_timeout(check, _REPORTS_WITHIN)
+
+    def idle(self) -> None:
+        """Stop in a while, because no caller is waiting any more."""
+        if self._task is not None and self._linger is None:
+            self._linger = self._timer.new_timeout(lambda _: self.close(), LINGER)
+
+    def close(self) -> None:
+        """Stop now. The list stays as it is."""
+        self._stay()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def _stay(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+
+    async def _run(self) -> None:
+        def interrupted(error: Exception) -> None:
+            _log.warning("queue %r: watching its ready list: %s", self._keys.name, error, extra=about(self._keys.name))
+
+        await keep_linked(self._nodes, self._keys.ready, self._watch, interrupted, self._retry_most)
+
+    async def _watch(self, link: DedicatedConnection) -> None:
+        self._link = link
+        while True:
+            await self._missing.wait()
+            await link.send("BLMOVE", self._keys.ready, self._keys.ready, "LEFT", "LEFT", 0)
+            self._blocked = True
+            try:
+                found = await link.read()
+            finally:
+                self._blocked = False
+            self._reports += 1
+            if found is not None:
+                self._missing.clear()
+                self._found()

@@ -1,0 +1,1 @@
+"""The embedded server: a private Valkey, and the watchdog that ends it with its last user."""

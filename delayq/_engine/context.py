@@ -1,0 +1,43 @@
+"""The services that queues are built from. All queues of a client share them, except for the clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from delayq._engine.suspects import Suspects
+from delayq.instrumentation import Hooks
+
+if TYPE_CHECKING:
+    from delayq._background import Background
+    from delayq._engine.server_clock import ServerClock
+    from delayq._redis.client import RedisClient
+    from delayq._redis.topology import Topology
+    from delayq._timer.timer import HashedWheelTimer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineContext:
+    """The services that queues are built from.
+
+    Attributes:
+        server: Runs commands and scripts.
+        nodes: Locates the server that holds a key.
+        timer: The client's only timer wheel.
+        clock: Estimates the clock of the server that holds the queue.
+        background: Owns tasks that outlive a call.
+        resync_interval: How often everything is looked at, whatever happens, in seconds.
+        retry_most: Longest wait before a failed call is tried again, in seconds.
+        hooks: The observers to notify.
+        suspects: Tracks the suspect that the client has at work.
+    """
+
+    server: RedisClient
+    nodes: Topology
+    timer: HashedWheelTimer
+    clock: ServerClock
+    background: Background
+    resync_interval: float
+    retry_most: float
+    hooks: Hooks = field(default_factory=Hooks)
+    suspects: Suspects[Any] = field(default_factory=Suspects)

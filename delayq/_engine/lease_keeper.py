@@ -1,0 +1,150 @@
+"""Renews the leases of messages that are being handled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from delayq._logging import about
+from delayq.errors import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from delayq._engine.context import EngineContext
+    from delayq._timer.wheel import Timeout
+
+_log = logging.getLogger("delayq")
+
+# Number of renewals during a lease: two calls may fail before it ends.
+_TIMES = 3
+# After a failed call, the next one comes this many times sooner.
+_HASTE = 4
+
+
+class Leased(Protocol):
+    """An item leased to this client.
+
+    Attributes:
+        ends_us: When the lease ends by the server's clock, in microseconds.
+        fresh_until: Local time until which at least half of the lease is left, in seconds.
+    """
+
+    ends_us: int
+    fresh_until: float
+
+
+L = TypeVar("L", bound=Leased)
+
+
+L_contra = TypeVar("L_contra", bound=Leased, contravariant=True)
+
+
+class Extends(Protocol[L_contra]):
+    """Protocol of objects that can extend leases."""
+
+    async def extend(self, leases: Sequence[L_contra], lease_us: int, /) -> list[bool]:
+        """Extend leases to end ``lease_us`` microseconds from now. Returns which are still ours. Raises :class:`ServerError`."""
+        ...
+
+
+class LeaseKeeper(Generic[L]):
+    """Keeps leases alive, with one timer and one call for all messages of a queue, and notifies the holder of a lost one."""
+
+    def __init__(self, name: str, lease_us: int, settling: Extends[L], services: EngineContext) -> None:
+        self._name = name
+        self._lease_us = lease_us
+        self._settling = settling
+        self._timer = services.timer
+        self._clock = services.clock
+        self._background = services.background
+        self._held: dict[L, Callable[[], None]] = {}
+        self._timeout: Timeout | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self.lost: int = 0
+
+    @property
+    def held(self) -> int:
+        """Number of leases held."""
+        return len(self._held)
+
+    def hold(self, claim: L, lost: Callable[[], None]) -> None:
+        """Renew a lease until :meth:`let_go`. ``lost`` is called once if the lease ends nevertheless."""
+        self._held[claim] = lost
+        if self._timeout is None and self._task is None:
+            self._arm(self._lease_us / _TIMES)
+
+    def let_go(self, claim: L) -> None:
+        """Stop renewing a lease."""
+        # Leave the timer armed: keeping it is worth an occasional firing that finds nothing held.
+        self._held.pop(claim, None)
+
+    def close(self) -> None:
+        """Stop renewing all leases."""
+        self._held.clear()
+        self._disarm()
+
+    def is_short(self, claim: L) -> bool:
+        """Return whether a claim has waited here for its handler until less than half of its lease was left."""
+        return self._clock.local() > claim.fresh_until
+
+    async def freshen(self, claims: Sequence[L]) -> list[L]:
+        """Restore the full lease of claims that have waited here. Returns those that are lost."""
+        try:
+            ours = await self._settling.extend(claims, self._lease_us)
+        except ServerError:
+            # The outcome is unknown. Only claims whose lease has certainly ended count as lost.
+            return [claim for claim in claims if not self._clock.seconds_until(claim.ends_us)]
+        return [claim for claim, mine in zip(claims, ours, strict=True) if not mine]
+
+    async def renew(self) -> bool:
+        """Renew all leases held. Returns whether the call succeeded."""
+        # Skip leases that were already extended further than a renewal would extend them.
+        lease = self._lease_us / 1_000_000
+        claims = [claim for claim in self._held if self._clock.seconds_until(claim.ends_us) < lease]
+        try:
+            # Fail early enough to try again, or to notify the handlers.
+            async with asyncio.timeout(lease / _TIMES):
+                ours = await self._settling.extend(claims, self._lease_us)
+        except (ServerError, TimeoutError) as error:
+            reason = str(error) or "no answer in time"
+            _log.warning("queue %r: %d leases could not be renewed: %s", self._name, len(claims), reason, extra=about(self._name))
+            for claim in claims:
+                # As far as we can tell the lease has ended, so another worker may have the message.
+                if not self._clock.seconds_until(claim.ends_us):
+                    self._lose(claim)
+            return False
+        for claim, mine in zip(claims, ours, strict=True):
+            if not mine:
+                self._lose(claim)
+        return True
+
+    def _lose(self, claim: L) -> None:
+        lost = self._held.pop(claim, None)
+        if lost is not None:
+            self.lost += 1
+            lost()
+
+    def _arm(self, wait_us: float) -> None:
+        self._timeout = self._timer.new_timeout(lambda _: self._due(), wait_us / 1_000_000)
+
+    def _disarm(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+
+    def _due(self) -> None:
+        self._timeout = None
+        if not self._held:
+            return
+        self._task = self._background.spawn(self._run(), f"leases of {self._name}")
+
+    async def _run(self) -> None:
+        well = False
+        try:
+            well = await self.renew()
+        finally:
+            self._task = None
+            if self._held:
+                self._arm(self._lease_us / _TIMES / (1 if well else _HASTE))

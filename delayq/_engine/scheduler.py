@@ -1,0 +1,267 @@
+"""Decides when a client acts, by one subscription, one safety re-check, and each open queue's own pushes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from delayq._engine.context import EngineContext
+from delayq._engine.scripts import RESYNC
+from delayq._engine.server_clock import ServerClock
+from delayq._engine.stagger import parse, parse_moment
+from delayq._engine.subscriber import Subscriber
+from delayq._engine.wakeup import due_us
+from delayq._logging import about
+from delayq._redis.hand_back import LastCalls
+from delayq.errors import ServerError, ServerRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from delayq._background import Background
+    from delayq._engine.stagger import TransferNotice
+    from delayq._redis.client import RedisClient
+    from delayq._redis.pool import ConnectionPool
+    from delayq._redis.topology import Topology
+    from delayq._timer.timer import HashedWheelTimer
+    from delayq.instrumentation import Hooks
+
+_log = logging.getLogger("delayq")
+
+# Maximum number of queues examined per script call, so that the script stays short.
+_AT_A_TIME = 200
+# In a cluster, how long a server that hangs holds up the others, in seconds.
+_PATIENCE = 1.0
+# Grace period for calls in flight when a queue closes, in seconds. Two round trips are added to it.
+_GRACE = 0.7
+# Closing ends after this time in any case, in seconds: on a slow network, it waits for bytes that are still moving.
+_CLOSE_WITHIN = 8.0
+
+
+class OpenQueue(Protocol):
+    """A queue that is open on this client, shared by all handles of its name, as the scheduler sees it."""
+
+    closed: bool
+
+    @property
+    def name(self) -> str:
+        """The queue's name on this client."""
+        ...
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The channels that carry the queue's notifications. No other queue has the first one."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """The name that ``resync.lua`` has for this kind of queue."""
+        ...
+
+    def resync_keys(self) -> tuple[str, ...]:
+        """Return the keys that the re-check examines: as many as this kind of queue has, or none if no caller is waiting."""
+        ...
+
+    def resynced(self, due_us: int, ready: int) -> None:
+        """Act on what the re-check found.
+
+        The next message is due at ``due_us`` microseconds (0: now, -1: never), and ``ready`` payloads are waiting.
+        """
+        ...
+
+    def heard(self, moment: int) -> None:
+        """Act on a notification: a message is due at ``moment``."""
+        ...
+
+    def noticed(self, notice: TransferNotice) -> None:
+        """Act on a notice: another client was first."""
+        ...
+
+    def push(self) -> None:
+        """Look for due messages now."""
+        ...
+
+    def close(self, last: LastCalls) -> None:
+        """Start nothing new. Before this returns, write the calls that give back all messages that reached no caller."""
+        ...
+
+    async def aclose(self, grace: float) -> None:
+        """Wait for calls in flight to end, for at most ``grace`` seconds. Called after :meth:`close`."""
+        ...
+
+
+Q = TypeVar("Q", bound=OpenQueue)
+
+
+class Scheduler:
+    """Wakes the queues of one client.
+
+    Wake-ups come from four sources: each queue's timer, the channel, every (re)subscription, and the re-check. The re-check
+    looks at all queues in one call every ``resync_interval`` seconds, which limits the delay that a lost notification can
+    cause.
+    """
+
+    def __init__(
+        self,
+        server: RedisClient,
+        nodes: Topology,
+        timer: HashedWheelTimer,
+        background: Background,
+        resync_interval: float,
+        hooks: Hooks,
+    ) -> None:
+        # No caller should wait longer for a retry than for the re-check.
+        retry_most = min(5.0, resync_interval)
+        clock = ServerClock(asyncio.get_running_loop().time)
+        self.services: EngineContext = EngineContext(server, nodes, timer, clock, background, resync_interval, retry_most, hooks)
+        self._queues: dict[str, OpenQueue] = {}
+        self._clocks: dict[OpenQueue, ServerClock] = {}
+        self._failing = self._refused = False
+        self._check_now = asyncio.Event()
+        self._resync: asyncio.Task[Any] | None = None
+        self.subscriber: Subscriber = Subscriber(nodes, background, self._heard, self._check_now.set, resync_interval, retry_most)
+
+    @property
+    def queues(self) -> list[OpenQueue]:
+        """The open queues."""
+        return list(dict.fromkeys(self._queues.values()))
+
+    def open(self, channel: str, make: Callable[[EngineContext], Q]) -> Q:
+        """Open the queue whose notifications arrive on ``channel``, or return it if it is already open."""
+        queue = self._queues.get(channel)
+        if queue is not None:
+            return queue  # type: ignore[return-value]  # each kind of queue has its own channels
+        services = self.services
+        if services.nodes.spread:
+            # Each server has its own clock.
+            services = replace(services, clock=ServerClock(services.clock.local))
+        made = make(services)
+        self._clocks[made] = services.clock
+        for each in made.channels:
+            self._queues[each] = made
+            self.subscriber.add(each)
+        if self._resync is None:
+            self._resync = self.services.background.spawn(self._run(), "resync")
+        return made
+
+    def close(self, queues: Sequence[OpenQueue]) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Close queues. All messages that reached no caller are on their way back to the server before this returns.
+
+        Returns:
+            A coroutine function that waits until they have arrived, for as long as closing may take. Queues that are already
+            closed are left out.
+        """
+        closing = [queue for queue in queues if not queue.closed]
+        round_trip = max((connections.round_trip for connections in self.services.nodes.all()), default=0.0)
+        last, grace = LastCalls(self.services.server, round_trip), _GRACE + 2 * round_trip
+        for queue in closing:
+            queue.closed = True
+            for channel in queue.channels:
+                del self._queues[channel]
+                self.subscriber.remove(channel)
+            del self._clocks[queue]
+            queue.close(last)
+
+        async def end() -> None:
+            # Neither gathered nor in a scope: a cancelled caller can thus be told apart from a closing that takes too long.
+            ending = [self.services.background.spawn(queue.aclose(grace), f"close {queue.name}") for queue in closing]
+            if ending:
+                _, late = await asyncio.wait(ending, timeout=_CLOSE_WITHIN)
+                for task in late:
+                    task.cancel()
+
+        return end
+
+    async def run_once(self) -> None:
+        """Re-check every queue, and wake those that need it.
+
+        Raises:
+            ServerError: The server could not be queried.
+        """
+        servers: dict[ConnectionPool | None, list[tuple[OpenQueue, tuple[str, ...]]]] = {}
+        for queue in self.queues:
+            if keys := queue.resync_keys():
+                servers.setdefault(self._server_of(keys[0]), []).append((queue, keys))
+        # A server that does not answer must not hold up the queues of the others.
+        checks = (self._check(queues) for queues in servers.values())
+        outcomes = await asyncio.gather(self.services.nodes.refresh(), *checks, return_exceptions=True)
+        if (error := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:
+            raise error
+
+    async def _check(self, queues: list[tuple[OpenQueue, tuple[str, ...]]]) -> None:
+        at_a_time = 1 if self.services.nodes.spread else _AT_A_TIME
+        parts = [queues[at : at + at_a_time] for at in range(0, len(queues), at_a_time)]
+        calls = [([key for _, keys in some for key in keys], [queue.kind for queue, _ in some]) for some in parts]
+        asked_at = self.services.clock.local()
+        errors = []
+        for some, answer in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
+            if isinstance(answer, BaseException):
+                # A failed call must not keep the other queues from hearing their results.
+                errors.append(answer)
+                continue
+            now, *facts = answer
+            for (queue, _), wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
+                # The queue may have been closed in the meantime.
+                if (clock := self._clocks.get(queue)) is not None:
+                    clock.observe(now, asked_at)
+                    queue.resynced(due_us(now, wait_us), ready)
+        if errors:
+            raise errors[0]
+
+    def _server_of(self, key: str) -> ConnectionPool | None:
+        try:
+            return self.services.nodes.of(key)
+        except ServerError:
+            return None
+
+    async def _run(self) -> None:
+        patience = _PATIENCE if self.services.nodes.spread else None
+        now = asyncio.get_running_loop().time
+        last = now()
+        while True:
+            try:
+                # The interval runs from the start of the last look, however long that took.
+                async with asyncio.timeout_at(last + self.services.resync_interval):
+                    await self._check_now.wait()
+                # Confirmations for many queues arrive together, and one look serves them all.
+                self._check_now.clear()
+            except TimeoutError:
+                pass
+            last = now()
+            look = self.services.background.spawn(self._look(), "look at all queues")
+            await asyncio.wait({look}, timeout=patience)
+
+    async def _look(self) -> None:
+        try:
+            await self.run_once()
+            self.services.nodes.prune()
+        except Exception as error:  # noqa: BLE001 - the next look comes, whatever fails
+            if isinstance(error, ServerRefused) and not self._refused:
+                # We may lack the right to move one of the queues. Its own call finds that out, and then it is left out here.
+                self._refused = True
+                for queue in self.queues:
+                    queue.push()
+            elif not self._failing:
+                self._failing = True
+                unexpected = None if isinstance(error, ServerError) else error
+                _log.warning("the re-check of %d queues failed: %s", len(self.queues), error, exc_info=unexpected)
+            # A call that could not be sent has already been retried for a while. One that was refused fails at once.
+            await asyncio.sleep(min(1.0, self.services.retry_most))
+            self._check_now.set()
+        else:
+            self._failing = self._refused = False
+
+    def _heard(self, channel: str, content: bytes) -> None:
+        queue = self._queues.get(channel)
+        if queue is None:
+            return
+        if (notice := parse(content)) is not None:
+            queue.noticed(notice)
+            return
+        if (moment := parse_moment(content)) is None:
+            _log.warning("queue %r: a notification is no number", queue.name, extra=about(queue.name))
+            queue.push()
+        else:
+            queue.heard(moment)

@@ -1,0 +1,92 @@
+"""The objects that exist while a client is open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from delayq._background import Background
+from delayq._engine.scheduler import Scheduler
+from delayq._redis.client import RedisClient
+from delayq._redis.cluster import Cluster
+from delayq._redis.pool import ConnectionPool
+from delayq._redis.topology import SingleServer, Topology
+from delayq._redis.url import AnyAddress, ClusterAddress
+from delayq._timer.timer import HashedWheelTimer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from delayq._engine.scheduler import OpenQueue
+    from delayq.instrumentation import Hooks
+
+# Short enough that the wheel adds next to nothing to the alarm's own error. An idle wheel costs nothing, however short its ticks.
+_TICK = 0.0001
+
+
+class Session:
+    """The connections, the timer, the background tasks and the scheduler, shared by all queues of a client."""
+
+    def __init__(self, address: AnyAddress, max_connections: int, resync_interval: float, hooks: Hooks) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.nodes: Topology = (
+            Cluster(address, max_connections)
+            if isinstance(address, ClusterAddress)
+            else SingleServer(ConnectionPool(address, max_connections))
+        )
+        self.server: RedisClient = RedisClient(self.nodes)
+        self.timer: HashedWheelTimer = HashedWheelTimer(tick_duration=_TICK)
+        self.background: Background = Background()
+        self._closing: asyncio.Task[None] | None = None
+        # Tasks that wait until queues closed on their own have given everything back.
+        self._closing_queues: set[asyncio.Task[None]] = set()
+        self.scheduler: Scheduler = Scheduler(self.server, self.nodes, self.timer, self.background, resync_interval, hooks)
+
+    def check_loop(self) -> None:
+        """Raise a clear error in cases where asyncio would hang, or fail late.
+
+        Raises:
+            ConfigurationError: The current event loop or process is not the one in which the client was opened.
+        """
+        if asyncio._get_running_loop() is not self._loop:  # noqa: SLF001 - documented for libraries; it does not raise
+            raise self.server.wrong_loop()
+
+    async def aclose(self) -> None:
+        """Close every queue, then everything else.
+
+        Messages that were fetched but not handed to a consumer are on their way back before this waits for anything. If the
+        caller is cancelled, a task does the rest.
+        """
+        if self._closing is None:
+            end = self.scheduler.close(self.scheduler.queues)
+            # Not one of the background tasks, because it ends them.
+            self._closing = asyncio.create_task(self._end(end), name="delayq close")
+        await _ended(self._closing)
+
+    async def close_queue(self, queue: OpenQueue) -> None:
+        """Close one queue, as :meth:`aclose` does."""
+        end = self.scheduler.close([queue])
+        # Not one of the background tasks: if the client closes meanwhile, it waits for this one.
+        closing = asyncio.create_task(end(), name=f"delayq close {queue.name}")
+        self._closing_queues.add(closing)
+        closing.add_done_callback(self._closing_queues.discard)
+        await _ended(closing)
+
+    async def _end(self, end_queues: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await end_queues()
+            if self._closing_queues:
+                await asyncio.wait(self._closing_queues)
+        finally:
+            self.timer.stop()
+            await self.background.aclose()
+            await self.nodes.aclose()
+
+
+async def _ended(closing: asyncio.Task[None]) -> None:
+    """Wait until closing has ended, even if cancelled. After a second cancellation, the task finishes on its own."""
+    try:
+        await asyncio.shield(closing)
+    except asyncio.CancelledError:
+        await asyncio.shield(closing)
+        raise

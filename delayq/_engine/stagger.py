@@ -1,0 +1,145 @@
+"""Decides whose turn it is when many clients wait for the same moment and one call is enough. Pure.
+
+There is no election, and no client waits for another. Each client that wants messages wakes at the due time plus a stagger of
+its own. A client that finds messages wakes without a stagger from then on, and its script publishes a *notice*, which says that
+everything due has been handed out, and when the next message is due. A client that hears another's notice before its own
+stagger is over need not call at all. If it had no stagger, it has one from then on. The same client is thus first again and
+again, as long as it is there and quick enough. When it dies, has no room, or is slow, the client with the next stagger is first
+instead, a few milliseconds late, and stays first.
+
+The more clients listen, the wider their staggers are spread, so that few of them wake before the first one's notice has reached
+them. The earliest of many is early all the same. A notice says how many clients heard the one before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A stagger is this multiple of the time that notices take to arrive, within these bounds, in seconds, and up to twice that at
+# random. The randomness spaces clients out, so that the second one's notice stops the third.
+_TIMES = 2.0
+LEAST, MOST = 0.0025, 0.0045
+# Number of clients for which this range of staggers suffices; more clients widen it. And the longest stagger, in seconds.
+_CROWD = 8
+_LONGEST = 0.25
+# Longer numbers make no sense: 2**53 ms in microseconds has 19 digits.
+_DIGITS = 19
+# A client that moves due messages but wants none staggers this many times as long, and leaves them to clients that do.
+_ASIDE = 3.0
+# How fast a slow notice is forgotten: this much of it still counts after the next one.
+_FORGETS = 0.95
+# How often a client that believes itself alone asks whether it is, in seconds.
+_ASK_EVERY = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferNotice:
+    """A message that a client's script publishes for the other clients.
+
+    Attributes:
+        next_us: When the next message is due, in microseconds by the server's clock; -1 if there is none.
+        through_us: The moment by which everything due has been handed out.
+        client: The client that published the notice.
+        wanted: Whether that client wanted the due messages, or only moved them.
+        listeners: How many clients heard its last notice; 0 if it does not say.
+    """
+
+    next_us: int
+    through_us: int
+    client: str
+    wanted: bool
+    listeners: int = 0
+
+
+def signature(client: str, *, wanted: bool, listeners: int = 0) -> str:
+    """Return what a client tells its script, to be appended to the notice."""
+    return f"{client}{f'.{listeners}' if listeners > 1 else ''} {int(wanted)}"
+
+
+def parse(content: bytes) -> TransferNotice | None:
+    """Parse a notice. Returns None if it is not one: scripts write four words, which are two numbers and the signature."""
+    words = content.split()
+    try:
+        next_us, through_us, name, wanted = words
+        client, _, listeners = name.decode().partition(".")
+        return TransferNotice(_number(next_us), _number(through_us), client, wanted == b"1", _number(listeners.encode() or b"0"))
+    except ValueError:
+        return None
+
+
+def parse_moment(content: bytes) -> int | None:
+    """Parse a notification. Returns when a message is due, or None if the notification makes no sense."""
+    try:
+        return _number(content)
+    except ValueError:
+        return None
+
+
+def _number(word: bytes) -> int:
+    if len(word) > _DIGITS + 1:
+        raise ValueError("too long")
+    return int(word)
+
+
+class Stagger:
+    """One client's part in taking turns, for one queue."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        """Args:
+        chance: Returns random numbers from 0 to 1.
+        """
+        self._chance = chance
+        # Our place among the clients that are not first, from 0 to 1; None if we are first.
+        self._place: float | None = None
+        self._slowest = 0.0
+        # How many clients heard the last notice, including ourselves, and when we last gave one.
+        self._listeners = 1
+        self._given_at = float("-inf")
+
+    def stagger(self, *, wanted: bool) -> float:
+        """Return how long after the due time to wake, in seconds. ``wanted`` says whether we want the messages that come due."""
+        if self._place is None:
+            return 0.0
+        least = min(max(LEAST, _TIMES * self._slowest), MOST)
+        spread = max(1.0, self._listeners / _CROWD)
+        return min(least * (1 + spread * self._place), _LONGEST) * (1 if wanted else _ASIDE)
+
+    @property
+    def listeners(self) -> int:
+        """Number of clients, including ourselves, as far as we know."""
+        return self._listeners
+
+    def gives_notice(self, now: float) -> bool:
+        """Return whether our next call should publish a notice. It need not where, as far as we know, no other client listens."""
+        return self._listeners > 1 or now - self._given_at >= _ASK_EVERY
+
+    def won(self) -> None:
+        """Go first from now on, because our call found messages."""
+        self._place = None
+
+    def given(self, listeners: int, now: float) -> None:
+        """Record that our call published a notice, and that ``listeners`` clients heard it."""
+        self._listeners, self._given_at = listeners, now
+
+    def found_nothing(self) -> None:
+        """Step back if there are other clients, because our call came too late."""
+        if self._listeners > 1:
+            self._step_back()
+
+    def heard(self, notice: TransferNotice, after: float, *, wanted: bool) -> None:
+        """Act on another client's notice, which came ``after`` seconds after the moment we were waiting for."""
+        self._listeners = notice.listeners if notice.listeners > 1 else max(self._listeners, 2)
+        self._slowest = max(after, self._slowest * _FORGETS)
+        if wanted and not notice.wanted:
+            # Messages that it moves reach us by a detour.
+            self._place = None
+        else:
+            self._step_back()
+
+    def _step_back(self) -> None:
+        if self._place is None:
+            self._place = self._chance()

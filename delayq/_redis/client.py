@@ -1,0 +1,657 @@
+"""Calls to the server: deadlines, which calls may be repeated, where to ask instead, and what an error means."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from delayq._redis.connection import ANSWER_WITHIN, NotSent, ReplyError
+from delayq._redis.first_of import first_of
+from delayq._redis.not_now import is_not_now
+from delayq._redis.retry import retry_delay
+from delayq._redis.rights import Rights, is_refusal
+from delayq.errors import ConfigurationError, DelayqError, OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from delayq._redis.connection import Connection
+    from delayq._redis.hand_back import HandBack
+    from delayq._redis.pool import ConnectionPool
+    from delayq._redis.scripts import Script
+    from delayq._redis.topology import Topology
+
+_log = logging.getLogger("delayq")
+
+# Replies of a cluster's servers that name another server, for good or for this one call. Nothing was carried out.
+_ELSEWHERE = re.compile(r"(MOVED|ASK) (\d+) (\S+)")
+_SENT_ON = 5
+# How long a call that was not carried out is retried, seconds.
+RETRY_FOR = 5.0
+# How long a command that follows a script may hold back its answer, seconds.
+BLOCKS_FOR = 2.0
+# Keys that one step of a scan looks at, which takes the server a fraction of a millisecond.
+_SCANNED = 1000
+
+
+class Confirmation(NamedTuple):
+    """Commands that confirm the arrival of an answer. ``told`` is called with the answer to the last of them, and with errors."""
+
+    commands: Sequence[tuple[str, ...]]
+    told: Callable[[Any], object]
+
+
+class _Elsewhere(Exception):
+    """Raised if the call must be made over these connections instead; ``asking``: only this once."""
+
+    def __init__(self, connections: ConnectionPool, *, asking: bool) -> None:
+        self.connections = connections
+        self.asking = asking
+
+
+class _Unseen:
+    """Servers that were asked for their data, and did not answer."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, ServerError] = {}
+
+    def add(self, server: ConnectionPool, error: ServerError) -> None:
+        self._errors[server.label] = error
+
+    def tell(self, *, partly: bool) -> None:
+        """Log which servers they are, or raise the reason if no server answered."""
+        for label, error in self._errors.items():
+            if not partly:
+                raise error
+            _log.warning("what %s has is left out: %s", label, error)
+
+
+class RedisClient:
+    """Runs commands and scripts, each on the server that has its first key."""
+
+    def __init__(self, nodes: Topology) -> None:
+        self._nodes = nodes
+        self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
+        self._rights = Rights(self._loop.time)
+        self.round_trips: int = 0
+        self.errors: int = 0
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a child process that was forked after the object was made: the sockets are the parent's."""
+        return os.getpid() != self._process
+
+    def wrong_loop(self) -> ConfigurationError:
+        """Return the error to raise if it is used in an event loop other than the one in which it was made."""
+        if self.is_inherited:
+            return ConfigurationError("the client was opened in another process: open one after fork(), in the child")
+        return ConfigurationError("the client was opened in another event loop: open one client in each loop, and use it there")
+
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | bytes | int] = (),
+        until: float | None = None,
+        then: tuple[str | int, ...] | None = None,
+    ) -> Any:
+        """Run a script, and retry it where safe, for :data:`RETRY_FOR` seconds or ``until`` a time on the event loop's clock.
+
+        With ``then``, a command that follows it on the same connection, returns both answers. The second one may be an error.
+
+        Raises:
+            ServerUnavailable: It was not carried out.
+            OutcomeUnknown: It was sent, and its answer was lost.
+            ServerRefused: The server answered with an error.
+        """
+        return await self._repeat(
+            keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable, then, until
+        )
+
+    async def run_all(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
+        """Run a repeatable script several times in one round trip, on the server that has the first call's keys.
+
+        Returns:
+            Each call's answer, or the error that :meth:`run` would raise for it.
+        """
+        answers: list[Any] = [None] * len(calls)
+        left = [*range(len(calls))]
+        # The second round is for a connection that was dead, and for a server that was restarted and does not know the script.
+        for spelled_out in (False, True):
+            if len(left) > 1:
+                for place, answer in zip(left, await self._run_together(script, calls, left, spelled_out), strict=True):
+                    answers[place] = answer
+                left = [place for place in left if isinstance(answers[place], ServerUnavailable | OutcomeUnknown)]
+        # The few calls whose keys are elsewhere.
+        alone = [place for place in range(len(calls)) if isinstance(answers[place], _Elsewhere)] if len(calls) > 1 else left
+        again = await asyncio.gather(*(self.run(script, *calls[place]) for place in alone), return_exceptions=True)
+        for place, answer in zip(alone, again, strict=True):
+            answers[place] = answer
+        return answers
+
+    async def _run_together(
+        self,
+        script: Script,
+        calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]],
+        places: Sequence[int],
+        spelled_out: bool,
+    ) -> list[Any]:
+        """Return the answer to each call, or an error."""
+        try:
+            connections = await self._nodes.find(calls[places[0]][0][0])
+            wire = await self._acquire(connections)
+        except ServerError as error:
+            return [error] * len(places)
+        arrived = False
+        self.round_trips += 1
+        try:
+            # EVAL needs no further right, and makes the script known to the server for the calls that follow.
+            command: tuple[str, str] = ("EVAL", script.text) if spelled_out else ("EVALSHA", script.sha)
+            asked = []
+            for keys, args in (calls[place] for place in places):
+                asked.append(wire.ask(*command, len(keys), *keys, *args))
+                command = ("EVALSHA", script.sha)
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            arrived = wire.is_open
+        except OSError as error:
+            return [_lost(error)] * len(places)
+        finally:
+            # A caller that is cancelled leaves answers in flight.
+            (connections.release if arrived else connections.abandon)(wire)
+        if not arrived:
+            self._nodes.suspect(connections)
+        return [self._meaning(answer, connections) for answer in answers]
+
+    def _meaning(self, answer: Any, connections: ConnectionPool) -> Any:
+        """Return an answer, or the error that it means, without raising it."""
+        if isinstance(answer, OSError):
+            self.errors += 1
+            return _lost(answer)
+        if not isinstance(answer, ReplyError):
+            return answer
+        if _is_unknown_script(answer):
+            return ServerUnavailable(str(answer))
+        try:
+            return self._elsewhere(answer, connections) or self._refused(answer, connections)
+        except ServerError as error:
+            return error
+
+    def run_soon(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | bytes | int],
+        told: Callable[[Any], object],
+        beside: Connection | None = None,
+    ) -> Connection | None:
+        """Send a script's call before this returns, if a connection is free, and do not retry it.
+
+        ``told`` is called with the answer, or with the error that :meth:`run` would raise. It is :class:`ServerUnavailable` also
+        if the server does not know the script. :meth:`run` then sends it the script.
+
+        ``beside`` is the connection that this returned for a call still in flight. The new call is carried out after that one.
+
+        Returns:
+            The connection on which it was sent, or None if none was free and nothing was sent.
+        """
+        try:
+            connections = self._nodes.of(keys[0])
+        except DelayqError:
+            return None
+        wire = beside or connections.acquire_nowait()
+        if wire is None or (beside is not None and not connections.share(beside)):
+            return None
+
+        form = self._rights.form(wire, script, keys[0])
+
+        def landed(answer: Any) -> None:
+            connections.release(wire)
+            if isinstance(answer, OSError):
+                self._nodes.suspect(connections)
+                self.errors += 1
+                told(_lost(answer))
+            elif not isinstance(answer, ReplyError):
+                self._rights.permitted(wire, script, keys[0], form)
+                told(answer)
+            elif _is_unknown_script(answer) or _ELSEWHERE.match(str(answer)):
+                told(ServerUnavailable(str(answer)))
+            else:
+                told(self._refused(answer, connections))
+
+        self.round_trips += 1
+        wire.call(("EVALSHA", form.sha, len(keys), *keys, *args), landed)
+        return wire
+
+    def follow(self, wire: Connection, key: str, command: tuple[str | int, ...], told: Callable[[Any], object]) -> None:
+        """Send a command behind the call that :meth:`run_soon` has just sent. ``told`` is called with its answer, or an error."""
+        connections = self._nodes.of(key)
+        connections.share(wire)
+
+        def landed(answer: Any) -> None:
+            connections.release(wire)
+            told(answer)
+
+        self.round_trips += 1
+        wire.call(command, landed, BLOCKS_FOR)
+
+    def pipeline_now(
+        self, calls: Sequence[HandBack], beside: Connection | None = None
+    ) -> tuple[Connection, list[asyncio.Future[None]]] | None:
+        """Send calls for the keys of one queue, in order, before this returns, even behind others on a connection in use.
+
+        The scripts are sent as text, so that the server knows them whatever it has forgotten.
+
+        Args:
+            calls: The calls, in the order in which to carry them out.
+            beside: The connection of an earlier call, behind which to carry these out. It may have gone meanwhile.
+
+        Returns:
+            The connection, and a future for each call, which is done when the outcome is recorded; None if no connection is open
+            and nothing was sent.
+        """
+        try:
+            connections = self._nodes.of(calls[0].request.keys[0])
+        except DelayqError:
+            return None
+        wire = connections.acquire_any(beside)
+        return None if wire is None else (wire, self._pipeline(wire, connections, calls))
+
+    async def pipeline(self, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
+        """Send calls as :meth:`pipeline_now`, but wait for a connection. Raises as :meth:`run` does; then nothing was sent."""
+        connections = await self._nodes.find(calls[0].request.keys[0])
+        return self._pipeline(await self._acquire(connections), connections, calls)
+
+    async def pipeline_anew(self, calls: Sequence[HandBack]) -> None:
+        """Send calls for the keys of any queues over new connections, and wait until all are answered or have failed."""
+        servers: dict[ConnectionPool, list[HandBack]] = {}
+        for call in calls:
+            with suppress(DelayqError):
+                servers.setdefault(await self._nodes.find(call.request.keys[0]), []).append(call)
+
+        async def send(connections: ConnectionPool, some: Sequence[HandBack]) -> None:
+            with suppress(DelayqError):
+                wire = await connections.open_own(anew=True)
+                try:
+                    # Leave out the calls that were answered meanwhile: their fences are gone.
+                    if answers := [self._send_back(wire, connections, call) for call in some if not call.is_done]:
+                        await asyncio.wait(answers)
+                finally:
+                    connections.close(wire)
+
+        await asyncio.gather(*(send(*each) for each in servers.items()))
+
+    def path(self, key: str) -> object:
+        """Return a value that changes when a connection to the server that has ``key`` breaks: the next may lead elsewhere.
+
+        Raises:
+            ServerUnavailable: No server is known to have it now.
+        """
+        connections = self._nodes.of(key)
+        return connections, connections.breaks
+
+    @property
+    def bytes_to_send(self) -> int:
+        """The number of bytes that wait here for the network to take them."""
+        return sum(connections.bytes_to_send for connections in self._nodes.all())
+
+    def _pipeline(self, wire: Connection, connections: ConnectionPool, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
+        answers = [self._send_back(wire, connections, call) for call in calls]
+        left = len(answers)
+
+        def answered(_: asyncio.Future[None]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                connections.release(wire)
+
+        for answer in answers:
+            answer.add_done_callback(answered)
+        return answers
+
+    def _send_back(self, wire: Connection, connections: ConnectionPool, call: HandBack) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = self._loop.create_future()
+        script, keys, args, _ = call.request
+
+        def told(answer: Any) -> None:
+            if isinstance(answer, NotSent):
+                call.note(ServerUnavailable(f"the connection broke: {answer}"))
+            elif isinstance(answer, OSError):
+                self.errors += 1
+                call.note(_lost(answer))
+            elif not isinstance(answer, ReplyError):
+                self._rights.permitted(wire, script, keys[0], form)
+                call.note(answer)
+                if (cleanup := call.cleanup) is not None:
+                    with suppress(OSError):
+                        wire.tell(*cleanup)
+            elif _ELSEWHERE.match(str(answer)):
+                # The next try goes to that server.
+                with suppress(DelayqError):
+                    self._elsewhere(answer, connections)
+                call.note(ServerUnavailable(str(answer)), put_off=True)
+            else:
+                error = self._refused(answer, connections)
+                call.note(error, put_off=isinstance(error, ServerUnavailable))
+            if not done.done():
+                done.set_result(None)
+
+        form = self._rights.form(wire, script, keys[0])
+        call.tries += 1
+        self.round_trips += 1
+        try:
+            wire.call(("EVAL", form.text, len(keys), *keys, *args), told)
+        except OSError as error:
+            told(error)
+        return done
+
+    def spare_fence(self, call: HandBack, fence: str) -> None:
+        """Delete the fence of a call once it has been answered: the call that the fence disabled can no longer be carried out."""
+        call.fence = fence
+        if (cleanup := call.cleanup) is None:
+            return
+        with suppress(DelayqError, OSError):
+            connections = self._nodes.of(fence)
+            if (wire := connections.acquire_any()) is not None:
+                wire.tell(*cleanup)
+                connections.release(wire)
+
+    async def open(self) -> None:
+        """Find out whether there is a server to ask. Raises as :meth:`run` does."""
+        if not self._nodes.spread:
+            await self.command("PING")
+            return
+        give_up_at = self._loop.time() + RETRY_FOR
+        attempt = 0
+        while True:
+            try:
+                # One server that knows where all keys are is enough: the others may be away.
+                await self._nodes.refresh()
+            except ServerUnavailable:
+                attempt += 1
+                if self._loop.time() + (pause := retry_delay(attempt, most=0.5)) >= give_up_at:
+                    raise
+                await asyncio.sleep(pause)
+            else:
+                return
+
+    async def command(self, *command: str | bytes | int, key: str | None = None) -> Any:
+        """Run a command that is safe to repeat, and retry it for :data:`RETRY_FOR` seconds. Raises as :meth:`run` does.
+
+        It goes to the server that has ``key``, or else the key that follows the command's name.
+        """
+        key = key or (command[1] if len(command) > 1 and isinstance(command[1], str) else None)
+        return await self._repeat(key, command, None, repeatable=True)
+
+    async def everywhere(self, *command: str | bytes | int) -> list[Any]:
+        """Ask every server that has keys a question that changes nothing, and return the answers of those that are up.
+
+        Raises:
+            ServerUnavailable, OutcomeUnknown: No server answers.
+            ServerRefused: One of them refuses.
+        """
+        answers, unseen = [], _Unseen()
+        for each in await self._all():
+            try:
+                answers.append(await self._attempt_at(each, False, command, None, None, None))
+            except (ServerUnavailable, OutcomeUnknown) as error:
+                unseen.add(each, error)
+        unseen.tell(partly=bool(answers))
+        return answers
+
+    async def scan(self, pattern: str, key: str | None = None) -> AsyncIterator[bytes]:
+        """Return all keys of every server that match and are there throughout. Some may come twice.
+
+        The keys of a server that is away are left out, and a warning in the log names it.
+
+        Args:
+            pattern: A pattern as SCAN takes it.
+            key: Look only at the server that has this key.
+
+        Raises:
+            ServerUnavailable, OutcomeUnknown: No server answers.
+            ServerRefused: One of them refuses.
+        """
+        seen, unseen = False, _Unseen()
+        for each in await self._all() if key is None else [await self._nodes.find(key)]:
+            cursor = b"0"
+            while True:
+                command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED)
+                try:
+                    cursor, keys = await self._attempt_at(each, False, command, None, None, None)
+                except (ServerUnavailable, OutcomeUnknown) as error:
+                    unseen.add(each, error)
+                    break
+                for found in keys:
+                    yield found
+                if cursor == b"0":
+                    seen = True
+                    break
+        unseen.tell(partly=seen)
+
+    async def _all(self) -> Sequence[ConnectionPool]:
+        if not self._nodes.all():
+            await self._nodes.refresh()
+        return self._nodes.all()
+
+    async def run_once(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | bytes | int],
+        confirm: Callable[[Any], Confirmation | None],
+    ) -> Any:
+        """Run a script without retrying it. Raises as :meth:`run` does.
+
+        ``confirm`` is called with the answer, and returns commands to send before this returns. Their answers are not awaited.
+        """
+        return await self._attempt(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, confirm)
+
+    async def _repeat(
+        self,
+        key: str | None,
+        command: tuple[Any, ...],
+        script: Script | None,
+        repeatable: bool,
+        then: tuple[str | int, ...] | None = None,
+        until: float | None = None,
+    ) -> Any:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            raise self.wrong_loop()
+        give_up_at = loop.time() + RETRY_FOR if until is None else until
+        attempt = 0
+        unknown: OutcomeUnknown | None = None
+        # The last error from before the time was up.
+        known: ServerUnavailable | None = None
+        while True:
+            try:
+                return await self._attempt(key, command, script, then=then, until=until)
+            except OutcomeUnknown as error:
+                if not repeatable or loop.time() >= give_up_at:
+                    raise
+                unknown = error
+            except ServerUnavailable as error:
+                known = known if known and isinstance(error.__cause__, TimeoutError) else error
+                if loop.time() >= give_up_at:
+                    # An earlier try may have been carried out.
+                    raise unknown or known from known.__cause__
+            attempt += 1
+            await asyncio.sleep(retry_delay(attempt, most=0.5))
+
+    async def _attempt(
+        self,
+        key: str | None,
+        command: tuple[Any, ...],
+        script: Script | None,
+        confirm: Callable[[Any], Confirmation | None] | None = None,
+        then: tuple[str | int, ...] | None = None,
+        until: float | None = None,
+    ) -> Any:
+        try:
+            if key is None and self._nodes.spread:
+                # Any server will do, so one that hangs or refuses does not hold up the call.
+                ask = partial(self._attempt_at, asking=False, command=command, script=script, confirm=confirm, then=then)
+                return await first_of("no server answers", [(each.label, partial(ask, each)) for each in await self._nodes.any()])
+            async with asyncio.timeout_at(until):
+                connections, asking = await self._nodes.find(key), False
+        except TimeoutError as error:
+            self.errors += 1
+            raise ServerUnavailable("nobody tells in time which server has the queue") from error
+        except DelayqError:
+            self.errors += 1
+            raise
+        for _ in range(_SENT_ON):
+            try:
+                return await self._attempt_at(connections, asking, command, script, confirm, then, until)
+            except _Elsewhere as elsewhere:
+                connections, asking = elsewhere.connections, elsewhere.asking
+        raise ServerUnavailable("the servers of the cluster send us from one to another")
+
+    async def _attempt_at(
+        self,
+        connections: ConnectionPool,
+        asking: bool,
+        command: tuple[Any, ...],
+        script: Script | None,
+        confirm: Callable[[Any], Confirmation | None] | None,
+        then: tuple[str | int, ...] | None,
+        until: float | None = None,
+    ) -> Any:
+        wire = await self._acquire(connections, until)
+        arrived = False
+        try:
+            reply = await self._exchange(wire, asking, command, script, then)
+            arrived = True
+            if confirm is not None and (confirmation := confirm(reply)) is not None:
+                self._confirm(wire, asking, confirmation)
+        except ReplyError as error:
+            # The answer to the command that follows it may be held back for a while.
+            arrived = then is None
+            if (elsewhere := self._elsewhere(error, connections)) is not None:
+                raise elsewhere from error
+            raise self._refused(error, connections) from error
+        except NotSent as error:
+            self._nodes.suspect(connections)
+            self.errors += 1
+            raise ServerUnavailable(f"the connection broke: {error}") from error
+        except OSError as error:
+            self._nodes.suspect(connections)
+            self.errors += 1
+            raise _lost(error) from error
+        finally:
+            # A caller that is cancelled leaves answers in flight.
+            (connections.release if arrived else connections.abandon)(wire)
+        return reply
+
+    def _confirm(self, wire: Connection, asking: bool, confirmation: Confirmation) -> None:
+        *others, last = confirmation.commands
+        told = confirmation.told
+
+        def failed(answer: Any) -> None:
+            if isinstance(answer, Exception):
+                told(answer)
+
+        for command, heard in [*((other, failed) for other in others), (last, told)]:
+            self.round_trips += 1
+            try:
+                if asking:
+                    wire.tell("ASKING")
+                wire.call(command, heard)
+            except OSError as error:
+                told(error)
+
+    async def _acquire(self, connections: ConnectionPool, until: float | None = None) -> Connection:
+        try:
+            if (wire := connections.acquire_nowait()) is not None:
+                return wire
+            give_up_at = self._loop.time() + ANSWER_WITHIN
+            async with asyncio.timeout_at(give_up_at if until is None else min(until, give_up_at)):
+                return await connections.acquire()
+        except TimeoutError as error:
+            self.errors += 1
+            self._nodes.suspect(connections)
+            raise ServerUnavailable("no connection could be had in time: the server accepts none, or answers on none") from error
+        except DelayqError as error:
+            self.errors += 1
+            if isinstance(error, ServerUnavailable):
+                self._nodes.suspect(connections)
+            raise
+
+    async def _exchange(
+        self,
+        wire: Connection,
+        asking: bool,
+        command: tuple[Any, ...],
+        script: Script | None,
+        then: tuple[str | int, ...] | None,
+    ) -> Any:
+        if script is None:
+            return await self._ask(wire, asking, command, then)
+        form = self._rights.form(wire, script, command[3])
+        try:
+            answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), then)
+        except ReplyError as error:
+            # Not carried out. EVAL needs no SCRIPT permission, and another SCRIPT FLUSH cannot come in between.
+            if not _is_unknown_script(error):
+                raise
+            answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), then)
+        self._rights.permitted(wire, script, command[3], form)
+        return answer
+
+    async def _ask(self, wire: Connection, asking: bool, command: tuple[Any, ...], then: tuple[str | int, ...] | None) -> Any:
+        self.round_trips += 1
+        if asking:
+            wire.tell("ASKING")
+        answer = wire.ask(*command)
+        if then is None:
+            return await answer
+        second: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.round_trips += 1
+        wire.call(then, partial(_note, second), BLOCKS_FOR)
+        return await answer, await second
+
+    def _elsewhere(self, error: ReplyError, connections: ConnectionPool) -> _Elsewhere | None:
+        if (found := _ELSEWHERE.match(str(error))) is None:
+            return None
+        kind, slot, place = found.groups()
+        if kind == "ASK":
+            return _Elsewhere(self._nodes.at(place, connections), asking=True)
+        return _Elsewhere(self._nodes.moved(int(slot), place, connections), asking=False)
+
+    def _refused(self, error: ReplyError, connections: ConnectionPool) -> DelayqError:
+        self.errors += 1
+        text = str(error)
+        if is_not_now(text):
+            # It has lost its role, or its cluster has lost some slots: another server may have them.
+            self._nodes.suspect(connections)
+            if "READONLY" in text:
+                if connections.lead_to_replica:
+                    advice = "name its master, or its Sentinels as redis+sentinel://"
+                    return ServerRefused(f"{connections.label} is a replica, which stores nothing: {advice}")
+                connections.renew()
+            return ServerUnavailable(f"the server cannot serve now: {text}")
+        if is_refusal(text):
+            self._rights.forget()
+        if "WRONGTYPE" in text:
+            return ServerRefused("one of the queue's keys holds a value of another type: it is used by something else")
+        return ServerRefused(text)
+
+
+def _note(future: asyncio.Future[Any], reply: Any) -> None:
+    # Errors are results, too, because the answer before this one is known.
+    if not future.done():
+        future.set_result(reply)
+
+
+def _is_unknown_script(error: ReplyError) -> bool:
+    return str(error).startswith("NOSCRIPT")
+
+
+def _lost(error: OSError) -> OutcomeUnknown:
+    return OutcomeUnknown(f"the connection broke before the answer came: {error or type(error).__name__}")

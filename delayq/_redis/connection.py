@@ -1,0 +1,402 @@
+"""One open connection: commands out, answers in."""
+# ruff: noqa: SLF001 - redis-py opens the socket, and has no other way to let go of it
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+import struct
+import sys
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from hiredis import ProtocolError, Reader, pack_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from redis.asyncio.connection import AbstractConnection
+
+if sys.platform == "linux":
+    import fcntl
+    import termios
+
+_log = logging.getLogger("delayq")
+
+# How long a connection may be silent while an answer is missing, seconds.
+ANSWER_WITHIN = 5.0
+# After how much of that time the connection is doubted, seconds.
+DOUBT_AFTER = 1.0
+# An answer is not missing before its question has arrived: a network carries at least this many bytes per second.
+_SLOWEST = 250_000
+# When the system first probes whether the other end of an idle connection still exists, the time between probes, both in seconds,
+# and the number of probes. By default it probes after two hours.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+_NOTHING = object()
+
+_Error = TypeVar("_Error", bound=Exception)
+
+
+class ReplyError(Exception):
+    """The server answered with an error."""
+
+
+class NotSent(ConnectionError):
+    """The connection is lost, and nothing was sent."""
+
+
+class _Question(NamedTuple):
+    """A command that has not been answered yet.
+
+    Attributes:
+        told: Called with the answer; None if the answer is not needed.
+        sent_at: When the command was sent, seconds.
+        patience: How many seconds longer than others the answer may take.
+        afterwards: Called when the answer has come, or will not come any more.
+    """
+
+    told: Callable[[Any], object] | None
+    sent_at: float
+    patience: float
+    afterwards: list[Callable[[], object]] | None = None
+
+    def tell(self, answer: Any) -> None:
+        _tell(self.told, answer)
+        for each in self.afterwards or ():
+            each()
+
+
+class Connection(asyncio.Protocol):
+    """A connection that redis-py has opened and introduced; from then on its socket is read and written here.
+
+    Sockets, TLS, user names and passwords are left to redis-py. Its streams are not used, because they cost more than all else
+    that a call needs. Answers come in the order of the questions, and several may be in flight. Data that no call has asked for,
+    such as notifications, is kept for :meth:`read`.
+
+    A connection that dies silently looks like one whose answer takes a long time. While bytes come in or leave, it is alive. When
+    nothing has moved for :data:`DOUBT_AFTER` seconds and an answer is missing, ``doubted`` is called, and again from time to
+    time, so that the owner can find out more. After :data:`ANSWER_WITHIN` seconds the connection ends itself.
+
+    Attributes:
+        doubted: Called as described above.
+        broken: Called when the connection ends in any other way than by :meth:`close`.
+        round_trip: The time that the fastest answer took, seconds; infinite before the first one.
+        moved_at: When bytes last came in or left, as far as that was noticed; seconds on the event loop's clock.
+    """
+
+    def __init__(self, opened: AbstractConnection) -> None:
+        """Take over a connection on which no answer is outstanding."""
+        self._loop = asyncio.get_running_loop()
+        self.doubted: Callable[[], object] = lambda: None
+        self.broken: Callable[[], object] = lambda: None
+        self.moved_at: float = self._loop.time()
+        self.round_trip: float = math.inf
+        # When an answer was last found to be missing for too long.
+        self._doubted_at = -math.inf
+        # How many commands in flight allow the server to hold back its answers.
+        self._blocking = 0
+        # How many callbacks of `when_answered` are outstanding.
+        self._abandoned = 0
+        # Bytes that had not left when we last looked.
+        self._queued = 0
+        # When a command was sent whose answer goes to `read`.
+        self._answer_due_since: float | None = None
+        held: Any = opened
+        # Kept, because it closes the socket when it is collected.
+        self._writer = held._writer
+        self._transport = self._writer.transport
+        held._reader = held._writer = None
+        self._reader: Any = Reader(protocolError=ProtocolError, replyError=_reply_error, notEnoughData=_NOTHING)
+        self._asked: deque[_Question] = deque()
+        self._unasked: deque[Any] = deque()
+        self._reading: asyncio.Future[Any] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._lost: Exception | None = None
+        self._socket: Any = self._transport.get_extra_info("socket")
+        self._keep_alive(getattr(opened, "socket_keepalive_options", None))
+        self._transport.set_protocol(self)
+        self._transport.resume_reading()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used, as far as we know."""
+        return self._lost is None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether it can be used, and nothing unrequested has arrived."""
+        return self._lost is None and not self._unasked
+
+    @property
+    def bytes_to_send(self) -> int:
+        """The number of bytes that wait here for the network to take them."""
+        return 0 if self._lost is not None else self._transport.get_write_buffer_size()
+
+    @property
+    def unanswered(self) -> int:
+        """The number of answers that are outstanding."""
+        return len(self._asked)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the server may hold back the answers to commands that are sent now."""
+        return self._blocking > 0
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether a caller has left before its answer came, and that answer is still outstanding."""
+        return self._abandoned > 0
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether an answer was found to be missing for too long, and nothing has moved since then."""
+        return self._doubted_at > self.moved_at
+
+    def ask(self, *command: Any) -> asyncio.Future[Any]:
+        """Send a command. The future returns its answer, or raises :class:`ReplyError` or an ``OSError``.
+
+        Cancelling the future does no harm.
+
+        Raises:
+            NotSent: The connection is lost.
+        """
+        future = self._loop.create_future()
+        self.call(command, partial(_settle, future))
+        return future
+
+    def call(self, command: Sequence[Any], told: Callable[[Any], object] | None, blocks: float = 0.0) -> None:
+        """Send a command. ``told`` is called with its answer, or the error that :meth:`ask` raises, as soon as that is known.
+
+        ``blocks`` is the number of seconds for which the command lets the server hold back the answer.
+        """
+        self._check()
+        if blocks:
+            self._blocking += 1
+            told = partial(self._unblocked, told)
+        packed = pack_command(tuple(command))
+        self._asked.append(_Question(told, self._loop.time(), blocks + len(packed) / _SLOWEST))
+        self._keep_watch()
+        self._transport.write(packed)
+
+    def when_answered(self, told: Callable[[], object]) -> None:
+        """Call ``told`` when the last answer now outstanding has come, or will not come any more; at once if there is none.
+
+        The connection counts as abandoned until then.
+        """
+        if not self._asked:
+            told()
+            return
+        self._abandoned += 1
+        last = self._asked[-1]
+        if last.afterwards is None:
+            self._asked[-1] = last._replace(afterwards=[told])
+        else:
+            last.afterwards.append(told)
+
+    def tell(self, *command: Any) -> None:
+        """Send a command whose answer is not needed. Raises as :meth:`ask` does."""
+        self.call(command, None)
+
+    def write(self, *command: Any) -> None:
+        """Send a command. Its answer, if there is one, goes to :meth:`read`. Raises as :meth:`ask` does."""
+        self._check()
+        self._transport.write(pack_command(command))
+
+    def ping(self) -> None:
+        """Send a command that is always answered, as :meth:`write` does. Silence after it counts as a missing answer."""
+        self.write("PING")
+        if self._answer_due_since is None:
+            self._answer_due_since = self._loop.time()
+        self._keep_watch()
+
+    def silent_since(self) -> float | None:
+        """Return since when nothing has moved although an answer is missing; None if none is. It may lie in the future."""
+        if self._asked:
+            question = self._asked[0]
+            since, patience = question.sent_at, question.patience
+        elif self._answer_due_since is not None:
+            since, patience = self._answer_due_since, 0.0
+        else:
+            return None
+        queued, self._queued = self._queued, self._count_queued()
+        if self._queued < queued:
+            self.moved_at = self._loop.time()
+        return max(since, self.moved_at) + patience
+
+    def give_up(self, reason: str) -> None:
+        """End the connection. All callers that wait for an answer get the reason, as a ``TimeoutError``."""
+        self._lose(TimeoutError(reason))
+
+    async def read(self) -> Any:
+        """Return the next thing to arrive that no call has asked for, however long that takes.
+
+        Raises:
+            ReplyError: It is an error reply.
+            OSError: The connection is lost.
+        """
+        if not self._unasked:
+            self._check()
+            self._reading = self._loop.create_future()
+            try:
+                await self._reading
+            finally:
+                self._reading = None
+        answer = self._unasked.popleft()
+        if isinstance(answer, ReplyError):
+            raise answer
+        return answer
+
+    async def drain(self) -> None:
+        """Wait until the system takes more data. Until then, sent data is kept here."""
+        while self._drained is not None:
+            await self._drained
+
+    def close(self) -> None:
+        """End the connection after the sent data has left. All callers that wait for an answer are told."""
+        self._lose(ConnectionError("the connection was closed"), abort=False)
+
+    # Called by the transport
+
+    def data_received(self, data: bytes) -> None:
+        self.moved_at = self._loop.time()
+        self._answer_due_since = None
+        reader = self._reader
+        reader.feed(data)
+        try:
+            while (answer := reader.gets()) is not _NOTHING:
+                self._answered(answer)
+        except ProtocolError as error:
+            self._lose(ConnectionError(f"the server speaks another protocol: {error}"))
+
+    def eof_received(self) -> None:
+        self._lose(ConnectionError("the server closed the connection"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose(error if isinstance(error, OSError) else ConnectionError(f"the connection broke: {error or 'it was closed'}"))
+
+    def pause_writing(self) -> None:
+        self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
+
+    # Internals
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise NotSent(str(self._lost)) from self._lost
+
+    def _answered(self, answer: Any) -> None:
+        if not self._asked:
+            self._unasked.append(answer)
+            if self._reading is not None and not self._reading.done():
+                self._reading.set_result(None)
+            return
+        question = self._asked.popleft()
+        self.round_trip = min(self.round_trip, self.moved_at - question.sent_at)
+        if question.afterwards:
+            self._abandoned -= len(question.afterwards)
+        question.tell(answer)
+
+    def _unblocked(self, told: Callable[[Any], object] | None, answer: Any) -> None:
+        self._blocking -= 1
+        if told is not None:
+            told(answer)
+
+    def _keep_watch(self) -> None:
+        if self._watch is None:
+            self._watch = self._loop.call_later(min(DOUBT_AFTER, ANSWER_WITHIN), self._look)
+
+    def _look(self) -> None:
+        """Check whether an answer has been missing for too long. One timer serves all questions asked meanwhile."""
+        self._watch = None
+        since = self.silent_since()
+        if since is None or self._lost is not None:
+            return
+        silent = self._loop.time() - since
+        if silent >= ANSWER_WITHIN:
+            self.give_up(f"no answer within {ANSWER_WITHIN:g} s")
+            return
+        wait = min(DOUBT_AFTER if silent >= DOUBT_AFTER else DOUBT_AFTER - silent, ANSWER_WITHIN - silent)
+        self._watch = self._loop.call_later(wait, self._look)
+        if silent >= DOUBT_AFTER:
+            self._doubted_at = self._loop.time()
+            self.doubted()
+
+    def _count_queued(self) -> int:
+        """Count the bytes that were sent here and have not reached the other end, as far as the system tells."""
+        queued: int = self._transport.get_write_buffer_size()
+        if sys.platform == "linux" and self._socket is not None:
+            with suppress(OSError, ValueError):
+                (in_system,) = struct.unpack("i", fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))
+                queued += in_system
+        return queued
+
+    def _keep_alive(self, chosen: Any) -> None:
+        """Have the system detect that the other end has vanished. ``chosen`` holds the user's own settings, if any."""
+        if self._socket is None or self._socket.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        with suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEP_ALIVE.items():
+                if not chosen and hasattr(socket, name):
+                    self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def _lose(self, error: Exception, *, abort: bool = True) -> None:
+        if self._lost is not None:
+            return
+        self._lost = error
+        if self._watch is not None:
+            self._watch.cancel()
+        if abort:
+            self._transport.abort()
+            self.broken()
+        else:
+            self._transport.close()
+        self.resume_writing()
+        asked, self._asked = self._asked, deque()
+        for question in asked:
+            question.tell(own_copy(error))
+        if self._reading is not None and not self._reading.done():
+            self._reading.set_exception(own_copy(error))
+
+
+def _tell(told: Callable[[Any], object] | None, answer: Any) -> None:
+    if told is None:
+        return
+    try:
+        told(answer)
+    except Exception:  # noqa: BLE001 - the other calls on this connection must get their answers all the same
+        _log.exception("an answer could not be handled")
+
+
+def _settle(future: asyncio.Future[Any], answer: Any) -> None:
+    if future.done():
+        return
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+def own_copy(error: _Error) -> _Error:
+    """Return an equal error for each caller: one object raised in many tasks would mix up their tracebacks."""
+    try:
+        copy = type(error)(*error.args)
+    except Exception:  # noqa: BLE001 - its constructor takes other arguments
+        return error
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+def _reply_error(text: str) -> ReplyError:
+    # For a command that it does not know, the server quotes the arguments.
+    return ReplyError(text.removeprefix("ERR ").partition(", with args beginning with")[0])

@@ -1,0 +1,264 @@
+"""Opens a connection: to a server itself, or to the one that Sentinels name."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from delayq._redis.connection import Connection, ReplyError
+from delayq._redis.first_of import first_of
+from delayq._redis.not_now import is_not_now
+from delayq._redis.url import Address, SentinelAddress
+from delayq.errors import DelayqError, ServerRefused, ServerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+E = TypeVar("E", bound=BaseException)
+
+# A broken link raises these, on any system and in any version of redis-py.
+_LINK_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError, EOFError)
+# Python's names for what the other side of a TLS connection has reported.
+_ALERT = re.compile(r"\[SSL: \w*?(ALERT_\w+)\]")
+# The beginnings of errors about the user, the password or the user's rights.
+_OF_THE_USER = ("NOAUTH", "WRONGPASS", "NOPERM", "AUTH ", "invalid password", "Client sent AUTH")
+
+
+class Opener:
+    """Opens connections to one address: to that server, or to the master that Sentinels name.
+
+    Attributes:
+        label: The name to show for the address.
+        found_no_master: Whether every connection so far has led to a replica.
+    """
+
+    def __init__(self, address: Address | SentinelAddress) -> None:
+        self._address = address
+        self._sentinels = list(address.sentinels) if isinstance(address, SentinelAddress) else []
+        self.label: str = address.label
+        self.found_no_master: bool = False
+        self._found_a_master = False
+
+    async def open(self) -> Connection:
+        """Connect, send the greeting, and select the database.
+
+        Raises:
+            ServerUnavailable: No server answers, or it cannot serve now; or no Sentinel knows the master.
+            ServerRefused: The server does not let us in.
+        """
+        if isinstance(self._address, SentinelAddress):
+            return await self._open_master(self._address)
+        try:
+            wire, role, _ = await _open(self._address)
+        except ServerUnavailable:
+            if self._address.restart is None:
+                raise
+            path = await self._address.restart()
+            self._address = replace(self._address, options=self._address.options | {"path": path})
+            wire, role, _ = await _open(self._address)
+        self._found_a_master |= role == b"master"
+        self.found_no_master = not self._found_a_master and role == b"replica"
+        return wire
+
+    async def _open_master(self, address: SentinelAddress) -> Connection:
+        """Connect by way of the first Sentinel that names a server which itself claims to be the master."""
+        tried: set[tuple[str, int]] = set()
+
+        async def by(sentinel: Address) -> Connection:
+            place = await _master(sentinel, address.service)
+            if place in tried:
+                raise ServerUnavailable(f"{sentinel.label} names {place[0]}:{place[1]} too")
+            tried.add(place)
+            wire, role, _ = await _open(address.server.at(*place))
+            # A Sentinel may not have heard yet that another server has taken over.
+            if role not in (b"master", None):
+                wire.close()
+                raise ServerUnavailable(f"{sentinel.label} names {place[0]}:{place[1]}, which is no master now")
+            # The Sentinel that was right is asked first from now on.
+            self._sentinels.remove(sentinel)
+            self._sentinels.insert(0, sentinel)
+            return wire
+
+        attempts = [(sentinel.label, partial(by, sentinel)) for sentinel in self._sentinels]
+        return await first_of(f"{address.label}: no Sentinel leads to the master", attempts, Connection.close)
+
+
+async def _master(sentinel: Address, service: str) -> tuple[str, int]:
+    """Return host and port of the server that a Sentinel names."""
+    question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+    wire, _, (answer,) = await _open(sentinel, question, credentials="sentinel_username and sentinel_password")
+    wire.close()
+    if isinstance(answer, ReplyError):
+        raise _refusal(answer, sentinel)
+    if not answer:
+        raise ServerUnavailable(f"{sentinel.label} knows no service {service!r}")
+    return answer[0].decode(), int(answer[1])
+
+
+async def _open(
+    address: Address, *questions: tuple[str, ...], credentials: str = "user and password"
+) -> tuple[Connection, bytes | None, Sequence[Any]]:
+    """Connect, and send the greeting and the questions together, because a round trip may be long.
+
+    Args:
+        address: The server.
+        questions: Further commands.
+        credentials: What to check in the address if the server does not let us in.
+
+    Returns:
+        The connection, the server's role if it tells one, and the answers to the questions, which may be errors.
+    """
+    opened = address.connection()
+    try:
+        if address.is_tls:
+            _load_certificates(opened, address)
+        secrets = await _credentials(opened, address)
+        name, database = opened.client_name or "delayq", opened.db
+        if not _greets_itself(opened):
+            _silence(opened)
+        await opened.connect()  # type: ignore[no-untyped-call,unused-ignore]
+    except BaseException as error:
+        with suppress(RedisError, OSError):
+            await opened.disconnect(nowait=True)
+        if (reason := _why_not(error, address)) is None:
+            raise
+        raise reason from error
+    wire = _take_over(opened)
+    then = [*([("SELECT", database)] if database else []), *questions]
+    try:
+        auth = ("AUTH", *secrets) if secrets else ()
+        hello, *answers = await _ask(wire, ("HELLO", 2, *auth, "SETNAME", name), *then)
+        if isinstance(hello, ReplyError) and "unknown command" in str(hello):
+            # Some proxies know only the commands that preceded HELLO.
+            hello, _, *answers = await _ask(wire, auth or ("PING",), ("CLIENT", "SETNAME", name), *then)
+        refused = [answer for answer in (hello, *answers[: len(then) - len(questions)]) if isinstance(answer, ReplyError)]
+        if refused:
+            raise _refusal(refused[0], address, credentials)  # noqa: TRY301 - the connection is closed in one place
+    except BaseException as error:
+        wire.close()
+        if (reason := _why_not(error, address)) is None:
+            raise
+        raise reason from error
+    told = dict(zip(hello[::2], hello[1::2], strict=False)) if isinstance(hello, list) else {}
+    return wire, told.get(b"role"), answers[len(then) - len(questions) :]
+
+
+async def _ask(wire: Connection, *commands: tuple[Any, ...]) -> list[Any]:
+    """Send commands together. Returns the answers, which may be errors from the server."""
+    answers = await asyncio.gather(*[wire.ask(*command) for command in commands], return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, OSError):
+            if not wire.is_clean:
+                with suppress(OSError):
+                    # The reason why the server hung up, which it sent before it was asked.
+                    return [ReplyError(str(await wire.read()))]
+            raise answer
+    return answers
+
+
+async def _credentials(opened: AbstractConnection, address: Address) -> tuple[str, ...]:
+    """Return user and password, or nothing if there is no password or redis-py sends it."""
+    if _greets_itself(opened):
+        return ()
+    if opened.credential_provider is None:
+        return (opened.username or "default", opened.password or "") if opened.username or opened.password else ()
+    try:
+        *user, password = await opened.credential_provider.get_credentials_async()
+    except Exception as error:
+        # The provider may have to ask a server, too.
+        raise ServerUnavailable(f"{address.label}: the credential provider failed with {type(error).__name__}") from error
+    return (*(user or ["default"]), password)
+
+
+def _greets_itself(opened: AbstractConnection) -> bool:
+    """Tell whether the user of redis-py has replaced the greeting."""
+    own = ("on_connect", "on_connect_check_health")
+    replaced = any(getattr(type(opened), name, None) is not getattr(AbstractConnection, name, None) for name in own)
+    return replaced or opened.redis_connect_func is not None
+
+
+def _silence(opened: AbstractConnection) -> None:
+    """Keep redis-py from sending anything: its greeting takes several round trips."""
+    held: Any = opened
+    held.credential_provider = held.username = held.password = held.client_name = None
+    held.driver_info = held.lib_name = held.lib_version = None
+    held.db = 0
+
+
+def _take_over(opened: AbstractConnection) -> Connection:
+    held: Any = opened
+    # A server that is full or protected says so without being asked.
+    said = bytes(held._reader._buffer)  # noqa: SLF001 - bytes that have arrived already must not be lost
+    wire = Connection(opened)
+    if said:
+        wire.data_received(said)
+    return wire
+
+
+def _load_certificates(opened: AbstractConnection, address: Address) -> None:
+    # redis-py mistakes a missing file for a server that does not answer.
+    held: Any = opened
+    try:
+        held.ssl_context.get()
+    except (OSError, ValueError) as error:
+        options = "ssl_certfile, ssl_keyfile and ssl_ca_certs"
+        raise ServerRefused(f"{address.label}: the certificates cannot be loaded ({error}): check {options}") from error
+
+
+def _refusal(error: ReplyError, address: Address, credentials: str = "user and password") -> DelayqError:
+    text = str(error)
+    if is_not_now(text):
+        return ServerUnavailable(f"{address.label} cannot serve now: {text}")
+    if text.startswith(_OF_THE_USER):
+        return ServerRefused(f"{address.label} does not let us in: {text.rstrip('.')}; check {credentials}")
+    return ServerRefused(f"{address.label} refuses the connection: {text}")
+
+
+def _why_not(error: BaseException, address: Address) -> DelayqError | None:
+    untrusted = _behind(error, ssl.SSLCertVerificationError)
+    if untrusted is not None:
+        # The certificate will be the same the next time.
+        return ServerRefused(f"{address.label} has a certificate that is not trusted: {untrusted.verify_message}")
+    if (alert := _ALERT.search(str(_behind(error, ssl.SSLError)))) is not None:
+        return ServerRefused(f"{address.label} ends TLS: {_what_to_do(alert[1], address)}")
+    if isinstance(error, (*_LINK_ERRORS, RedisError)):
+        if address.label.endswith("://***"):
+            # The error names the host, which may be half of a password.
+            return ServerUnavailable(f"{address.label} does not answer: quote what is special in the password as %40, %3F, %23")
+        return ServerUnavailable(f"{address.label} does not answer: {error}{_hint(error, address)}")
+    return None
+
+
+def _what_to_do(alert: str, address: Address) -> str:
+    """Put a TLS alert from the server into words, and say what to do about it."""
+    words = alert.lower().replace("_", " ")
+    if not address.options.get("ssl_certfile") and alert.endswith(("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")):
+        return f"{words}; if it wants a client certificate, add ssl_certfile= and ssl_keyfile= to the address"
+    return f"{words}; check ssl_certfile, ssl_keyfile, ssl_min_version and ssl_ciphers"
+
+
+def _behind(error: BaseException | None, kind: type[E]) -> E | None:
+    """Return the error of this kind that led to ``error``, or None."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _hint(error: BaseException, address: Address) -> str:
+    """Return a hint if the scheme may be wrong, because neither side can tell the other."""
+    if address.is_tls and isinstance(error, RedisTimeoutError):
+        return " (a port without TLS is silent like this: is it redis://?)"
+    if not address.is_tls and _behind(error, ConnectionResetError):
+        return " (a port with TLS hangs up like this: is it rediss://?)"
+    return ""

@@ -1,0 +1,434 @@
+"""A pool of open connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from delayq._redis.connection import DOUBT_AFTER, ReplyError
+from delayq._redis.handshake import Opener
+from delayq.errors import Closed, DelayqError, ServerUnavailable
+
+if TYPE_CHECKING:
+    from delayq._redis.connection import Connection
+    from delayq._redis.url import Address, SentinelAddress
+
+# How long connecting may take, greetings included; seconds.
+OPEN_TIMEOUT = 5.0
+# The minimum time that older connections have left after a fresh one was answered, seconds.
+_MOMENT = 0.5
+
+
+class ConnectionPool:
+    """A small pool of connections that redis-py opens.
+
+    redis-py's own pools raise or wait when they are full, hide whether a command was sent before an error, and count
+    nothing. Here acquiring and sending are two steps, so an error in the first one means that nothing was sent. When the limit is
+    reached, calls share the connections in use: on a distant server, waiting for a free one would cost a round trip.
+
+    If one connection has died silently, others may have died too. So when one is doubted, the free ones are put aside until they
+    have answered a PING, and a fresh connection is tried as well. Silence alone proves nothing, because the server may be busy.
+    But if a fresh connection is answered while an older one that has waited longer is not, the older one is dead.
+    """
+
+    def __init__(self, address: Address | SentinelAddress, limit: int) -> None:
+        self._opener = Opener(address)
+        self._free: list[Connection] = []
+        # How many calls hold each connection.
+        self._used: dict[Connection, int] = {}
+        # How many may be in use at the same time, and how many are being opened within that limit.
+        self._limit = limit
+        self._opening = 0
+        # The callers that wait for a connection, a heap in order of arrival; and how many were woken and have yet to run.
+        self._row: list[tuple[int, asyncio.Future[None]]] = []
+        self._tickets = count()
+        self._awake = 0
+        # Connections in use that block or listen, so nothing else may be sent on them.
+        self._own: set[Connection] = set()
+        # Connections in use that lead to a server that is no longer the right one.
+        self._outdated: set[Connection] = set()
+        # How many free connections, from the start of the list, have not been needed since the last look.
+        self._spare: int = 0
+        # Connections that were free when one was doubted, and have not answered since.
+        self._aside: set[Connection] = set()
+        self._probing: asyncio.Task[None] | None = None
+        self._ended: DelayqError | None = None
+        self._round_trip = 0.0
+        self.opened: int = 0
+        # How often connections broke or led to another server. The next ones may lead to another server, too.
+        self.breaks: int = 0
+        _of_this_process.add(self)
+
+    @property
+    def label(self) -> str:
+        """The name to show for the server, without secrets."""
+        return self._opener.label
+
+    @property
+    def lead_to_replica(self) -> bool:
+        """Whether the address is that of a replica, as far as we know: no connection has led to a master yet."""
+        return self._opener.found_no_master
+
+    @property
+    def open(self) -> int:
+        """The number of connections that are open now."""
+        return len(self._free) + len(self._aside) + len(self._used)
+
+    @property
+    def round_trip(self) -> float:
+        """The shortest time that an answer takes, seconds: the last one known if no connection is left, 0 before the first."""
+        self._round_trip = min((wire.round_trip for wire in (*self._free, *self._used)), default=self._round_trip)
+        return self._round_trip
+
+    def acquire_nowait(self) -> Connection | None:
+        """Return an open connection as :meth:`acquire` does if one is free, otherwise None."""
+        if self._ended is not None or self._row or self._awake:
+            return None
+        return self._take_free()
+
+    def acquire_any(self, preferred: Connection | None = None) -> Connection | None:
+        """Return an open connection, even if it is in use, or None if none is open. Hand it to :meth:`release` afterwards.
+
+        Args:
+            preferred: The connection to return if it is still open and may be used.
+        """
+        if preferred is not None and preferred.is_open and not preferred.is_doubted and preferred not in self._outdated:
+            if self.share(preferred):
+                return preferred
+            if preferred in self._free:
+                self._free.remove(preferred)
+                self._spare = min(self._spare, len(self._free))
+                self._used[preferred] = 1
+                return preferred
+        if (wire := self.acquire_nowait()) is not None:
+            return wire
+        return next((wire for wire in (*self._shareable(), *self._used) if self.share(wire)), None)
+
+    @property
+    def bytes_to_send(self) -> int:
+        """The number of bytes that wait here for the network to take them."""
+        return sum(wire.bytes_to_send for wire in self._used) + sum(wire.bytes_to_send for wire in self._free)
+
+    async def acquire(self) -> Connection:
+        """Return an open connection, to be handed to :meth:`release` or :meth:`abandon`.
+
+        Opens one if none is free, and shares one if the limit is reached.
+
+        Raises:
+            ServerUnavailable: No server answers at the address.
+            ServerRefused: The server does not let us in.
+        """
+        ticket: int | None = None
+        try:
+            while True:
+                self._demand_open()
+                # A connection that only one caller can have goes to the caller that came first.
+                if ticket is not None or len(self._row) + self._awake < len(self._free) + self._places:
+                    if (wire := self._take_free()) is not None:
+                        return wire
+                    if self._places:
+                        return await self._opened_in_place()
+                if (shareable := self._shareable()) and self.share(shareable[0]):
+                    return shareable[0]
+                if ticket is None:
+                    ticket = next(self._tickets)
+                await self._turn(ticket)
+        finally:
+            # Even if this caller has left or has failed: the next one may fare better.
+            self._wake()
+
+    @property
+    def _places(self) -> int:
+        """How many more connections may be opened for calls."""
+        return max(0, self._limit - (len(self._used) - len(self._own)) - self._opening)
+
+    async def _opened_in_place(self) -> Connection:
+        self._opening += 1
+        try:
+            return await self._opened_anew()
+        finally:
+            self._opening -= 1
+
+    def _shareable(self) -> list[Connection]:
+        """Return the connections in use that another call may share, the least busy one first."""
+        usable = [
+            wire
+            for wire in self._used
+            if wire.is_open
+            and not (wire.is_blocked or wire.is_doubted or wire.is_abandoned or wire in self._own or wire in self._outdated)
+        ]
+        # A call behind a large one waits a long time.
+        return sorted(usable, key=lambda wire: (wire.bytes_to_send, wire.unanswered))
+
+    async def _turn(self, ticket: int) -> None:
+        """Wait until a connection may be available, behind the callers with older tickets."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heappush(self._row, (ticket, turn))
+        try:
+            await turn
+        finally:
+            # Not if the caller was cancelled before it was woken.
+            self._awake -= turn.done() and not turn.cancelled()
+
+    def _wake(self) -> None:
+        """Wake as many of the waiting callers as may find a connection now: all of them if one can be shared."""
+        if not self._row:
+            return
+        everybody = self._ended is not None or bool(self._shareable())
+        found = len(self._row) if everybody else len(self._free) + self._places - self._awake
+        while found > 0 and self._row:
+            _, turn = heappop(self._row)
+            if not turn.done():
+                turn.set_result(None)
+                self._awake += 1
+                found -= 1
+
+    def share(self, wire: Connection) -> bool:
+        """Hold an acquired connection once more, for another call behind the first. Returns whether that is possible.
+
+        Both calls release it.
+        """
+        if wire not in self._used or wire in self._own or not wire.is_open:
+            return False
+        self._used[wire] += 1
+        return True
+
+    def release(self, wire: Connection) -> None:
+        """Take back a connection, open or not. Its holder must no longer be waiting for an answer on it."""
+        held = self._used.get(wire, 1)
+        if held > 1:
+            # No other caller may have it to itself yet: the next one might subscribe on it.
+            self._used[wire] = held - 1
+            # A connection that was doubted or blocked may be usable again.
+            self._wake()
+            return
+        if wire in self._outdated:
+            self.close(wire)
+        elif self._used.pop(wire, 0) and wire.is_open:
+            self._free.append(wire)
+        self._wake()
+
+    def abandon(self, wire: Connection) -> None:
+        """Take back a connection whose holder has left. It stays in use until the answers in flight have arrived.
+
+        Closing it would cost the other calls on it their answers, and the next call a new connection. Until then no further call
+        shares it, because the holder may have left for want of an answer.
+        """
+        wire.when_answered(partial(self.release, wire))
+
+    def disown(self) -> None:
+        """Stop using the connections without closing any: this is a forked child, and they belong to its parent."""
+        self._ended = Closed("the client belongs to another process")
+        _inherited.extend((*self._free, *self._aside, *self._used))
+        self._free.clear()
+        self._aside.clear()
+        self._used.clear()
+        self._own.clear()
+
+    def prune(self) -> None:
+        """Close the connections that have not been used since the last call: a burst leaves more than everyday work needs."""
+        idle, self._spare = self._free[: self._spare], len(self._free)
+        del self._free[: len(idle)]
+        self._spare -= len(idle)
+        for wire in idle:
+            self.close(wire)
+
+    def renew(self) -> None:
+        """Stop using the connections that are open now: another server has taken the place of theirs. Calls in flight go on."""
+        self._broken()
+        for wire in self._free:
+            wire.close()
+        self._free.clear()
+        self._discard_aside()
+        self._spare = 0
+        self._outdated.update(self._used)
+
+    def retire(self, reason: DelayqError) -> None:
+        """Close every connection, including those in use, and open no more: later callers get the reason."""
+        self._ended = reason
+        if self._probing is not None:
+            self._probing.cancel()
+        for wire in (*self._free, *self._used):
+            self.close(wire)
+        self._free.clear()
+        self._discard_aside()
+        self._wake()
+
+    async def open_own(self, *, anew: bool = False) -> Connection:
+        """Return a connection that does not count towards the limit, for calls that block. Close it with :meth:`close`.
+
+        Args:
+            anew: Open a new one, even if another is free.
+
+        Raises:
+            ServerUnavailable, ServerRefused: As for :meth:`acquire`.
+        """
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT):
+                wire = await (self._opened_anew() if anew else self._connected())
+        except TimeoutError as error:
+            raise ServerUnavailable(f"{self.label} does not answer within {OPEN_TIMEOUT:g} s") from error
+        self._own.add(wire)
+        return wire
+
+    def close(self, wire: Connection) -> None:
+        """Close a connection from :meth:`open_own`."""
+        self._used.pop(wire, None)
+        self._outdated.discard(wire)
+        self._own.discard(wire)
+        wire.close()
+        self._wake()
+
+    async def aclose(self) -> None:
+        """Close every connection, including those in use."""
+        self.retire(Closed("the client is closed"))
+        if self._probing is not None:
+            await asyncio.wait({self._probing})
+        # The sockets are closed in the next iteration of the loop.
+        await asyncio.sleep(0)
+
+    def _take_free(self) -> Connection | None:
+        while self._free:
+            wire = self._free.pop()
+            # The last one released is the first one taken, so those further down have not been needed.
+            self._spare = min(self._spare, len(self._free))
+            if wire.is_clean:
+                self._used[wire] = 1
+                return wire
+            wire.close()
+        return None
+
+    def _demand_open(self) -> None:
+        if self._ended is not None:
+            raise type(self._ended)(*self._ended.args)
+
+    async def _connected(self) -> Connection:
+        self._demand_open()
+        return self._take_free() or await self._opened_anew()
+
+    async def _opened_anew(self) -> Connection:
+        """Open a fresh connection and mark it as in use."""
+        self._demand_open()
+        try:
+            wire = await self._opener.open()
+            wire.doubted = self._doubt
+            wire.broken = self._broken
+        except DelayqError:
+            raise
+        except Exception as error:
+            # Any other error comes from the user's code, such as a provider of passwords. It may succeed the next time. Its
+            # message may be secret.
+            raise ServerUnavailable(f"{self.label}: connecting failed with {type(error).__name__}") from error
+        try:
+            self._demand_open()
+        except DelayqError:
+            wire.close()
+            raise
+        self._used[wire] = 1
+        self.opened += 1
+        return wire
+
+    def _broken(self) -> None:
+        self.breaks += 1
+
+    # Finding out whether silent connections are dead
+
+    def _doubt(self) -> None:
+        """Test all connections, because one has been silent for a while although an answer is missing."""
+        if self._ended is not None:
+            return
+        free, self._free, self._spare = self._free, [], 0
+        for wire in free:
+            if wire.is_clean:
+                self._aside.add(wire)
+                wire.call(("PING",), partial(self._answered, wire))
+            else:
+                wire.close()
+        if self._probing is None:
+            # Never started eagerly: it must not end before it is recorded here.
+            self._probing = asyncio.Task(self._probe(), name="delayq probe")
+            self._probing.add_done_callback(self._probed)
+
+    def _answered(self, wire: Connection, answer: Any) -> None:
+        """Return a connection that was put aside to the free ones, unless it is lost."""
+        if wire in self._aside:
+            self._aside.discard(wire)
+            if not isinstance(answer, OSError) and wire.is_open:
+                self._free.append(wire)
+                self._wake()
+
+    def _discard_aside(self) -> None:
+        aside, self._aside = self._aside, set()
+        for wire in aside:
+            wire.close()
+
+    async def _probe(self) -> None:
+        """Give up the silent connections if a fresh one is answered.
+
+        A server that is blocked by a long script answers no connection, and afterwards all of them, in any order. So the fresh
+        connection is asked once more, a moment after its first answer. A slow network makes that moment longer.
+        """
+        now = asyncio.get_running_loop().time
+        # Slightly in the future, so that the connections put aside count as asked by then.
+        began = now() + _MOMENT / 10
+        # A dedicated connection, so that no call shares it.
+        fresh = await self.open_own(anew=True)
+        proven = False
+        try:
+            # An error reply is an answer too.
+            with suppress(ReplyError):
+                await fresh.ask("PING")
+            await asyncio.sleep(max(_MOMENT, now() - began))
+            with suppress(ReplyError):
+                await fresh.ask("PING")
+            proven = True
+        finally:
+            if proven and self._ended is None and fresh not in self._outdated:
+                # It does not count towards the limit until a caller takes it.
+                self._used.pop(fresh, None)
+                self._own.discard(fresh)
+                self._free.append(fresh)
+                self._wake()
+            else:
+                self.close(fresh)
+        dead = [wire for wire in (*self._used, *self._aside) if self._is_dead(wire, began, now())]
+        if not dead:
+            return
+        for wire in dead:
+            wire.give_up(f"no answer within {DOUBT_AFTER:g} s, while a new connection is answered at once")
+        for wire in list(self._own):
+            # These wait for whatever arrives, so their silence means nothing. Replacing one costs little.
+            if wire.moved_at < began:
+                wire.give_up("other connections to this server were dead")
+
+    def _is_dead(self, wire: Connection, began: float, now: float) -> bool:
+        if (since := wire.silent_since()) is None or since > began:
+            return False
+        return wire in self._aside or now - since >= DOUBT_AFTER
+
+    def _probed(self, probing: asyncio.Task[None]) -> None:
+        self._probing = None
+        if not probing.cancelled():
+            # An error means that nothing is proven. A connection that is still in doubt reports again.
+            probing.exception()
+
+
+_of_this_process: WeakSet[ConnectionPool] = WeakSet()
+# Kept forever: if they were collected, their sockets would leave the parent's event loop, which the child shares.
+_inherited: list[Connection] = []
+
+
+def _after_fork() -> None:
+    for connections in _of_this_process:
+        connections.disown()
+    _of_this_process.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

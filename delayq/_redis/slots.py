@@ -1,0 +1,42 @@
+"""What all queues' keys have in common: valid names, the prefixes that tell the kinds apart, and cluster slots."""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+
+from delayq.errors import BadName
+
+LONGEST_NAME = 512
+"""In bytes. Redisson has no limit; no name in practice comes near this one."""
+SLOTS = 16384
+"""The number of hash slots in a cluster."""
+RELIABLE, PARTITION = "delayq:{", "delayq:part:{"
+"""The beginnings of a reliable queue's keys, and of one of its partitions'."""
+
+
+def checked_name(name: str) -> str:
+    """Return ``name``. Raises BadName if it is empty, too long or not text."""
+    if not isinstance(name, str) or not name:
+        raise BadName("a queue's name is a non-empty str")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise BadName(f"the name {name!r} cannot be written as UTF-8") from None
+    if size > LONGEST_NAME:
+        raise BadName(f"a queue's name has {LONGEST_NAME} bytes at most, not {size}")
+    return name
+
+
+def hash_tag(key: str) -> str:
+    """Return the part of ``key`` that decides its cluster slot (Redis Cluster specification, "Hash tags")."""
+    start = key.find("{")
+    end = key.find("}", start + 1)
+    return key[start + 1 : end] if start >= 0 and end > start + 1 else key
+
+
+def slot_of(key: str) -> int:
+    """Return the cluster slot of ``key``, by its CRC16 (Redis Cluster specification, "Key distribution model").
+
+    The standard library's ``crc_hqx`` is that CRC16.
+    """
+    return crc_hqx(hash_tag(key).encode(errors="surrogateescape"), 0) % SLOTS

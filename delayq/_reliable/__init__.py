@@ -1,0 +1,1 @@
+"""The reliable queue: its handle, messages, claims, acknowledgements, dead letters and schedules."""

@@ -1,0 +1,176 @@
+"""Operations on a claim: acknowledge, try again later, bury, extend the lease."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from delayq._engine.batcher import Batcher
+from delayq._engine.leases import LOST, fresh_until, heed, settle, settled
+from delayq._redis.scripts import Request
+from delayq._reliable.scripts import ACK, BURY, EXTEND, NACK, RELEASE
+from delayq.errors import Closed, LeaseLost, OutcomeUnknown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delayq._engine.context import EngineContext
+    from delayq._engine.counters import Counts
+    from delayq._reliable.claims import Claim, Policy
+    from delayq._reliable.keys import ReliableKeys
+
+_log = logging.getLogger("delayq")
+
+_AT_A_TIME = 200
+# Maximum number of acknowledgements in flight for which no caller waits.
+_MOST_UNANSWERED = 2 * _AT_A_TIME
+
+Part = str | bytes | int
+
+
+class Acknowledger:
+    """Settles the claims of one queue. Concurrent callers share calls.
+
+    Attributes:
+        done: Number of claims settled, or found lost, so far.
+    """
+
+    def __init__(self, keys: ReliableKeys, policy: Policy, services: EngineContext, counts: Counts) -> None:
+        self._keys = keys
+        self._counts = counts
+        self._policy = policy
+        self._server = services.server
+        self._clock = services.clock
+        self._suspects = services.suspects
+        self._closed = False
+        self.done: int = 0
+        self._acks: Batcher[Claim, bool | OutcomeUnknown] = Batcher(
+            services.server,
+            services.background,
+            request=self._acks_of,
+            repeat=self._settle,
+            results=self._acked,
+            max_items=_AT_A_TIME,
+            max_bytes=_AT_A_TIME,
+            final=True,
+            unattended=self._heed,
+        )
+
+    @property
+    def unanswered(self) -> int:
+        """Number of acknowledgements in flight."""
+        return self._acks.unanswered
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether enough acknowledgements are in flight that a caller with another one waits for its answer."""
+        return self._acks.unanswered >= _MOST_UNANSWERED
+
+    async def flush(self) -> None:
+        """Wait for the answers to all acknowledgements sent before now."""
+        await self._acks.flush()
+
+    async def ack(self, claim: Claim) -> None:
+        """Acknowledge the message.
+
+        Raises:
+            LeaseLost: The lease had ended, and another worker may have the message. Nothing was changed.
+            OutcomeUnknown: The acknowledgement may have been carried out.
+        """
+        if claim.is_suspect:
+            self._suspects.over(claim)
+        # A caller that is cancelled now has handled the message all the same, so acks are final.
+        if (done := await self._acks.submit(claim, 1)) is not True:
+            _demand(done)
+
+    def ack_unattended(self, claim: Claim) -> None:
+        """Acknowledge the message without waiting for the answer. Failures are logged. Raises :class:`Closed` only."""
+        if claim.is_suspect:
+            self._suspects.over(claim)
+        self._acks.submit_unattended(claim, 1)
+
+    async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
+        """Make the message due again after ``delay_us`` microseconds. Raises the same errors as :meth:`ack`."""
+        keys = (*self._keys.messages, self._keys.wake)
+        await self._settle_one(Request(NACK, keys, (*claim.name, delay_us, error)), claim)
+        self._counts.retried += 1
+
+    async def bury(self, claim: Claim, why: str) -> None:
+        """Make the message a dead letter. ``why`` is JSON on one line. Raises the same errors as :meth:`ack`."""
+        keys = (*self._keys.messages, self._keys.dead, self._keys.dead_messages)
+        await self._settle_one(Request(BURY, keys, (*claim.name, why)), claim)
+        self._counts.buried += 1
+
+    async def release(self, claim: Claim) -> None:
+        """Return the message to the state it was in before it was claimed. Raises the same errors as :meth:`ack`."""
+        keys = (*self._keys.messages, self._keys.wake)
+        await self._settle_one(Request(RELEASE, keys, claim.name), claim)
+        self._counts.released += 1
+
+    async def extend(self, claims: Sequence[Claim], lease_us: int) -> list[bool]:
+        """Extend leases to end ``lease_us`` microseconds from now. Returns which of them are still ours.
+
+        Raises:
+            ServerError: The outcome is unknown; most likely nothing was changed.
+            Closed: The queue is closed.
+        """
+        self._check_open()
+        held: list[bool] = []
+        for at in range(0, len(claims), _AT_A_TIME):
+            some = claims[at : at + _AT_A_TIME]
+            names = [part for claim in some for part in claim.name]
+            asked_at = self._clock.local()
+            now, *ours = await self._server.run(EXTEND, (*self._keys.messages, self._keys.wake), (lease_us, *names))
+            self._clock.observe(now, asked_at)
+            for claim, mine in zip(some, ours, strict=True):
+                if mine:
+                    claim.ends_us = now + lease_us
+                    claim.fresh_until = fresh_until(self._clock, claim.ends_us, self._policy.lease_us)
+                elif claim.is_suspect:
+                    self._suspects.over(claim)
+                held.append(bool(mine))
+        return held
+
+    async def aclose(self, grace: float) -> None:
+        """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
+        self._closed = True
+        await self._acks.aclose(grace)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the queue is closed: the message comes again when its lease ends")
+
+    def _acked(self, claims: Sequence[Claim], answer: Sequence[int | OutcomeUnknown]) -> list[bool | OutcomeUnknown]:
+        self.done += len(claims)
+        return settled(answer, self._counts)
+
+    def _acks_of(self, claims: Sequence[Claim], _lane: int) -> Request:
+        args: list[Part] = [self._policy.remember_us]
+        for claim in claims:
+            args += claim.name
+        return Request(ACK, (*self._keys.messages, self._keys.done), args)
+
+    def _heed(self, claim: Claim, outcome: bool | OutcomeUnknown | BaseException) -> None:
+        heed(self._keys.name, claim.id, outcome)
+
+    async def _settle_one(self, request: Request, claim: Claim) -> None:
+        self._check_open()
+        try:
+            (done,) = await self._settle(request, [claim])
+        finally:
+            if claim.is_suspect:
+                self._suspects.over(claim)
+        self.done += 1
+        _demand(done)
+
+    async def _settle(
+        self, request: Request, claims: Sequence[Claim], lost: OutcomeUnknown | None = None
+    ) -> list[bool | OutcomeUnknown]:
+        return await settle(self._server, self._clock, request, [claim.ends_us for claim in claims], lost)
+
+
+def _demand(done: bool | OutcomeUnknown) -> None:
+    if isinstance(done, OutcomeUnknown):
+        raise done
+    if not done:
+        raise LeaseLost(LOST)

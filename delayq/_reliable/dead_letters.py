@@ -1,0 +1,249 @@
+"""Dead letters: list them, redrive them, or drop them for good."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from delayq._durations import moment_us
+from delayq._reliable.bodies import read_letter
+from delayq._reliable.error_text import unpack_error
+from delayq._reliable.ids import checked_id
+from delayq._reliable.scripts import DROP_DEAD, REDRIVE
+from delayq.errors import BadInput, DecodeError, OutcomeUnknown, ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+
+    from delayq._redis.client import RedisClient
+    from delayq._reliable.keys import ReliableKeys
+    from delayq.codecs import Codec
+
+T = TypeVar("T")
+
+_AT_A_TIME = 100
+_TAKEN, _UNREADABLE, _EMPTY = -1, -2, -3
+# A second letter with the same id gets a name of its own: see lua/reliable/include/letters.lua.
+_STAMPED = re.compile(rb"(.*)\0[0-9]{16}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class DeadLetter(Generic[T]):
+    """A message that will not be retried.
+
+    Attributes:
+        id: The message's id.
+        reason: Why it died: ``attempts`` (all were used), ``expired`` (past its time to live), or the reason passed to ``bury``;
+            ``unreadable`` if the letter is damaged: its value raises, and it can only be purged.
+        error: The last error in one line: its type, and the first line of its message; empty if there was none.
+        traceback: The last error's traceback; empty if there was none.
+        attempt: The number of attempts it used.
+        died_at: The time it died, by the server's clock (UTC).
+        enqueued_at: The time it was offered, by the server's clock (UTC); if that cannot be read, the time it died.
+        headers: The headers that were offered with it.
+        priority: 0 to 9.
+    """
+
+    id: str
+    reason: str
+    error: str
+    traceback: str = field(repr=False)
+    attempt: int
+    died_at: datetime
+    enqueued_at: datetime
+    headers: dict[str, str] = field(repr=False)
+    priority: int
+    _decode: Callable[[], T] = field(repr=False, compare=False)
+
+    @property
+    def value(self) -> T:
+        """The value that was offered, decoded on access, so that an unreadable letter does not hide the others.
+
+        Raises:
+            DecodeError: The codec cannot decode it.
+        """
+        return self._decode()
+
+
+class DeadLetters(Generic[T]):
+    """The dead letters of one queue. Every method may raise the errors of :class:`~delayq.errors.ServerError`."""
+
+    def __init__(self, keys: ReliableKeys, server: RedisClient, codec: Codec[T]) -> None:
+        self._keys = keys
+        self._server = server
+        self._codec = codec
+
+    async def size(self) -> int:
+        """Return the number of dead letters."""
+        return int(await self._server.command("ZCARD", self._keys.dead))
+
+    async def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter[T]]:
+        """List dead letters, oldest first.
+
+        Args:
+            limit: The largest number of letters to return.
+            offset: The number of letters to skip.
+        """
+        check_page(offset, limit)
+        if not limit:
+            return []
+        found = await self._server.command("ZRANGE", self._keys.dead, offset, offset + limit - 1, "WITHSCORES")
+        if not found:
+            return []
+        ids, died = found[::2], found[1::2]
+        letters = await self._server.command("HMGET", self._keys.dead_messages, *ids)
+        return [
+            self._letter(message, letter, float(at))
+            for message, letter, at in zip(ids, letters, died, strict=True)
+            if letter is not None  # redriven or purged meanwhile
+        ]
+
+    async def redrive(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
+        """Requeue dead letters: they are due now, and have all their attempts again.
+
+        Args:
+            ids: The ids to requeue; all dead letters that exist now if None. A letter stays if a live message has its id: of
+                several letters with one id, the oldest is requeued. Unreadable letters stay as well.
+            progress: Called after each step with the number of letters examined so far, and the total.
+
+        Returns:
+            The number of messages that were requeued.
+
+        Raises:
+            OutcomeUnknown: Some were requeued, or may have been. With any other error, none was.
+        """
+        return await self.redrive_letters(checked_ids(ids), progress)
+
+    async def redrive_letters(
+        self, chosen: Sequence[str] | Sequence[bytes] | None, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Redrive as :meth:`redrive`, by ids or by the names of letters as stored on the server."""
+        keys = (*self._keys.messages, self._keys.wake, self._keys.dead, self._keys.dead_messages)
+        total = await self.size() if chosen is None else len(chosen)
+        done = looked_at = stayed = 0
+        while looked_at < total:
+            step = _AT_A_TIME if chosen is None else len(chosen[looked_at : looked_at + _AT_A_TIME])
+            try:
+                some = await self._some(chosen, stayed if chosen is None else looked_at)
+                answer = await self._server.run(REDRIVE, keys, some) if some else []
+            except ServerError as error:
+                raise half_way(error, done) from error.__cause__
+            if chosen is None and not some:
+                break
+            # All of them existed a moment ago. A missing letter has been requeued: the reply to a first try was lost.
+            left = answer.count(_TAKEN) + answer.count(_UNREADABLE)
+            done += len(some) - left - answer.count(_EMPTY)
+            stayed += left
+            looked_at += step
+            if progress is not None:
+                progress(min(looked_at, total), total)
+        return done
+
+    async def purge(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
+        """Drop dead letters for good.
+
+        Args:
+            ids: The ids to drop; all dead letters if None.
+            progress: As for :meth:`redrive`.
+
+        Returns:
+            The number of letters that were dropped.
+
+        Raises:
+            OutcomeUnknown: Some were dropped, or may have been. With any other error, none was.
+        """
+        return await self.purge_letters(checked_ids(ids), progress)
+
+    async def purge_letters(
+        self, chosen: Sequence[str] | Sequence[bytes] | None, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Purge as :meth:`purge`, by ids or by the names of letters as stored on the server."""
+        dropped = looked_at = 0
+        # Needed only to report progress.
+        total = (await self.size() if chosen is None else len(chosen)) if progress is not None else 0
+        while True:
+            try:
+                some = await self._some(chosen, 0 if chosen is None else looked_at)
+                if some:
+                    await self._server.run(DROP_DEAD, (self._keys.dead, self._keys.dead_messages), some)
+            except ServerError as error:
+                raise half_way(error, dropped) from error.__cause__
+            dropped += len(some)
+            looked_at += _AT_A_TIME
+            if progress is not None:
+                # Other clients may add letters meanwhile.
+                progress(min(looked_at, total), total)
+            if len(some) < _AT_A_TIME if chosen is None else looked_at >= len(chosen):
+                return dropped
+
+    async def _some(self, chosen: Sequence[str] | Sequence[bytes] | None, offset: int) -> Sequence[str | bytes]:
+        """Return a page of the existing letters, or the existing ones of a page of ``chosen``; each once."""
+        if chosen is None:
+            page: list[bytes] = await self._server.command("ZRANGE", self._keys.dead, offset, offset + _AT_A_TIME - 1)
+            return page
+        wanted: list[str | bytes] = list(dict.fromkeys(chosen[offset : offset + _AT_A_TIME]))
+        if not wanted:
+            return wanted
+        ids = [each.encode() for each in wanted if isinstance(each, str)]
+        stamps = await self._server.command("HMGET", self._keys.dead_messages, *(id + b"\0" for id in ids)) if ids else []  # noqa: A001
+        some = [[each] for each in wanted if isinstance(each, bytes)]
+        some += [[id, *(id + b"\0" + stamp for stamp in (more or b"").split())] for id, more in zip(ids, stamps, strict=True)]  # noqa: A001
+        names = [name for each in some for name in each]
+        died = dict(zip(names, await self._server.command("ZMSCORE", self._keys.dead, *names), strict=True))
+        # Of several letters with one id, the oldest comes first: that one is redriven.
+        there = ([(float(died[name]), name) for name in each if died[name] is not None] for each in some)
+        return [name for each in there for _, name in sorted(each)]
+
+    def _letter(self, name: bytes, letter: bytes, died_us: float) -> DeadLetter[T]:
+        stamped = _STAMPED.fullmatch(name)
+        why, enqueued_us, headers, payload = read_letter(letter)
+        died_at = moment_us(died_us)
+        line, trace = unpack_error(why.error)
+        return DeadLetter(
+            id=(stamped[1] if stamped else name).decode(errors="replace"),
+            reason=why.reason,
+            error=line,
+            traceback=trace,
+            attempt=why.attempt,
+            died_at=died_at,
+            enqueued_at=died_at if enqueued_us is None else moment_us(enqueued_us),
+            headers=headers,
+            priority=why.priority,
+            _decode=partial(_decoded, self._codec, letter, readable=enqueued_us is not None, payload=payload),
+        )
+
+
+def _decoded(codec: Codec[T], letter: bytes, *, readable: bool, payload: bytes) -> T:
+    if not readable:
+        raise DecodeError("ReliableQueue", letter)
+    try:
+        return codec.decode(payload)
+    except DecodeError:
+        raise
+    except Exception as error:
+        raise DecodeError(type(codec).__name__, payload) from error
+
+
+def checked_ids(ids: Iterable[str] | None) -> Sequence[str] | None:
+    """Return the ids as a list. Raises BadInput unless they are a list of ids."""
+    if ids is None:
+        return None
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise BadInput(f"ids are a list of ids, not {ids!r}: write [id]")
+    return [checked_id(each) for each in ids]
+
+
+def half_way(error: ServerError, done: int) -> ServerError:
+    """Return the error to raise when one of many steps failed after ``done`` messages, lest the caller think none was done."""
+    return OutcomeUnknown(f"{done} messages were done, then: {error}") if done else error
+
+
+def check_page(offset: int, limit: int) -> None:
+    """Raise :class:`~delayq.BadInput` unless both are ints of at least 0."""
+    for name, count in (("offset", offset), ("limit", limit)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise BadInput(f"{name} is an int of at least 0, not {count!r}")

@@ -1,0 +1,141 @@
+"""The names of a reliable queue's keys and channels. ``docs/redis-data-model.md`` shows the same table."""
+
+from __future__ import annotations
+
+import re
+import string
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+from delayq._redis.slots import PARTITION, RELIABLE, SLOTS, checked_name, slot_of
+from delayq.errors import BadInput, BadName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PRIORITIES = 10
+"""Priorities range from 0 to 9."""
+_MOST_PARTITIONS = 1024
+_SALTS = string.digits + string.ascii_lowercase
+SALT_LENGTH = 3
+
+# A queue's name may contain anything, so the end of the key decides.
+_FACTS = r"\}:(?:live(?::[1-9])?|bodies|leases|attempts|expiries|errors|priorities|done|dead|dead:messages|paused|schedules)$"
+_WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
+_OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ReliableKeys:
+    """The keys of one reliable queue. ``lua/reliable/include/queue.lua`` describes the ``messages``."""
+
+    name: str
+    """The queue's name in this process; for one of its partitions, ``name/number``."""
+    whole: str
+    """The name of the queue with all its partitions."""
+    messages: tuple[str, ...]
+    """Ten sorted sets of ids, one for each priority, then the facts about each message, in the order that all scripts use."""
+    wake: str
+    """Channel that announces the due time of a new head, decimal microseconds."""
+    done: str
+    """ZSET of ids that were handled lately, scored by when they are forgotten, microseconds."""
+    dead: str
+    """ZSET of ids of dead letters, scored by when they died, microseconds."""
+    dead_messages: str
+    """HASH of dead letters by id."""
+    paused: str
+    """STRING that exists while the queue is paused."""
+    schedules: str
+    """HASH of recurring messages by name."""
+
+    @classmethod
+    def of(cls, name: str, mapper: Callable[[str], str] | None = None, partition: int | None = None) -> ReliableKeys:
+        """Derive the keys of queue ``name``, or of one of its partitions. Otherwise the same as :meth:`DelayedKeys.of`."""
+        mapped = checked_name(checked_name(name) if mapper is None else mapper(checked_name(name)))
+        if partition is not None:
+            return cls.below(f"{name}/{partition}", partition_prefix(mapped, str(partition), salt(mapped, partition)), name)
+        # All have the same prefix and therefore the same hash tag: the part before the first closing brace, unless it is empty.
+        if mapped.startswith("}"):
+            raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: a name must not begin with a brace")
+        return cls.below(name, f"{RELIABLE}{mapped}}}:")
+
+    @classmethod
+    def below(cls, name: str, prefix: str, whole: str | None = None) -> ReliableKeys:
+        """Return the keys that begin with ``prefix``."""
+        live = (f"{prefix}live", *(f"{prefix}live:{priority}" for priority in range(1, PRIORITIES)))
+        facts = ("bodies", "leases", "attempts", "expiries", "errors", "priorities")
+        return cls(
+            name=name,
+            whole=name if whole is None else whole,
+            messages=(*live, *(prefix + fact for fact in facts)),
+            wake=f"{prefix}wake",
+            done=f"{prefix}done",
+            dead=f"{prefix}dead",
+            dead_messages=f"{prefix}dead:messages",
+            paused=f"{prefix}paused",
+            schedules=f"{prefix}schedules",
+        )
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """The sorted sets of ids, one for each priority."""
+        return self.messages[:PRIORITIES]
+
+    @property
+    def leases(self) -> str:
+        """HASH of leases by id."""
+        return self.messages[11]
+
+    @property
+    def priorities(self) -> str:
+        """HASH of priorities by id, where they are not 0."""
+        return self.messages[15]
+
+    @property
+    def pattern(self) -> str:
+        """A pattern that matches all keys of the queue, and no others."""
+        return re.sub(r"[*?\[\]\\]", r"\\\g<0>", self.wake.removesuffix("wake")) + "*"
+
+    def call(self, session: str) -> str:
+        """Return the name of the STRING that keeps one client's last call and its reply, so that the call can be repeated."""
+        return self.wake.removesuffix("wake") + f"call:{session}"
+
+
+def partition_prefix(name: str, partition: str, salt: str) -> str:
+    """Return the prefix of one partition's keys. No queue has keys that begin like that, whatever its name."""
+    return f"{PARTITION}{partition}:{salt}:{name}}}:"
+
+
+@lru_cache(maxsize=4 * _MOST_PARTITIONS)
+def salt(name: str, partition: int) -> str:
+    """Return the salt that spreads the partitions' keys evenly over a cluster's slots, however many partitions there are.
+
+    The first places are 0, 1/2, 1/4, 3/4, 1/8 of all slots (van der Corput's sequence). So the first partitions lie
+    evenly, whatever their number, and adding more moves none. Each has a stretch of a 64th of all slots, or as many stretches
+    as are needed.
+    """
+    bits = max(6, partition.bit_length())
+    stretch = int(f"{partition:0{bits}b}"[::-1], 2)
+    found: str = next(
+        tried
+        for tried in map("".join, product(_SALTS, repeat=SALT_LENGTH))
+        if slot_of(partition_prefix(name, str(partition), tried)) * 2**bits // SLOTS == stretch
+    )
+    return found
+
+
+def name_in(key: str) -> tuple[str, int | None] | None:
+    """Return the name of the reliable queue that has a key, and the partition if it has several; None if it is another key."""
+    if found := _OF_PARTITION.match(key):
+        return found[2], int(found[1])
+    if found := _WHOLE.match(key):
+        return found[1], None
+    return None
+
+
+def check_partitions(partitions: int) -> None:
+    """Raise BadInput unless a queue can have this number of partitions."""
+    if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= _MOST_PARTITIONS:
+        raise BadInput(f"partitions is an int from 1 to {_MOST_PARTITIONS}, not {partitions!r}")

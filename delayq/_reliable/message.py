@@ -1,0 +1,413 @@
+"""A message of a reliable queue, and what you can do with it while you hold its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+import anyio
+
+from delayq._durations import Duration, microseconds, moment_us
+from delayq._engine.leases import LOST
+from delayq._engine.leaving import paced, settle_quietly
+from delayq._reliable.bodies import parse
+from delayq._reliable.error_text import kept_text, pack_error, unpack_error
+from delayq.errors import DecodeError, LeaseLost
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterator, Sized
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self
+
+    from delayq._reliable.claims import Claim
+    from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq.backoff import Backoff
+    from delayq.codecs import Codec
+    from delayq.instrumentation import Observation
+
+T = TypeVar("T")
+
+State = Literal["delayed", "ready", "leased"]
+"""The state of a live message: not due yet, due, or leased to a worker."""
+
+
+class RetryAfter(Exception):
+    """Raise this in a handler to retry the message after ``delay``, regardless of the queue's backoff.
+
+    The attempt counts like any other failure: after ``max_attempts`` the message becomes a dead letter with the reason
+    ``attempts``. To retry any number of times, give the queue ``max_attempts=None``.
+
+    Args:
+        delay: Seconds or a timedelta.
+        reason: Stored with the message.
+
+    Raises:
+        BadDelay: As for :meth:`ReliableQueue.offer`.
+    """
+
+    def __init__(self, delay: Duration, reason: str = "") -> None:
+        super().__init__(delay, reason)
+        microseconds(delay)
+        self.delay: Duration = delay
+        self.reason: str = reason
+
+    def __str__(self) -> str:
+        return self.reason or f"again after {self.delay}"
+
+
+class Reject(Exception):
+    """Raise this in a handler to make the message a dead letter at once.
+
+    Args:
+        reason: Stored with the dead letter.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason: str = reason
+
+
+def errors_in(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in an exception group, at any depth; for any other error, the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from errors_in(one)
+    else:
+        yield error
+
+
+def instruction_of(error: BaseException) -> RetryAfter | Reject | None:
+    """Return the instruction in an error, if any. In a group, :class:`Reject` takes precedence, then the longest delay."""
+    found = [one for one in errors_in(error) if isinstance(one, RetryAfter | Reject)]
+    reject = next((one for one in found if isinstance(one, Reject)), None)
+    delays = [one for one in found if isinstance(one, RetryAfter)]
+    return reject or max(delays, key=lambda one: microseconds(one.delay), default=None)
+
+
+def is_instruction(error: BaseException | None) -> bool:
+    """Return whether an error consists of instructions only."""
+    return error is not None and all(isinstance(one, RetryAfter | Reject) for one in errors_in(error))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHandle(Generic[T]):
+    """The properties that all messages of one queue handle share.
+
+    Attributes:
+        codec: Decodes their values.
+        queue: The queue they come from.
+        backoff: Decides when a failed message is retried.
+        max_attempts: The number of attempts after which a message dies; 0 for no limit.
+    """
+
+    codec: Codec[T]
+    queue: OpenReliableQueue
+    backoff: Backoff
+    max_attempts: int
+
+
+class Message(Generic[T]):
+    """A message, and the lease under which you hold it.
+
+    Use it as a context manager: it renews its lease while the block runs, and acknowledges or retries the message afterwards.
+    When the block
+
+    - ends, the message is acknowledged with :meth:`ack`. In a loop over the queue that has more messages at hand, this does not
+      wait for the server's reply; a refusal is logged;
+    - raises, the message is retried with :meth:`nack` and the queue's backoff, or becomes a dead letter if that was the last
+      attempt. Your error propagates, and an error of that call is only logged. :class:`RetryAfter` and :class:`Reject`, alone or
+      in an exception group, are instructions and do not propagate;
+    - is cancelled, the message becomes available again at once, and the attempt does not count. So put ``asyncio.timeout()``
+      inside the block, where it raises ``TimeoutError``; around the block, it would cancel the block again on every delivery;
+    - is still running when the lease is lost, the block is cancelled and :class:`~delayq.LeaseLost` is raised.
+
+    Attributes:
+        id: The message's id.
+        attempt: The number of this attempt, starting at 1; for a message that is not leased, the number of attempts used.
+        priority: 0 to 9.
+        state: The message's state when it was read.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_cancelled",
+        "_cancelling",
+        "_claim",
+        "_error",
+        "_lost",
+        "_observation",
+        "_origin",
+        "_parsed",
+        "_settled",
+        "_task",
+        "_value",
+        "state",
+    )
+
+    def __init__(
+        self,
+        claim: Claim,
+        origin: QueueHandle[T],
+        state: State = "leased",
+        ahead: Sized = (),
+        error: str | None = None,
+    ) -> None:
+        """Args:
+        claim: The facts known about the message.
+        origin: The queue handle it comes from.
+        state: Its state. It can be acknowledged or retried if ``claim`` has a token.
+        ahead: The messages its consumer has fetched and will handle next.
+        error: Its last error.
+        """
+        self.state: State = state
+        self._claim = claim
+        self._origin = origin
+        self._ahead = ahead
+        self._error = error
+        self._parsed: tuple[int, dict[str, str], bytes] | None = None
+        self._value: tuple[T] | None = None
+        self._settled = not claim.token
+        self._lost = False
+        self._task: asyncio.Task[object] | None = None
+        self._observation: Observation | None = None
+
+    @property
+    def id(self) -> str:
+        return self._claim.id.decode(errors="replace")
+
+    @property
+    def attempt(self) -> int:
+        return self._claim.attempt
+
+    @property
+    def priority(self) -> int:
+        return self._claim.priority
+
+    @property
+    def value(self) -> T:
+        """The value that was offered, decoded on first access.
+
+        Raises:
+            DecodeError: The codec cannot decode it.
+        """
+        if self._value is None:
+            payload = self._parts()[2]
+            try:
+                self._value = (self._origin.codec.decode(payload),)
+            except DecodeError:
+                raise
+            except Exception as error:
+                raise DecodeError(type(self._origin.codec).__name__, payload) from error
+        return self._value[0]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that were offered with it."""
+        return self._parts()[1]
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """The time it was offered, by the server's clock (UTC)."""
+        return moment_us(self._parts()[0])
+
+    @property
+    def due_at(self) -> datetime:
+        """The time it was due, by the server's clock (UTC); for a message leased to another worker, the time that lease ends."""
+        return moment_us(self._claim.due_us)
+
+    @property
+    def lease_ends_at(self) -> datetime:
+        """The time the lease ends, by the server's clock (UTC)."""
+        return moment_us(self._claim.ends_us)
+
+    @property
+    def last_error(self) -> str | None:
+        """The error of the last attempt, usually a traceback, for a message that was read without being claimed."""
+        return None if self._error is None else unpack_error(self._error)[1]
+
+    async def ack(self) -> None:
+        """Acknowledge the message: it has been handled, and is deleted. Concurrent calls share a round trip.
+
+        Raises:
+            LeaseLost: The lease had ended: another worker may have the message. Nothing was changed.
+            OutcomeUnknown: The reply was lost. If the call was not carried out, the message is redelivered.
+            ServerUnavailable, ServerRefused, Closed: Not carried out: the message is redelivered when the lease ends.
+        """
+        self._demand_lease()
+        try:
+            await self._settle(self._origin.queue.settling.ack(self._claim))
+        except asyncio.CancelledError:
+            # The acknowledgement is carried out all the same, so the message is not given back.
+            self._done()
+            raise
+
+    async def nack(self, delay: Duration | None = None, error: BaseException | str | None = None) -> None:
+        """Report a failure: the message is retried after a delay, or becomes a dead letter if that was its last attempt.
+
+        Args:
+            delay: Seconds or a timedelta. By default, the delay that the queue's backoff gives.
+            error: Stored with the message.
+
+        Raises:
+            BadDelay: As for :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
+        """
+        self._demand_lease()
+        text = pack_error(error)
+        most = self._origin.max_attempts
+        # Attempts do not count if they were lost with a worker that another message may have killed.
+        if most and self.attempt - self._claim.forgiven >= most:
+            await self._die("attempts", text)
+            return
+        delay_us = microseconds(self._origin.backoff.delay(self.attempt) if delay is None else delay)
+        await self._settle(self._origin.queue.settling.nack(self._claim, delay_us, text))
+
+    async def extend(self, duration: Duration) -> None:
+        """Make the lease end ``duration`` (seconds or a timedelta) from now, instead of at its previous end.
+
+        Raises:
+            BadDelay: As for :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
+        """
+        self._demand_lease()
+        (mine,) = await self._origin.queue.settling.extend([self._claim], microseconds(duration, "lease"))
+        if not mine:
+            self._lose()
+            raise LeaseLost(LOST)
+
+    async def bury(self, reason: str, error: BaseException | str | None = None) -> None:
+        """Make the message a dead letter, even if attempts are left. Raises as :meth:`ack`.
+
+        Args:
+            reason: Why it is buried.
+            error: Stored with it.
+        """
+        self._demand_lease()
+        await self._die(reason, pack_error(error))
+
+    async def release(self) -> None:
+        """Give the message back untouched: it keeps its due time, and the attempt does not count. Raises as :meth:`ack`."""
+        self._demand_lease()
+        await self._settle(self._origin.queue.settling.release(self._claim))
+
+    async def __aenter__(self) -> Self:
+        self._demand_lease()
+        queue = self._origin.queue
+        keeper = queue.keeper
+        if keeper.is_short(self._claim) and await keeper.freshen([self._claim]):
+            self._lose()
+            raise LeaseLost(LOST)
+        # The loop is passed explicitly, so that current_task() need not look it up.
+        self._task = asyncio.current_task(queue.loop)
+        assert self._task is not None, "an async with block runs in a task"
+        self._cancelled = False
+        self._cancelling = self._task.cancelling()
+        keeper.hold(self._claim, self._lose)
+        if queue.hooks.handling:
+            self._observation = queue.hooks.begin_handling(queue.whole, self)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        self._origin.queue.keeper.let_go(self._claim)
+        task, self._task = self._task, None
+        if self._observation is not None:
+            self._end_observation(error)
+        if self._lost:
+            by_others = task is not None and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
+            if error is None or is_instruction(error):
+                raise LeaseLost(LOST)
+            if self._cancelled and isinstance(error, asyncio.CancelledError) and not by_others:
+                raise LeaseLost(LOST) from None
+            return False
+        if self._settled:
+            return is_instruction(error)
+        if error is None:
+            # Needs no shield: the ack is carried out even if this task is cancelled.
+            if self._ahead and not self._origin.queue.settling.is_behind:
+                self._ack_unattended()
+            else:
+                await paced(self._ahead, self.ack())
+            return False
+        if is_instruction(error):
+            # Instructions do not propagate, so an error in carrying them out hides no other error.
+            with anyio.CancelScope(shield=True):
+                await self._settle_failed(error)
+            return True
+        await settle_quietly(self._settle_failed(error), self._origin.queue.name, self.id)
+        return False
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id!r}, {self.state}, attempt {self.attempt}>"
+
+    async def _settle_failed(self, error: BaseException) -> None:
+        said = instruction_of(error)
+        text = said.reason if said is not None and is_instruction(error) else error
+        if isinstance(said, RetryAfter):
+            await self.nack(said.delay, text)
+        elif isinstance(said, Reject):
+            await self._die(said.reason or "rejected", "" if text is not error else pack_error(error))
+        elif isinstance(error, Exception):
+            await self.nack(error=error)
+        else:
+            await self.release()
+
+    def _end_observation(self, error: BaseException | None) -> None:
+        observation, self._observation = self._observation, None
+        assert observation is not None
+        observation.end(LeaseLost(LOST) if self._lost else error)
+
+    def _ack_unattended(self) -> None:
+        """Acknowledge the message without waiting for the reply. If the lease turns out to be lost, that is logged.
+
+        Raises:
+            LeaseLost: The lease is known to be lost.
+            Closed: As :meth:`ack`.
+        """
+        self._demand_lease()
+        self._origin.queue.settling.ack_unattended(self._claim)
+        self._done()
+
+    async def _die(self, reason: str, error: str) -> None:
+        why = {"reason": kept_text(reason), "attempt": self.attempt, "priority": self.priority, "error": error}
+        await self._settle(self._origin.queue.settling.bury(self._claim, json.dumps(why, separators=(",", ":"))))
+
+    async def _settle(self, call: Awaitable[None]) -> None:
+        """Make the call that acknowledges, retries or buries the message.
+
+        A renewal that arrived after it would find no lease, and report it as lost.
+        """
+        keeper = self._origin.queue.keeper
+        keeper.let_go(self._claim)
+        try:
+            await call
+        except BaseException:
+            if self._task is not None:
+                keeper.hold(self._claim, self._lose)
+            raise
+        self._done()
+
+    def _parts(self) -> tuple[int, dict[str, str], bytes]:
+        if self._parsed is None:
+            try:
+                self._parsed = parse(self._claim.body)
+            except ValueError as error:
+                raise DecodeError("ReliableQueue", self._claim.body) from error
+        return self._parsed
+
+    def _demand_lease(self) -> None:
+        if self._lost:
+            raise LeaseLost(LOST)
+        if self._settled:
+            raise LeaseLost("the message is not ours to settle: it was settled, or only looked at")
+
+    def _done(self) -> None:
+        self._settled = True
+        self._origin.queue.keeper.let_go(self._claim)
+
+    def _lose(self) -> None:
+        self._lost = self._settled = True
+        # If this task found the loss by a call of its own, that call raises.
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._cancelled = True
+            self._task.cancel("the lease of the message was lost")

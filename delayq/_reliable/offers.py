@@ -1,0 +1,156 @@
+"""Stores the messages of one reliable queue, batching those of concurrent callers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from delayq._engine.batcher import Batcher
+from delayq._engine.durability import DurableBatchers
+from delayq._engine.wakeup import tell_of_refusal
+from delayq._redis.scripts import Request
+from delayq._reliable.scripts import OFFER
+from delayq.errors import ServerError, ServerRefused, ServerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from delayq._engine.context import EngineContext
+    from delayq._engine.counters import Counts
+    from delayq._engine.durability import Durability, Results, Unconfirmed, WaitingServer
+    from delayq._redis.client import RedisClient
+    from delayq._reliable.claims import Policy
+    from delayq._reliable.keys import ReliableKeys
+    from delayq.errors import OutcomeUnknown
+
+# Maximum number of messages, and of bytes, that share one script call: a script blocks the whole server while it runs.
+_AT_A_TIME = 200
+_BYTES_AT_A_TIME = 256 * 1024
+
+
+class NewMessage(NamedTuple):
+    """A message to store: the arguments that ``offer.lua`` takes for it, in order.
+
+    Attributes:
+        id: The message's id.
+        priority: 0 to 9.
+        delay_us: Time until the message is due, in microseconds.
+        ttl_us: Time to live, in microseconds; 0 for no limit.
+        on_duplicate: How to treat an id that is taken: ``raise``, ``ignore`` or ``replace``.
+        content: Headers and payload, as :func:`delayq._reliable.bodies.content` builds them.
+    """
+
+    id: str
+    priority: int
+    delay_us: int
+    ttl_us: int
+    on_duplicate: str
+    content: bytes
+
+    def __repr__(self) -> str:
+        return f"<NewMessage {self.id!r}, {len(self.content)} bytes>"
+
+
+class ReliableOffers:
+    """Stores the messages offered to one queue.
+
+    Attributes:
+        commits: The group commit that stores messages without a further promise. Each message is as large as its content; the
+            result is the status that ``offer.lua`` returns for it.
+    """
+
+    def __init__(
+        self, keys: ReliableKeys, policy: Policy, services: EngineContext, counts: Counts, unannounced: Callable[[], None]
+    ) -> None:
+        """Args:
+        unannounced: Called after storing a new head that the user may not announce, so that at least this client looks.
+        """
+        self._keys = keys
+        self._unannounced = unannounced
+        self._counts = counts
+        self._policy = policy
+        self._services = services
+        self._used: list[str] = []
+        self._told_of_refusal = False
+        # A try of these calls that we gave up may still arrive. Their records keep it from storing, and expire by themselves.
+        self._unsure: set[str] = set()
+        self._promised: DurableBatchers[NewMessage, int] = DurableBatchers(services.server, keys.wake, self._new_commits)
+        self.commits: Batcher[NewMessage, int] = self._promised.plain
+
+    async def under(self, promise: Durability) -> Batcher[NewMessage, int | Unconfirmed[int]]:
+        """Return the group commit for a promise, as :meth:`DurableBatchers.under` does."""
+        return await self._promised.under(promise)
+
+    async def aclose(self, grace: float) -> None:
+        """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
+        await self._promised.aclose(grace)
+        if done_with := [call for call in self._used if call not in self._unsure]:
+            with suppress(ServerError, TimeoutError):
+                async with asyncio.timeout(grace / 2):
+                    await self._services.server.command("UNLINK", *done_with)
+
+    def _new_commits(
+        self, server: RedisClient | WaitingServer, reading: Callable[[Results], Results]
+    ) -> Batcher[NewMessage, Any]:
+        # Identifies this client's calls: the server keeps the reply to the last one, in case that reply is lost.
+        session = secrets.token_hex(6)
+        call_keys = [self._keys.call(f"{session}-{lane}") for lane in (0, 1)]
+        number = 0
+
+        def request(messages: Sequence[NewMessage], lane: int) -> Request:
+            nonlocal number
+            if not number:
+                self._used += call_keys
+            number += 1
+            keys, parts = self._keys, cast("Iterable[str | bytes | int]", chain.from_iterable(messages))
+            args = [number, self._policy.max_size, *parts]
+            return Request(OFFER, (*keys.messages, keys.wake, keys.done, call_keys[lane]), args)
+
+        def results(messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
+            outcomes: list[int] = answer[: len(messages)]
+            if len(answer) > len(messages):
+                self._unannounced()
+                if not self._told_of_refusal:
+                    self._told_of_refusal = True
+                    tell_of_refusal(self._keys.name)
+            # Stored as a new message, or in place of an earlier one.
+            self._counts.offered += outcomes.count(1) + outcomes.count(2)
+            return outcomes
+
+        return Batcher(
+            server,
+            self._services.background,
+            request=request,
+            repeat=partial(self._repeat, server),
+            results=reading(results),
+            max_items=_AT_A_TIME,
+            max_bytes=_BYTES_AT_A_TIME,
+            expires=True,
+        )
+
+    async def _repeat(
+        self,
+        server: RedisClient | WaitingServer,
+        request: Request,
+        _messages: Sequence[NewMessage],
+        lost: OutcomeUnknown | None,
+    ) -> Any:
+        call, errors = request.keys[-1], self._services.server.errors
+        if lost is not None:
+            self._unsure.add(call)
+            if request.until is not None and asyncio.get_running_loop().time() >= request.until:
+                raise lost
+        try:
+            # The call keeps its number, so anything already carried out is not carried out again.
+            return await server.run(*request)
+        except (ServerUnavailable, ServerRefused) as error:
+            # Whatever happened to this try, an earlier one may have been carried out.
+            raise lost or error from error.__cause__
+        finally:
+            if self._services.server.errors != errors:
+                # The error may have been this call's.
+                self._unsure.add(call)

@@ -1,0 +1,119 @@
+"""A reliable queue that is open on this client, shared by all handles of its name."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Literal
+
+from delayq._engine.counters import Counts, Depth
+from delayq._engine.lease_keeper import LeaseKeeper
+from delayq._reliable.acks import Acknowledger
+from delayq._reliable.claims import Claims
+from delayq._reliable.offers import ReliableOffers
+from delayq._reliable.recurrence import Recurrence
+from delayq._reliable.views import count
+
+if TYPE_CHECKING:
+    from delayq._engine.context import EngineContext
+    from delayq._engine.server_clock import ServerClock
+    from delayq._engine.stagger import TransferNotice
+    from delayq._engine.wakeup import WakeupLoop
+    from delayq._redis.hand_back import LastCalls
+    from delayq._reliable.claims import Claim, Policy
+    from delayq._reliable.keys import ReliableKeys
+    from delayq.instrumentation import Hooks
+
+
+class OpenReliableQueue:
+    """An open reliable queue: stores its messages, claims them and settles them.
+
+    Attributes:
+        keys: The queue's keys.
+        offers: Stores messages.
+        policy: This client's settings for the queue.
+        claims: Claims due messages and hands them out.
+        settling: Settles the messages that were handed out.
+        keeper: Renews the leases of messages that are being handled.
+        recurrence: Puts recurring messages in place.
+        loop: The client's event loop.
+        clock: The clock of the queue's server.
+        counts: Counters of what was done.
+        hooks: The observers to notify.
+        closed: Whether the queue was closed.
+    """
+
+    def __init__(self, keys: ReliableKeys, policy: Policy, services: EngineContext) -> None:
+        self.keys: ReliableKeys = keys
+        self.policy: Policy = policy
+        self.counts: Counts = Counts()
+        self.settling: Acknowledger = Acknowledger(keys, policy, services, self.counts)
+        self.keeper: LeaseKeeper[Claim] = LeaseKeeper(keys.name, policy.lease_us, self.settling, services)
+        self.recurrence: Recurrence = Recurrence(self, services)
+        self.claims: Claims = Claims(
+            keys,
+            policy,
+            services,
+            settled=lambda: self.settling.done + self.keeper.lost,
+            recurring=self.recurrence.follow_up,
+        )
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.closed: bool = False
+        self.offers: ReliableOffers = ReliableOffers(keys, policy, services, self.counts, self.push)
+        self.clock: ServerClock = services.clock
+        self.hooks: Hooks = services.hooks
+        self._server = services.server
+
+    @property
+    def name(self) -> str:
+        return self.keys.name
+
+    @property
+    def whole(self) -> str:
+        return self.keys.whole
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        return (self.keys.wake,)
+
+    @property
+    def kind(self) -> Literal["reliable"]:
+        return "reliable"
+
+    @property
+    def pushes(self) -> WakeupLoop:
+        return self.claims.pushes
+
+    def resync_keys(self) -> tuple[str, ...]:
+        if self.claims.taker.waiting:
+            return (*self.keys.live, self.keys.schedules)
+        # The re-check skips this queue now, so the next caller has to look for itself.
+        self.claims.pushes.forget()
+        return ()
+
+    def resynced(self, due_us: int, extra: int) -> None:
+        if extra:
+            # Every consumer keeps the recurring messages going, whichever process scheduled them.
+            self.recurrence.learn()
+        self.claims.pushes.next_due(due_us)
+
+    def heard(self, moment: int) -> None:
+        self.claims.announced(moment)
+
+    def noticed(self, notice: TransferNotice) -> None:
+        self.claims.noticed(notice)
+
+    def push(self) -> None:
+        self.claims.pushes.push()
+
+    async def depth(self) -> Depth:
+        """Return the number of messages in each state."""
+        delayed, ready, leased, dead, oldest_us, paused = await count(self._server, self.keys)
+        return Depth(delayed, ready, leased, dead, oldest_us / 1_000_000, bool(paused))
+
+    def close(self, last: LastCalls) -> None:
+        self.keeper.close()
+        self.recurrence.close()
+        self.claims.close(last)
+
+    async def aclose(self, grace: float) -> None:
+        await asyncio.gather(self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace))

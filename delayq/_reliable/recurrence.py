@@ -1,0 +1,266 @@
+"""Recurring messages: one waiting message per name, however many processes schedule it.
+
+The server keeps the schedules in one hash per queue: for each, a definition, the due time of the next occurrence and, for a
+cron expression, the moments after it. An occurrence is a message like any other, with the id ``name@moment``. The client that
+claims one puts the next in its place before the handler sees it, in a single script that needs neither Python nor a time zone.
+No leader has to be elected, and no worker's death ends a recurrence: an occurrence that was claimed but not yet followed up
+comes back when its lease ends. A claim that drops an occurrence (because it is past its time to live, or out of attempts)
+reports it, and the client puts the next one in place.
+
+Anything else that may happen to the waiting occurrence (cancelled, purged) is found by a look that each process takes at the
+schedules it knows, once per ``resync_interval``. It knows those that it has scheduled, those of which it has received an
+occurrence, and those that the re-check has found on the server while the process waits for messages. A look never restores a
+definition: the server's definition counts, and the last call wins.
+
+All moments are by the server's clock. Occurrences missed while there was no consumer to claim them run once, late, and then
+return to the schedule. An occurrence that comes due while the previous one is still being handled or waiting for another
+attempt is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from delayq._durations import moment_us
+from delayq._logging import about
+from delayq._reliable.scripts import OCCUR, RECUR, REFILL, SCHEDULE, UNSCHEDULE
+from delayq._reliable.timing import AHEAD, Timing
+from delayq.errors import BadInput, ConfigurationError, OutcomeUnknown, ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from delayq._engine.context import EngineContext
+    from delayq._engine.waiters import Taken
+    from delayq._reliable.claims import Claim
+    from delayq._reliable.offers import NewMessage
+    from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._timer.wheel import Timeout
+
+_log = logging.getLogger("delayq")
+
+# When the server knows fewer moments of a cron expression than this, more are computed.
+_FEW = AHEAD // 4
+# Maximum number of schedules examined per script call.
+_AT_A_TIME = 100
+DIGITS = 16
+"""An id ends in "@" and the microseconds since the epoch, which have sixteen digits from 2001 to 2286."""
+_NO_SUCH = -2
+_MOMENT = re.compile("[0-9]{1,20}")
+# Prefix of the record of a schedule that ended while one of its occurrences was being handled.
+_ENDED = b'{"ended":'
+
+
+def is_occurrence(id: bytes) -> bool:  # noqa: A002
+    """Return whether a message may be an occurrence, judging by its id."""
+    return id[-DIGITS - 1 : -DIGITS] == b"@" and id[-DIGITS:].isdigit()
+
+
+def schedule_of(occurrence: bytes) -> bytes:
+    """Return the name of the schedule to which the occurrence with this id belongs."""
+    return occurrence[: -DIGITS - 1]
+
+
+class Recurrence:
+    """The recurring messages of one queue that is open on this client."""
+
+    def __init__(self, queue: OpenReliableQueue, services: EngineContext) -> None:
+        self._open = queue
+        self._server = services.server
+        self._timer = services.timer
+        self._background = services.background
+        # How often each process looks at the schedules it knows, if any.
+        self._interval = services.resync_interval
+        self._keys = (*queue.keys.messages, queue.keys.wake, queue.keys.schedules)
+        self._names: set[str] = set()
+        self._refilling: set[str] = set()
+        self._learning = False
+        self._timeout: Timeout | None = None
+
+    async def schedule(self, name: str, timing: Timing, version: int, message: NewMessage) -> datetime:
+        """Make ``message`` recur. Returns when it is due next."""
+        moments = timing.moments(await self._now_us()) if timing.cron else []
+        due_us, _ = await self._server.run(
+            SCHEDULE,
+            self._keys,
+            (name, timing.text, version, timing.every_us, message.priority, message.ttl_us, message.content, *moments),
+        )
+        self._know(name)
+        return moment_us(due_us)
+
+    async def unschedule(self, name: str) -> bool:
+        """Stop a message from recurring."""
+        self._names.discard(name)
+        keys = (*self._open.keys.messages, self._open.keys.schedules)
+        return bool(await self._server.run(UNSCHEDULE, keys, (name,)))
+
+    async def stored(self) -> tuple[dict[bytes, bytes], int]:
+        """Return the record of each schedule, by name, and by how much tests have moved the time, in microseconds."""
+        stored = await self._server.command("HGETALL", self._open.keys.schedules)
+        records: dict[bytes, bytes] = dict(zip(stored[::2], stored[1::2], strict=True))
+        shift_us = int(records.pop(b"", 0))
+        return {name: record for name, record in records.items() if not record.startswith(_ENDED)}, shift_us
+
+    async def claim(self, count: int, wait: float | None) -> list[Taken[Claim]]:
+        """Take due messages, as :meth:`Taker.get` does, and follow up those that recur."""
+        loop = asyncio.get_running_loop()
+        until = None if wait is None else loop.time() + wait
+        while True:
+            left = None if until is None else max(0.0, until - loop.time()) if wait else 0.0
+            taken = await self._open.claims.taker.get(count, left)
+            kept = await self.begin(taken)
+            if kept or not taken:
+                return kept
+
+    async def begin(self, taken: list[Taken[Claim]]) -> list[Taken[Claim]]:
+        """Put the next occurrences in place for messages that are about to be handed out. Returns the messages to hand out."""
+        claims = [claim for _, claim in taken if is_occurrence(claim.id)]
+        if not claims:
+            return taken
+        try:
+            reply = await self._server.run(OCCUR, self._keys, [part for claim in claims for part in claim.name])
+        except ServerError as error:
+            if isinstance(error, OutcomeUnknown):
+                # The server may have dropped some of them. Those it has not dropped come again.
+                self._open.claims.taker.give_back(one for one in taken if is_occurrence(one[1].id))
+                return [one for one in taken if not is_occurrence(one[1].id)]
+            # Nothing was changed. The messages are handed out all the same: the next look finds what is missing.
+            _log.warning(
+                "queue %r: what follows %d messages is not in place yet: %s",
+                self._open.name,
+                len(claims),
+                error,
+                extra=about(self._open.name),
+            )
+            reply = [1, -1] * len(claims)
+        except BaseException:
+            self._open.claims.taker.give_back(taken)
+            raise
+        dropped = set()
+        for claim, hand_out, left in zip(claims, reply[::2], reply[1::2], strict=True):
+            if left != _NO_SUCH:
+                self._heed(claim.id[: -DIGITS - 1].decode(errors="replace"), left)
+            if not hand_out:
+                dropped.add(claim)
+        return [one for one in taken if one[1] not in dropped]
+
+    def follow_up(self, occurrences: Iterable[bytes]) -> None:
+        """Put the next occurrences in place after the server has dropped these."""
+        names = {schedule_of(each).decode(errors="replace") for each in occurrences}
+        if not self._open.closed:
+            self._background.spawn(self._look_again(names), f"schedules of {self._open.name}")
+
+    def learn(self) -> None:
+        """Find out which schedules the server has, and look at them."""
+        if not self._learning and not self._open.closed:
+            self._learning = True
+            self._background.spawn(self._learn(), f"schedules of {self._open.name}")
+
+    async def _learn(self) -> None:
+        try:
+            cursor: Any = b"0"
+            while True:
+                cursor, found = await self._server.command("HSCAN", self._open.keys.schedules, cursor, "COUNT", _AT_A_TIME)
+                names = {name.decode(errors="replace") for name in found[::2] if name}
+                # The schedules we know are looked at regularly anyway.
+                await self.look(names - self._names)
+                if cursor in (b"0", "0", 0):
+                    return
+        except ServerError as error:
+            self._log_failed(error)
+        finally:
+            self._learning = False
+
+    async def look(self, which: Iterable[str] | None = None) -> None:
+        """Ensure that the next occurrence of every known schedule, or of the given ones, is in place.
+
+        Raises:
+            ServerError: The server could not be queried.
+        """
+        names = sorted(self._names if which is None else which)
+        for at in range(0, len(names), _AT_A_TIME):
+            some = names[at : at + _AT_A_TIME]
+            for name, left in zip(some, await self._server.run(RECUR, self._keys, some), strict=True):
+                if left == _NO_SUCH:
+                    self._names.discard(name)
+                else:
+                    self._heed(name, left)
+
+    def close(self) -> None:
+        """Stop looking at schedules."""
+        if self._timeout is not None:
+            self._timeout.cancel()
+
+    def _heed(self, name: str, left: int) -> None:
+        self._know(name)
+        if 0 <= left < _FEW and name not in self._refilling:
+            self._refilling.add(name)
+            self._background.spawn(self._refill(name), f"moments of {name}")
+
+    async def _refill(self, name: str) -> None:
+        try:
+            record = await self._server.command("HGET", self._open.keys.schedules, name)
+            if record is None:
+                return
+            facts, timing = read(record)
+            after_us = int(facts["next"]) if facts["next"] else await self._now_us()
+            await self._server.run(REFILL, self._keys, (name, timing.text, *timing.moments(after_us)))
+        except (ServerError, ConfigurationError, BadInput, Unreadable) as error:
+            _log.warning(
+                "queue %r: when %r recurs cannot be computed here: %s", self._open.name, name, error, extra=about(self._open.name)
+            )
+        finally:
+            self._refilling.discard(name)
+
+    async def _now_us(self) -> int:
+        """Return the server's time, shifted as far as tests have moved it."""
+        shift = await self._server.command("HGET", self._open.keys.schedules, "")
+        whole, rest = await self._server.command("TIME")
+        return int(whole) * 1_000_000 + int(rest) + int(shift or 0)
+
+    def _know(self, name: str) -> None:
+        self._names.add(name)
+        if self._timeout is None:
+            self._timeout = self._timer.new_timeout(lambda _: self._due(), self._interval)
+
+    def _due(self) -> None:
+        self._timeout = None
+        if not self._open.closed:
+            self._background.spawn(self._look_again(), f"schedules of {self._open.name}")
+
+    async def _look_again(self, which: Iterable[str] | None = None) -> None:
+        try:
+            await self.look(which)
+        except ServerError as error:
+            self._log_failed(error)
+            # Remember the schedules whose occurrences the server has dropped, so that they are looked at again.
+            for name in which or ():
+                self._know(name)
+        finally:
+            for name in list(self._names)[:1]:
+                self._know(name)
+
+    def _log_failed(self, error: ServerError) -> None:
+        _log.warning("queue %r: its schedules could not be looked at: %s", self._open.name, error, extra=about(self._open.name))
+
+
+class Unreadable(Exception):
+    """Raised when the data stored on the server cannot be read as the record of a schedule."""
+
+
+def read(record: bytes) -> tuple[dict[str, Any], Timing]:
+    """Parse the record of a schedule. Returns its facts and its timing. Raises :class:`Unreadable`."""
+    try:
+        facts: dict[str, Any] = json.loads(record.partition(b"\n")[0])
+        moments = facts["next"], facts["last"]
+        if not all(moment == "" or _MOMENT.fullmatch(moment) for moment in moments):
+            raise ValueError(moments)  # noqa: TRY301
+        facts["priority"], facts["version"] = int(facts["priority"]), int(facts["version"])
+        return facts, Timing.parse(facts["timing"])
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+        raise Unreadable(f"a schedule's record cannot be read: {type(error).__name__}") from None

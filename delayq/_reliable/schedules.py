@@ -1,0 +1,170 @@
+"""The public interface to recurring messages."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import UTC, timedelta
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from delayq._durations import Duration, moment_us
+from delayq._logging import about
+from delayq._reliable.recurrence import DIGITS, Unreadable, read
+from delayq._reliable.timing import timing_of
+from delayq.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime, tzinfo
+
+    from delayq._reliable.offers import NewMessage
+    from delayq._reliable.open_queue import OpenReliableQueue
+
+T = TypeVar("T")
+
+_log = logging.getLogger("delayq")
+
+_LONGEST_NAME = 512 - DIGITS - 1
+_MOST_VERSION = 2**53
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A recurring message.
+
+    Attributes:
+        name: The schedule's name.
+        cron: The cron expression, or None.
+        every: The period, or None.
+        timezone: The time zone in which the expression is evaluated; None for a period.
+        next_at: When the next occurrence is due, by the server's clock (UTC); None while no process that can compute it is
+            running.
+        last_at: When the last occurrence that was handed out had been due; None before the first.
+        priority: 0 to 9.
+        version: The version passed to :meth:`ReliableQueue.schedule`.
+    """
+
+    name: str
+    cron: str | None
+    every: timedelta | None
+    timezone: str | None
+    next_at: datetime | None
+    last_at: datetime | None
+    priority: int
+    version: int
+
+
+def to_schedule(name: str, record: bytes, shift_us: int) -> Schedule:
+    """Convert a stored schedule's record. Raises :class:`Unreadable`."""
+    facts, timing = read(record)
+
+    def moment(text: str) -> datetime | None:
+        return moment_us(int(text) - shift_us) if text else None
+
+    return Schedule(
+        name=name,
+        cron=timing.cron or None,
+        every=timedelta(microseconds=timing.every_us) if timing.every_us else None,
+        timezone=timing.timezone or None,
+        next_at=moment(facts["next"]),
+        last_at=moment(facts["last"]),
+        priority=facts["priority"],
+        version=facts["version"],
+    )
+
+
+class Recurring(Generic[T]):
+    """The methods of a reliable queue that deal with recurring messages."""
+
+    _open: OpenReliableQueue
+
+    async def schedule(
+        self,
+        name: str,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        value: T,
+        timezone: str | tzinfo = UTC,
+        headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        ttl: Duration | None = None,
+        version: int = 0,
+    ) -> datetime:
+        """Schedule a recurring message. One occurrence waits at a time, however many processes call this.
+
+        Call it wherever a process starts: repeating the same definition changes nothing, and never postpones the next occurrence.
+        A different definition replaces the previous one and its waiting message; as long as ``cron`` and ``timezone``, or
+        ``every``, are the same, the message keeps its due time.
+
+        Args:
+            name: The schedule's name; its messages have the ids ``name@<microseconds>``.
+            cron: Five fields, as in a crontab, or six, the first of which is seconds. Needs ``delayq[cron]``.
+            every: Instead of ``cron``, a period: seconds or a timedelta. The first occurrence is due after one period.
+            value: Any value that the codec can encode.
+            timezone: The time zone in which ``cron`` is evaluated: a name such as ``"Europe/Berlin"``, or a tzinfo.
+            headers: As in :meth:`offer`.
+            priority: As in :meth:`offer`.
+            ttl: How long after its due time an occurrence is still worth handling: seconds or a timedelta.
+            version: If releases with different definitions run side by side, the higher version wins. Among equal versions, the
+                last call wins.
+
+        Returns:
+            When the next occurrence is due, by the server's clock (UTC).
+
+        Raises:
+            BadInput, EncodeError: Nothing was written.
+            ConfigurationError: ``delayq[cron]`` is not installed.
+            ServerUnavailable, ServerRefused, OutcomeUnknown, Closed: As :meth:`offer`. Calling it again is safe.
+        """
+        self._check_open()
+        _check_name(name)
+        timing = timing_of(cron, every, timezone)
+        if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= _MOST_VERSION:
+            raise BadInput(f"version is an int from 0 to 2**53, not {version!r}")
+        message = self._occurrence(value, headers, priority, ttl)
+        return await self._open.recurrence.schedule(name, timing, version, message)
+
+    async def unschedule(self, name: str) -> bool:
+        """Delete a schedule, and drop its waiting message. A message that a worker has is handled to completion.
+
+        Returns:
+            True if there was such a schedule.
+
+        Raises:
+            OutcomeUnknown: The reply was lost: it may have been carried out. With any other error, it was not.
+        """
+        self._check_open()
+        _check_name(name)
+        return await self._open.recurrence.unschedule(name)
+
+    async def schedules(self) -> list[Schedule]:
+        """Return the queue's schedules, by name. Schedules that cannot be read are left out and logged."""
+        self._check_open()
+        stored, shift_us = await self._open.recurrence.stored()
+        known = []
+        for raw, record in sorted(stored.items()):
+            name = raw.decode(errors="replace")
+            try:
+                known.append(to_schedule(name, record, shift_us))
+            except Unreadable as error:
+                _log.warning("queue %r: %r: %s", self._open.name, name, error, extra=about(self._open.name))
+        return known
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def _occurrence(self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None) -> NewMessage:
+        """Check the definition, and return the message that is stored for every occurrence."""
+        raise NotImplementedError
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise BadInput("a schedule's name is a non-empty str")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise BadInput("a schedule's name must be writable as UTF-8") from None
+    if size > _LONGEST_NAME:
+        raise BadInput(f"a schedule's name has {_LONGEST_NAME} bytes at most, not {size}")

@@ -1,1 +1,0 @@
-"""Decides when to act, and on whose behalf. Decisions are plain functions; the tasks around them do the I/O."""

@@ -1,0 +1,1 @@
+"""The timer: a hashed wheel, and the event loop that drives it."""

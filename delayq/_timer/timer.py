@@ -1,0 +1,237 @@
+"""The timer wheel in an event loop, with one alarm for all of its timeouts."""
+# ruff: noqa: SLF001 - the timer accesses its wheel's internals: calls would halve the speed.
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import math
+import sys
+import time
+from datetime import timedelta
+from math import floor  # Four times as fast as int().
+from typing import TYPE_CHECKING, NamedTuple
+
+from delayq._timer.wakeup import Cancellable, LoopWakeup, TimerLoop, Wakeup, WakeupKind, new_wakeup
+from delayq._timer.wheel import Timeout, Wheel, spent
+from delayq.errors import TimerFull, TimerStopped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["HashedWheelTimer", "TimerLoop", "TimerStatistics"]
+
+_log = logging.getLogger("delayq.timer")
+
+_NEVER = 2**70  # No wake-up is armed: every tick is earlier.
+_BUSY = -1  # Awake, or about to be: no tick is earlier, so the alarm is not armed.
+
+
+class TimerStatistics(NamedTuple):
+    """The figures that :meth:`HashedWheelTimer.statistics` returns."""
+
+    pending: int
+    """The number of pending timeouts."""
+    wakeups: int
+    """The number of times the loop has called the timer."""
+    armed: bool
+    """Whether the loop will call it again."""
+    alarm: WakeupKind | None
+    """The alarm that wakes the loop: a Linux timerfd, or the loop's own timer. None before the first timeout."""
+    lag: float
+    """How much later than requested the loop has called the timer, added up over all calls, seconds."""
+
+
+class HashedWheelTimer:
+    """Run callbacks later, in the running event loop. Never early, and at most about one tick late.
+
+    It is made for very many timeouts: adding and cancelling take constant time, and a cancelled timeout is removed at once. The
+    loop is woken only if there is work. A timer that is empty, or has only distant timeouts, does not tick, so short ticks cost
+    nothing (cancelling does not disarm the alarm: one wake-up may find nothing to do).
+
+    A timer belongs to the event loop that is running at the first :meth:`new_timeout`, and is not thread-safe: from another
+    thread, use ``loop.call_soon_threadsafe(timer.new_timeout, callback, delay)``.
+
+    Args:
+        tick_duration: Length of a tick, in seconds or as a timedelta.
+        ticks_per_wheel: Size of the finest level, rounded up to a power of two. The default suits nearly every use.
+        max_pending_timeouts: The largest number of pending timeouts; more are refused. 0 or less for no limit.
+        clock: Monotonic seconds, on the scale of ``loop.time()``. For tests.
+        loop: The loop to use, running or not. For tests.
+
+    Raises:
+        ValueError: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        tick_duration: float | timedelta = 0.001,
+        ticks_per_wheel: int = 512,
+        max_pending_timeouts: int = 0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        loop: TimerLoop | None = None,
+    ) -> None:
+        if isinstance(tick_duration, timedelta):
+            tick_duration = tick_duration.total_seconds()
+        self._clock = clock
+        self._wheel = Wheel(tick_duration, ticks_per_wheel, clock())
+        self._max_pending = max_pending_timeouts
+        self._limit = max_pending_timeouts if max_pending_timeouts > 0 else sys.maxsize  # -1 once stopped.
+        self._loop: TimerLoop | asyncio.AbstractEventLoop | None = loop
+        # Not get_running_loop(): on Python 3.11 it asks the system for the process id, every time.
+        self._is_running: Callable[[], bool] = lambda: loop is not None
+        # One context for all: otherwise callbacks would run in the context of the code that happened to arm the timer.
+        self._context = contextvars.copy_context()
+        self._alarm: Wakeup | None = None
+        self._next_slice: Cancellable | None = None
+        self._armed = _NEVER  # The tick at which the loop will call us. No bucket is due before it.
+        self._wakeups = 0
+        self._due = math.inf  # The time at which the armed tick begins.
+        self._lag = 0.0
+
+    def new_timeout(self, callback: Callable[[Timeout], object], delay: float | timedelta) -> Timeout:
+        """Call ``callback(timeout)`` once the delay is over, unless the returned timeout is cancelled before.
+
+        The callback must not block. If it raises, the error is logged and affects no other callback.
+
+        Args:
+            callback: Receives the timeout. It may do anything: add, cancel, stop the timer.
+            delay: Seconds or a timedelta. Zero or less: with the next tick, not before this method returns. Timeouts with
+                infinite or huge delays never expire.
+
+        Raises:
+            BadDelay: The delay is NaN.
+            TimerFull: ``max_pending_timeouts`` timeouts are pending.
+            TimerStopped: The timer was stopped.
+            RuntimeError: No event loop is running, or the loop of the first call no longer is.
+        """
+        wheel = self._wheel
+        if wheel.pending >= self._limit or callback is None or not self._is_running():
+            self._admit(callback)
+        now = self._clock()
+        try:
+            deadline: float = now + delay  # type: ignore[operator]
+        except (TypeError, OverflowError):
+            deadline = now + _seconds(delay)
+        if not now <= deadline < wheel.latest:
+            deadline = wheel.clamp(deadline, now)
+        # From here on the same as Wheel.add() and Wheel.insert(), but without their calls if the bucket exists.
+        node = Timeout()
+        node._callback = callback
+        node._deadline = deadline
+        tick = deadline * wheel.per_tick
+        if tick < wheel.near_end:
+            bucket = wheel.near_buckets.get(floor(tick))
+        elif tick < wheel.far_end:
+            bucket = wheel.far_buckets.get(floor(deadline * wheel.far_scale))
+        else:
+            bucket = wheel.very_far_buckets.get(floor(deadline * wheel.very_far_scale))
+        if bucket is None:
+            wake = wheel.insert(node, now)
+            if wake < self._armed:
+                self._arm(wake)
+        else:
+            node._wheel = wheel
+            node._next = bucket
+            node._prev = last = bucket._prev
+            last._next = bucket._prev = node
+            wheel.pending += 1
+        return node
+
+    @property
+    def pending_timeouts(self) -> int:
+        """The number of pending timeouts. It falls when one is cancelled, and before a callback is called."""
+        return self._wheel.pending
+
+    def stop(self) -> list[Timeout]:
+        """Stop for good. Safe to call in a callback, without a running loop, and repeatedly.
+
+        Returns:
+            The timeouts that were pending, in the order in which they would have expired; each is now cancelled. Empty the second
+            time.
+        """
+        self._limit = -1
+        if self._alarm is not None:
+            self._alarm.close()
+        if self._next_slice is not None:
+            self._next_slice.cancel()
+        self._armed = _NEVER
+        return self._wheel.clear()
+
+    def statistics(self) -> TimerStatistics:
+        """Return a few counts."""
+        kind = self._alarm.kind if self._alarm is not None else None
+        return TimerStatistics(self._wheel.pending, self._wakeups, self._armed != _NEVER, kind, self._lag)
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._limit < 0 else f"pending={self._wheel.pending}"
+        return f"<HashedWheelTimer {state} tick_duration={self._wheel.tick_duration}>"
+
+    def _admit(self, callback: Callable[[Timeout], object] | None) -> None:
+        """Handle a call that new_timeout() cannot accept at once: refuse it, or adopt the loop at the first call."""
+        if self._limit < 0:
+            raise TimerStopped("the timer was stopped")
+        if callback is None:
+            raise TypeError("callback is None")
+        if self._wheel.pending >= self._limit:
+            raise TimerFull(f"max_pending_timeouts={self._max_pending} timeouts are pending")
+        if self._loop is not None:
+            raise RuntimeError("this timer belongs to an event loop that does not run any more; make one per loop")
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError("new_timeout() needs a running event loop") from None
+        self._loop = loop
+        self._is_running = loop.is_running
+
+    def _arm(self, tick: int) -> None:
+        if self._alarm is None:
+            assert self._loop is not None
+            # A timerfd supports only the monotonic clock.
+            exact = self._clock is time.monotonic
+            self._alarm = new_wakeup(self._loop, self._context, self) if exact else LoopWakeup(self._loop, self._context)
+        self._armed = tick
+        self._due = self._wheel.time_of(tick)
+        self._alarm.set(self._due, self._wake)
+
+    def _wake(self) -> None:
+        self._armed = _BUSY
+        self._wakeups += 1
+        now = self._clock()  # The loop may have woken us early: uvloop rounds its own timers to the nearest millisecond.
+        if now > self._due:
+            self._lag += now - self._due
+        self._due = math.inf
+        try:
+            for timeout in self._wheel.expire(now):
+                callback = timeout._callback
+                timeout._callback = spent
+                try:
+                    callback(timeout)
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException:  # noqa: BLE001 - like asyncio: CancelledError and the like concern one callback only
+                    _log.exception("callback %r of %r raised", callback, timeout)
+        finally:
+            self._arm_next(now)
+
+    def _arm_next(self, now: float) -> None:
+        tick = self._wheel.next_tick()
+        if tick is None:
+            self._armed = _NEVER
+        elif tick <= self._wheel.tick_of(now):
+            # The budget is used up. Let other callbacks run.
+            assert self._loop is not None
+            self._next_slice = self._loop.call_soon(self._wake, context=self._context)
+        else:
+            self._arm(tick)
+
+
+def _seconds(delay: object) -> float:
+    """Convert a delay that could not be added to a float."""
+    if isinstance(delay, timedelta):
+        return delay.total_seconds()
+    if isinstance(delay, int):  # Beyond what a float can hold.
+        return math.inf if delay > 0 else -math.inf
+    raise TypeError(f"delay must be seconds or a timedelta, not {type(delay).__name__}")

@@ -1,0 +1,386 @@
+"""A hashed timer wheel, for very many timers most of which are cancelled. Pure: it takes ``now``, and returns what expired and
+when to look again. :class:`~delayq._timer.timer.HashedWheelTimer` drives one from an event loop.
+
+Time is divided into ticks, counted from the clock's zero. A timer fires when the tick of its deadline is over, so it is never
+early and at most one tick late. Ticks are kept in buckets on three levels::
+
+    near        one bucket per tick                      the next 1 to 2 wheels (a wheel is ``ticks_per_wheel`` ticks)
+    far         one bucket per wheel                     the next 1 to 2 wheels of wheels
+    very far    one bucket per wheel of wheels           everything later
+
+A coarse bucket is spread over the finer level one bucket's length before its time, so spreading delays no timer. Buckets are
+stored in dicts under their absolute number, with a heap of those numbers per level: an empty stretch of time costs nothing,
+however short the ticks are. A bucket is a circular doubly linked list whose nodes are the handles themselves. That makes
+:meth:`Timeout.cancel` four stores, which leave nothing behind.
+
+Timers are ordered by tick, and within a tick by the order in which they were added. Spreading preserves this order because each
+stretch of time is open on one level only: ``near_end`` and ``far_end`` move past a coarse bucket when it is empty, not before.
+"""
+# ruff: noqa: SLF001 - a bucket is a list of handles: these classes share internals, because calls would halve the speed.
+
+from __future__ import annotations
+
+import math
+from heapq import heapify, heappop, heappush
+from math import floor  # Four times as fast as int().
+from typing import TYPE_CHECKING
+
+from delayq.errors import BadDelay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Timeout", "Wheel"]
+
+_BUDGET = 1000  # Timers fired or moved per iteration of the event loop: a third of a millisecond, plus the callbacks.
+_LAST_TICK = 2**62  # Later deadlines count as this one. Years away even with ticks of a nanosecond.
+_SWEEP_FLOOR = 256
+
+
+class Timeout:
+    """A handle on one pending callback, created by :meth:`~delayq.HashedWheelTimer.new_timeout`."""
+
+    # The handle is the list node. It is pending while it refers to its wheel; afterwards both links hold a marker that says how
+    # it ended, and keep no neighbour alive. The tick is not stored, because it follows from the deadline.
+    __slots__ = ("_callback", "_deadline", "_next", "_prev", "_wheel")
+    _callback: Callable[[Timeout], object]
+    _deadline: float
+    _next: Timeout
+    _prev: Timeout
+    _wheel: Wheel | None
+
+    def cancel(self) -> bool:
+        """Remove the timeout from the timer at once, with everything its callback refers to.
+
+        Returns:
+            True if it was pending. False if it was already cancelled, or has expired (and may be running).
+        """
+        wheel = self._wheel
+        if wheel is None:
+            return False
+        after, before = self._next, self._prev
+        before._next = after
+        after._prev = before
+        self._next = self._prev = _CANCELLED
+        self._wheel = None
+        self._callback = spent
+        wheel.pending -= 1
+        return True
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the timeout was cancelled, by :meth:`cancel` or by stopping the timer."""
+        return self._next is _CANCELLED
+
+    @property
+    def expired(self) -> bool:
+        """Whether the timeout's time has come. Already true while the callback runs."""
+        return self._next is _EXPIRED
+
+    @property
+    def deadline(self) -> float:
+        """The requested time, in seconds on the timer's clock."""
+        return self._deadline
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self.cancelled else "expired" if self.expired else "pending"
+        return f"<Timeout {state} deadline={self._deadline:.6f}>"
+
+
+def spent(_timeout: Timeout) -> None:
+    """Do nothing: replaces a callback that is no longer needed, so that a handle you keep keeps nothing else alive."""
+
+
+_CANCELLED = Timeout()
+_EXPIRED = Timeout()
+
+
+class _Level:
+    """The buckets of one length, and a heap of their numbers. Both may include empty buckets for a while."""
+
+    __slots__ = ("buckets", "keys", "lead", "scale", "shift", "sweep_at")
+
+    def __init__(self, per_tick: float, shift: int, lead: int) -> None:
+        self.shift = shift  # A bucket holds 2**shift ticks.
+        self.scale = per_tick / 2**shift  # Buckets per second. Exact, so that the levels agree on where a tick begins.
+        self.lead = lead  # A bucket is due this many lengths before it begins; -1 means when it is over.
+        self.buckets: dict[int, Timeout] = {}
+        self.keys: list[int] = []
+        self.sweep_at = _SWEEP_FLOOR
+
+    def open(self, key: int) -> Timeout:
+        """Add an empty bucket, and return its sentinel."""
+        if len(self.keys) >= self.sweep_at:
+            self._sweep()
+        bucket = Timeout()
+        bucket._next = bucket._prev = bucket
+        self.buckets[key] = bucket
+        heappush(self.keys, key)
+        return bucket
+
+    def wake(self, key: int) -> int:
+        """Return the tick at which the bucket is due."""
+        return (key - self.lead) << self.shift
+
+    def drop_first(self) -> None:
+        del self.buckets[heappop(self.keys)]
+
+    def first(self) -> int | None:
+        """Return the number of the first bucket that is not empty, and drop the empty ones before it."""
+        keys, buckets = self.keys, self.buckets
+        while keys:
+            bucket = buckets[keys[0]]
+            if bucket._next is not bucket:
+                return keys[0]
+            self.drop_first()
+        return None
+
+    def clear(self) -> None:
+        self.buckets.clear()
+        self.keys.clear()
+
+    def _sweep(self) -> None:
+        # Cancelling leaves empty buckets. After a sweep, as many buckets must be opened as were kept: constant cost on average.
+        for key in [key for key, bucket in self.buckets.items() if bucket._next is bucket]:
+            del self.buckets[key]
+        self.keys[:] = self.buckets
+        heapify(self.keys)
+        self.sweep_at = _SWEEP_FLOOR + 2 * len(self.keys)
+
+
+class Wheel:
+    """The timers, without a clock. The caller passes ``now``, in seconds, which must not go back.
+
+    To use it, :meth:`add` timers, run what :meth:`expire` yields, and come back at :meth:`next_tick` (:meth:`time_of` converts it
+    to seconds).
+
+    Args:
+        tick_duration: Length of a tick in seconds.
+        ticks_per_wheel: Ticks of the near level; rounded up to a power of two.
+        now: The present moment, in seconds.
+
+    Raises:
+        ValueError: A tick is shorter than a nanosecond, ``ticks_per_wheel`` is not in 1..2**30, or a wheel takes longer
+            than 292 years.
+    """
+
+    __slots__ = (
+        "_far",
+        "_near",
+        "_very_far",
+        "far_buckets",
+        "far_end",
+        "far_scale",
+        "latest",
+        "near_buckets",
+        "near_end",
+        "pending",
+        "per_tick",
+        "tick_duration",
+        "very_far_buckets",
+        "very_far_scale",
+    )
+
+    def __init__(self, tick_duration: float, ticks_per_wheel: int, now: float = 0.0) -> None:
+        if not 1e-9 <= tick_duration < math.inf:
+            raise ValueError(f"tick_duration must be a number of seconds, a nanosecond or more, not {tick_duration!r}")
+        if not isinstance(ticks_per_wheel, int) or not 1 <= ticks_per_wheel <= 2**30:
+            raise ValueError(f"ticks_per_wheel must be a whole number in 1..2**30, not {ticks_per_wheel!r}")
+        if tick_duration * ticks_per_wheel * 1e9 >= 2**63:
+            raise ValueError(f"a wheel of {ticks_per_wheel} ticks of {tick_duration} s takes longer than 292 years")
+        self.tick_duration: float = float(tick_duration)
+        self.per_tick: float = 1.0 / self.tick_duration
+        self.latest: float = _LAST_TICK * self.tick_duration
+        bits = (ticks_per_wheel - 1).bit_length()
+        self._near = _Level(self.per_tick, shift=0, lead=-1)
+        self._far = _Level(self.per_tick, shift=bits, lead=1)
+        self._very_far = _Level(self.per_tick, shift=2 * bits, lead=1)
+        self.pending: int = 0
+        # The first tick beyond the near level, and beyond the far level. Floats, because they are only compared with floats.
+        self.near_end: float = 0.0
+        self.far_end: float = 0.0
+        # For HashedWheelTimer.new_timeout, which is too hot to go through the levels.
+        self.near_buckets: dict[int, Timeout] = self._near.buckets
+        self.far_buckets: dict[int, Timeout] = self._far.buckets
+        self.very_far_buckets: dict[int, Timeout] = self._very_far.buckets
+        self.far_scale: float = self._far.scale
+        self.very_far_scale: float = self._very_far.scale
+        self._slide(self.tick_of(now))
+
+    def tick_of(self, now: float) -> int:
+        """Return the number of the tick that contains ``now``. Timers of earlier ticks are due."""
+        return floor(now * self.per_tick)
+
+    def time_of(self, tick: int) -> float:
+        """Return the first moment within the tick, in seconds."""
+        when = tick * self.tick_duration
+        while self.tick_of(when) < tick:  # Rounding: a wake-up at this moment would find nothing due.
+            when = math.nextafter(when, math.inf)
+        return when
+
+    def add(self, callback: Callable[[Timeout], object], deadline: float, now: float) -> Timeout:
+        """Add a timer. One whose deadline has passed expires with the next tick.
+
+        Raises:
+            BadDelay: The deadline is NaN.
+        """
+        if not now <= deadline < self.latest:
+            deadline = self.clamp(deadline, now)
+        node = Timeout()
+        node._callback = callback
+        node._deadline = deadline
+        self.insert(node, now)
+        return node
+
+    def clamp(self, deadline: float, now: float) -> float:
+        """Bring a deadline into ``now <= deadline <= latest``, so that its tick can be computed.
+
+        Raises:
+            BadDelay: The deadline is NaN.
+        """
+        if math.isnan(deadline):
+            raise BadDelay("the delay is NaN")
+        return now if deadline < now else self.latest
+
+    def insert(self, node: Timeout, now: float) -> int:
+        """Append a node to the bucket of its deadline, and return the tick at which that bucket is due."""
+        tick = node._deadline * self.per_tick
+        if tick >= self.near_end:
+            self._slide(self.tick_of(now))  # The windows did not move while the wheel slept.
+        level = self._near if tick < self.near_end else self._far if tick < self.far_end else self._very_far
+        key = floor(node._deadline * level.scale)
+        bucket = level.buckets.get(key)
+        if bucket is None:
+            bucket = level.open(key)
+        node._wheel = self
+        node._next = bucket
+        node._prev = last = bucket._prev
+        last._next = bucket._prev = node
+        self.pending += 1
+        return level.wake(key)
+
+    def expire(self, now: float, budget: int = _BUDGET) -> Iterator[Timeout]:
+        """Yield the due timers, in order, each one already off the wheel. Then prepare those that are due soon.
+
+        Between two steps the caller may add, cancel and clear, and may abandon the iterator.
+
+        Args:
+            now: The present moment, in seconds.
+            budget: The number of timers to fire or move before stopping. In that case :meth:`next_tick` is not after ``now``.
+        """
+        present = self.tick_of(now)
+        near, far, very_far = self._near, self._far, self._very_far
+        keys, buckets = near.keys, near.buckets
+        while budget > 0:
+            # Not past near_end, nor past far_end below: timers from a bucket that is spread only in part must wait for the rest,
+            # or the order would change.
+            while keys and (key := keys[0]) < present and key < self.near_end and budget > 0:
+                bucket = buckets[key]
+                node = bucket._next
+                if node is bucket:
+                    near.drop_first()
+                    budget -= 1
+                    continue
+                # A callback may change everything, so only the head of this list is trusted after a yield.
+                while node is not bucket and budget > 0:
+                    budget -= 1
+                    bucket._next = after = node._next
+                    after._prev = bucket
+                    node._next = node._prev = _EXPIRED
+                    node._wheel = None
+                    self.pending -= 1
+                    yield node
+                    node = bucket._next
+            if far.keys and far.wake(far.keys[0]) <= present and far.keys[0] << far.shift < self.far_end:
+                budget = self._spread(far, near, budget)
+            elif very_far.keys and very_far.wake(very_far.keys[0]) <= present:
+                budget = self._spread(very_far, far, budget)
+            elif not self._slide(present):
+                return
+
+    def next_tick(self) -> int | None:
+        """Return the next tick at which there is work, or None if nothing is pending."""
+        if not self.pending:
+            self.clear()
+            return None
+        levels = ((level, level.first()) for level in (self._near, self._far, self._very_far))
+        return min(level.wake(key) for level, key in levels if key is not None)
+
+    def clear(self) -> list[Timeout]:
+        """Cancel everything, and return the pending timers, in the order in which they would have expired."""
+        nodes: list[Timeout] = []
+        if self.pending:
+            for level in (self._near, self._far, self._very_far):
+                for key in sorted(level.buckets):
+                    bucket = node = level.buckets[key]
+                    while (node := node._next) is not bucket:
+                        nodes.append(node)
+            nodes.sort(key=lambda node: self.tick_of(node._deadline))
+            for node in nodes:
+                node.cancel()  # One by one, because an expire() in progress must find its bucket empty.
+        for level in (self._near, self._far, self._very_far):
+            level.clear()
+        return nodes
+
+    def _slide(self, present: int) -> bool:
+        """Move the windows up to the present, unless a bucket must be spread first. Return whether a window moved."""
+        far, very_far = self._far, self._very_far
+        near_end = float(((present >> far.shift) + 2) << far.shift)
+        far_end = float(((present >> very_far.shift) + 2) << very_far.shift)
+        before = self.near_end, self.far_end
+        if far_end > self.far_end and not (very_far.keys and very_far.keys[0] << very_far.shift < far_end):
+            self.far_end = far_end
+        if self.near_end < near_end <= self.far_end and not (far.keys and far.keys[0] << far.shift < near_end):
+            self.near_end = near_end
+        return before != (self.near_end, self.far_end)
+
+    def _spread(self, source: _Level, target: _Level, budget: int) -> int:
+        """Move the first bucket to the finer level, as far as the budget allows. Return the budget that is left."""
+        key = source.keys[0]
+        bucket = source.buckets[key]
+        node = bucket._next
+        while node is not bucket and budget > 0:
+            budget -= 1
+            after = node._next
+            slot = floor(node._deadline * target.scale)
+            home = target.buckets.get(slot)
+            if home is None:
+                home = target.open(slot)
+            node._next = home
+            node._prev = last = home._prev
+            last._next = home._prev = node
+            node = after
+        bucket._next = node
+        node._prev = bucket
+        if node is bucket:
+            source.drop_first()
+            end = float((key + 1) << source.shift)
+            if source is self._far:
+                self.near_end = max(self.near_end, end)
+            else:
+                self.far_end = max(self.far_end, end)
+            budget -= 1
+        return budget
+
+    def _check(self) -> None:
+        """Assert every invariant. For tests only: it visits every timer."""
+        near, far, very_far = self._near, self._far, self._very_far
+        assert self.near_end <= self.far_end
+        assert self.near_end % (1 << far.shift) == 0
+        assert self.far_end % (1 << very_far.shift) == 0
+        assert not far.keys or min(far.keys) << far.shift >= self.near_end
+        assert not very_far.keys or min(very_far.keys) << very_far.shift >= self.far_end
+        counted = 0
+        for level in (near, far, very_far):
+            assert sorted(level.keys) == sorted(level.buckets)
+            assert not level.keys or level.keys[0] == min(level.keys)
+            for key, bucket in level.buckets.items():
+                node = bucket
+                while (after := node._next) is not bucket:
+                    assert after._prev is node
+                    assert after._wheel is self
+                    assert self.tick_of(after._deadline) >> level.shift == key
+                    node = after
+                    counted += 1
+                assert bucket._prev is node
+        assert counted == self.pending

@@ -1,0 +1,68 @@
+"""Finds the queues on a server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.keys import name_in as delayed_name_in
+from delayq._reliable.keys import ReliableKeys, check_partitions
+from delayq._reliable.keys import name_in as reliable_name_in
+from delayq.errors import BadInput, BadName
+
+if TYPE_CHECKING:
+    from delayq._redis.client import RedisClient
+
+QueueKind = Literal["delayed", "reliable"]
+
+QUEUE_KEYS = "[dr]e[dl][ai]*"
+"""A pattern that matches every key by which a queue can be recognised, and few others."""
+
+
+async def find_queues(server: RedisClient) -> dict[tuple[QueueKind, str], set[int | None]]:
+    """Return every queue that has a key, by its kind and its name on the server, with the partitions that were seen.
+
+    A partition of None stands for keys that belong to no partition. A queue has keys as long as it has messages, dead letters or
+    schedules, or is paused. A delayed queue that has only its ready list left is not found, because such a list looks like any
+    other. Reads the names of all keys, page by page.
+
+    Raises:
+        ServerUnavailable, OutcomeUnknown: The server does not answer.
+        ServerRefused: The user may not run SCAN.
+    """
+    found: dict[tuple[QueueKind, str], set[int | None]] = {}
+    async for key in server.scan(QUEUE_KEYS):
+        try:
+            queue = known_queue(key.decode())
+        except UnicodeDecodeError:
+            continue
+        if queue is not None:
+            kind, name, partition = queue
+            found.setdefault((kind, name), set()).add(partition)
+    return found
+
+
+def known_queue(key: str) -> tuple[QueueKind, str, int | None] | None:
+    """Return the same as :func:`queue_of`, but only for a key that such a queue really has."""
+    queue = queue_of(key)
+    if queue is None:
+        return None
+    kind, name, partition = queue
+    try:
+        if kind == "delayed":
+            DelayedKeys.of(name)
+            return queue
+        if partition is not None:
+            check_partitions(partition + 1)
+        keys = ReliableKeys.of(name, partition=partition)
+    except (BadInput, BadName):
+        return None
+    return queue if key.startswith(keys.wake.removesuffix("wake")) else None
+
+
+def queue_of(key: str) -> tuple[QueueKind, str, int | None] | None:
+    """Return the queue that has a key, and which of its partitions. None if no queue has it, or the key does not tell."""
+    if (reliable := reliable_name_in(key)) is not None:
+        return "reliable", *reliable
+    name = delayed_name_in(key)
+    return None if name is None else ("delayed", name, None)

@@ -1,0 +1,352 @@
+"""Checks a server and its queues for problems, and suggests what to do about them."""
+# ruff: noqa: SLF001 - part of the client, in a module of its own
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+from delayq._delayed.keys import DelayedKeys
+from delayq._redis.slots import SLOTS
+from delayq._reliable.keys import ReliableKeys
+from delayq.admin import inspect as inspection
+from delayq.admin.acl import ROLES, acl_rules
+from delayq.admin.inspect import FoundQueue
+from delayq.errors import BadName, DelayqError, ServerRefused
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+    from delayq.admin.acl import Role
+    from delayq.client import Client
+
+Level = Literal["ok", "note", "wrong"]
+
+_OLDEST = (6, 2)
+# Seconds. Deliveries do not depend on this machine's clock; offers with a moment do so only by the time they take to reach the
+# server.
+_CLOCK_OFF = 5.0
+_MEMORY_SHORT = 0.9
+# The queue name for checking the user's rights if there is no queue: any name will do.
+_NOBODYS = "delayq-doctor"
+# Commands whose first argument is not a key, with arguments that work.
+_WITHOUT_KEY: dict[str, tuple[str, ...]] = {
+    "eval": ("return 1", "0"),
+    "evalsha": ("0" * 40, "0"),
+    "ping": (),
+    "time": (),
+    "asking": (),
+    "role": (),
+    "select": ("0",),
+    "unsubscribe": (),
+}
+_WITH_CHANNEL = ("subscribe", "publish")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        level: ``"ok"``; ``"note"``: possibly intended; ``"wrong"``: something does not work, or will be lost.
+        check: The thing that was checked.
+        text: The result.
+        advice: What to do about it; empty if there is nothing to do.
+    """
+
+    level: Level
+    check: str
+    text: str
+    advice: str = ""
+
+
+async def diagnose(
+    client: Client, queues: Sequence[FoundQueue] | None = None, *, role: Role | None = None, overdue: float = 60.0
+) -> AsyncIterator[Finding]:
+    """Check the server and queues, without changing anything.
+
+    Args:
+        client: An open client.
+        queues: The queues to check; all that exist if None.
+        role: The role that our user must be able to fill, if known.
+        overdue: The age in seconds above which a due message that no consumer takes is reported as wrong.
+
+    Raises:
+        ServerUnavailable: The server does not answer.
+    """
+    for info in await _infos(client):
+        for finding in _of_server(info):
+            yield finding
+    for finding in await _cluster(client):
+        yield finding
+    yield await _clock(client)
+    found: Sequence[FoundQueue] = queues or ()
+    if queues is None:
+        try:
+            found = await inspection.queues(client)
+        except ServerRefused as error:
+            yield Finding("note", "queues", f"this user may not list them: {error}", "name them: --queue NAME, --delayed NAME")
+        else:
+            yield Finding("ok", "queues", f"{len(found)} found")
+    async for finding in _rights(client, found, role):
+        yield finding
+    for queue in found:
+        yield await _queue(client, queue, overdue)
+
+
+async def _infos(client: Client) -> list[Mapping[str, str]]:
+    try:
+        answers = await client._open_session().server.everywhere("INFO")
+    except ServerRefused:
+        return [{}]
+    return [read_info(answer.decode(errors="replace")) for answer in answers]
+
+
+def read_info(text: str) -> dict[str, str]:
+    """Parse the reply to ``INFO`` into values by name."""
+    lines = (line.partition(":") for line in text.splitlines() if line and not line.startswith("#"))
+    return {name: value for name, _, value in lines}
+
+
+def _of_server(info: Mapping[str, str]) -> Iterator[Finding]:
+    if not info:
+        yield Finding("note", "server", "this user may not ask about it", "to have it looked at: ACL SETUSER name +info")
+        return
+    for look in (_version, _role, _persistence, _memory):
+        yield look(info)
+
+
+def _version(info: Mapping[str, str]) -> Finding:
+    name, version = "Valkey", info.get("valkey_version", "")
+    if not version:
+        name, version = "Redis", info.get("redis_version", "?")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < _OLDEST:
+        return Finding("wrong", "version", f"{name} {version}", "delayq needs Redis 6.2 or newer, or Valkey: upgrade")
+    return Finding("ok", "version", f"{name} {version}, up for {_ago(int(info.get('uptime_in_seconds', 0)))}")
+
+
+def _role(info: Mapping[str, str]) -> Finding:
+    replicas = info.get("connected_slaves", "0")
+    if info.get("role", "master") != "master":
+        place = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
+        return Finding("wrong", "role", "a replica: it takes no offers", f"name its master, {place}, or redis+sentinel://")
+    return Finding("ok", "role", f"a master, with {_count(int(replicas), 'replica')}")
+
+
+def _persistence(info: Mapping[str, str]) -> Finding:
+    check = "persistence"
+    if info.get("loading", "0") != "0":
+        return Finding("wrong", check, "still loading its data", "wait")
+    if info.get("aof_enabled", "0") == "1":
+        if info.get("aof_last_write_status", "ok") != "ok":
+            return Finding(
+                "wrong", check, "the last write to the append-only file failed", "is the disk full? See the server's log"
+            )
+        return Finding("ok", check, "append-only file")
+    if info.get("rdb_last_bgsave_status", "ok") != "ok":
+        return Finding("wrong", check, "the last snapshot failed", "is the disk full? See the server's log")
+    changes = int(info.get("rdb_changes_since_last_save", 0))
+    return Finding(
+        "note",
+        check,
+        f"no append-only file: a crash loses what came since the last snapshot, now {_count(changes, 'change')}",
+        "CONFIG SET appendonly yes, and the same in its configuration file",
+    )
+
+
+def _memory(info: Mapping[str, str]) -> Finding:
+    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    policy = info.get("maxmemory_policy", "noeviction")
+    text = f"{_bytes(used)} used" + (f" of {_bytes(limit)}" if limit else ", no limit") + f", {policy}"
+    if policy != "noeviction":
+        advice = "CONFIG SET maxmemory-policy noeviction, and the same in its configuration file"
+        why = "the server drops messages when memory is short" if limit else "with a limit, the server would drop messages"
+        return Finding("wrong" if limit else "note", "memory", f"{text}: {why}", advice)
+    if limit and used > limit * _MEMORY_SHORT:
+        return Finding("wrong", "memory", f"{text}: offers are refused when it is full", "raise maxmemory, or purge")
+    return Finding("ok", "memory", text)
+
+
+async def _cluster(client: Client) -> list[Finding]:
+    server, spread = client._open_session().server, client._open_session().nodes.spread
+    try:
+        (answer, *_) = await server.everywhere("CLUSTER", "INFO")
+    except ServerRefused as error:
+        if spread:
+            return [Finding("note", "cluster", f"this user may not ask about it: {error}")]
+        # A single server that is not in a cluster replies with an error.
+        return []
+    info = read_info(answer.decode(errors="replace"))
+    covered = int(info.get("cluster_slots_ok", 0))
+    text = f"{info.get('cluster_state', '?')}, {covered:,} of {SLOTS:,} slots served by {info.get('cluster_size', '?')} masters"
+    if not spread and info.get("cluster_size", "1") != "1":
+        return [Finding("wrong", "cluster", f"{text}, and the address names one server", "use redis+cluster://host:port")]
+    if info.get("cluster_state") != "ok" or covered < SLOTS:
+        return [Finding("wrong", "cluster", text, "bring its servers back: redis-cli --cluster check host:port")]
+    return [Finding("ok", "cluster", text)]
+
+
+async def _clock(client: Client) -> Finding:
+    best: tuple[float, float] | None = None
+    try:
+        for _ in range(5):
+            began = time.monotonic()
+            theirs = await client.server_time()
+            way = time.monotonic() - began
+            off = (theirs - datetime.now(UTC)).total_seconds() + way / 2
+            best = min(best or (way, off), (way, off))
+    except ServerRefused as error:
+        return Finding("note", "clock", f"this user may not ask for the server's time: {error}")
+    assert best is not None, "asked at least once"
+    way, off = best
+    side = "ahead of" if off > 0 else "behind"
+    text = f"the server's is {abs(off) * 1000:,.1f} ms {side} ours; a round trip takes {way * 1000:.1f} ms"
+    if abs(off) > _CLOCK_OFF:
+        return Finding("note", "clock", text, "delays are right all the same: the server's clock decides. Let both follow NTP")
+    return Finding("ok", "clock", text)
+
+
+async def _rights(client: Client, queues: Sequence[FoundQueue], role: Role | None) -> AsyncIterator[Finding]:
+    server = client._open_session().server
+    try:
+        user = (await server.command("ACL", "WHOAMI", key="")).decode(errors="replace")
+    except ServerRefused:
+        user = "?"
+    able: list[str] = []
+    lacks: dict[str, str] = {}
+    # One queue of each kind represents all. Leave out names that ACL rules cannot contain: no user has rules for them.
+    names = {queue.kind: queue for queue in reversed(queues) if _can_be_granted(queue)}
+    names = names or {"reliable": FoundQueue("reliable", _NOBODYS, None)}
+    try:
+        for each in ROLES if role is None else (role,):
+            missing = []
+            for queue in names.values():
+                missing += [one async for one in _missing(client, user, each, queue)]
+            if missing:
+                lacks[each] = ", ".join(dict.fromkeys(missing))
+            else:
+                able.append(each)
+    except ServerRefused:
+        # ACL DRYRUN needs Redis 7, and the right to call it.
+        yield Finding("note", "rights", f"user {user!r}: the server does not tell; what is refused below, it lacks")
+        return
+    for lacking, missing_text in lacks.items():
+        kinds = " ".join(map(_option, names.values()))
+        level: Level = "wrong" if lacking == role else "note"
+        shown = missing_text if len(missing_text) <= 60 else f"{missing_text[:57]}..."
+        yield Finding(level, "rights", f"user {user!r} is no {lacking}: lacks {shown}", f"see: delayq acl {lacking} {kinds}")
+    if able:
+        yield Finding("ok", "rights", f"user {user!r} can be: {', '.join(able)}")
+
+
+def _can_be_granted(queue: FoundQueue) -> bool:
+    try:
+        _rules("admin", queue)
+    except BadName:
+        return False
+    return True
+
+
+def _rules(role: Role, queue: FoundQueue) -> list[str]:
+    if queue.kind == "reliable":
+        return acl_rules(role, reliable=[queue.name], partitions=queue.partitions)
+    return acl_rules(role, delayed=[queue.name])
+
+
+async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> AsyncIterator[str]:
+    """Yield the rights that the user lacks for a role with a queue. Raises ServerRefused if the server does not tell."""
+    server = client._open_session().server
+    if queue.kind == "reliable":
+        keys = ReliableKeys.of(queue.name, None, None if queue.partitions is None else 0)
+        key, channel = keys.messages[0], keys.wake
+    else:
+        delayed = DelayedKeys.of(queue.name)
+        key, channel = delayed.timeout, delayed.channel
+    commands = [rule[1:] for rule in _rules(role, queue) if rule.startswith("+") and "|" not in rule]
+    infos = await server.command("COMMAND", "INFO", *commands, key=key)
+    for command, info in zip(commands, infos, strict=True):
+        if not info:
+            continue
+        if command in _WITHOUT_KEY:
+            arguments = list(_WITHOUT_KEY[command])
+        else:
+            arguments = [channel if command in _WITH_CHANNEL else key]
+            arguments += ["1"] * (abs(int(info[1])) - 2)
+        answer = await server.command("ACL", "DRYRUN", user, command, *arguments, key=key)
+        if answer != b"OK":
+            yield f"+{command}" if b"command" in answer else f"~{key}" if b"key" in answer else f"&{channel}"
+
+
+async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
+    option = _option(queue)
+    check = f"{queue.kind} {queue.name}"
+    look = _reliable if queue.kind == "reliable" else _delayed
+    try:
+        level, text, advice = await look(client, queue, overdue, option)
+    except ServerRefused as error:
+        return Finding("wrong", check, str(error), f"which rights it takes: delayq acl dashboard {option}")
+    except DelayqError as error:
+        return Finding("wrong", check, str(error))
+    return Finding(level, check, text, advice)
+
+
+async def _reliable(client: Client, queue: FoundQueue, overdue: float, option: str) -> tuple[Level, str, str]:
+    stats = await inspection.reliable_stats(client, queue.name, queue.partitions)
+    more = "" if queue.partitions is None else f" --partitions {queue.partitions}"
+    text = f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased, {stats.dead:,} dead"
+    late = stats.ready and stats.oldest_due_age > overdue
+    if stats.paused:
+        return "wrong" if late else "note", f"{text}: paused", f"delayq resume {option}{more}"
+    if late and not stats.leased:
+        age = _ago(int(stats.oldest_due_age))
+        return "wrong", f"{text}: due for {age}, and nobody takes it", "start a worker: delayq worker MODULE:ATTRIBUTE"
+    if late:
+        return "note", f"{text}: behind by {_ago(int(stats.oldest_due_age))}", "more workers, or a higher concurrency"
+    if stats.dead:
+        return "note", text, f"delayq dead list {option}{more}"
+    return "ok", text, ""
+
+
+async def _delayed(client: Client, queue: FoundQueue, overdue: float, option: str) -> tuple[Level, str, str]:
+    stats = await inspection.delayed_stats(client, queue.name)
+    text = f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased"
+    if stats.quarantined is not None:
+        text += f", {stats.quarantined:,} unreadable"
+    if stats.oldest_due_age > overdue:
+        age = _ago(int(stats.oldest_due_age))
+        return "wrong", f"{text}: due for {age}, and nobody moves it", "no process has the queue open: start a consumer"
+    if stats.quarantined:
+        return "note", text, f"delayq inspect {option} --state quarantined"
+    return "ok", text, ""
+
+
+def _option(queue: FoundQueue) -> str:
+    """Return the command-line option that names the queue.
+
+    The name is quoted: any client that may write to the server chooses names, and users copy the advice to a shell.
+    """
+    return f"--{'queue' if queue.kind == 'reliable' else 'delayed'} {shlex.quote(queue.name)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _ago(seconds: int) -> str:
+    """Return a duration in words, approximately."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

@@ -1,0 +1,262 @@
+"""Inspects a server from outside: the queues on it, and the records of a delayed queue.
+
+Nothing here opens a queue, so looking at a queue moves no messages.
+"""
+# ruff: noqa: SLF001 - part of the client, in a module of its own
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.listing import DueOrder
+from delayq._delayed.records import any_id_of, payload_of
+from delayq._delayed.scripts import CANCEL, PURGE, RESCHEDULE
+from delayq._durations import delay_us, moment
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.views import count
+from delayq.admin.catalog import QueueKind, find_queues
+from delayq.errors import BadDelay, BadInput, ServerRefused
+from delayq.stats import Stats
+
+if TYPE_CHECKING:
+    from delayq._durations import Duration
+    from delayq._redis.client import RedisClient
+    from delayq.client import Client
+
+PendingState = Literal["delayed", "ready", "leased"]
+
+_ID_BYTES = 8
+
+
+@dataclass(frozen=True)
+class FoundQueue:
+    """A queue that has keys on the server.
+
+    Attributes:
+        kind: ``"delayed"`` or ``"reliable"``.
+        name: Its name on the server.
+        partitions: The smallest number of partitions it can have, as only those with messages are seen; None if it is not
+            partitioned.
+    """
+
+    kind: QueueKind
+    name: str
+    partitions: int | None
+
+
+@dataclass(frozen=True)
+class DelayedStats:
+    """The number of messages of a delayed queue in each state.
+
+    Attributes:
+        delayed: Messages in the sorted set: not due yet, or not transferred yet.
+        ready: Messages that are due and have not been taken.
+        leased: Messages held by consumers that use ``deliveries()``.
+        quarantined: Unreadable messages; None if our user may not look.
+        oldest_due_age: How long the first ``delayed`` message has been due without being transferred, seconds; 0 if it is not
+            due.
+        next_due_at: When the first ``delayed`` message is due; None if there is none.
+    """
+
+    delayed: int
+    ready: int
+    leased: int
+    quarantined: int | None
+    oldest_due_age: float
+    next_due_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A message of a delayed queue, as stored on the server.
+
+    Attributes:
+        id: 16 hexadecimal digits; None if it no longer has an id, or its record cannot be read.
+        due_at: When it is due, or when its lease ends; None if it is ready.
+        payload: The value as the codec encoded it; None if the record cannot be read.
+        raw: The whole record.
+    """
+
+    id: str | None
+    due_at: datetime | None
+    payload: bytes | None
+    raw: bytes
+
+
+async def queues(client: Client) -> list[FoundQueue]:
+    """Return the queues on the server, by kind and name. Goes through all keys, in steps that do not hold the server up.
+
+    A delayed queue is found while it has pending, leased or quarantined messages: a ready list by itself could belong to any
+    program.
+
+    Raises:
+        ServerError: As for every call.
+    """
+    found: list[FoundQueue] = []
+    for (kind, name), seen in sorted((await find_queues(_server(client))).items()):
+        if None in seen:
+            found.append(FoundQueue(kind, name, None))
+        if partitions := seen - {None}:
+            found.append(FoundQueue(kind, name, max(partition or 0 for partition in partitions) + 1))
+    return found
+
+
+async def delayed_stats(client: Client, name: str) -> DelayedStats:
+    """Return the number of messages of a delayed queue in each state. Raises as :func:`queues`.
+
+    For a reliable queue, use :meth:`delayq.ReliableQueue.stats`.
+    """
+    server, keys = _server(client), _keys(client, name)
+    delayed = int(await server.command("ZCARD", keys.timeout))
+    ready = int(await server.command("LLEN", keys.ready))
+    leased = int(await server.command("ZCARD", keys.leases))
+    try:
+        quarantined: int | None = int(await server.command("LLEN", keys.quarantine))
+    except ServerRefused:
+        quarantined = None
+    head = await server.command("ZRANGE", keys.timeout, 0, 0, "WITHSCORES")
+    if not head:
+        return DelayedStats(delayed, ready, leased, quarantined, 0.0, None)
+    due_at = moment(_whole_ms(head[1]))
+    try:
+        now = await client.server_time()
+    except ServerRefused:
+        # A user that may only inspect queues may not ask for the time.
+        now = datetime.now(UTC)
+    age = max(0.0, (now - due_at).total_seconds())
+    return DelayedStats(delayed, ready, leased, quarantined, age, due_at)
+
+
+async def reliable_stats(client: Client, name: str, partitions: int | None = None) -> Stats:
+    """Return the figures of :meth:`delayq.ReliableQueue.stats` without opening the queue. Raises as :func:`queues`."""
+    server = _server(client)
+    places = [None] if partitions is None else [*range(partitions)]
+    parts = []
+    for place in places:
+        keys = ReliableKeys.of(name, client._name_mapper, place)
+        parts.append(await count(server, keys))
+    delayed, ready, leased, dead = (sum(part[at] for part in parts) for at in range(4))
+    return Stats(delayed, ready, leased, dead, max(part[4] for part in parts) / 1_000_000, any(part[5] for part in parts))
+
+
+async def records(
+    client: Client, name: str, state: PendingState | Literal["quarantined"], *, offset: int = 0, limit: int = 100
+) -> list[Record]:
+    """Return messages of a delayed queue, in the order in which they will come. Raises as :func:`queues`."""
+    server, keys = _server(client), _keys(client, name)
+    if limit < 1:
+        return []
+    last = offset + limit - 1
+    if state == "delayed":
+        found = await server.command("ZRANGE", keys.timeout, offset, last, "WITHSCORES")
+        return [_record(record, _whole_ms(score)) for record, score in zip(found[::2], found[1::2], strict=True)]
+    if state == "ready":
+        return [Record(None, None, payload, payload) for payload in await server.command("LRANGE", keys.ready, offset, last)]
+    if state == "quarantined":
+        # Records, and payloads that could not be decoded: nothing tells them apart for sure.
+        return [_record(raw, None) for raw in await server.command("LRANGE", keys.quarantine, offset, last)]
+    found = await server.command("ZRANGE", keys.leases, offset, last, "WITHSCORES")
+    if not found:
+        return []
+    payloads = await server.command("HMGET", keys.leased, *found[::2])
+    return [
+        Record(None, moment(_whole_ms(score)), payload, payload)
+        for score, payload in zip(found[1::2], payloads, strict=True)
+        if payload is not None  # acknowledged or retried meanwhile
+    ]
+
+
+async def find(client: Client, name: str, id: str) -> Record | None:  # noqa: A002
+    """Return the pending message with that id; None if there is none. Searches all pending messages. Raises as :func:`queues`.
+
+    Raises:
+        BadInput: ``id`` is not a valid id.
+    """
+    try:
+        wanted = bytes.fromhex(id)
+    except ValueError:
+        wanted = b""
+    if len(wanted) != _ID_BYTES:
+        raise BadInput(f"an id of a delayed queue's message has 16 hexadecimal digits, unlike {id!r}")
+    async for page in DueOrder(_keys(client, name), _server(client)).scored_pages():
+        for record, score in page.items():
+            if any_id_of(record) == wanted:
+                return _record(record, _whole_ms(score))
+    return None
+
+
+async def cancel(client: Client, name: str, id: str) -> bool:  # noqa: A002
+    """Remove the pending message with that id, and return whether there was one. Raises as :func:`find`."""
+    found = await find(client, name, id)
+    if found is None:
+        return False
+    keys = _keys(client, name)
+    return bool(await _server(client).run(CANCEL, (keys.timeout, keys.ordered), (0, found.raw)))
+
+
+async def reschedule(
+    client: Client,
+    name: str,
+    id: str,  # noqa: A002
+    delay: Duration | None = None,
+    *,
+    at: datetime | None = None,
+) -> datetime | None:
+    """Reschedule the pending message with that id, and return its new due time; None if there is none. Raises as :func:`find`."""
+    if delay is None and at is None:
+        raise BadDelay("give delay or at")
+    wait_us = delay_us(delay, at)
+    found = await find(client, name, id)
+    if found is None:
+        return None
+    keys = _keys(client, name)
+    due_ms = int(await _server(client).run(RESCHEDULE, (keys.timeout, keys.channel), (found.raw, wait_us)))
+    return None if due_ms < 0 else moment(due_ms)
+
+
+async def purge(client: Client, name: str, state: Literal["delayed", "ready", "all"] = "all") -> int:
+    """Drop pending messages, ready ones, or both, at once, and return how many there were. Raises as :func:`queues`."""
+    keys = _keys(client, name)
+    return int(await _server(client).run(PURGE, (keys.timeout, keys.ordered, keys.ready), (state,)))
+
+
+async def remove(client: Client, kind: QueueKind, name: str, partitions: int | None = None) -> int:
+    """Remove every key of a queue that is no longer used, and return how many there were. Raises as :func:`queues`.
+
+    Use it only if no other client uses the name: calls that other clients make meanwhile may bring keys back.
+    """
+    server = _server(client)
+    if kind == "delayed":
+        keys = _keys(client, name)
+        doomed = [keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.leases, keys.leased]
+        return sum([int(await server.command("UNLINK", key)) for key in doomed])
+    removed = 0
+    for place in [None] if partitions is None else [*range(partitions)]:
+        one = ReliableKeys.of(name, client._name_mapper, place)
+        found = {key.decode(errors="surrogateescape") async for key in server.scan(one.pattern, one.wake)}
+        removed += sum([int(await server.command("UNLINK", key)) for key in found])
+    return removed
+
+
+def _server(client: Client) -> RedisClient:
+    session = client._open_session()
+    session.check_loop()
+    return session.server
+
+
+def _keys(client: Client, name: str) -> DelayedKeys:
+    return DelayedKeys.of(name, client._name_mapper)
+
+
+def _record(raw: bytes, due_ms: int | None) -> Record:
+    record_id = any_id_of(raw)
+    return Record(
+        None if record_id is None else record_id.hex(), None if due_ms is None else moment(due_ms), payload_of(raw), raw
+    )
+
+
+def _whole_ms(score: bytes | float) -> int:
+    return int(min(max(float(score), 0.0), 2.0**53))

@@ -1,0 +1,290 @@
+"""Turns JSON with type information into values. ``_jackson_places`` describes the rules."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import re
+import typing
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import UUID
+
+from delayq.codecs.java import _jackson_text as text
+from delayq.codecs.java._jackson_places import Malformed, Place, Rules, inside
+from delayq.codecs.java._limits import fits, from_ms, is_char
+from delayq.codecs.java.types import (
+    JavaBigInteger,
+    JavaByte,
+    JavaChar,
+    JavaDouble,
+    JavaFloat,
+    JavaList,
+    JavaLong,
+    JavaMap,
+    JavaObject,
+    JavaShort,
+    JavaValue,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# The names that Java's reflection gives to classes, where they can be told from any other text: an array, or a name with a
+# package or an outer class.
+_CLASS_NAME = re.compile(r"\[+(?:[BCDFIJSZ]|L[\w.$]+;)|[\w$]+(?:\.[\w$]+)+|\w+\$[\w$]+")
+_MAP_NAME = re.compile(r"java\.util\.[\w.$]*(?:Map|Hashtable|Properties)[\w$]*")
+
+
+def real(written: str) -> float:
+    """Read a JSON number with a point or an exponent. It keeps its text if we would write it differently."""
+    value = float(written)
+    return value if written == text.double(value) else JavaDouble(value, written)
+
+
+def refuse_constant(_name: str) -> NoReturn:
+    """Refuse NaN and Infinity without quotes: Python's JSON parser reads them, Jackson's does not.
+
+    Raises:
+        Malformed: Always.
+    """
+    raise Malformed
+
+
+class Reader:
+    """Builds values from JSON with type information.
+
+    Args:
+        types: Dataclasses and enums by the Java class that they stand for.
+        list_class: The Java class that becomes a plain list.
+        map_class: The Java class that becomes a plain dict.
+        rules: The rules that the reader shares with the writer.
+    """
+
+    def __init__(self, types: dict[str, type[Any]], list_class: str, map_class: str, rules: Rules) -> None:
+        self._types = types
+        self._names = {known: name for name, known in types.items()}
+        self._rules = rules
+        self._fields = {
+            known: {field.name for field in dataclasses.fields(known) if field.init}
+            for known in types.values()
+            if not issubclass(known, Enum)
+        }
+        self._enums = {known: self._enum_fields(known) for known in self._fields}
+        self._list_class = list_class
+        self._map_class = map_class
+        # JSON is read from the inside out: an object knows its class, but an array's meaning depends on its surroundings.
+        self._json = json.JSONDecoder(object_pairs_hook=self._object, parse_float=real, parse_constant=refuse_constant)
+
+    def read(self, payload: bytes) -> Any:
+        """Return the value in a payload.
+
+        Raises:
+            Malformed, ValueError, RecursionError: Redisson does not write such a payload.
+        """
+        return self._value(self._json.decode(payload.decode()), Place.ROOT)
+
+    def _value(self, tree: Any, place: Place) -> Any:
+        # A plain list has not been interpreted yet.
+        return self._array(tree, place) if type(tree) is list else tree
+
+    def _values(self, pairs: list[tuple[str, Any]], place: Place) -> dict[str, Any]:
+        return {key: self._array(item, place) if type(item) is list else item for key, item in pairs}
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> Any:
+        # Redisson writes the class first. A map may have a key "@class" of its own after that.
+        at = next((i for i, (key, _) in enumerate(pairs) if key == "@class"), None)
+        if at is None:
+            return JavaMap(None, self._values(pairs, Place.ELEMENT))
+        name = pairs.pop(at)[1]
+        if name == self._map_class:
+            return self._values(pairs, Place.ELEMENT)
+        if not isinstance(name, str):
+            raise Malformed
+        if name not in self._types and _MAP_NAME.fullmatch(name):
+            return JavaMap(name, self._values(pairs, Place.ELEMENT))
+        fields = self._values(pairs, Place.FIELD)
+        if name in self._types:
+            return self._known(self._types[name], fields)
+        # JSON itself has no enums: an enum among the fields had its class.
+        return JavaObject(name, fields, with_class=[field for field, item in fields.items() if isinstance(item, Enum)])
+
+    def _known(self, known: type[Any], fields: dict[str, Any]) -> Any:
+        try:
+            wanted, enums = self._fields[known], self._enums[known]
+            seen: dict[tuple[type[Any], str], str] = {}
+            taken = {name: item for name, item in fields.items() if name in wanted}
+            for name, item in taken.items():
+                if isinstance(item, Enum):
+                    seen[known, name] = self._names[type(item)]
+                elif name in enums:
+                    class_name, text_of = _class_and_text(item)
+                    if text_of in enums[name].__members__:
+                        taken[name] = enums[name][text_of]
+                        if class_name is not None:
+                            seen[known, name] = class_name
+            made = known(**taken)
+        except Exception as error:
+            # Whatever the dataclass objects to, the payload does not fit it.
+            raise Malformed from error
+        self._rules.seen.update(seen)
+        return made
+
+    def _enum_fields(self, known: type[Any]) -> dict[str, type[Enum]]:
+        """Return the fields of a dataclass that are declared as an enum, or as an enum or None."""
+        try:
+            hints = typing.get_type_hints(known)
+        except Exception:  # noqa: BLE001  # an annotation may name anything, from anywhere or nowhere
+            return {}
+        found = {}
+        for name in self._fields[known]:
+            hint = hints[name]
+            kinds = typing.get_args(hint) if typing.get_origin(hint) in {typing.Union, UnionType} else (hint,)
+            kinds = tuple(kind for kind in kinds if kind is not NoneType)
+            if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum) and self._is_by_name(kinds[0]):
+                found[name] = kinds[0]
+        return found
+
+    def _is_by_name(self, kind: type[Enum]) -> bool:
+        # An enum that is text or a number as well is written as such, unless it stands for a Java class.
+        return kind in self._names or not issubclass(kind, str | int | float)
+
+    def _array(self, tree: list[Any], place: Place) -> Any:
+        # Two elements, the first of which names a class, are a class and its value; anything else is a Java array.
+        if len(tree) == 2 and isinstance(tree[0], str):
+            name, inner = tree
+            if name in _SCALARS:
+                try:
+                    return self._scalar(name, inner, place)
+                except (Malformed, ValueError, InvalidOperation):
+                    # A String[] whose first text is the name of a class.
+                    return self._wrapped(name, inner, place)
+            # An enum looks like an array of two strings. Its class is final, so it is wrapped only in a collection.
+            told_apart = place is Place.ELEMENT or not isinstance(inner, str) or name.startswith("java") or name in self._types
+            if told_apart and (name in self._types or _CLASS_NAME.fullmatch(name)):
+                return self._wrapped(name, inner, place)
+        return JavaList(None, [self._value(item, Place.BARE) for item in tree])
+
+    def _wrapped(self, name: str, inner: Any, place: Place) -> Any:
+        if type(inner) is list:
+            items = [self._value(item, inside(name)) for item in inner]
+            return items if name == self._list_class else JavaList(name, items)
+        known = self._types.get(name)
+        # Alone, an enum is plain, so Redisson did not write this one.
+        if known is None or not issubclass(known, Enum) or not isinstance(inner, str) or place is Place.ROOT:
+            return JavaValue(name, inner)
+        if inner in known.__members__:
+            return known[inner]
+        if place is Place.FIELD:
+            # Two texts may also be a String[].
+            return JavaValue(name, inner)
+        raise Malformed
+
+    def _scalar(self, name: str, inner: Any, place: Place) -> Any:
+        try:
+            value = _SCALARS[name](inner)
+        except OverflowError:
+            # A Date outside of Python's range stays as it was.
+            return JavaValue(name, inner)
+        # Plain where the class is known, as in a POJO's field that is declared with it. This field is declared otherwise.
+        if (name == "java.util.UUID" and not self._rules.uuid_has_class(place)) or (
+            place is Place.FIELD and (name == "[B" or (name == "java.lang.Double" and isinstance(inner, str)))
+        ):
+            return JavaValue(name, inner)
+        return value
+
+
+def _class_and_text(item: Any) -> tuple[str | None, str]:
+    """Return the class, if there is one, and the text of an enum field's value that was not read as an enum."""
+    if type(item) is str:
+        return None, item
+    if isinstance(item, JavaValue) and isinstance(item.value, str):
+        return item.class_name, item.value
+    if isinstance(item, JavaList) and item.class_name is None and len(item) == 2 and all(type(part) is str for part in item):
+        return item[0], item[1]
+    return None, ""
+
+
+def _int(bits: int | None, make: Callable[[int], Any]) -> Callable[[Any], Any]:
+    def convert(tree: Any) -> Any:
+        if not isinstance(tree, int) or isinstance(tree, bool) or not fits(tree, bits):
+            raise Malformed
+        return make(tree)
+
+    return convert
+
+
+def _text(make: Callable[[str], Any]) -> Callable[[Any], Any]:
+    def convert(tree: Any) -> Any:
+        if not isinstance(tree, str):
+            raise Malformed
+        return make(tree)
+
+    return convert
+
+
+def _double(tree: Any) -> float:
+    if isinstance(tree, float):
+        return tree
+    if isinstance(tree, bool) or not (isinstance(tree, int) or tree in ("NaN", "Infinity", "-Infinity")):
+        raise Malformed
+    return float(tree)
+
+
+def _float(tree: Any) -> JavaFloat:
+    value = _double(tree)
+    written = _as_written(tree) if isinstance(tree, float) else None
+    return JavaFloat(value, None if written == text.single(value) else written)
+
+
+def _decimal(tree: Any) -> Decimal:
+    if isinstance(tree, float):
+        return Decimal(_as_written(tree))
+    if not isinstance(tree, int) or isinstance(tree, bool):
+        raise Malformed
+    return Decimal(tree)
+
+
+def _as_written(value: float) -> str:
+    return value.text if isinstance(value, JavaDouble) and value.text else text.double(value)
+
+
+def _boolean(tree: Any) -> bool:
+    if not isinstance(tree, bool):
+        raise Malformed
+    return tree
+
+
+def _char(tree: str) -> JavaChar:
+    if not is_char(tree):
+        raise Malformed
+    return JavaChar(tree)
+
+
+def _uuid(tree: str) -> UUID:
+    value = UUID(tree)
+    # Python also reads braces and "urn:uuid:".
+    if str(value) != tree.lower():
+        raise Malformed
+    return value
+
+
+_SCALARS: dict[str, Callable[[Any], Any]] = {
+    "java.lang.Integer": _int(32, int),
+    "java.lang.Long": _int(64, JavaLong),
+    "java.lang.Short": _int(16, JavaShort),
+    "java.lang.Byte": _int(8, JavaByte),
+    "java.math.BigInteger": _int(None, JavaBigInteger),
+    "java.util.Date": _int(64, from_ms),
+    "java.lang.Double": _double,
+    "java.lang.Float": _float,
+    "java.math.BigDecimal": _decimal,
+    "java.lang.Boolean": _boolean,
+    "java.lang.String": _text(str),
+    "java.lang.Character": _text(_char),
+    "java.util.UUID": _text(_uuid),
+    "[B": _text(lambda tree: base64.b64decode(tree, validate=True)),
+}

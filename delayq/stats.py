@@ -1,0 +1,114 @@
+"""The figures that queues and clients report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delayq._timer.wakeup import WakeupKind
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The number of messages in each state.
+
+    Attributes:
+        delayed: Messages that are not due yet.
+        ready: Messages that are due and not held by a worker, including those whose lease has ended.
+        leased: Messages held by workers. This and ``delayed`` are exact up to a thousand leases; beyond that, delayed messages
+            may be counted here, as many as there are ended leases whose messages have not been claimed again yet.
+        dead: Dead letters.
+        oldest_due_age: How long the oldest ready message has been due, seconds; 0 if there is none.
+        paused: Whether the queue is paused.
+    """
+
+    delayed: int
+    ready: int
+    leased: int
+    dead: int
+    oldest_due_age: float
+    paused: bool
+
+    @classmethod
+    def total(cls, parts: Sequence[Stats]) -> Stats:
+        """Return the figures of a queue from those of its partitions; paused if any partition is."""
+        return cls(
+            sum(part.delayed for part in parts),
+            sum(part.ready for part in parts),
+            sum(part.leased for part in parts),
+            sum(part.dead for part in parts),
+            max(part.oldest_due_age for part in parts),
+            any(part.paused for part in parts),
+        )
+
+
+@dataclass(frozen=True)
+class ClientStatistics:
+    """The state of a client, and counts of its work so far.
+
+    Attributes:
+        connections: Open connections to the server.
+        connections_opened: Connections opened so far.
+        timers: Armed wake-ups.
+        alarm: The source of the event loop's wake-ups: ``"timerfd"`` (Linux, exact to a tenth of a millisecond) or ``"loop"``
+            (its own timers: whole milliseconds on asyncio). None before the first wake-up is armed.
+        round_trips: Commands sent so far.
+        errors: Calls that failed so far.
+        queues: Open queues.
+        waiting: Queues with a consumer waiting for a message.
+        quarantined: Unreadable records found so far.
+        returned: Messages found so far whose lease had ended: their consumer died, or was too slow.
+        timer_wakeups: The number of times the event loop has woken the timer.
+        timer_lag: How much later than requested those wake-ups came, added up over all of them, seconds.
+    """
+
+    connections: int
+    connections_opened: int
+    timers: int
+    alarm: WakeupKind | None
+    round_trips: int
+    errors: int
+    queues: int
+    waiting: int
+    quarantined: int
+    returned: int
+    timer_wakeups: int
+    timer_lag: float
+
+
+@dataclass(frozen=True)
+class QueueStatistics:
+    """Counts of a client's work on a queue since it opened the queue, without the work of other processes.
+
+    Attributes:
+        name: The queue's name. All its partitions count as one queue.
+        kind: ``"delayed"`` or ``"reliable"``.
+        offered: Messages that were stored, except occurrences of recurring messages.
+        delivered: Messages that were handed out, except those that were fetched ahead and given back.
+        acked: Messages that were acknowledged. Those that ``take`` and similar calls hand out for good are never counted.
+        retried: Messages that came back after a failure, to be retried.
+        dead: Messages that became dead letters: no attempt left, rejected, or their last lease ended.
+        released: Messages of a reliable queue that came back untouched, as when their handler was cancelled.
+        expired: Messages of a reliable queue that were found past their time to live.
+        lease_ended: Messages of a delayed queue whose lease had ended: their consumer died, or was too slow.
+        quarantined: Unreadable records of a delayed queue.
+        errors: Failed calls for due messages.
+        waiting: Whether a consumer is waiting for a message.
+    """
+
+    name: str
+    kind: Literal["delayed", "reliable"]
+    offered: int
+    delivered: int
+    acked: int
+    retried: int
+    dead: int
+    released: int
+    expired: int
+    lease_ended: int
+    quarantined: int
+    errors: int
+    waiting: bool
