@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help demo test storms soak fuzz packages docs lint types layers coverage clean
+.PHONY: help demo test storms soak fuzz packages docs lint house types layers coverage clean
 
 help:
 	@echo "make demo      deliver delayed messages between two processes, and show it"
@@ -18,6 +18,7 @@ help:
 	@echo "make packages  build wheel and sdist, and try them in fresh environments, on each Python that is found"
 	@echo "make docs      the documentation site, in docs/_build/html; warnings are errors"
 	@echo "make lint      style and formatting"
+	@echo "make house     measures of wording, layers and sizes, each with its bound (ARGS='--list FIGURE' for what one counts)"
 	@echo "make types     mypy --strict, and pyright on the public interface"
 	@echo "make layers    who may import whom"
 	@echo "make coverage  the tests with branch coverage of the core"
@@ -52,6 +53,9 @@ docs: $(VENV)/dev.stamp
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+house: $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.house $(ARGS)
 
 types: $(VENV)/dev.stamp
 	$(BIN)/mypy
