@@ -20,7 +20,7 @@ def main() -> None:
     modules = {path.stem: path for path in sorted(HERE.glob("*.py")) if not path.stem.startswith("_")}
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in modules:
-        print("usage: python -m benchmarks NAME [options]; --help after the name tells its options\n")
+        print("usage: python -m benchmarks NAME [options]; add --help after the name for its options\n")
         for each, path in modules.items():
             print(f"{each.ljust(max(map(len, modules)))}  {about(path)}")
         sys.exit(0 if name in ("", "-h", "--help") else f"\nthere is no benchmark {name!r}")

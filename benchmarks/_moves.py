@@ -37,7 +37,9 @@ return redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
 
 
 def add_server_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--server", metavar="URL", help="one that is there for this alone, instead of a private Valkey")
+    parser.add_argument(
+        "--server", metavar="URL", help="use this server, which must be dedicated to the benchmark, instead of a private Valkey"
+    )
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def machine(server: Any = None) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--plot", metavar="FILE", help="also draw the figures (.svg or .png); needs matplotlib")
+    parser.add_argument("--plot", metavar="FILE", help="also plot the results to FILE (.svg or .png); needs matplotlib")
 
 
 class Table:

@@ -38,7 +38,7 @@ def new_parser(doc: str | None, runs: int = 5) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     add_server_option(parser)
-    parser.add_argument("--runs", type=int, default=runs, help="interleaved runs; the median counts")
+    parser.add_argument("--runs", type=int, default=runs, help="number of interleaved runs; the median is reported")
     parser.add_argument("--sample", help=argparse.SUPPRESS)
     return parser
 

@@ -84,7 +84,7 @@ class Run:
     def figures(self) -> dict[str, float]:
         """Return the cost so far, once everything is acknowledged."""
         if self.handled != self.messages or self._meter is None:
-            raise AssertionError(f"{self.handled} were handled of {self.messages}")
+            raise AssertionError(f"{self.handled} of {self.messages} messages were handled")
         return self._meter.read(self.messages)
 
 
@@ -92,7 +92,7 @@ async def delayed_left(queue: delayq.DelayedQueue[Any], run: Run) -> dict[str, f
     figures = run.figures()
     left = await queue.pending.size(), await queue.ready.size()
     if left != (run.behind, 0):
-        raise AssertionError(f"{left} are left")
+        raise AssertionError(f"{left} messages are left")
     return figures
 
 
@@ -182,10 +182,10 @@ async def by_hand(url: str, run: Run) -> dict[str, float]:
             for _body in bodies:
                 last = run.handle()
             if await ack(keys, ids) != len(ids):
-                raise AssertionError("some were lost")
+                raise AssertionError("some messages were lost")
         figures = run.figures()
         if await redis.exists(*keys):
-            raise AssertionError("some are left")
+            raise AssertionError("some messages are left")
     return figures
 
 
@@ -234,7 +234,7 @@ async def offer(url: str, kind: str, messages: int, due: float) -> None:
         async with delayq.connect(url) as client:
             await store(client, kind, NAME, lambda first: due + first * APART - time.time(), messages, ONE_SCRIPT)
     if time.time() > due:
-        raise AssertionError("they came due before all were stored")
+        raise AssertionError("messages came due before all were stored")
 
 
 async def handle_all(url: str, way: str, messages: int) -> dict[str, float]:
@@ -286,16 +286,16 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], by_size: list[dict[str
     left.grid(axis="y", visible=False)
     left.xaxis.set_major_formatter("{x:,.0f}")
     left.tick_params(axis="x", labelsize=8)
-    left.set_title(f"messages a second, {loop}", loc="left", fontsize=9.5)
+    left.set_title(f"messages per second, {loop}", loc="left", fontsize=9.5)
     if by_size:
         for way, marker in FLAT.items():
             points = [(row["pending"], row["script_us"]) for row in by_size if row["way"] == way]
             panels[0][1].semilogx(*zip(*points, strict=True), color=WAYS[way][2], marker=marker, label=way)
         panels[0][1].set_ylim(bottom=0)
         panels[0][1].xaxis.set_major_formatter("{x:,.0f}")
-        panels[0][1].set_title("server µs in scripts for each, by messages pending behind", loc="left", fontsize=9.5)
+        panels[0][1].set_title("server µs in scripts per message, by number of pending messages", loc="left", fontsize=9.5)
         panels[0][1].legend(frameon=False, fontsize=8)
-    figure.suptitle("What one consumer process takes and acknowledges", x=0.012, ha="left", fontweight="bold")
+    figure.suptitle("Messages taken and acknowledged by one process", x=0.012, ha="left", fontweight="bold")
     figure.subplots_adjust(left=0.17 if by_size else 0.26, right=0.97, top=0.82, bottom=0.16, wspace=0.15)
     save(figure, file, footer)
 
@@ -306,11 +306,15 @@ def shown(row: dict[str, Any], *names: str) -> list[str]:
 
 def main() -> None:
     parser = new_parser(__doc__)
-    parser.add_argument("--messages", type=int, default=100_000, help="how many are due")
-    parser.add_argument("--loop", choices=LOOPS, help="only this event loop")
+    parser.add_argument("--messages", type=int, default=100_000, help="number of due messages")
+    parser.add_argument("--loop", choices=LOOPS, help="measure only this event loop")
     pending = [1000, 10_000, 100_000, 1_000_000]
     parser.add_argument(
-        "--flat", type=int, nargs="*", metavar="PENDING", help="also with so many behind; 1,000 to 1,000,000 unless told"
+        "--flat",
+        type=int,
+        nargs="*",
+        metavar="PENDING",
+        help="also measure with this many messages pending; default: 1,000 to 1,000,000",
     )
     options = parser.parse_args()
     if options.sample:
@@ -325,7 +329,7 @@ def main() -> None:
         about = {
             "machine": machine(server),
             "measured": f"{options.messages:,} messages of 100 bytes, all due; one process; medians of {options.runs}"
-            " interleaved runs; µs and scripts for each message",
+            " interleaved runs; µs and scripts per message",
         }
         stored, due = {}, 0.0
         for kind in (FLOOR, "DelayedQueue", "ReliableQueue"):
@@ -352,7 +356,9 @@ def main() -> None:
         cells = [f"{row['rate']:,.0f}", f"{row['ratio']:.2f}", *shown(row, "client_us", "script_us", "server_us")]
         table.add({"way": way, "loop": loop} | row, way, loop, *cells, f"{row['scripts']:.3f}")
     if by_size:
-        about_size = {"flat": f"\n{FLAT_MESSAGES:,} come due and are handled, by how many are pending behind ({loops[0]}):"}
+        about_size = {
+            "flat": f"\n{FLAT_MESSAGES:,} messages come due and are handled, by number of pending messages ({loops[0]}):"
+        }
         heads = ("way                       ", "   pending", *costs, " to the least", " scripts")
         by_pending = Table(about_size, heads, as_json=options.json)
         least = {each["way"]: each["script_us"] for each in reversed(by_size)}

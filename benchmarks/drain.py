@@ -25,7 +25,7 @@ def drain(server: Any, script: str, messages: int) -> dict[str, Any]:
         milliseconds, more = move(server, KEYS)
         blocks.append(milliseconds)
     if server.llen(KEYS.ready) != messages or server.exists(KEYS.timeout, KEYS.ordered):
-        raise AssertionError(f"{script} did not move everything")
+        raise AssertionError(f"{script} did not move all messages")
     return {"script": script, "messages": messages, "total_ms": sum(blocks), "longest_ms": max(blocks)}
 
 
@@ -33,10 +33,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_server_option(parser)
-    parser.add_argument("--messages", type=int, default=100_000, help="how many are due")
+    parser.add_argument("--messages", type=int, default=100_000, help="number of due messages")
     options = parser.parse_args()
     with measured_server(options.server) as server:
-        about = {"machine": machine(server), "measured": f"{options.messages} messages of one due time, {BATCH} a call; one run"}
+        about = {
+            "machine": machine(server),
+            "measured": f"{options.messages} messages with one due time, {BATCH} per call; one run",
+        }
         table = Table(about, ("script  ", " total ms", " longest block ms", " us a message"), as_json=options.json)
         for script in ("delayq", "Redisson"):
             row = drain(server, script, options.messages)

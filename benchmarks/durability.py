@@ -127,9 +127,9 @@ async def measured(way: Way, kind: Kind, seconds: float, tasks: int) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--runs", type=int, default=3, help="interleaved runs; the medians count")
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long is offered before the server dies")
-    parser.add_argument("--tasks", type=int, default=100, help="how many offer at once")
+    parser.add_argument("--runs", type=int, default=3, help="number of interleaved runs; medians are reported")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of offers before the server dies")
+    parser.add_argument("--tasks", type=int, default=100, help="number of tasks that offer concurrently")
     options = parser.parse_args()
     # The server's death is expected.
     logging.disable(logging.WARNING)

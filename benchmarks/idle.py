@@ -100,9 +100,9 @@ async def idle(url: str, kind: str, queues: int, seconds: float) -> dict[str, fl
             figures = await counted(server, seconds, client)
             about = client.statistics()
             if (about.queues, about.waiting, about.errors) != (queues, len(waiting), errors):
-                raise AssertionError(f"that is not idle: {about}")
+                raise AssertionError(f"the client is not idle: {about}")
             if any(task.done() for task in waiting):
-                raise AssertionError("somebody has got something")
+                raise AssertionError("a message was delivered")
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
@@ -111,7 +111,11 @@ async def idle(url: str, kind: str, queues: int, seconds: float) -> dict[str, fl
 
 def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     figure, panels = plt.subplots(1, 3, figsize=(10.4, 3.8))
-    titles = {"sent": "commands sent a second", "turns": "turns of the event loop a second", "cpu": "CPU of the client, percent"}
+    titles = {
+        "sent": "commands sent per second",
+        "turns": "event loop iterations per second",
+        "cpu": "CPU of the client, percent",
+    }
     for panel, (name, title) in zip(panels, titles.items(), strict=True):
         for kind, (colour, marker, dashes) in LOOKS.items():
             points = [(row["queues"], row[name]) for row in rows if row["kind"] == kind]
@@ -122,15 +126,15 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
         panel.set_title(title, loc="left", fontsize=9.5)
         panel.set_xlabel("open queues")
     panels[0].legend(frameon=False, fontsize=8)
-    figure.suptitle("What an idle client does", x=0.012, ha="left", fontweight="bold")
+    figure.suptitle("The cost of an idle client", x=0.012, ha="left", fontweight="bold")
     figure.subplots_adjust(left=0.06, right=0.98, top=0.8, bottom=0.22, wspace=0.22)
     save(figure, file, footer)
 
 
 def main() -> None:
     parser = new_parser(__doc__)
-    parser.add_argument("--queues", type=int, nargs="+", default=[1, 10, 100, 1000], help="how many are open")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for how long it is watched")
+    parser.add_argument("--queues", type=int, nargs="+", default=[1, 10, 100, 1000], help="numbers of open queues")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long to observe the client, in seconds")
     options = parser.parse_args()
     if options.sample:
         be_sample(options.sample, {"idle": idle})
@@ -142,8 +146,8 @@ def main() -> None:
         url = address(server, options.server)
         about = {
             "machine": machine(server),
-            "measured": f"one client, at rest for {options.seconds:g} s; a message due in an hour in each queue;"
-            f" medians of {options.runs} interleaved runs; a second each",
+            "measured": f"one client, idle for {options.seconds:g} s; a message due in an hour in each queue;"
+            f" medians of {options.runs} interleaved runs; figures per second",
         }
         for _ in range(options.runs):
             for (kind, queues), values in runs.items():

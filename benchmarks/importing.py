@@ -32,7 +32,7 @@ def measured(program: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("--runs", type=int, default=15, help="of each; default 15")
+    parser.add_argument("--runs", type=int, default=15, help="number of runs of each import; default: 15")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     for program in PROGRAMS.values():

@@ -179,9 +179,9 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--plot", metavar="FILE", help="also draw the figures (.svg or .png); needs matplotlib")
-    parser.add_argument("--runs", type=int, default=5, help="interleaved runs; the median counts")
-    parser.add_argument("--load", choices=["spread", "steady"], help="only this one")
+    parser.add_argument("--plot", metavar="FILE", help="also plot the results to FILE (.svg or .png); needs matplotlib")
+    parser.add_argument("--runs", type=int, default=5, help="number of interleaved runs; the median is reported")
+    parser.add_argument("--load", choices=["spread", "steady"], help="measure only this load")
     add_server_option(parser)
     parser.add_argument("--sample", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -203,7 +203,7 @@ def main() -> None:
     with measured_server(options.server) as server:
         about = {
             "machine": machine(server),
-            "measured": f"{SPREAD:,} messages within {SPREAD_S:g} s; {STEADY:,} a second for {STEADY_S:g} s;"
+            "measured": f"{SPREAD:,} messages within {SPREAD_S:g} s; {STEADY:,} per second for {STEADY_S:g} s;"
             f" ms from due to handled; medians of {options.runs} interleaved runs",
         }
         columns = ("load  ", "way                ", "loop   ", "  p50", "   p90", "   p99", "    max", "early")

@@ -111,7 +111,7 @@ def kill_busiest(consumers: list[subprocess.Popen[str]], files: list[Path]) -> t
     # An odd number of notes: a handler has begun and not ended.
     while files[victim].stat().st_size // NOTE.size % 2 == 0:
         if time.time() > until:
-            raise AssertionError("it gets nothing any more")
+            raise AssertionError("a client no longer receives messages")
         time.sleep(0.0005)
     consumers[victim].kill()
     consumers[victim].wait()
@@ -125,7 +125,7 @@ def await_all(files: list[Path], count: int, last_due: float, spare: int) -> Non
         if len(handled) >= count - (spare if now > last_due + 2 * LEASE_S else 0):
             return
         time.sleep(0.005)
-    raise AssertionError(f"{len(handled)} were handled of {count}")
+    raise AssertionError(f"{len(handled)} of {count} messages were handled")
 
 
 def lateness(files: list[Path], due: list[float], killed: tuple[int, float] | None) -> dict[str, float]:
@@ -166,7 +166,7 @@ def measure(server: Any, url: str, kind: str, clients: int, moments: int, togeth
             await_ready(consumer)
         due: list[float] = result(start("many_clients", role="produce", url=url, kind=kind, moments=moments, together=together))
         if len(due) != moments * together:
-            raise AssertionError(f"{len(due)} were offered")
+            raise AssertionError(f"{len(due)} messages were offered")
         time.sleep(max(0.0, due[0] - 0.1 - time.time()))
         before, killed = Counts.of(server), None
         if kill:
@@ -202,27 +202,27 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     for panel, title in ((left, "scripts for each due moment, without acknowledgements"), (right, "ms from due to handled")):
         panel.set_xticks(sorted({row["clients"] for row in rows}))
         panel.set_ylim(bottom=0)
-        panel.set_xlabel("processes that wait for the same queue")
+        panel.set_xlabel("processes waiting for the same queue")
         panel.set_title(title, loc="left", fontsize=9.5)
         panel.legend(frameon=False, fontsize=8)
     left.axhline(1, color="#888888", linewidth=1)
-    figure.suptitle("Many clients, one due moment", x=0.012, ha="left", fontweight="bold")
+    figure.suptitle("Many clients, one due time", x=0.012, ha="left", fontweight="bold")
     figure.subplots_adjust(left=0.06, right=0.98, top=0.8, bottom=0.22, wspace=0.16)
     save(figure, file, footer)
 
 
 def main() -> None:
     parser = new_parser(__doc__)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="how many processes wait")
-    parser.add_argument("--moments", type=int, default=100, help="how many due moments")
-    parser.add_argument("--together", type=int, default=1, help="messages for each moment, up to 100")
-    parser.add_argument("--kill", action="store_true", help="kill the busiest halfway; leaves out a single client")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="numbers of waiting processes")
+    parser.add_argument("--moments", type=int, default=100, help="number of due times")
+    parser.add_argument("--together", type=int, default=1, help="messages per due time, at most 100")
+    parser.add_argument("--kill", action="store_true", help="kill the busiest client halfway; skips the run with a single client")
     options = parser.parse_args()
     if options.sample:
         be_sample(options.sample, {"consume": consume, "produce": produce})
         return
     if options.moments < 4 or not 1 <= options.together <= 100:
-        parser.error("--moments is at least 4, --together 1 to 100")
+        parser.error("--moments must be at least 4, and --together from 1 to 100")
     plt = plotter() if options.plot else None
     samples = [(kind, clients) for clients in options.clients for kind in LOOKS if clients > 1 or not options.kill]
     runs: dict[tuple[str, int], list[dict[str, float]]] = {sample: [] for sample in samples}
@@ -230,8 +230,8 @@ def main() -> None:
         url = address(server, options.server)
         about = {
             "machine": machine(server),
-            "measured": f"{options.moments} due moments, {APART_S * 1000:g} ms apart, {options.together} due at each;"
-            f" medians of {options.runs} interleaved runs; scripts for each moment, lateness in ms, again in s",
+            "measured": f"{options.moments} due times, {APART_S * 1000:g} ms apart, {options.together} messages due at each;"
+            f" medians of {options.runs} interleaved runs; scripts per due time, lateness in ms, recovery (again) in s",
         }
         for _ in range(options.runs):
             for (kind, clients), values in runs.items():

@@ -81,7 +81,7 @@ async def store(url: str, layout: str, count: int, size: int) -> None:
                     await queue.offer_many(some)
                 stored = await queue.pending.size()
     if stored != count:
-        raise AssertionError(f"{stored} are stored of {count}")
+        raise AssertionError(f"{stored} of {count} messages are stored")
 
 
 async def wait(url: str, layout: str) -> float:
@@ -98,7 +98,7 @@ async def wait(url: str, layout: str) -> float:
         await asyncio.to_thread(sys.stdin.read)
         added = resident() - before
         if waiting.done():
-            raise AssertionError("it came early")
+            raise AssertionError("a message came early")
         waiting.cancel()
     return added
 
@@ -141,8 +141,8 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     right.set_ylim(bottom=0)
     right.minorticks_off()
     right.xaxis.set_major_formatter("{x:,.0f}")
-    right.set_title(f"by messages pending, of {SIZE} B", loc="left", fontsize=9.5)
-    figure.suptitle("Server memory for each pending message, bytes", x=0.012, ha="left", fontweight="bold")
+    right.set_title(f"by number of pending messages of {SIZE} B", loc="left", fontsize=9.5)
+    figure.suptitle("Server memory per pending message, bytes", x=0.012, ha="left", fontweight="bold")
     figure.subplots_adjust(left=0.06, right=0.98, top=0.83, bottom=0.15, wspace=0.14)
     save(figure, file, footer)
 
@@ -150,7 +150,7 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
 def main() -> None:
     # The same bytes are stored each time, so a few runs are enough.
     parser = new_parser(__doc__, runs=3)
-    parser.add_argument("--quick", action="store_true", help=f"leave out {MOST:,} pending")
+    parser.add_argument("--quick", action="store_true", help=f"skip {MOST:,} pending messages")
     options = parser.parse_args()
     if options.sample:
         be_sample(options.sample, {"store": store, "wait": wait})
@@ -164,8 +164,8 @@ def main() -> None:
         url = address(server, options.server)
         about = {
             "machine": machine(server),
-            "measured": f"bytes for each pending message; medians of {options.runs} interleaved runs; process: what all of"
-            " them add to one that waits for the first",
+            "measured": f"bytes per pending message; medians of {options.runs} interleaved runs; process: what the messages"
+            " add to a process that waits for the first one",
         }
         # The server keeps every script that it has seen, so let it see all before anything is counted.
         for layout in LAYOUTS:

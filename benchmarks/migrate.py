@@ -72,9 +72,9 @@ def measure(server: Any, url: str, records: int) -> dict[str, Any]:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--json", action="store_true", help="one JSON object")
+    arguments.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments.add_argument("--records", type=int, default=1_000_000)
-    arguments.add_argument("--url", help="instead of a private server")
+    arguments.add_argument("--url", help="use this server instead of a private one")
     chosen = arguments.parse_args()
     with EmbeddedServer(None) as embedded:
         url = chosen.url or embedded.url

@@ -95,7 +95,7 @@ class Queue:
 
 def check(stored: int, offered: int) -> None:
     if stored != offered:
-        raise AssertionError(f"{stored} are stored of {offered}")
+        raise AssertionError(f"{stored} of {offered} messages are stored")
 
 
 async def from_tasks(step: Step, tasks: int, count: int) -> list[Any]:
@@ -253,7 +253,7 @@ def in_c(server: Any, program: str, offers: int) -> dict[str, float]:
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     # Some numbers occur twice.
     if not offers * 0.99 < server.zcard("floor") <= offers:
-        raise AssertionError("not all are stored")
+        raise AssertionError("not all messages are stored")
     return figures | {"rate": float(list(csv.reader(done.stdout.splitlines()))[-1][1]), "client_us": cpu * 1e6 / offers}
 
 
@@ -302,30 +302,36 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], by_size: list[dict[str
         if name in found:
             left.axhline(found[name], color=colour, linestyle=dashes, linewidth=1.4, label=name)
     left.set_xticks(range(len(ends)), [end.replace(" at", "\nat").replace("(", "\n(").replace(" by", "\nby") for end in ends])
-    left.set_title(f"offers a second, {loop}", loc="left", fontsize=9.5)
+    left.set_title(f"offers per second, {loop}", loc="left", fontsize=9.5)
     left.legend(loc="upper left", frameon=False, fontsize=8)
     if by_size:
         for kind, (colour, marker) in looks.items():
             points = [(row["pending"], row["rate"]) for row in by_size if row["kind"] == kind]
             panels[0][1].semilogx(*zip(*points, strict=True), color=colour, marker=marker, label=kind)
-        panels[0][1].set_title(f"offers a second from {FLAT_TASKS} tasks, by messages pending", loc="left", fontsize=9.5)
+        panels[0][1].set_title(
+            f"offers per second from {FLAT_TASKS} tasks, by number of pending messages", loc="left", fontsize=9.5
+        )
         panels[0][1].xaxis.set_major_formatter("{x:,.0f}")
         panels[0][1].legend(loc="upper left", frameon=False, fontsize=8)
     for panel in panels[0]:
         panel.set_ylim(bottom=0)
         panel.yaxis.set_major_formatter("{x:,.0f}")
-    figure.suptitle("Offers that wait at the same time share a call", x=0.012, ha="left", fontweight="bold")
+    figure.suptitle("Concurrent offers share a call", x=0.012, ha="left", fontweight="bold")
     figure.subplots_adjust(left=0.08 if by_size else 0.12, right=0.98, top=0.85, bottom=0.19, wspace=0.2)
     save(figure, file, footer)
 
 
 def main() -> None:
     parser = new_parser(__doc__)
-    parser.add_argument("--offers", type=int, default=20_000, help="in each sample, by 10 tasks or more")
-    parser.add_argument("--loop", choices=LOOPS, help="only this event loop")
+    parser.add_argument("--offers", type=int, default=20_000, help="number of offers in each sample with 10 tasks or more")
+    parser.add_argument("--loop", choices=LOOPS, help="measure only this event loop")
     pending = [1000, 10_000, 100_000, 1_000_000]
     parser.add_argument(
-        "--flat", type=int, nargs="*", metavar="PENDING", help="also with so many pending; 1,000 to 1,000,000 unless told"
+        "--flat",
+        type=int,
+        nargs="*",
+        metavar="PENDING",
+        help="also measure with this many messages pending; default: 1,000 to 1,000,000",
     )
     options = parser.parse_args()
     if options.sample:
@@ -343,8 +349,10 @@ def main() -> None:
         about = {
             "machine": machine(server),
             "measured": f"messages of 100 bytes; {options.offers:,} offers, one by one in slices of {SLICE:,};"
-            f" medians of {options.runs} interleaved runs; µs for each offer",
-            "c client": f"{program} -c {CONNECTIONS} -P 1" if program else "C client: NOT RUN, no redis-benchmark on the path",
+            f" medians of {options.runs} interleaved runs; µs per offer",
+            "c client": f"{program} -c {CONNECTIONS} -P 1"
+            if program
+            else "C client: NOT RUN, redis-benchmark is not on the PATH",
         }
         for _ in range(options.runs):
             for loop in loops:
@@ -371,7 +379,7 @@ def main() -> None:
         cells = [f"{row[name]:.1f}" for name in ("client_us", "script_us", "server_us")]
         table.add({"way": way, "loop": loop} | row, way, loop, f"{row['rate']:,.0f}", f"{row['ratio']:.2f}", *cells)
     if by_size:
-        about_size = {"flat": "" if options.json else f"\n{FLAT_TASKS} tasks offer, by how many are pending ({loops[0]}):"}
+        about_size = {"flat": "" if options.json else f"\n{FLAT_TASKS} tasks offer, by number of pending messages ({loops[0]}):"}
         columns = ("kind          ", "   pending", "   offers/s", " to the least", " client us", " script us", " server us")
         by_pending = Table(about_size, columns, as_json=options.json)
         least = {each["kind"]: each["rate"] for each in reversed(by_size)}

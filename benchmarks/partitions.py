@@ -93,9 +93,9 @@ def measured(*args: Any) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--runs", type=int, default=5, help="interleaved runs; the medians count")
-    parser.add_argument("--messages", type=int, default=30_000, help="in each run")
-    parser.add_argument("--partitions", type=int, default=16, help="of the queue on three masters")
+    parser.add_argument("--runs", type=int, default=5, help="number of interleaved runs; medians are reported")
+    parser.add_argument("--messages", type=int, default=30_000, help="number of messages in each run")
+    parser.add_argument("--partitions", type=int, default=16, help="number of partitions of the queue on three masters")
     parser.add_argument("--sample", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sample:

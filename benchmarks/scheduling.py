@@ -263,7 +263,7 @@ def measure(server: Any, url: str, name: str, count: int) -> dict[str, float]:
 
 def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     figure, panels = plt.subplots(1, 3, figsize=(10.4, 4.4))
-    titles = {"p99": "lateness p99, ms", "cpu_seconds": "CPU of the process in 7 s, s", "bytes": "bytes for each message"}
+    titles = {"p99": "lateness p99, ms", "cpu_seconds": "CPU of the process in 7 s, s", "bytes": "bytes per message"}
     for panel, (figure_name, title) in zip(panels, titles.items(), strict=True):
         for way in WAYS.values():
             of_way = [row for row in rows if row["way"] == way.name]
@@ -304,12 +304,14 @@ COLUMNS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write all figures there; - for the output, instead of the table")
-    parser.add_argument("--plot", metavar="FILE", help="also draw the figures (.svg or .png); needs matplotlib")
-    parser.add_argument("--most", type=int, default=1_000_000, help="pending messages at most")
-    parser.add_argument("--runs", type=int, default=3, help="interleaved runs; the medians count")
-    parser.add_argument("--ways", metavar="A,B", default=",".join(WAYS), help=f"only these: {', '.join(WAYS)}")
-    parser.add_argument("--sample", nargs=3, metavar=("WAY", "PENDING", "URL"), help="one sample, as JSON, in this process")
+    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE as JSON; - prints them instead of the table")
+    parser.add_argument("--plot", metavar="FILE", help="also plot the results to FILE (.svg or .png); needs matplotlib")
+    parser.add_argument("--most", type=int, default=1_000_000, help="largest number of pending messages")
+    parser.add_argument("--runs", type=int, default=3, help="number of interleaved runs; medians are reported")
+    parser.add_argument("--ways", metavar="A,B", default=",".join(WAYS), help=f"measure only these: {', '.join(WAYS)}")
+    parser.add_argument(
+        "--sample", nargs=3, metavar=("WAY", "PENDING", "URL"), help="measure one sample in this process and print it as JSON"
+    )
     options = parser.parse_args()
     if options.sample:
         way, count, url = options.sample
@@ -317,7 +319,7 @@ def main() -> None:
         return
     names = [name.strip() for name in options.ways.split(",")]
     if unknown := [name for name in names if name not in WAYS]:
-        parser.error(f"no way is called {', '.join(unknown)}")
+        parser.error(f"unknown ways: {', '.join(unknown)}")
     plt = plotter() if options.plot else None
     load = os.getloadavg()[0]
     with EmbeddedServer(None) as embedded, Redis.from_url(embedded.url, socket_timeout=600) as server:

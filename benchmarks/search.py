@@ -87,8 +87,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_server_option(parser)
-    parser.add_argument("--pending", type=int, default=1_000_000, help="pending messages")
-    parser.add_argument("--redisson", type=int, default=100_000, help="pending messages for Redisson's steps")
+    parser.add_argument("--pending", type=int, default=1_000_000, help="number of pending messages")
+    parser.add_argument("--redisson", type=int, default=100_000, help="number of pending messages for Redisson's steps")
     options = parser.parse_args()
     with measured_server(options.server) as server:
         about = {"machine": machine(server), "measured": "messages of 100 bytes; one run"}

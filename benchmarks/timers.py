@@ -176,18 +176,18 @@ def draw(plt: Any, file: str, medians: dict[str, dict[str, float]], footer: str)
     axes.axvline(1, color=BLUE, linewidth=1.4, label="the wheel")
     axes.set_yticks(range(len(shown)), list(shown.values()))
     axes.invert_yaxis()
-    axes.set_title("loop.call_later: times the wheel's time, or memory", loc="left", fontsize=9.5)
+    axes.set_title("loop.call_later: multiples of the wheel's time or memory", loc="left", fontsize=9.5)
     axes.legend(frameon=False, fontsize=8, loc="lower right")
-    figure.suptitle("A timer of the wheel, beside the event loop's own", x=0.012, ha="left", fontweight="bold")
+    figure.suptitle("Timers of the wheel and of the event loop", x=0.012, ha="left", fontweight="bold")
     figure.subplots_adjust(left=0.17, right=0.96, top=0.83, bottom=0.12)
     save(figure, file, footer)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The timer wheel against loop.call_later.")
+    parser = argparse.ArgumentParser(description="Measure the timer wheel against loop.call_later.")
     add_options(parser)
-    parser.add_argument("--pending", type=int, default=100_000, help="timers outstanding")
-    parser.add_argument("--runs", type=int, default=5, help="interleaved runs; the median counts")
+    parser.add_argument("--pending", type=int, default=100_000, help="number of outstanding timers")
+    parser.add_argument("--runs", type=int, default=5, help="number of interleaved runs; the median is reported")
     parser.add_argument("--sample", nargs=2, metavar=("DESIGN", "SAMPLE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sample:
@@ -200,7 +200,7 @@ def main() -> None:
     if options.json:
         print(json.dumps({"machine": about, "pending": options.pending, "runs": options.runs, "medians": medians}))
     else:
-        print(f"{about}\n{options.pending:,} timers, medians of {options.runs} runs; ratio: times the wheel's figure\n")
+        print(f"{about}\n{options.pending:,} timers, medians of {options.runs} runs; ratio: multiple of the wheel's figure\n")
         print_table(medians)
     if plt:
         draw(plt, options.plot, medians, f"{about}. {options.pending:,} timers, medians of {options.runs} interleaved runs.")

@@ -135,14 +135,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     add_server_option(parser)
-    parser.add_argument("--most", type=int, default=1_000_000, help="pending messages at most")
+    parser.add_argument("--most", type=int, default=1_000_000, help="largest number of pending messages")
     options = parser.parse_args()
     plt = plotter() if options.plot else None
     with measured_server(options.server) as server:
         about = {
             "machine": machine(server),
-            "measured": f"{BATCH} messages of 100 bytes a call; medians of {RUNS} interleaved runs,"
-            f" only one (marked *) where a call takes over {SLOW_MS // 1000} s; ratio: Redisson's time to this one",
+            "measured": f"{BATCH} messages of 100 bytes per call; medians of {RUNS} interleaved runs,"
+            f" a single run (marked *) if a call takes over {SLOW_MS // 1000} s; ratio: Redisson's time to this one",
         }
         columns = ("  pending", "come due      ", "script                   ", "us a message", "longest block ms", "   ratio")
         table = Table(about, columns, as_json=options.json)
@@ -156,7 +156,7 @@ def main() -> None:
             pending *= 10
     table.end()
     if plt:
-        draw(plt, options.plot, table.rows, f"{about['machine']}. Medians of {RUNS} calls, one where it takes seconds.")
+        draw(plt, options.plot, table.rows, f"{about['machine']}. Medians of {RUNS} calls, or a single call if it takes seconds.")
 
 
 if __name__ == "__main__":

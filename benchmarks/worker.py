@@ -103,9 +103,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_server_option(parser)
-    parser.add_argument("--messages", type=int, default=200_000, help="how many are due")
-    parser.add_argument("--runs", type=int, default=5, help="interleaved runs; the median counts")
-    parser.add_argument("--way", action="append", choices=list(WAYS), help="only this one")
+    parser.add_argument("--messages", type=int, default=200_000, help="number of due messages")
+    parser.add_argument("--runs", type=int, default=5, help="number of interleaved runs; the median is reported")
+    parser.add_argument("--way", action="append", choices=list(WAYS), help="measure only this way; repeatable")
     options = parser.parse_args()
     ways = options.way or list(WAYS)
     rates: dict[str, list[float]] = {way: [] for way in ways}

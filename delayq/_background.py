@@ -39,7 +39,7 @@ class Background:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            _log.error("%s ended with an error", task.get_name(), exc_info=error)
+            _log.error("background task %r failed", task.get_name(), exc_info=error)
 
     async def aclose(self) -> None:
         """Cancel the tasks that are still running, and wait until they have ended."""

@@ -34,7 +34,7 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
     """
     # Before rounding, because the smallest negative duration would become 0.
     if duration < timedelta() if isinstance(duration, timedelta) else isinstance(duration, int | float) and duration < 0:
-        raise BadDelay(f"{what} must not be negative, as {_shown(duration)} is")
+        raise BadDelay(f"{what} must not be negative, but is {_shown(duration)}")
     if type(duration) is int:
         result = duration * 1_000_000
     elif isinstance(duration, timedelta):
@@ -49,23 +49,23 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
             # Round first: 1.1 s is 1,100,000 microseconds, not one more because the float is slightly larger.
             result = math.ceil(round(exact, 3))
     else:
-        raise BadDelay(f"{what} is seconds or a timedelta, not {type(duration).__name__}")
+        raise BadDelay(f"{what} must be seconds or a timedelta, not {type(duration).__name__}")
     # Check here, because the server would refuse everything that is sent in the same call.
     if result > MAX_MS * 1000 - int((time.time() + _AHEAD) * 1_000_000):
-        raise BadDelay(f"{what} is too long: what is delayed has to be due before 2**53 ms after 1970")
+        raise BadDelay(f"{what} is too long: messages must be due within 2**53 ms after 1970")
     return result
 
 
 def check_count(count: int | None, what: str, least: int = 0) -> None:
     """Raise :class:`~delayq.BadInput` unless ``count`` is None or an int of at least ``least``."""
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
-        raise BadInput(f"{what} is an int of at least {least}, not {count!r}")
+        raise BadInput(f"{what} must be an int of at least {least}, not {count!r}")
 
 
 def check_flag(flag: bool, what: str) -> None:
     """Raise :class:`~delayq.BadInput` unless ``flag`` is True or False."""
     if not isinstance(flag, bool):
-        raise BadInput(f"{what} is True or False, not {flag!r}")
+        raise BadInput(f"{what} must be True or False, not {flag!r}")
 
 
 def _shown(number: object) -> str:
@@ -79,7 +79,7 @@ def _shown(number: object) -> str:
 def check_max_payload(size: int) -> None:
     """Raise :class:`~delayq.BadInput` unless ``size`` is a number of bytes that the server can store."""
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _LARGEST_STRING:
-        raise BadInput(f"max_payload is an int from 0 to {_LARGEST_STRING}, not {size!r}")
+        raise BadInput(f"max_payload must be an int from 0 to {_LARGEST_STRING}, not {size!r}")
 
 
 def seconds(duration: Duration, what: str) -> float:
@@ -98,7 +98,7 @@ def delay_us(delay: Duration | None, at: datetime | None, now: Callable[[], date
     if at is None:
         return 0 if delay is None else microseconds(delay)
     if delay is not None:
-        raise BadDelay("give delay or at, not both")
+        raise BadDelay("pass either delay or at, not both")
     if not isinstance(at, datetime) or at.utcoffset() is None:
         raise BadDelay(f"at must be a datetime with a timezone, not {at!r}")
     return max(0, (at - now()) // MICROSECOND)

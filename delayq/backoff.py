@@ -40,9 +40,9 @@ class Backoff:
         facts = (("factor", self.factor), ("max", self.max), ("jitter", self.jitter))
         for name, value in (*(("a delay", delay) for delay in self.delays), *facts):
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-                raise BadInput(f"{name} of a backoff is a number that is not negative, not {value!r}")
+                raise BadInput(f"{name} of a backoff must be a non-negative number, not {value!r}")
         if self.jitter > 1:
-            raise BadInput(f"jitter lies between 0 and 1, not at {self.jitter!r}")
+            raise BadInput(f"jitter must be between 0 and 1, not {self.jitter!r}")
 
     @classmethod
     def fixed(cls, delay: float, *, jitter: float = 0.0) -> Backoff:

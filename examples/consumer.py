@@ -26,5 +26,5 @@ async def main(count: int | None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Print greetings when they are due.")
-    parser.add_argument("--count", type=int, help="end after so many")
+    parser.add_argument("--count", type=int, help="end after this many greetings")
     asyncio.run(main(parser.parse_args().count))

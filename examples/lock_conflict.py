@@ -24,7 +24,7 @@ async def work(name: str, redis: Redis, queue: delayq.DelayedQueue[Any], booked:
         # SET key token NX PX. The lock expires by itself if this process dies, and only the token's owner releases it.
         lock = redis.lock(f"lock:{transfer['account']}", timeout=10, blocking=False)
         if not await lock.acquire():
-            print(f"{name}: {transfer['account']} is locked, {transfer['amount']} comes again", flush=True)
+            print(f"{name}: {transfer['account']} is locked, the transfer of {transfer['amount']} will be retried", flush=True)
             await queue.offer(transfer, delay=RETRY_AFTER)
             continue
         try:

@@ -1,7 +1,7 @@
-"""What the adapters share: each is one program, in the environment of its peer, driven by ``benchmarks.peers``.
+"""Helpers for the adapters. Each adapter is a program in the environment of its peer, driven by ``benchmarks.peers``.
 
-As ``offer URL`` it offers what the lines on its input ask for, and answers each with a line. As ``handle URL default|best
-FILE`` it is a worker whose handler notes in the file, for each message, when it was called and when the message was due.
+Run as ``offer URL``, it makes the offers that the lines on its input ask for, and answers each with a line. Run as ``handle
+URL default|best FILE``, it is a worker whose handler records in the file when it was called and when each message was due.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Payload(TypedDict):
 
 
 class Offers:
-    """How a peer offers: ``one`` message due then (Unix seconds), or ``many``. Both may return something to await."""
+    """The offers of a peer: ``one`` message with a due time (Unix seconds), or ``many``. Both may return an awaitable."""
 
     def __init__(self, one: Callable[[float], Any], many: Callable[[list[float]], Any] | None = None) -> None:
-        """With ``many``, lists of up to BULK; without it, one by one is the only way."""
+        """Create the offers. ``many`` takes lists of at most BULK messages; without it, messages are offered one by one."""
         self.one = one
         self.many = many
 
 
 class Notes:
-    """The handler's notes: pairs of doubles, appended to a file by a thread, or at once in processes that end abruptly."""
+    """The handler's records: pairs of doubles, appended to a file by a thread, or immediately in processes that end abruptly."""
 
     def __init__(self, file: str) -> None:
         self._fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -65,20 +65,20 @@ class Notes:
         while True:
             time.sleep(FLUSH_SECONDS)
             kept, self._kept = self._kept, []
-            # Whoever has just looked up the old list has added to it by then.
+            # A caller that has just looked up the old list has added to it by then.
             time.sleep(0.001)
             os.write(self._fd, struct.pack(f"<{len(kept)}d", *kept))
 
 
 def payload(due: float) -> Payload:
-    """Some 100 bytes as JSON."""
+    """Return a payload of some 100 bytes as JSON."""
     return {"due": due, "text": "x" * 62}
 
 
 async def _answer(offers: Offers, request: dict[str, Any]) -> dict[str, Any]:
     count, spread = request["count"], request["spread"]
     first = time.time() + request["after"]
-    # Scattered evenly, and in no order.
+    # Spread evenly, in random order.
     dues = [first + spread * (0.6180339887 * place % 1) for place in range(count)]
     many = offers.many if request["bulk"] else None
     started = time.perf_counter()
@@ -105,16 +105,16 @@ async def _offer(opened: AbstractAsyncContextManager[Offers]) -> None:
 
 def _end_with_the_driver() -> None:
     os.read(0, 1)
-    # The processes that it started as well: the driver made us the first of a group.
+    # This also ends the processes that the adapter started, because the driver made it the leader of a process group.
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def main(offers: Callable[[str], AbstractAsyncContextManager[Offers]], handle: Callable[[str, bool, Notes], object]) -> None:
-    """Do what the command line says.
+    """Run the adapter as the command line says.
 
     Args:
         offers: Opens the peer for offers.
-        handle: Runs its worker until the process is killed: address, whether with the best settings, where to note.
+        handle: Runs its worker until the process is killed. Takes the address, whether to use the best settings, and the notes.
     """
     if sys.argv[1] == "offer":
         asyncio.run(_offer(offers(sys.argv[2])))
@@ -124,6 +124,6 @@ def main(offers: Callable[[str], AbstractAsyncContextManager[Offers]], handle: C
 
 
 async def gathered(one: Callable[[float], Any], dues: list[float]) -> None:
-    """As many at once as peers without a bulk call stand: 100."""
+    """Offer all messages, 100 at a time, which is as many as peers without a bulk call can bear."""
     for at in range(0, len(dues), 100):
         await asyncio.gather(*map(one, dues[at : at + 100]))

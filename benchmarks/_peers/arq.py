@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-any-return, unused-ignore"
-"""arq: a sorted set that is polled, 100 jobs at a time."""
+"""arq: polls a sorted set, 100 jobs at a time."""
 
 from __future__ import annotations
 

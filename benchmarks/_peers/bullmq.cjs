@@ -1,4 +1,4 @@
-// BullMQ on Node, as adapter.py says. A sorted set, and a marker on which the worker blocks.
+// BullMQ on Node, driven like adapter.py: a sorted set, and a marker on which the worker blocks.
 const fs = require('node:fs');
 const readline = require('node:readline');
 const { performance } = require('node:perf_hooks');

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-any-return, unused-ignore"
-"""Celery: delayed messages stand in the memory of the worker, unacknowledged."""
+"""Celery: delayed messages wait in the memory of the worker, unacknowledged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def offers(url: str) -> AsyncIterator[Offers]:
 
 
 def handle(url: str, best: bool, notes: Notes) -> None:
-    # By default in child processes, which are there for good, but may be killed.
+    # By default, handlers run in child processes, which live as long as the worker but may be killed.
     app, _ = app_for(url, notes.by_thread() if best else notes.at_once())
     quiet = ["worker", "--loglevel=ERROR"]
     app.worker_main(quiet + (["--pool=solo", "--without-gossip", "--without-mingle", "--without-heartbeat"] if best else []))

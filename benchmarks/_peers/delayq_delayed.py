@@ -1,4 +1,4 @@
-"""delayq's DelayedQueue, taken from by ``async for``."""
+"""delayq's DelayedQueue, consumed with ``async for``."""
 
 from __future__ import annotations
 

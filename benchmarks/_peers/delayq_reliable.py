@@ -1,4 +1,4 @@
-"""delayq's ReliableQueue, taken from by ``async for``, each message acknowledged."""
+"""delayq's ReliableQueue, consumed with ``async for``, acknowledging each message."""
 
 from __future__ import annotations
 

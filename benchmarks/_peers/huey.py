@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-any-return, unused-ignore"
-"""Huey: a sorted set that a thread polls once a second, which is the least."""
+"""Huey: a thread polls a sorted set once a second, the shortest interval that it allows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def offers(url: str) -> AsyncIterator[Offers]:
     _, task = huey_for(url)
 
     def one(due: float) -> None:
-        # Not eta, of which it drops what is less than a second.
+        # Not eta, because Huey drops its fractions of a second.
         task.schedule(args=(payload(due),), delay=due - time.time())
 
     yield Offers(one)

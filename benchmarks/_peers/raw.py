@@ -1,4 +1,4 @@
-"""The floor: what one writes by hand with redis-py. No retries, no acknowledgements, no notifications."""
+"""The floor: a queue written by hand with redis-py. No retries, no acknowledgements, no notifications."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if #ids > 0 then
 end
 return {messages, redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2] or ''}
 """
-# What is offered meanwhile is seen after this time, seconds.
+# Messages that are offered in the meantime are noticed after this time, seconds.
 LONGEST_SLEEP = 0.3
 
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-any-return, unused-ignore"
-"""RQ: a sorted set of whole seconds, which a scheduler process polls once a second; a process for each job."""
+"""RQ: a scheduler process polls a sorted set of whole seconds once a second; each job runs in its own process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def note(message: Payload) -> None:
-    # RQ imports this module by its name, also in processes that end with the job.
+    # RQ imports this module by name, even in processes that end with the job.
     Notes(sys.argv[4]).at_once().add(message["due"])
 
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-any-return, unused-ignore"
-"""streaq: a sorted set that the worker polls twice a second, and streams."""
+"""streaq: the worker polls a sorted set twice a second, and reads streams."""
 
 from __future__ import annotations
 

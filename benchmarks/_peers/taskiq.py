@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-any-return, unused-ignore"
-"""taskiq: a list for each minute, read by a scheduler of its own once a minute; the worker reads a stream."""
+"""taskiq: a separate scheduler reads one list per minute, once a minute; the worker reads a stream."""
 
 from __future__ import annotations
 

@@ -58,19 +58,21 @@ _BARS = ("next minute", "next hour", "next day", "later")
 
 # The text that a page shows after an action comes from here, never from the address.
 DONE = {
-    "cancelled": "Cancelled: it will not be delivered.",
-    "rescheduled": "Rescheduled.",
-    "gone": "Nothing was done: it is not there any more, or a worker has it.",
-    "paused": "Paused: nobody gets anything until you resume.",
-    "resumed": "Resumed.",
-    "redriven": "Dead letters that live again: ",
-    "purged": "Dead letters dropped: ",
-    "unchosen": "Nothing was done: choose some, or confirm that you mean all.",
-    "loggedin": "You may now act.",
-    "reading": "You may now look, and change nothing.",
+    "cancelled": "Message cancelled. It will not be delivered.",
+    "rescheduled": "Message rescheduled.",
+    "gone": "Nothing changed: the message no longer exists, or a worker is handling it.",
+    "paused": "Queue paused. No messages are delivered until you resume it.",
+    "resumed": "Queue resumed.",
+    "unchosen": "Nothing changed: select messages, or confirm that the action applies to all of them.",
+    "loggedin": "You are logged in as an operator.",
+    "reading": "You are logged in with read-only access.",
     "loggedout": "You are logged out.",
 }
-_COUNTED = ("redriven", "purged")
+# The same for actions on several messages, behind their number: singular and plural.
+_COUNTED = {
+    "redriven": ("message re-queued.", "messages re-queued."),
+    "purged": ("dead letter dropped.", "dead letters dropped."),
+}
 _BAD = ("gone", "unchosen")
 
 
@@ -146,7 +148,7 @@ class _Board:
         source = await self._source(request.query_params)
         state = request.query_params.get("state", source.states[0])
         if state not in source.states:
-            raise HTTPException(404, "There is no such state.")
+            raise HTTPException(404, "Unknown message state.")
         offset = _offset(request, source)
         now = await self._now()
         counts, bars, rows = await asyncio.gather(source.counts(), source.histogram(now), source.page(state, offset, PAGE))
@@ -182,13 +184,13 @@ class _Board:
         dead = request.query_params.get("dead") == "1"
         row = await source.find(place, dead=dead) if place is not None else None
         if row is None:
-            raise HTTPException(404, "This message is not there any more: it was delivered, cancelled, moved or dropped.")
+            raise HTTPException(404, "This message no longer exists: it was delivered, cancelled, moved or dropped.")
         return await self._page(request, "message.html", source=source, row=row, now=await self._now(), units=tuple(_UNITS))
 
     async def _events(self, request: Request) -> Response:
         source = await self._source(request.query_params)
         if self._streams >= _MOST_STREAMS:
-            raise HTTPException(503, "Too many live views are open.")
+            raise HTTPException(503, "Too many live views are open. Close some of them and try again.")
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         view = _LiveView(self._live(self._watch(source)), media_type="text/event-stream", headers=headers)
         # Count the view here, and not when it begins: others may be let in before that.
@@ -235,14 +237,14 @@ class _Board:
 
     async def _login(self, request: Request) -> Response:
         if not same_origin(request):
-            raise HTTPException(403, "This form was not sent from a page of this dashboard.")
+            raise HTTPException(403, "This form was not submitted from a page of this dashboard.")
         form = await _form(request)
         address = request.client.host if request.client is not None else ""
         if self._guard.is_locked(address):
-            return await self._page(request, "login.html", 429, wrong="Too many wrong tokens. Try again in a minute.")
+            return await self._page(request, "login.html", 429, wrong="Too many failed attempts. Try again in a minute.")
         login = self._guard.login_with(form.get("token", [""])[0], address)
         if login is None:
-            return await self._page(request, "login.html", 403, wrong="This is not the token.")
+            return await self._page(request, "login.html", 403, wrong="Wrong token.")
         response = _see("./", done="loggedin" if login.may_act else "reading")
         self._guard.log_in(request, response, login)
         return response
@@ -264,7 +266,7 @@ class _Board:
         if name in ("cancel", "reschedule"):
             return await self._act_on_message(source, name, fields)
         if not isinstance(source, ReliableSource):
-            raise HTTPException(400, "A delayed queue has nothing of the kind.")
+            raise HTTPException(400, "Delayed queues do not support this action.")
         if name in ("pause", "resume"):
             partitions = _whole(fields.get("partitions"), MOST_PARTITIONS) or None
             await (source.pause if name == "pause" else source.resume)(partitions)
@@ -277,12 +279,12 @@ class _Board:
                 return _see("dead", source, done="unchosen")
             count = await (source.redrive if name == "redrive" else source.purge_dead)(chosen)
             return _see("dead", source, done="redriven" if name == "redrive" else "purged", count=str(count))
-        raise HTTPException(400, "There is no such action.")
+        raise HTTPException(400, "Unknown action.")
 
     async def _act_on_message(self, source: AnySource, name: str, fields: Mapping[str, str]) -> Response:
         place = unpacked(fields.get("at", ""))
         if place is None or not _is_of(source, place):
-            raise HTTPException(400, "There is no such message.")
+            raise HTTPException(400, "Unknown message.")
         if name == "cancel":
             return _see("queue", source, done="cancelled" if await source.cancel(place) else "gone")
         there = await source.reschedule(place, _delay(fields))
@@ -300,10 +302,10 @@ class _Board:
     async def _form_of(self, login: Login | None, request: Request) -> dict[str, list[str]]:
         """Return the form of a request, if a page of this login sent it."""
         if not same_origin(request):
-            raise HTTPException(403, "This form was not sent from a page of this dashboard.")
+            raise HTTPException(403, "This form was not submitted from a page of this dashboard.")
         form = await _form(request)
         if login is None or not self._guard.is_ours(login, form.get("word", [""])[0]):
-            raise HTTPException(403, "Your login has ended, or this form is not of your login. Log in, and try again.")
+            raise HTTPException(403, "Your session has expired, or this form belongs to another session. Log in and try again.")
         return form
 
     def _readers(self, page: Page) -> Page:
@@ -325,7 +327,7 @@ class _Board:
     async def _source(self, fields: Mapping[str, str]) -> AnySource:
         source = await self._queues.source(fields.get("kind", ""), fields.get("name", ""))
         if source is None:
-            raise HTTPException(404, "There is no such queue. An empty one is not on the server.")
+            raise HTTPException(404, "Queue not found. A queue exists on the server only while it holds messages.")
         return source
 
     async def _reliable(self, fields: Mapping[str, str]) -> ReliableSource:
@@ -338,8 +340,9 @@ class _Board:
         login = self._guard.login(request)
         done = request.query_params.get("done", "")
         note = DONE.get(done, "")
-        if note and done in _COUNTED:
-            note += f"{_whole(request.query_params.get('count')):,}."
+        if done in _COUNTED:
+            count = _whole(request.query_params.get("count"))
+            note = f"{count:,} {_COUNTED[done][count != 1]}"
         shared = {
             "title": self._title,
             "writable": self._guard.writable,
@@ -361,10 +364,13 @@ class _Board:
         if isinstance(error, HTTPException):
             status, what = error.status_code, error.detail
         elif isinstance(error, ServerRefused):
-            status, what = 502, f"The server refused: {error}"
-            hint = "This user may not do that. See SECURITY.md: a dashboard without SCAN is given the names of its queues."
+            status, what = 502, f"The server refused the request: {error}"
+            hint = (
+                "The dashboard's user lacks a permission. If it may not run SCAN, pass the queue names "
+                "to the dashboard: see SECURITY.md."
+            )
         elif isinstance(error, OutcomeUnknown) and request.method == "POST":
-            status, what = 502, f"It may have been done: {error}"
+            status, what = 502, f"The action may have been carried out: {error}"
         elif isinstance(error, ServerUnavailable | OutcomeUnknown | Closed):
             status, what = 503, f"The server does not answer: {error}"
         else:
@@ -447,7 +453,7 @@ async def _form(request: Request) -> dict[str, list[str]]:
     try:
         return parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=1000)
     except ValueError:
-        raise HTTPException(400, "The form cannot be read.") from None
+        raise HTTPException(400, "The form cannot be parsed.") from None
 
 
 def _see(page: str, source: AnySource | None = None, **more: str) -> Response:
@@ -463,7 +469,7 @@ def _delay(fields: Mapping[str, str]) -> int:
     except ValueError:
         amount = -1.0
     if unit is None or not 0 <= amount * unit <= MAX_MS * 1000:
-        raise HTTPException(400, "A delay is a number of 0 or more, and not of thousands of centuries.")
+        raise HTTPException(400, "The delay must be a number, 0 or more, and the due time must be within 2**53 ms after 1970.")
     return round(amount * unit)
 
 

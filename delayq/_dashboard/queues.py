@@ -90,12 +90,12 @@ class Queues:
 
 def _named(names: Iterable[str]) -> Known:
     if isinstance(names, str):
-        raise BadInput("queues are several names: a list of them, not a str")
+        raise BadInput("queues must be a list of names, not a str")
     known: Known = {}
     for each in names:
         kind, colon, name = each.partition(":")
         if not colon or kind not in ("delayed", "reliable"):
-            raise BadInput(f'a queue is "reliable:NAME", "reliable:NAME/PARTITIONS" or "delayed:NAME", not {each!r}')
+            raise BadInput(f'a queue must be "reliable:NAME", "reliable:NAME/PARTITIONS" or "delayed:NAME", not {each!r}')
         if kind == "delayed":
             DelayedKeys.of(name)
             known["delayed", name] = {None}

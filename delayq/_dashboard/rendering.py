@@ -30,7 +30,7 @@ _STEPS = ((86400, "d"), (3600, "h"), (60, "min"))
 def pretty(payload: bytes | None) -> tuple[str, str]:
     """Return a payload as text, and how it was treated: JSON is indented, text is left as it is, and other bytes are dumped."""
     if payload is None:
-        return "", "gone meanwhile"
+        return "", "no longer available"
     whole = len(payload) <= _WHOLE
     try:
         # A part may end within a character.
@@ -50,7 +50,7 @@ def pretty(payload: bytes | None) -> tuple[str, str]:
 def preview(payload: bytes | None) -> str:
     """Return the beginning of a payload on one line."""
     if payload is None:
-        return "gone meanwhile"
+        return "no longer available"
     text = payload[: 4 * _PREVIEW].decode(errors="replace")
     line = " ".join(text.split())
     if not line.isprintable():
@@ -72,7 +72,7 @@ def _indented(value: object) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}\n… cut here"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}\n… truncated"
 
 
 def _dump(payload: bytes) -> str:
@@ -82,7 +82,7 @@ def _dump(payload: bytes) -> str:
         letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in some)
         lines.append(f"{at:06x}  {some.hex(' '):<47}  {letters}")
     if len(payload) > _BYTES_SHOWN:
-        lines.append(f"… {len(payload) - _BYTES_SHOWN:,} bytes more")
+        lines.append(f"… {len(payload) - _BYTES_SHOWN:,} more bytes")
     return "\n".join(lines)
 
 

@@ -62,9 +62,9 @@ class Guard:
     def __init__(self, token: str | None, read_token: str | None = None) -> None:
         for each in (token, read_token):
             if each is not None and len(each) < SHORTEST_TOKEN:
-                raise ConfigurationError(f"the dashboard's tokens have {SHORTEST_TOKEN} characters or more")
+                raise ConfigurationError(f"the dashboard's tokens must have at least {SHORTEST_TOKEN} characters")
         if token is not None and token == read_token:
-            raise ConfigurationError("the dashboard's two tokens differ: who may look is not yet to act")
+            raise ConfigurationError("token and read_token must differ: otherwise every reader could change queues")
         # By whether the token allows actions.
         self._tokens = {
             may_act: each.encode(errors="surrogateescape") for may_act, each in ((True, token), (False, read_token)) if each

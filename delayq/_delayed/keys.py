@@ -64,7 +64,7 @@ class DelayedKeys:
         """
         mapped = checked_name(checked_name(name) if mapper is None else mapper(checked_name(name)))
         if mapped.startswith(RESERVED):
-            raise BadName(f"{mapped!r} is the name of another queue's key")
+            raise BadName(f"{mapped!r} is already the name of a key of another queue")
         keys = cls(
             name=name,
             ready=mapped,
@@ -77,7 +77,7 @@ class DelayedKeys:
             turns=_prefixed(_TURNS, mapped),
         )
         if hash_tag(keys.ready) != hash_tag(keys.ordered):
-            raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: use no braces, or one {{tag}}")
+            raise BadName(f"the keys of {mapped!r} would be in different cluster slots: use no braces, or a single {{tag}}")
         return keys
 
     def fence(self, call: str) -> str:

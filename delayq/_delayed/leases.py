@@ -145,4 +145,4 @@ class Leases:
         await self._acks.aclose(grace)
 
 
-LOST = "the lease has ended: the message went back to the queue, and another worker may have it"
+LOST = "the lease has ended: the message is back in the queue, and another worker may have it"

@@ -95,7 +95,7 @@ class Pending(Generic[T]):
             OutcomeUnknown, ServerUnavailable: The server did not answer. Nothing is lost.
         """
         if n is None:
-            raise BadInput("n is an int of at least 0, not None")
+            raise BadInput("n must be an int of at least 0, not None")
         check_count(n, "n")
         values: list[T] = []
         unreadable: list[tuple[bytes, Exception]] = []
@@ -119,7 +119,7 @@ class Pending(Generic[T]):
         # Only now: a call that fails gives the unreadable ones back with the rest.
         for payload, reason in unreadable:
             self._transfer.set_aside(payload)
-            _log.warning("queue %r: a message went to quarantine: %s", self._keys.name, reason, extra=about(self._keys.name))
+            _log.warning("queue %r: quarantined an unreadable message: %s", self._keys.name, reason, extra=about(self._keys.name))
         return values
 
     async def read_all(self) -> list[T]:

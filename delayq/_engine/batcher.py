@@ -327,7 +327,9 @@ class Batcher(Generic[Item, Result]):
             self._let_in()
 
     def _unsent(self) -> ServerUnavailable:
-        error = ServerUnavailable(f"nothing could be sent for {patience.RETRY_FOR:g} s: {self._failed_with or 'no answer comes'}")
+        error = ServerUnavailable(
+            f"nothing could be sent for {patience.RETRY_FOR:g} s: {self._failed_with or 'the server does not answer'}"
+        )
         error.__cause__ = self._failed_with
         return error
 
@@ -378,7 +380,7 @@ class Batcher(Generic[Item, Result]):
         try:
             results = self._results(call.items, answer)
             if len(results) != len(call.items):
-                raise RuntimeError(f"{len(results)} answers to {len(call.items)} questions")  # noqa: TRY301
+                raise RuntimeError(f"got {len(results)} results for {len(call.items)} items")  # noqa: TRY301
         except Exception as error:  # noqa: BLE001 - the same
             self._fail(call, error)
             return
@@ -407,7 +409,7 @@ class Batcher(Generic[Item, Result]):
         try:
             self._unattended(item, outcome)
         except Exception:  # noqa: BLE001 - it would keep others from being told
-            _log.exception("what became of an item could not be told")
+            _log.exception("reporting the outcome of an item failed")
 
     def _count(self, done: int) -> None:
         self._done += done

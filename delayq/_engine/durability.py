@@ -39,10 +39,14 @@ class Durability(NamedTuple):
     def broken(self, answer: Any) -> str:
         """Return why the promise is broken, according to the answer to that command; empty if it is kept."""
         if isinstance(answer, BaseException):
-            return f"the server does not tell: {answer}"
+            return f"the server did not confirm durability: {answer}"
         if not self.replicas:
-            return "" if answer[0] >= 1 else f"it is not on disk after {WITHIN_MS / 1000:g} s"
-        return "" if answer >= self.replicas else f"{answer} of {self.replicas} replicas have it after {WITHIN_MS / 1000:g} s"
+            return "" if answer[0] >= 1 else f"not on disk within {WITHIN_MS / 1000:g} s"
+        return (
+            ""
+            if answer >= self.replicas
+            else f"only {answer} of {self.replicas} replicas confirmed within {WITHIN_MS / 1000:g} s"
+        )
 
 
 class Unconfirmed(NamedTuple, Generic[Result]):
@@ -64,7 +68,7 @@ def parse(durability: str) -> Durability | None:
         return Durability(0)
     found = re.fullmatch(r"replicas:([1-9][0-9]{0,3})", durability) if isinstance(durability, str) else None
     if found is None:
-        raise BadInput(f'durability is "memory", "fsync" or "replicas:N", not {durability!r}')
+        raise BadInput(f'durability must be "memory", "fsync" or "replicas:N", not {durability!r}')
     return Durability(int(found[1]))
 
 

@@ -109,7 +109,7 @@ class LeaseKeeper(Generic[L]):
                 ours = await self._settling.extend(claims, self._lease_us)
         except (ServerError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
-            _log.warning("queue %r: %d leases could not be renewed: %s", self._name, len(claims), reason, extra=about(self._name))
+            _log.warning("queue %r: cannot renew %d leases: %s", self._name, len(claims), reason, extra=about(self._name))
             for claim in claims:
                 # As far as we can tell the lease has ended, so another worker may have the message.
                 if not self._clock.seconds_until(claim.ends_us):

@@ -21,7 +21,7 @@ _log = logging.getLogger("delayq")
 # Seconds of a lease that must be left for us to know that a repeated call found nothing because the first was carried out.
 _SURELY = 1.0
 LOST = "the lease has ended: another worker may have the message"
-HANDLED_TWICE = "queue %r: the lease of %s was lost: what its handler did may be done again"
+HANDLED_TWICE = "queue %r: the lease of %s was lost, so the message may be handled again"
 
 
 def heed(queue: str, message: bytes | None, outcome: bool | OutcomeUnknown | BaseException) -> None:
@@ -36,7 +36,7 @@ def heed(queue: str, message: bytes | None, outcome: bool | OutcomeUnknown | Bas
     if outcome is False:
         _log.warning(HANDLED_TWICE, queue, name, extra=about(queue, known))
     else:
-        _log.warning("queue %r: %s is handled, but may come again: %s", queue, name, outcome, extra=about(queue, known))
+        _log.warning("queue %r: %s was handled, but may be redelivered: %s", queue, name, outcome, extra=about(queue, known))
 
 
 def fresh_until(clock: ServerClock, ends_us: int, lease_us: int) -> float:

@@ -57,7 +57,7 @@ async def settle_quietly(settling: Awaitable[object], queue: str, message: str |
     except Exception as error:  # noqa: BLE001 - the block's own error matters more
         unsure = isinstance(error, OutcomeUnknown)
         _log.warning(
-            "queue %r: %s failed, and %s given back: %s: %s. %s comes again when its lease ends",
+            "queue %r: %s failed and %s handed back: %s: %s. %s is redelivered when its lease ends",
             queue,
             name,
             "may not have been" if unsure else "could not be",

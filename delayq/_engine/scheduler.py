@@ -246,7 +246,7 @@ class Scheduler:
             elif not self._failing:
                 self._failing = True
                 unexpected = None if isinstance(error, ServerError) else error
-                _log.warning("the re-check of %d queues failed: %s", len(self.queues), error, exc_info=unexpected)
+                _log.warning("re-checking %d queues failed: %s", len(self.queues), error, exc_info=unexpected)
             # A call that could not be sent has already been retried for a while. One that was refused fails at once.
             await asyncio.sleep(min(1.0, self.services.retry_most))
             self._check_now.set()
@@ -261,7 +261,7 @@ class Scheduler:
             queue.noticed(notice)
             return
         if (moment := parse_moment(content)) is None:
-            _log.warning("queue %r: a notification is no number", queue.name, extra=about(queue.name))
+            _log.warning("queue %r: received a notification that is not a number", queue.name, extra=about(queue.name))
             queue.push()
         else:
             queue.heard(moment)

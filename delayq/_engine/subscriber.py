@@ -123,7 +123,7 @@ class Subscriber:
             try:
                 self._heard(rest[0].decode(), rest[1])
             except Exception:  # noqa: BLE001 - anyone may publish anything
-                _log.exception("a notification could not be handled")
+                _log.exception("handling a notification failed")
         elif kind in (b"subscribe", b"unsubscribe"):
             self._confirmed(rest[0].decode())
             if kind == b"subscribe":
@@ -167,8 +167,8 @@ class Subscriber:
         self._warned_of.update(new)
         more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
         _log.warning(
-            "this user may not hear the channels %s%s: what others offer to these queues may be noticed %g s late. "
-            "Allow it with: ACL SETUSER <user> +subscribe %s",
+            "no permission to subscribe to the channels %s%s: messages that other clients offer to these "
+            "queues may be noticed %g s late. Grant it with: ACL SETUSER <user> +subscribe %s",
             ", ".join(new[:_NAMED]),
             more,
             self._ping_interval,

@@ -395,15 +395,15 @@ class Waiters(Generic[Item]):
 
     def _report_what_is_left(self) -> None:
         """Log how many messages are not known to be back."""
-        for unsure, words in ((False, "could not be given back"), (True, "may not have been given back")):
+        for unsure, words in ((False, "could not be handed back"), (True, "may not have been handed back")):
             chunks = [chunk for chunk in self._chunks if not chunk.call.is_done and chunk.call.is_unsure is unsure]
             if chunks:
                 _log.error(
-                    "%d messages of queue %r were taken and %s: %s",
+                    "%d messages were taken from queue %r and %s: %s",
                     sum(len(chunk.items) for chunk in chunks),
                     self._queue,
                     words,
-                    chunks[0].call.outcome or "the server has not answered in time",
+                    chunks[0].call.outcome or "the server did not answer in time",
                     extra=about(self._queue),
                 )
 
@@ -500,7 +500,7 @@ class Waiters(Generic[Item]):
                 failures += 1
                 if failures == 1:
                     count, error = sum(len(chunk.items) for chunk in left), left[0].call.outcome
-                    _log.warning("giving %d messages of queue %r back: %s", count, self._queue, error, extra=about(self._queue))
+                    _log.warning("handing %d messages back to queue %r: %s", count, self._queue, error, extra=about(self._queue))
                 self._returned = self._hand_out(sorted(self._returned))
                 await asyncio.sleep(retry_delay(failures))
         finally:

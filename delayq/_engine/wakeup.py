@@ -40,8 +40,8 @@ def due_us(now_us: int, wait_us: int) -> int:
 def tell_of_refusal(queue: str) -> None:
     """Log a warning that a script could not publish on this queue's channel, and what that means."""
     _log.warning(
-        "queue %r: no permission to PUBLISH on its channel, so other clients may learn of messages up to their resync_interval "
-        "late: give this user the rights that `delayq acl` prints",
+        "queue %r: no permission to PUBLISH on its channel, so other clients may notice messages up to their resync_interval "
+        "late: grant this user the rights that `delayq acl` prints",
         queue,
         extra=about(queue),
     )
@@ -213,7 +213,7 @@ class WakeupLoop:
             self.errors += 1
             if self._failures == 1:
                 _log.warning(
-                    "queue %r: a call for what is due failed: %s",
+                    "queue %r: checking for due messages failed, retrying: %s",
                     self._name,
                     error,
                     extra=about(self._name),

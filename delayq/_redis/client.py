@@ -68,7 +68,7 @@ class _Unseen:
         for label, error in self._errors.items():
             if not partly:
                 raise error
-            _log.warning("what %s has is left out: %s", label, error)
+            _log.warning("%s is left out of the result: %s", label, error)
 
 
 class RedisClient:
@@ -90,8 +90,8 @@ class RedisClient:
     def wrong_loop(self) -> ConfigurationError:
         """Return the error to raise if it is used in an event loop other than the one in which it was made."""
         if self.is_inherited:
-            return ConfigurationError("the client was opened in another process: open one after fork(), in the child")
-        return ConfigurationError("the client was opened in another event loop: open one client in each loop, and use it there")
+            return ConfigurationError("the client was opened in another process: open a client in the child, after fork()")
+        return ConfigurationError("the client was opened in another event loop: open a separate client in each event loop")
 
     async def run(
         self,
@@ -497,12 +497,14 @@ class RedisClient:
             if key is None and self._nodes.spread:
                 # Any server will do, so one that hangs or refuses does not hold up the call.
                 ask = partial(self._attempt_at, asking=False, command=command, script=script, confirm=confirm, then=then)
-                return await first_of("no server answers", [(each.label, partial(ask, each)) for each in await self._nodes.any()])
+                return await first_of(
+                    "no server answered", [(each.label, partial(ask, each)) for each in await self._nodes.any()]
+                )
             async with asyncio.timeout_at(until):
                 connections, asking = await self._nodes.find(key), False
         except TimeoutError as error:
             self.errors += 1
-            raise ServerUnavailable("nobody tells in time which server has the queue") from error
+            raise ServerUnavailable("could not find out in time which server holds the queue") from error
         except DelayqError:
             self.errors += 1
             raise
@@ -511,7 +513,7 @@ class RedisClient:
                 return await self._attempt_at(connections, asking, command, script, confirm, then, until)
             except _Elsewhere as elsewhere:
                 connections, asking = elsewhere.connections, elsewhere.asking
-        raise ServerUnavailable("the servers of the cluster send us from one to another")
+        raise ServerUnavailable("too many redirections between the servers of the cluster")
 
     async def _attempt_at(
         self,
@@ -576,7 +578,7 @@ class RedisClient:
         except TimeoutError as error:
             self.errors += 1
             self._nodes.suspect(connections)
-            raise ServerUnavailable("no connection could be had in time: the server accepts none, or answers on none") from error
+            raise ServerUnavailable("could not get a connection in time: the server accepts none, or does not answer") from error
         except DelayqError as error:
             self.errors += 1
             if isinstance(error, ServerUnavailable):
@@ -632,14 +634,14 @@ class RedisClient:
             self._nodes.suspect(connections)
             if "READONLY" in text:
                 if connections.lead_to_replica:
-                    advice = "name its master, or its Sentinels as redis+sentinel://"
-                    return ServerRefused(f"{connections.label} is a replica, which stores nothing: {advice}")
+                    advice = "use the address of its master, or redis+sentinel:// with those of its Sentinels"
+                    return ServerRefused(f"{connections.label} is a replica, which accepts no writes: {advice}")
                 connections.renew()
-            return ServerUnavailable(f"the server cannot serve now: {text}")
+            return ServerUnavailable(f"the server is temporarily unavailable: {text}")
         if is_refusal(text):
             self._rights.forget()
         if "WRONGTYPE" in text:
-            return ServerRefused("one of the queue's keys holds a value of another type: it is used by something else")
+            return ServerRefused("one of the queue's keys holds a value of the wrong type: something else uses that key")
         return ServerRefused(text)
 
 
@@ -654,4 +656,4 @@ def _is_unknown_script(error: ReplyError) -> bool:
 
 
 def _lost(error: OSError) -> OutcomeUnknown:
-    return OutcomeUnknown(f"the connection broke before the answer came: {error or type(error).__name__}")
+    return OutcomeUnknown(f"the connection broke before the answer arrived: {error or type(error).__name__}")

@@ -94,7 +94,7 @@ class Cluster:
         else:
             found = self._owners[slot_of(key)]
         if found is None or found in self._suspected:
-            raise ServerUnavailable(f"{self._address.label}: no server is known to have {key or 'anything'!r} now")
+            raise ServerUnavailable(f"{self._address.label}: no server is currently known to hold {key or 'anything'!r}")
         return found
 
     async def find(self, key: str | None) -> ConnectionPool:
@@ -147,7 +147,7 @@ class Cluster:
         if found is None:
             # The reply to CLUSTER SLOTS has more than the name.
             self._suspected.add(told_by)
-            raise ServerUnavailable(f"{told_by.label} sends us to {place}, a server without a name")
+            raise ServerUnavailable(f"{told_by.label} redirected to {place}, which is not a valid address")
         return self._pool(found)
 
     def all(self) -> Sequence[ConnectionPool]:
@@ -189,7 +189,7 @@ class Cluster:
         await asyncio.sleep(self._refreshed_at + _ASK_EVERY - loop.time())
         attempts = [(pool.label, partial(self._ask, pool)) for pool in self._to_ask()]
         try:
-            self._install(await first_of(f"{self._address.label}: no server tells where the keys are", attempts))
+            self._install(await first_of(f"{self._address.label}: no server reports where the keys are", attempts))
         finally:
             self._refreshed_at = loop.time()
 
@@ -221,14 +221,14 @@ class Cluster:
             else:
                 pool.abandon(wire)
         if not answer:
-            raise ServerUnavailable(f"{pool.label} knows of no slots")
+            raise ServerUnavailable(f"{pool.label} reports no slots")
         return read_slots(answer, self._places.get(pool, ("", 0)))
 
     @staticmethod
     def _refused(pool: ConnectionPool, text: str) -> DelayqError:
         if is_not_now(text):
-            return ServerUnavailable(f"{pool.label} cannot serve now: {text}")
-        advice = "; without a cluster it is redis://host:port" if "cluster" in text else ""
+            return ServerUnavailable(f"{pool.label} is temporarily unavailable: {text}")
+        advice = "; for a server outside a cluster, use redis://host:port" if "cluster" in text else ""
         return ServerRefused(f"{pool.label}: {text}{advice}")
 
     def _install(self, found: dict[Place, list[range]]) -> None:
@@ -245,7 +245,7 @@ class Cluster:
         gone |= {pool for pool in missing if not pool.open}
         for pool in gone:
             # A call to it would wait in vain, or for an answer that no longer counts.
-            pool.retire(ServerUnavailable(f"{pool.label} has no slots any more"))
+            pool.retire(ServerUnavailable(f"{pool.label} no longer serves any slots"))
             self._opened_before += pool.opened
             del self._pools[self._places.pop(pool)]
         self._doubted = missing - gone

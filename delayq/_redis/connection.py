@@ -272,7 +272,7 @@ class Connection(asyncio.Protocol):
             while (answer := reader.gets()) is not _NOTHING:
                 self._answered(answer)
         except ProtocolError as error:
-            self._lose(ConnectionError(f"the server speaks another protocol: {error}"))
+            self._lose(ConnectionError(f"the server does not speak the Redis protocol: {error}"))
 
     def eof_received(self) -> None:
         self._lose(ConnectionError("the server closed the connection"))
@@ -375,7 +375,7 @@ def _tell(told: Callable[[Any], object] | None, answer: Any) -> None:
     try:
         told(answer)
     except Exception:  # noqa: BLE001 - the other calls on this connection must get their answers all the same
-        _log.exception("an answer could not be handled")
+        _log.exception("handling an answer failed")
 
 
 def _settle(future: asyncio.Future[Any], answer: Any) -> None:

@@ -54,7 +54,7 @@ class DedicatedConnection:
         """
         if self._key is None and self._nodes.spread:
             attempts = [(server.label, partial(self._open, server)) for server in await self._nodes.any()]
-            opened = await first_of("no server takes the connection", attempts, _close)
+            opened = await first_of("no server accepts the connection", attempts, _close)
         else:
             opened = await self._open(await self._nodes.find(self._key))
         self._connections, self._wire = opened
@@ -65,7 +65,7 @@ class DedicatedConnection:
 
     async def send(self, *command: str | bytes | int) -> None:
         """Send a command. Raises :class:`ServerUnavailable` if the link is broken."""
-        assert self._wire is not None, "used outside of its block"
+        assert self._wire is not None, "used outside its async with block"
         try:
             self._wire.write(*command)
             await self._wire.drain()
@@ -74,7 +74,7 @@ class DedicatedConnection:
 
     def ping(self) -> None:
         """Send a PING. Its answer arrives in :meth:`read`; without one, the link breaks. Raises as :meth:`send` does."""
-        assert self._wire is not None, "used outside of its block"
+        assert self._wire is not None, "used outside its async with block"
         try:
             self._wire.ping()
         except OSError as error:
@@ -87,7 +87,7 @@ class DedicatedConnection:
             ServerUnavailable: The link is broken.
             ServerRefused: The answer is an error.
         """
-        assert self._wire is not None, "used outside of its block"
+        assert self._wire is not None, "used outside its async with block"
         try:
             answer = await self._wire.read()
         except ReplyError as error:
@@ -153,6 +153,6 @@ async def keep_linked(
             if failures == 1:
                 interrupted(error)
             if not isinstance(error, ServerError):
-                _log.error("a connection was left with an error", exc_info=error)
+                _log.error("closing a connection failed", exc_info=error)
             # All clients of a server lose it together, so each reconnects at a moment of its own.
             await asyncio.sleep(retry_delay(failures, base=_SPREAD, most=retry_most, least=0.0))

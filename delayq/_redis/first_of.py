@@ -63,7 +63,7 @@ async def first_of(
                 else:
                     del under_way[task]
                     return found
-        errors += [ServerUnavailable(f"{name} does not answer within {WITHIN:g} s") for name in under_way.values()]
+        errors += [ServerUnavailable(f"{name} did not answer within {WITHIN:g} s") for name in under_way.values()]
         raise _together(label, errors)
     finally:
         for task in under_way:
@@ -75,7 +75,7 @@ def _together(label: str, errors: list[ServerError]) -> ServerError:
     if len(errors) == 1:
         return errors[0]
     kind = ServerRefused if errors and all(isinstance(error, ServerRefused) for error in errors) else ServerUnavailable
-    return kind(f"{label}: {'; '.join(dict.fromkeys(map(str, errors))) or 'there is nobody to ask'}")
+    return kind(f"{label}: {'; '.join(dict.fromkeys(map(str, errors))) or 'no server is known'}")
 
 
 def _discard(unused: Callable[[T], object], task: asyncio.Task[T]) -> None:

@@ -78,20 +78,20 @@ class Opener:
         async def by(sentinel: Address) -> Connection:
             place = await _master(sentinel, address.service)
             if place in tried:
-                raise ServerUnavailable(f"{sentinel.label} names {place[0]}:{place[1]} too")
+                raise ServerUnavailable(f"{sentinel.label} also names {place[0]}:{place[1]}")
             tried.add(place)
             wire, role, _ = await _open(address.server.at(*place))
             # A Sentinel may not have heard yet that another server has taken over.
             if role not in (b"master", None):
                 wire.close()
-                raise ServerUnavailable(f"{sentinel.label} names {place[0]}:{place[1]}, which is no master now")
+                raise ServerUnavailable(f"{sentinel.label} names {place[0]}:{place[1]}, which is not a master")
             # The Sentinel that was right is asked first from now on.
             self._sentinels.remove(sentinel)
             self._sentinels.insert(0, sentinel)
             return wire
 
         attempts = [(sentinel.label, partial(by, sentinel)) for sentinel in self._sentinels]
-        return await first_of(f"{address.label}: no Sentinel leads to the master", attempts, Connection.close)
+        return await first_of(f"{address.label}: no Sentinel led to a master", attempts, Connection.close)
 
 
 async def _master(sentinel: Address, service: str) -> tuple[str, int]:
@@ -102,7 +102,7 @@ async def _master(sentinel: Address, service: str) -> tuple[str, int]:
     if isinstance(answer, ReplyError):
         raise _refusal(answer, sentinel)
     if not answer:
-        raise ServerUnavailable(f"{sentinel.label} knows no service {service!r}")
+        raise ServerUnavailable(f"{sentinel.label} does not know the service {service!r}")
     return answer[0].decode(), int(answer[1])
 
 
@@ -219,23 +219,25 @@ def _load_certificates(opened: AbstractConnection, address: Address) -> None:
 def _refusal(error: ReplyError, address: Address, credentials: str = "user and password") -> DelayqError:
     text = str(error)
     if is_not_now(text):
-        return ServerUnavailable(f"{address.label} cannot serve now: {text}")
+        return ServerUnavailable(f"{address.label} is temporarily unavailable: {text}")
     if text.startswith(_OF_THE_USER):
-        return ServerRefused(f"{address.label} does not let us in: {text.rstrip('.')}; check {credentials}")
-    return ServerRefused(f"{address.label} refuses the connection: {text}")
+        return ServerRefused(f"{address.label} rejected the credentials: {text.rstrip('.')}; check {credentials}")
+    return ServerRefused(f"{address.label} refused the connection: {text}")
 
 
 def _why_not(error: BaseException, address: Address) -> DelayqError | None:
     untrusted = _behind(error, ssl.SSLCertVerificationError)
     if untrusted is not None:
         # The certificate will be the same the next time.
-        return ServerRefused(f"{address.label} has a certificate that is not trusted: {untrusted.verify_message}")
+        return ServerRefused(f"{address.label} presented a certificate that is not trusted: {untrusted.verify_message}")
     if (alert := _ALERT.search(str(_behind(error, ssl.SSLError)))) is not None:
-        return ServerRefused(f"{address.label} ends TLS: {_what_to_do(alert[1], address)}")
+        return ServerRefused(f"{address.label} ended the TLS handshake: {_what_to_do(alert[1], address)}")
     if isinstance(error, (*_LINK_ERRORS, RedisError)):
         if address.label.endswith("://***"):
             # The error names the host, which may be half of a password.
-            return ServerUnavailable(f"{address.label} does not answer: quote what is special in the password as %40, %3F, %23")
+            return ServerUnavailable(
+                f"{address.label} does not answer: percent-encode special characters in the password, such as %40, %3F and %23"
+            )
         return ServerUnavailable(f"{address.label} does not answer: {error}{_hint(error, address)}")
     return None
 
@@ -244,7 +246,7 @@ def _what_to_do(alert: str, address: Address) -> str:
     """Put a TLS alert from the server into words, and say what to do about it."""
     words = alert.lower().replace("_", " ")
     if not address.options.get("ssl_certfile") and alert.endswith(("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")):
-        return f"{words}; if it wants a client certificate, add ssl_certfile= and ssl_keyfile= to the address"
+        return f"{words}; if the server requires a client certificate, add ssl_certfile= and ssl_keyfile= to the address"
     return f"{words}; check ssl_certfile, ssl_keyfile, ssl_min_version and ssl_ciphers"
 
 
@@ -258,7 +260,7 @@ def _behind(error: BaseException | None, kind: type[E]) -> E | None:
 def _hint(error: BaseException, address: Address) -> str:
     """Return a hint if the scheme may be wrong, because neither side can tell the other."""
     if address.is_tls and isinstance(error, RedisTimeoutError):
-        return " (a port without TLS is silent like this: is it redis://?)"
+        return " (ports without TLS do not answer a handshake: did you mean redis://?)"
     if not address.is_tls and _behind(error, ConnectionResetError):
-        return " (a port with TLS hangs up like this: is it rediss://?)"
+        return " (ports with TLS close plain connections: did you mean rediss://?)"
     return ""

@@ -273,7 +273,7 @@ class ConnectionPool:
             async with asyncio.timeout(OPEN_TIMEOUT):
                 wire = await (self._opened_anew() if anew else self._connected())
         except TimeoutError as error:
-            raise ServerUnavailable(f"{self.label} does not answer within {OPEN_TIMEOUT:g} s") from error
+            raise ServerUnavailable(f"{self.label} did not answer within {OPEN_TIMEOUT:g} s") from error
         self._own.add(wire)
         return wire
 
@@ -324,7 +324,7 @@ class ConnectionPool:
         except Exception as error:
             # Any other error comes from the user's code, such as a provider of passwords. It may succeed the next time. Its
             # message may be secret.
-            raise ServerUnavailable(f"{self.label}: connecting failed with {type(error).__name__}") from error
+            raise ServerUnavailable(f"{self.label}: cannot connect: {type(error).__name__}") from error
         try:
             self._demand_open()
         except DelayqError:
@@ -401,7 +401,7 @@ class ConnectionPool:
         if not dead:
             return
         for wire in dead:
-            wire.give_up(f"no answer within {DOUBT_AFTER:g} s, while a new connection is answered at once")
+            wire.give_up(f"no answer within {DOUBT_AFTER:g} s, although a new connection was answered at once")
         for wire in list(self._own):
             # These wait for whatever arrives, so their silence means nothing. Replacing one costs little.
             if wire.moved_at < began:

@@ -17,13 +17,13 @@ RELIABLE, PARTITION = "delayq:{", "delayq:part:{"
 def checked_name(name: str) -> str:
     """Return ``name``. Raises BadName if it is empty, too long or not text."""
     if not isinstance(name, str) or not name:
-        raise BadName("a queue's name is a non-empty str")
+        raise BadName("a queue's name must be a non-empty str")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise BadName(f"the name {name!r} cannot be written as UTF-8") from None
+        raise BadName(f"the queue name {name!r} cannot be encoded as UTF-8") from None
     if size > LONGEST_NAME:
-        raise BadName(f"a queue's name has {LONGEST_NAME} bytes at most, not {size}")
+        raise BadName(f"a queue's name must have at most {LONGEST_NAME} bytes, not {size}")
     return name
 
 

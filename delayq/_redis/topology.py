@@ -124,7 +124,7 @@ class SingleServer:
 
     def at(self, place: str, told_by: ConnectionPool) -> ConnectionPool:
         del told_by
-        raise ServerRefused(f"the server is one of a cluster, and sends us to {place}: name it as redis+cluster://")
+        raise ServerRefused(f"the server belongs to a cluster and redirects to {place}: use a redis+cluster:// address")
 
     def all(self) -> Sequence[ConnectionPool]:
         return [self._connections]

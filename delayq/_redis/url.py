@@ -130,7 +130,7 @@ def from_url(url: str) -> AnyAddress:
         return _of_many(url, scheme, rest)
     if not colon or scheme not in _SCHEMES:
         known = ", ".join(f"{name}://" for name in (*_SCHEMES, "redis+sentinel", "redis+cluster"))
-        raise ConfigurationError(f"{redacted(url)!r} is no address; known are {known} and embedded:")
+        raise ConfigurationError(f"{redacted(url)!r} is not a supported address; use one of {known} or embedded:")
     return _of_one(url, scheme, rest)
 
 
@@ -147,14 +147,14 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
         _address("", connection_class, options).connection()
     except ValueError as error:
         # Other messages quote the text that they cannot parse.
-        reason = str(error) if _SAYS_WHICH_OPTION.fullmatch(str(error)) else "it is no URL"
+        reason = str(error) if _SAYS_WHICH_OPTION.fullmatch(str(error)) else "it is not a valid URL"
     except (TypeError, RedisError):
-        reason = "one of its options is unknown, or cannot have this value"
+        reason = "one of its options is unknown or has an invalid value"
     if reason:
         # Raised outside the except block, because an error shows its context too.
-        raise ConfigurationError(f"the address {_scheme_of(url)!r} cannot be read: {reason}")
+        raise ConfigurationError(f"the address {_scheme_of(url)!r} is invalid: {reason}")
     if scheme.endswith("unix") and not options.get("path"):
-        raise ConfigurationError(f"the address {_scheme_of(url)!r} names no socket: write unix:///path/to/socket")
+        raise ConfigurationError(f"the address {_scheme_of(url)!r} does not name a socket: use unix:///path/to/socket")
     return _address(redacted(url), connection_class, options)
 
 
@@ -167,8 +167,8 @@ def _what_is_ignored(rest: str) -> str:
     """Describe an error after the scheme that redis-py would ignore. Returns an empty string if there is none."""
     parts = urlsplit(f"redis:{rest}")
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
-        return "a database is a number, as in redis://host:6379/0"
-    return "a port is a number from 1 to 65535" if parts.port == 0 else ""
+        return "the database must be a number, as in redis://host:6379/0"
+    return "the port must be a number from 1 to 65535" if parts.port == 0 else ""
 
 
 def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddress:
@@ -191,12 +191,12 @@ def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddr
     label = redacted(url)
     if kind == "cluster":
         if path.strip("/") not in ("", "0"):
-            raise ConfigurationError(f"the address {_scheme_of(url)!r} cannot be read: a cluster has one database, 0")
+            raise ConfigurationError(f"the address {_scheme_of(url)!r} is invalid: a cluster has only database 0")
         return ClusterAddress(label, tuple(servers))
     service, _, database = path.partition("/")
     if not service or not (database or "0").isdecimal():
         example = "redis+sentinel://host:26379,host:26379/service/0"
-        raise ConfigurationError(f"the address {_scheme_of(url)!r} names no service: write {example}")
+        raise ConfigurationError(f"the address {_scheme_of(url)!r} does not name a service: use {example}")
     server = servers[0]
     way_in = replace(server, label=label, options=server.options | {"db": int(database or 0)})
     # Sentinels have their own users, and no databases.
@@ -214,7 +214,7 @@ def _host_and_port(url: str, place: str, port: int) -> tuple[str, int]:
         host, given = place, str(port)
     if not host or not given.isdecimal() or not 0 < int(given) < 65536 or (":" in host) != host.startswith("["):
         # The part itself is not shown: it may be the half of a password that contains a "?".
-        raise ConfigurationError(f"the address {_scheme_of(url)!r} cannot be read: one of its servers is not host:port")
+        raise ConfigurationError(f"the address {_scheme_of(url)!r} is invalid: each of its servers must be host:port")
     return host, int(given)
 
 
@@ -235,7 +235,7 @@ def from_client(client: object) -> AnyAddress:
     if not isinstance(pool, SentinelConnectionPool):
         return _address(label, pool.connection_class, pool.connection_kwargs)
     if not pool.is_master:
-        raise ConfigurationError("the given client is one for replicas: give the one of master_for()")
+        raise ConfigurationError("the given client connects to replicas: pass the client that master_for() returns")
     asked = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
     sentinels = tuple(
         _address(

@@ -138,7 +138,7 @@ class Acknowledger:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("the queue is closed: the message comes again when its lease ends")
+            raise Closed("the queue is closed: the message is redelivered when its lease ends")
 
     def _acked(self, claims: Sequence[Claim], answer: Sequence[int | OutcomeUnknown]) -> list[bool | OutcomeUnknown]:
         self.done += len(claims)

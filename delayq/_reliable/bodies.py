@@ -34,9 +34,9 @@ def parse(body: bytes) -> tuple[int, dict[str, str], bytes]:
     line, newline, payload = body.partition(b"\n")
     enqueued, _, headers = line.partition(b" ")
     if not newline:
-        raise ValueError("a body without a newline")
+        raise ValueError("the body has no newline")
     if not _MOMENT.fullmatch(enqueued):
-        raise ValueError("a body without a moment")
+        raise ValueError("the body has no time")
     return int(enqueued), _object(headers) if headers else {}, payload
 
 
@@ -44,7 +44,7 @@ def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes]:
     """Split a dead letter into the reason why the message died, and its body. Raises as :func:`parse` does."""
     why, newline, body = letter.partition(b"\n")
     if not newline:
-        raise ValueError("a dead letter without a newline")
+        raise ValueError("the dead letter has no newline")
     return _object(why), body
 
 
@@ -94,5 +94,5 @@ def _object(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise ValueError("no JSON object where there should be one")  # noqa: TRY004 - of a body, not of an argument
+        raise ValueError("expected a JSON object")  # noqa: TRY004 - of a body, not of an argument
     return value

@@ -278,7 +278,12 @@ class Claims:
         self.expired += expired
         self.died += died
         if died:
-            _log.warning("queue %r: %d messages died: their last lease ended", keys.name, died, extra=about(keys.name))
+            _log.warning(
+                "queue %r: %d messages became dead letters because their last lease ended",
+                keys.name,
+                died,
+                extra=about(keys.name),
+            )
         if dropped:
             self._recurring(dropped)
         if claims:

@@ -233,17 +233,17 @@ def checked_ids(ids: Iterable[str] | None) -> Sequence[str] | None:
     if ids is None:
         return None
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-        raise BadInput(f"ids are a list of ids, not {ids!r}: write [id]")
+        raise BadInput(f"ids must be a list of ids, not {ids!r}: pass [id]")
     return [checked_id(each) for each in ids]
 
 
 def half_way(error: ServerError, done: int) -> ServerError:
     """Return the error to raise when one of many steps failed after ``done`` messages, lest the caller think none was done."""
-    return OutcomeUnknown(f"{done} messages were done, then: {error}") if done else error
+    return OutcomeUnknown(f"{done} messages were processed, then: {error}") if done else error
 
 
 def check_page(offset: int, limit: int) -> None:
     """Raise :class:`~delayq.BadInput` unless both are ints of at least 0."""
     for name, count in (("offset", offset), ("limit", limit)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise BadInput(f"{name} is an int of at least 0, not {count!r}")
+            raise BadInput(f"{name} must be an int of at least 0, not {count!r}")

@@ -55,11 +55,11 @@ if hasattr(os, "register_at_fork"):
 def checked_id(id: str) -> str:  # noqa: A002
     """Return the id if it is valid. Raises BadInput otherwise."""
     if not isinstance(id, str) or not id:
-        raise BadInput("an id is a non-empty str")
+        raise BadInput("an id must be a non-empty str")
     try:
         size = len(id.encode())
     except UnicodeEncodeError:
-        raise BadInput("an id must be writable as UTF-8") from None
+        raise BadInput("an id must be encodable as UTF-8") from None
     if size > _LONGEST:
-        raise BadInput(f"an id has {_LONGEST} bytes at most, not {size}")
+        raise BadInput(f"an id must have at most {_LONGEST} bytes, not {size}")
     return id

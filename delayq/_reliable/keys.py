@@ -58,7 +58,7 @@ class ReliableKeys:
             return cls.below(f"{name}/{partition}", partition_prefix(mapped, str(partition), salt(mapped, partition)), name)
         # All have the same prefix and therefore the same hash tag: the part before the first closing brace, unless it is empty.
         if mapped.startswith("}"):
-            raise BadName(f"the keys of {mapped!r} would lie in different cluster slots: a name must not begin with a brace")
+            raise BadName(f"the keys of {mapped!r} would be in different cluster slots: the name must not begin with a brace")
         return cls.below(name, f"{RELIABLE}{mapped}}}:")
 
     @classmethod
@@ -138,4 +138,4 @@ def name_in(key: str) -> tuple[str, int | None] | None:
 def check_partitions(partitions: int) -> None:
     """Raise BadInput unless a queue can have this number of partitions."""
     if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= _MOST_PARTITIONS:
-        raise BadInput(f"partitions is an int from 1 to {_MOST_PARTITIONS}, not {partitions!r}")
+        raise BadInput(f"partitions must be an int from 1 to {_MOST_PARTITIONS}, not {partitions!r}")

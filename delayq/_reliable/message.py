@@ -55,7 +55,7 @@ class RetryAfter(Exception):
         self.reason: str = reason
 
     def __str__(self) -> str:
-        return self.reason or f"again after {self.delay}"
+        return self.reason or f"retry after {self.delay}"
 
 
 class Reject(Exception):
@@ -300,7 +300,7 @@ class Message(Generic[T]):
             raise LeaseLost(LOST)
         # The loop is passed explicitly, so that current_task() need not look it up.
         self._task = asyncio.current_task(queue.loop)
-        assert self._task is not None, "an async with block runs in a task"
+        assert self._task is not None, "an async with block must run in a task"
         self._cancelled = False
         self._cancelling = self._task.cancelling()
         keeper.hold(self._claim, self._lose)
@@ -399,7 +399,7 @@ class Message(Generic[T]):
         if self._lost:
             raise LeaseLost(LOST)
         if self._settled:
-            raise LeaseLost("the message is not ours to settle: it was settled, or only looked at")
+            raise LeaseLost("the message is not leased to this consumer: it is already settled, or was only read")
 
     def _done(self) -> None:
         self._settled = True

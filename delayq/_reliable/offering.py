@@ -100,9 +100,9 @@ class OfferEncoder(Generic[T]):
         if len(payload) > self._max_payload:
             raise PayloadTooLarge(len(payload), self._max_payload)
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < PRIORITIES:
-            raise BadInput(f"priority is an int from 0 to {PRIORITIES - 1}, not {priority!r}")
+            raise BadInput(f"priority must be an int from 0 to {PRIORITIES - 1}, not {priority!r}")
         if on_duplicate not in ("raise", "ignore", "replace"):
-            raise BadInput(f'on_duplicate is "raise", "ignore" or "replace", not {on_duplicate!r}')
+            raise BadInput(f'on_duplicate must be "raise", "ignore" or "replace", not {on_duplicate!r}')
         ttl_us = 0 if ttl is None else microseconds(ttl, "ttl")
         if ttl is not None and not ttl_us:
             raise BadDelay("ttl must be more than 0")
@@ -174,7 +174,7 @@ class OfferEncoder(Generic[T]):
             if stored or unknown:
                 error = unknown or errors[0]
                 raise OutcomeUnknown(
-                    f"{len(stored)} of {len(ids)} messages are stored, the others may be: {error}", stored
+                    f"{len(stored)} of {len(ids)} messages are stored, and the others may be: {error}", stored
                 ) from error
             raise errors[0]
         refused = {name: outcome for name, outcome in zip(ids, outcomes, strict=True) if outcome in (_DUPLICATE, _FULL)}
@@ -200,12 +200,12 @@ def _checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str] | N
     if headers is None:
         return None
     if not isinstance(headers, Mapping):
-        raise BadInput(f"headers are a mapping of str to str, not {type(headers).__name__}")
+        raise BadInput(f"headers must be a mapping of str to str, not {type(headers).__name__}")
     size = 0
     for name, text in headers.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise BadInput("headers are str by str")
+            raise BadInput("headers must map str to str")
         size += len((name + text).encode(errors="surrogatepass"))
     if size > _LARGEST_HEADERS:
-        raise BadInput(f"headers have {_LARGEST_HEADERS} bytes at most, not {size}")
+        raise BadInput(f"headers must have at most {_LARGEST_HEADERS} bytes, not {size}")
     return headers

@@ -174,7 +174,7 @@ class PartitionedQueue(Generic[T]):
     async def claim(self, count: int = 1, wait: Duration = 0.0) -> list[Message[T]]:
         """Take up to ``count`` due messages from all partitions. As :meth:`delayq.ReliableQueue.claim`."""
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise BadInput(f"count is an int of at least 1, not {count!r}")
+            raise BadInput(f"count must be an int of at least 1, not {count!r}")
         return [queue._leased(taken[1]) for queue, taken in await self._take(count, seconds(wait, "wait"))]
 
     async def __aiter__(self) -> AsyncIterator[Message[T]]:
@@ -600,7 +600,7 @@ def _of_all(errors: Sequence[BaseException], stored: Sequence[str], count: int) 
     if unknown is not None or (other is not None and (safe or unsafe)):
         reason = unknown or other
         known = (*safe, *unsafe)
-        return OutcomeUnknown(f"{len(known)} of {count} messages are stored, the others may be: {reason}", known)
+        return OutcomeUnknown(f"{len(known)} of {count} messages are stored, and the others may be: {reason}", known)
     if other is not None:
         return other
     for kind in (DuplicateMessage, QueueFull):

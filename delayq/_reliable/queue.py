@@ -204,7 +204,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """
         self._check_open()
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise BadInput(f"count is an int of at least 1, not {count!r}")
+            raise BadInput(f"count must be an int of at least 1, not {count!r}")
         taken = await self._take(count, seconds(wait, "wait"))
         return [self._leased(claim) for _, claim in taken]
 
@@ -254,7 +254,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """
         self._check_open()
         if delay is None and at is None:
-            raise BadDelay("give delay or at")
+            raise BadDelay("pass delay or at")
         keys = (*self._keys.messages, self._keys.wake)
         return bool(await self._server.run(RESCHEDULE, keys, (checked_id(id), delay_us(delay, at))))
 
@@ -287,7 +287,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """
         self._check_open()
         if state not in ("delayed", "ready", "leased"):
-            raise BadInput(f'state is "delayed", "ready" or "leased", not {state!r}')
+            raise BadInput(f'state must be "delayed", "ready" or "leased", not {state!r}')
         check_page(offset, limit)
         await self._settled()
         return [self._seen(id, facts) for id, facts in await page(self._server, self._keys, state, offset, limit)]  # noqa: A001
@@ -307,7 +307,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """
         self._check_open()
         if state not in ("delayed", "ready", "all"):
-            raise BadInput(f'state is "delayed", "ready" or "all", not {state!r}')
+            raise BadInput(f'state must be "delayed", "ready" or "all", not {state!r}')
         await self._settled()
         total = passed_over = 0
         dropped: int
@@ -368,7 +368,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Check offers, and encode them as they are stored."""
         for offer in offers:
             if not isinstance(offer, Offer):
-                raise BadInput(f"offer_many takes delayq.Offer objects, not {type(offer).__name__}: write Offer(value, ...)")
+                raise BadInput(f"offer_many takes delayq.Offer objects, not {type(offer).__name__}: pass Offer(value, ...)")
         return [
             self._offering.message(
                 offer.value, offer.delay, offer.at, offer.id, offer.headers, offer.priority, offer.ttl, offer.on_duplicate

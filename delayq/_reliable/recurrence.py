@@ -131,7 +131,7 @@ class Recurrence:
                 return [one for one in taken if not is_occurrence(one[1].id)]
             # Nothing was changed. The messages are handed out all the same: the next look finds what is missing.
             _log.warning(
-                "queue %r: what follows %d messages is not in place yet: %s",
+                "queue %r: the occurrences that follow %d messages are not stored yet: %s",
                 self._open.name,
                 len(claims),
                 error,
@@ -212,7 +212,11 @@ class Recurrence:
             await self._server.run(REFILL, self._keys, (name, timing.text, *timing.moments(after_us)))
         except (ServerError, ConfigurationError, BadInput, Unreadable) as error:
             _log.warning(
-                "queue %r: when %r recurs cannot be computed here: %s", self._open.name, name, error, extra=about(self._open.name)
+                "queue %r: cannot compute the occurrences of schedule %r here: %s",
+                self._open.name,
+                name,
+                error,
+                extra=about(self._open.name),
             )
         finally:
             self._refilling.discard(name)
@@ -246,7 +250,7 @@ class Recurrence:
                 self._know(name)
 
     def _log_failed(self, error: ServerError) -> None:
-        _log.warning("queue %r: its schedules could not be looked at: %s", self._open.name, error, extra=about(self._open.name))
+        _log.warning("queue %r: checking the schedules failed: %s", self._open.name, error, extra=about(self._open.name))
 
 
 class Unreadable(Exception):
@@ -263,4 +267,4 @@ def read(record: bytes) -> tuple[dict[str, Any], Timing]:
         facts["priority"], facts["version"] = int(facts["priority"]), int(facts["version"])
         return facts, Timing.parse(facts["timing"])
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
-        raise Unreadable(f"a schedule's record cannot be read: {type(error).__name__}") from None
+        raise Unreadable(f"the schedule's record cannot be read: {type(error).__name__}") from None

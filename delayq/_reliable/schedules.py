@@ -121,7 +121,7 @@ class Recurring(Generic[T]):
         _check_name(name)
         timing = timing_of(cron, every, timezone)
         if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= _MOST_VERSION:
-            raise BadInput(f"version is an int from 0 to 2**53, not {version!r}")
+            raise BadInput(f"version must be an int from 0 to 2**53, not {version!r}")
         message = self._occurrence(value, headers, priority, ttl)
         return await self._open.recurrence.schedule(name, timing, version, message)
 
@@ -148,7 +148,7 @@ class Recurring(Generic[T]):
             try:
                 known.append(to_schedule(name, record, shift_us))
             except Unreadable as error:
-                _log.warning("queue %r: %r: %s", self._open.name, name, error, extra=about(self._open.name))
+                _log.warning("queue %r: schedule %r is left out: %s", self._open.name, name, error, extra=about(self._open.name))
         return known
 
     def _check_open(self) -> None:
@@ -161,10 +161,10 @@ class Recurring(Generic[T]):
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not name:
-        raise BadInput("a schedule's name is a non-empty str")
+        raise BadInput("a schedule's name must be a non-empty str")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise BadInput("a schedule's name must be writable as UTF-8") from None
+        raise BadInput("a schedule's name must be encodable as UTF-8") from None
     if size > _LONGEST_NAME:
-        raise BadInput(f"a schedule's name has {_LONGEST_NAME} bytes at most, not {size}")
+        raise BadInput(f"a schedule's name must have at most {_LONGEST_NAME} bytes, not {size}")

@@ -79,7 +79,7 @@ class Timing:
             for moment in islice(cron_moments(self.cron, zone, _EPOCH + after_us * MICROSECOND), AHEAD)
         ]
         if not found:
-            raise BadInput(f"the cron expression {self.cron!r} never comes")
+            raise BadInput(f"the cron expression {self.cron!r} never matches")
         return found
 
 
@@ -90,16 +90,16 @@ def timing_of(cron: str | None, every: Duration | None, timezone: str | tzinfo) 
         BadInput: Neither or both of ``cron`` and ``every`` are given, or a value is invalid.
     """
     if (cron is None) == (every is None):
-        raise BadInput("give cron or every, and not both")
+        raise BadInput("pass either cron or every")
     if every is not None:
         every_us = microseconds(every, "every")
         if every_us < _SHORTEST_US:
-            raise BadInput("every must be 1 ms at least")
+            raise BadInput("every must be at least 1 ms")
         return Timing(every_us)
     if not isinstance(cron, str) or not cron.strip():
-        raise BadInput(f"cron is a non-empty str, not {cron!r}")
+        raise BadInput(f"cron must be a non-empty str, not {cron!r}")
     if len(cron) > _LONGEST_CRON:
-        raise BadInput(f"a cron expression has {_LONGEST_CRON} characters at most, not {len(cron)}")
+        raise BadInput(f"a cron expression must have at most {_LONGEST_CRON} characters, not {len(cron)}")
     return Timing(0, " ".join(cron.split()), zone_of(timezone)[0])
 
 
@@ -114,13 +114,13 @@ def zone_of(timezone: str | tzinfo) -> tuple[str, tzinfo]:
         sign, hours, minutes = fixed.groups(default="0")
         offset = timedelta(hours=int(hours), minutes=int(minutes))
         if offset >= timedelta(days=1):
-            raise BadInput(f"there is no time zone {name!r}")
+            raise BadInput(f"unknown time zone {name!r}")
         return name, _fixed(-offset if sign == "-" else offset)
     try:
         return name, ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise BadInput(
-            f"there is no time zone {name!r} here: use a name as Europe/Berlin (a system without any: pip install tzdata)"
+            f"unknown time zone {name!r}: use a name such as Europe/Berlin (if the system has no time zones: pip install tzdata)"
         ) from None
 
 
@@ -136,7 +136,9 @@ def _zone_name(zone: tzinfo) -> str:
         if not rest:
             hours, minutes_left = divmod(abs(minutes), 60)
             return f"UTC{'-' if minutes < 0 else '+'}{hours:02}:{minutes_left:02}" if minutes else "UTC"
-    raise BadInput(f"timezone is a name as Europe/Berlin, a ZoneInfo, or a datetime.timezone of whole minutes, not {zone!r}")
+    raise BadInput(
+        f"timezone must be a name such as Europe/Berlin, a ZoneInfo, or a datetime.timezone of whole minutes, not {zone!r}"
+    )
 
 
 def cron_moments(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:
@@ -161,11 +163,11 @@ def _local_times(expression: str, after: datetime) -> Iterator[datetime]:
     try:
         from cronsim import CronSim, CronSimError  # noqa: PLC0415 - an extra, loaded only when needed
     except ImportError:
-        raise ConfigurationError("cron expressions need the extra: pip install 'delayq[cron]'") from None
+        raise ConfigurationError("cron expressions need an extra: pip install 'delayq[cron]'") from None
     try:
         return CronSim(expression, after)
     except CronSimError as error:
-        raise BadInput(f"the cron expression {expression!r} cannot be read: {error}") from None
+        raise BadInput(f"the cron expression {expression!r} is invalid: {error}") from None
 
 
 def _once_a_day(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:

@@ -174,11 +174,11 @@ class HashedWheelTimer:
         if self._limit < 0:
             raise TimerStopped("the timer was stopped")
         if callback is None:
-            raise TypeError("callback is None")
+            raise TypeError("callback must not be None")
         if self._wheel.pending >= self._limit:
-            raise TimerFull(f"max_pending_timeouts={self._max_pending} timeouts are pending")
+            raise TimerFull(f"{self._max_pending} timeouts are pending, the most that max_pending_timeouts allows")
         if self._loop is not None:
-            raise RuntimeError("this timer belongs to an event loop that does not run any more; make one per loop")
+            raise RuntimeError("this timer belongs to an event loop that is no longer running: create one timer per loop")
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

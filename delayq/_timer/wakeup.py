@@ -183,7 +183,7 @@ def _by_ctypes() -> tuple[Callable[[], int], Callable[[int, float], object]]:
     import ctypes  # noqa: PLC0415 - needed only if the standard library lacks these functions
 
     if ctypes.sizeof(ctypes.c_long) != 8:
-        raise OSError("the size of a time_t is not known here")
+        raise OSError("the size of time_t is unknown on this platform")
     libc = ctypes.CDLL(None, use_errno=True)
     # An itimerspec is four longs: seconds and nanoseconds of the interval, then of the first expiry.
     itimerspec = ctypes.c_long * 4

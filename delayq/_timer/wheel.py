@@ -183,7 +183,7 @@ class Wheel:
 
     def __init__(self, tick_duration: float, ticks_per_wheel: int, now: float = 0.0) -> None:
         if not 1e-9 <= tick_duration < math.inf:
-            raise ValueError(f"tick_duration must be a number of seconds, a nanosecond or more, not {tick_duration!r}")
+            raise ValueError(f"tick_duration must be a number of seconds, at least a nanosecond, not {tick_duration!r}")
         if not isinstance(ticks_per_wheel, int) or not 1 <= ticks_per_wheel <= 2**30:
             raise ValueError(f"ticks_per_wheel must be a whole number in 1..2**30, not {ticks_per_wheel!r}")
         if tick_duration * ticks_per_wheel * 1e9 >= 2**63:
@@ -239,7 +239,7 @@ class Wheel:
             BadDelay: The deadline is NaN.
         """
         if math.isnan(deadline):
-            raise BadDelay("the delay is NaN")
+            raise BadDelay("the delay must not be NaN")
         return now if deadline < now else self.latest
 
     def insert(self, node: Timeout, now: float) -> int:

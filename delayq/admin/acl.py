@@ -238,9 +238,9 @@ def acl_rules(
             queues.
     """
     if role not in ROLES:
-        raise BadInput(f"a role is one of {', '.join(ROLES)}, not {role!r}")
+        raise BadInput(f"role must be one of {', '.join(ROLES)}, not {role!r}")
     if servers not in _SERVERS:
-        raise BadInput(f"servers are one of {', '.join(_SERVERS)}, not {servers!r}")
+        raise BadInput(f"servers must be one of {', '.join(_SERVERS)}, not {servers!r}")
     wanted: set[str] = set(f"{_EVERYBODY} {_SERVERS[servers]}".split())
     if (promise := parse(durability)) is not None and role == "producer":
         wanted.add(str(promise.command[0]).lower())
@@ -257,7 +257,7 @@ def acl_rules(
             keys += RELIABLE[role].keys(other)
             channels.append(other.wake)
     if not channels:
-        raise BadInput("name a queue")
+        raise BadInput("name at least one queue")
     if database:
         wanted.add("select")
     return [
@@ -289,13 +289,13 @@ def _messages(keys: ReliableKeys) -> tuple[str, ...]:
 def _whole(name: str, *, prefix: bool, ready: bool) -> str:
     """Return a name, with a placeholder for its end if it is only a prefix."""
     if not isinstance(name, str) or not name:
-        raise BadName("a queue's name is a non-empty str")
+        raise BadName("a queue's name must be a non-empty str")
     if _NOT_IN_RULES.search(name):
-        raise BadName(f"an ACL rule cannot hold white space or noncharacters, as {name!r} has")
+        raise BadName(f"ACL rules cannot contain whitespace or noncharacters, but {name!r} does")
     if not prefix:
         return name
     if ready and any(reserved.startswith(name) for reserved in RESERVED):
-        raise BadName(f"the keys of other queues begin with {name!r} as well: use a longer prefix")
+        raise BadName(f"keys of other queues also begin with {name!r}: use a longer prefix")
     return name + _REST
 
 

@@ -88,7 +88,9 @@ async def diagnose(
         try:
             found = await inspection.queues(client)
         except ServerRefused as error:
-            yield Finding("note", "queues", f"this user may not list them: {error}", "name them: --queue NAME, --delayed NAME")
+            yield Finding(
+                "note", "queues", f"this user may not list them: {error}", "name the queues: --queue NAME, --delayed NAME"
+            )
         else:
             yield Finding("ok", "queues", f"{len(found)} found")
     async for finding in _rights(client, found, role):
@@ -113,7 +115,7 @@ def read_info(text: str) -> dict[str, str]:
 
 def _of_server(info: Mapping[str, str]) -> Iterator[Finding]:
     if not info:
-        yield Finding("note", "server", "this user may not ask about it", "to have it looked at: ACL SETUSER name +info")
+        yield Finding("note", "server", "this user may not run INFO", "to have the server checked: ACL SETUSER name +info")
         return
     for look in (_version, _role, _persistence, _memory):
         yield look(info)
@@ -125,7 +127,7 @@ def _version(info: Mapping[str, str]) -> Finding:
         name, version = "Redis", info.get("redis_version", "?")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < _OLDEST:
-        return Finding("wrong", "version", f"{name} {version}", "delayq needs Redis 6.2 or newer, or Valkey: upgrade")
+        return Finding("wrong", "version", f"{name} {version}", "upgrade: delayq needs Redis 6.2 or newer, or Valkey")
     return Finding("ok", "version", f"{name} {version}, up for {_ago(int(info.get('uptime_in_seconds', 0)))}")
 
 
@@ -133,28 +135,33 @@ def _role(info: Mapping[str, str]) -> Finding:
     replicas = info.get("connected_slaves", "0")
     if info.get("role", "master") != "master":
         place = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
-        return Finding("wrong", "role", "a replica: it takes no offers", f"name its master, {place}, or redis+sentinel://")
+        return Finding(
+            "wrong", "role", "a replica, which accepts no writes", f"use the address of its master, {place}, or redis+sentinel://"
+        )
     return Finding("ok", "role", f"a master, with {_count(int(replicas), 'replica')}")
 
 
 def _persistence(info: Mapping[str, str]) -> Finding:
     check = "persistence"
     if info.get("loading", "0") != "0":
-        return Finding("wrong", check, "still loading its data", "wait")
+        return Finding("wrong", check, "still loading its data", "wait until it has finished")
     if info.get("aof_enabled", "0") == "1":
         if info.get("aof_last_write_status", "ok") != "ok":
             return Finding(
-                "wrong", check, "the last write to the append-only file failed", "is the disk full? See the server's log"
+                "wrong",
+                check,
+                "the last write to the append-only file failed",
+                "check whether the disk is full, and see the server's log",
             )
         return Finding("ok", check, "append-only file")
     if info.get("rdb_last_bgsave_status", "ok") != "ok":
-        return Finding("wrong", check, "the last snapshot failed", "is the disk full? See the server's log")
+        return Finding("wrong", check, "the last snapshot failed", "check whether the disk is full, and see the server's log")
     changes = int(info.get("rdb_changes_since_last_save", 0))
     return Finding(
         "note",
         check,
-        f"no append-only file: a crash loses what came since the last snapshot, now {_count(changes, 'change')}",
-        "CONFIG SET appendonly yes, and the same in its configuration file",
+        f"no append-only file: a crash loses all changes since the last snapshot, currently {_count(changes, 'change')}",
+        "CONFIG SET appendonly yes, and set it in the server's configuration file as well",
     )
 
 
@@ -163,11 +170,13 @@ def _memory(info: Mapping[str, str]) -> Finding:
     policy = info.get("maxmemory_policy", "noeviction")
     text = f"{_bytes(used)} used" + (f" of {_bytes(limit)}" if limit else ", no limit") + f", {policy}"
     if policy != "noeviction":
-        advice = "CONFIG SET maxmemory-policy noeviction, and the same in its configuration file"
-        why = "the server drops messages when memory is short" if limit else "with a limit, the server would drop messages"
+        advice = "CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file as well"
+        why = "the server drops messages when memory is short" if limit else "if a limit is set, the server will drop messages"
         return Finding("wrong" if limit else "note", "memory", f"{text}: {why}", advice)
     if limit and used > limit * _MEMORY_SHORT:
-        return Finding("wrong", "memory", f"{text}: offers are refused when it is full", "raise maxmemory, or purge")
+        return Finding(
+            "wrong", "memory", f"{text}: offers will be refused when memory is full", "raise maxmemory or purge queues"
+        )
     return Finding("ok", "memory", text)
 
 
@@ -177,16 +186,16 @@ async def _cluster(client: Client) -> list[Finding]:
         (answer, *_) = await server.everywhere("CLUSTER", "INFO")
     except ServerRefused as error:
         if spread:
-            return [Finding("note", "cluster", f"this user may not ask about it: {error}")]
+            return [Finding("note", "cluster", f"this user may not run CLUSTER INFO: {error}")]
         # A single server that is not in a cluster replies with an error.
         return []
     info = read_info(answer.decode(errors="replace"))
     covered = int(info.get("cluster_slots_ok", 0))
     text = f"{info.get('cluster_state', '?')}, {covered:,} of {SLOTS:,} slots served by {info.get('cluster_size', '?')} masters"
     if not spread and info.get("cluster_size", "1") != "1":
-        return [Finding("wrong", "cluster", f"{text}, and the address names one server", "use redis+cluster://host:port")]
+        return [Finding("wrong", "cluster", f"{text}, but the address names a single server", "use redis+cluster://host:port")]
     if info.get("cluster_state") != "ok" or covered < SLOTS:
-        return [Finding("wrong", "cluster", text, "bring its servers back: redis-cli --cluster check host:port")]
+        return [Finding("wrong", "cluster", text, "find the missing servers: redis-cli --cluster check host:port")]
     return [Finding("ok", "cluster", text)]
 
 
@@ -200,13 +209,15 @@ async def _clock(client: Client) -> Finding:
             off = (theirs - datetime.now(UTC)).total_seconds() + way / 2
             best = min(best or (way, off), (way, off))
     except ServerRefused as error:
-        return Finding("note", "clock", f"this user may not ask for the server's time: {error}")
+        return Finding("note", "clock", f"this user may not read the server's time: {error}")
     assert best is not None, "asked at least once"
     way, off = best
     side = "ahead of" if off > 0 else "behind"
-    text = f"the server's is {abs(off) * 1000:,.1f} ms {side} ours; a round trip takes {way * 1000:.1f} ms"
+    text = f"the server's clock is {abs(off) * 1000:,.1f} ms {side} this machine's; a round trip takes {way * 1000:.1f} ms"
     if abs(off) > _CLOCK_OFF:
-        return Finding("note", "clock", text, "delays are right all the same: the server's clock decides. Let both follow NTP")
+        return Finding(
+            "note", "clock", text, "delays are still correct, because the server's clock decides; synchronise both with NTP"
+        )
     return Finding("ok", "clock", text)
 
 
@@ -232,15 +243,19 @@ async def _rights(client: Client, queues: Sequence[FoundQueue], role: Role | Non
                 able.append(each)
     except ServerRefused:
         # ACL DRYRUN needs Redis 7, and the right to call it.
-        yield Finding("note", "rights", f"user {user!r}: the server does not tell; what is refused below, it lacks")
+        yield Finding(
+            "note", "rights", f"cannot check the rights of user {user!r} in advance; refusals below show which rights are missing"
+        )
         return
     for lacking, missing_text in lacks.items():
         kinds = " ".join(map(_option, names.values()))
         level: Level = "wrong" if lacking == role else "note"
         shown = missing_text if len(missing_text) <= 60 else f"{missing_text[:57]}..."
-        yield Finding(level, "rights", f"user {user!r} is no {lacking}: lacks {shown}", f"see: delayq acl {lacking} {kinds}")
+        yield Finding(
+            level, "rights", f"user {user!r} cannot act as {lacking}: lacks {shown}", f"see: delayq acl {lacking} {kinds}"
+        )
     if able:
-        yield Finding("ok", "rights", f"user {user!r} can be: {', '.join(able)}")
+        yield Finding("ok", "rights", f"user {user!r} can act as: {', '.join(able)}")
 
 
 def _can_be_granted(queue: FoundQueue) -> bool:
@@ -288,7 +303,7 @@ async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
     try:
         level, text, advice = await look(client, queue, overdue, option)
     except ServerRefused as error:
-        return Finding("wrong", check, str(error), f"which rights it takes: delayq acl dashboard {option}")
+        return Finding("wrong", check, str(error), f"see the rights that it needs: delayq acl dashboard {option}")
     except DelayqError as error:
         return Finding("wrong", check, str(error))
     return Finding(level, check, text, advice)
@@ -303,9 +318,9 @@ async def _reliable(client: Client, queue: FoundQueue, overdue: float, option: s
         return "wrong" if late else "note", f"{text}: paused", f"delayq resume {option}{more}"
     if late and not stats.leased:
         age = _ago(int(stats.oldest_due_age))
-        return "wrong", f"{text}: due for {age}, and nobody takes it", "start a worker: delayq worker MODULE:ATTRIBUTE"
+        return "wrong", f"{text}: due for {age}, but not taken", "start a worker: delayq worker MODULE:ATTRIBUTE"
     if late:
-        return "note", f"{text}: behind by {_ago(int(stats.oldest_due_age))}", "more workers, or a higher concurrency"
+        return "note", f"{text}: behind by {_ago(int(stats.oldest_due_age))}", "start more workers, or raise their concurrency"
     if stats.dead:
         return "note", text, f"delayq dead list {option}{more}"
     return "ok", text, ""
@@ -318,7 +333,7 @@ async def _delayed(client: Client, queue: FoundQueue, overdue: float, option: st
         text += f", {stats.quarantined:,} unreadable"
     if stats.oldest_due_age > overdue:
         age = _ago(int(stats.oldest_due_age))
-        return "wrong", f"{text}: due for {age}, and nobody moves it", "no process has the queue open: start a consumer"
+        return "wrong", f"{text}: due for {age}, but not moved", "start a consumer: no process has the queue open"
     if stats.quarantined:
         return "note", text, f"delayq inspect {option} --state quarantined"
     return "ok", text, ""

@@ -180,7 +180,7 @@ async def find(client: Client, name: str, id: str) -> Record | None:  # noqa: A0
     except ValueError:
         wanted = b""
     if len(wanted) != _ID_BYTES:
-        raise BadInput(f"an id of a delayed queue's message has 16 hexadecimal digits, unlike {id!r}")
+        raise BadInput(f"the id of a message in a delayed queue must have 16 hexadecimal digits, unlike {id!r}")
     async for page in DueOrder(_keys(client, name), _server(client)).scored_pages():
         for record, score in page.items():
             if any_id_of(record) == wanted:
@@ -207,7 +207,7 @@ async def reschedule(
 ) -> datetime | None:
     """Reschedule the pending message with that id, and return its new due time; None if there is none. Raises as :func:`find`."""
     if delay is None and at is None:
-        raise BadDelay("give delay or at")
+        raise BadDelay("pass delay or at")
     wait_us = delay_us(delay, at)
     found = await find(client, name, id)
     if found is None:

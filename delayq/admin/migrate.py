@@ -129,7 +129,7 @@ async def migrate(client: Client, name: str, *, dry_run: bool = False, batch: in
             again.
     """
     if not 1 <= batch <= MAX_BATCH:
-        raise BadInput(f"batch must be 1 to {MAX_BATCH}")
+        raise BadInput(f"batch must be from 1 to {MAX_BATCH}")
     session = client._open_session()  # noqa: SLF001 - part of the client, in a module of its own
     session.check_loop()
     keys = DelayedKeys.of(name, client._name_mapper)  # noqa: SLF001

@@ -12,20 +12,20 @@ from delayq.cli.output import print_json
 
 
 def acl(
-    role: Annotated[str, typer.Argument(help=f"What the user does: {', '.join(ROLES)}.", show_default=False)],
-    reliable: Annotated[list[str] | None, typer.Option("--queue", help="A reliable queue. May be given several times.")] = None,
-    delayed: Annotated[list[str] | None, typer.Option("--delayed", help="A delayed queue. May be given several times.")] = None,
-    prefix: Annotated[bool, typer.Option("--prefix", help="These are the beginnings of names.")] = False,
-    database: Annotated[int, typer.Option(min=0, help="The database.")] = 0,
-    partitions: Annotated[int | None, typer.Option(min=1, help="How many partitions the reliable queues have.")] = None,
-    servers: Annotated[str, typer.Option(help='"one", "cluster" or "sentinel".')] = "one",
-    durability: Annotated[str, typer.Option(help='What offers are promised: "memory", "fsync" or "replicas:N".')] = "memory",
+    role: Annotated[str, typer.Argument(help=f"The role of the user: {', '.join(ROLES)}.", show_default=False)],
+    reliable: Annotated[list[str] | None, typer.Option("--queue", help="A reliable queue. Repeatable.")] = None,
+    delayed: Annotated[list[str] | None, typer.Option("--delayed", help="A delayed queue. Repeatable.")] = None,
+    prefix: Annotated[bool, typer.Option("--prefix", help="Treat the queue names as prefixes.")] = False,
+    database: Annotated[int, typer.Option(min=0, help="The number of the database.")] = 0,
+    partitions: Annotated[int | None, typer.Option(min=1, help="The number of partitions of the reliable queues.")] = None,
+    servers: Annotated[str, typer.Option(help='The kind of deployment: "one", "cluster" or "sentinel".')] = "one",
+    durability: Annotated[str, typer.Option(help='The durability of offers: "memory", "fsync" or "replicas:N".')] = "memory",
     as_json: AsJson = False,
 ) -> None:
     """Print the ACL rules that a user of the server needs for a role, on one line.
 
-    For redis-cli: ACL SETUSER name on >password RULES. For an ACL file: user name on >password RULES. Names are those that the
-    server knows. The rules work from Redis 6.2 on.
+    In redis-cli: ACL SETUSER name on >password RULES. In an ACL file: user name on >password RULES.
+    Give queue names as they are stored on the server. The rules work with Redis 6.2 and later.
     """
     rules = acl_rules(
         cast("Role", role),

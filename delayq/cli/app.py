@@ -24,17 +24,18 @@ from delayq.cli.output import tell
 from delayq.cli.worker.command import worker
 from delayq.errors import DelayqError
 
-# Plain tracebacks, because pretty ones show the values of variables, payloads and passwords among them.
-app: typer.Typer = typer.Typer(invoke_without_command=True, pretty_exceptions_enable=False)
-_LOOKING, _MESSAGES, _KEEPING, _RUNNING = "Look", "Single messages", "Look after queues", "Run, and set up"
+# Plain tracebacks, because pretty ones show the values of variables, payloads and passwords among them. Help texts are Markdown,
+# so that their paragraphs are wrapped to the width of the terminal.
+app: typer.Typer = typer.Typer(invoke_without_command=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+_LOOKING, _MESSAGES, _KEEPING, _RUNNING = "Inspect", "Messages", "Manage queues", "Run and set up"
 app.command(rich_help_panel=_LOOKING)(queues.queues)
 app.command(rich_help_panel=_LOOKING)(queues.stats)
 app.command(rich_help_panel=_LOOKING)(messages.peek)
 app.command("list", rich_help_panel=_LOOKING)(messages.list_messages)
+app.command(rich_help_panel=_LOOKING)(messages.get)
 app.command(rich_help_panel=_LOOKING)(inspect)
 app.command(rich_help_panel=_LOOKING)(doctor)
 app.command(rich_help_panel=_MESSAGES)(messages.offer)
-app.command(rich_help_panel=_MESSAGES)(messages.get)
 app.command(rich_help_panel=_MESSAGES)(messages.cancel)
 app.command(rich_help_panel=_MESSAGES)(messages.reschedule)
 app.command(rich_help_panel=_MESSAGES)(messages.take)
@@ -54,9 +55,9 @@ app.command(rich_help_panel=_RUNNING)(demo)
 @app.callback()
 def delayq(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Say which version of delayq this is.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version of delayq and exit.")] = False,
 ) -> None:
-    """Deliver messages later, exactly when due."""
+    """Inspect and manage delayq's queues on a Redis or Valkey server."""
     if version:
         typer.echo(metadata.version("delayq"))
         raise typer.Exit
@@ -98,8 +99,8 @@ def _hint(error: Exception) -> str:
     context: Any = getattr(error, "ctx", None)
     options = [] if context is None else [option for each in context.command.params for option in each.opts]
     if "--queue" in options and "unexpected extra argument" in str(error):
-        return f"a queue is named by an option: {context.command_path} --queue NAME; more: {context.command_path} --help"
-    return "more: delayq --help"
+        return f"name the queue with an option: {context.command_path} --queue NAME; see {context.command_path} --help"
+    return "see delayq --help"
 
 
 def _open_what_is_closed() -> None:

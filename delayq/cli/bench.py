@@ -140,21 +140,22 @@ class _Bench:
 
 
 def bench(
-    kind: Annotated[str, typer.Option(help='"reliable" or "delayed".')] = "reliable",
-    messages: Annotated[int, typer.Option(min=1, max=1_000_000, help="To offer, and to deliver.")] = 5_000,
-    punctual: Annotated[int, typer.Option(min=1, max=10_000, help="Whose lateness is measured.")] = 200,
-    size: Annotated[int, typer.Option(min=1, max=100_000, help="Bytes of each value.")] = 100,
+    kind: Annotated[str, typer.Option(help='The kind of queue: "reliable" or "delayed".')] = "reliable",
+    messages: Annotated[int, typer.Option(min=1, max=1_000_000, help="The number of messages to offer and deliver.")] = 5_000,
+    punctual: Annotated[int, typer.Option(min=1, max=10_000, help="The number of messages whose lateness is measured.")] = 200,
+    size: Annotated[int, typer.Option(min=1, max=100_000, help="The size of each value, in bytes.")] = 100,
     partitions: Partitions = None,
-    within: Annotated[str, typer.Option(metavar="DURATION", help="Give up after that.")] = "60",
+    within: Annotated[str, typer.Option(metavar="DURATION", help="Give up after this long, in seconds or as 90s, 2m.")] = "60",
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure offers and deliveries per second, and how late messages are, with a queue of its own that is removed.
+    """Measure how fast and how punctually this server delivers, on a temporary queue.
 
-    It takes the server's time: not for one that is busy. Exit status: 0; 1 if it took too long; 130 after Ctrl-C.
+    The benchmark puts load on the server, so do not run it against a busy one. Exit status: 0; 1 if
+    it took too long; 130 after Ctrl-C.
     """
     if kind not in ("reliable", "delayed"):
-        raise CommandFailed(f'--kind is "reliable" or "delayed", not {kind!r}')
+        raise CommandFailed(f'--kind must be "reliable" or "delayed", not {kind!r}')
     if kind == "delayed" and partitions is not None:
         raise CommandFailed("a delayed queue has no partitions")
     name = f"delayq-bench-{secrets.token_hex(6)}"
@@ -176,7 +177,7 @@ def bench(
     try:
         run = with_client(url, act)
     except _TooLong:
-        tell(f"not done within {within}; the queue is removed")
+        tell(f"not finished within {within}; the temporary queue has been removed")
         raise typer.Exit(1) from None
     late = sorted(run.late_ms)
     if as_json:
@@ -196,11 +197,11 @@ def bench(
         return
     show_fields(
         [
-            ("offers", f"{run.offered_per_s:,.0f} a second, {_CALLERS} callers"),
-            ("deliveries", f"{run.delivered_per_s:,.0f} a second, 1 consumer"),
+            ("offers", f"{run.offered_per_s:,.0f} per second, {_CALLERS} callers"),
+            ("deliveries", f"{run.delivered_per_s:,.0f} per second, 1 consumer"),
             (
                 "lateness",
-                f"p50 {_quantile(late, 0.5):.2f} ms, p99 {_quantile(late, 0.99):.2f} ms, max {late[-1]:.2f} ms, of {len(late):,}",
+                f"p50 {_quantile(late, 0.5):.2f} ms, p99 {_quantile(late, 0.99):.2f} ms, max {late[-1]:.2f} ms, n={len(late):,}",
             ),
         ]
     )

@@ -30,29 +30,36 @@ READ_TOKEN_VARIABLE = "DELAYQ_DASHBOARD_READ_TOKEN"  # noqa: S105 - the same
 
 
 def dashboard(
-    url: Annotated[str | None, typer.Option(help=f"The server; without it, ${URL_VARIABLE}.", show_default=False)] = None,
-    host: Annotated[str, typer.Option(help="The address on which to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any.")] = 8765,
+    url: Annotated[str | None, typer.Option(help=f"The server. Defaults to ${URL_VARIABLE}.", show_default=False)] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 picks a free one.")] = 8765,
     token: Annotated[
         str | None,
-        typer.Option(help=f"Who gives it may act; without it, ${TOKEN_VARIABLE}; without that, nobody may.", show_default=False),
+        typer.Option(
+            help=f"The token for operators. Defaults to ${TOKEN_VARIABLE}; without either, the dashboard is read-only.",
+            show_default=False,
+        ),
     ] = None,
     read_token: Annotated[
         str | None,
         typer.Option(
-            help=f"Who gives it may look; without it, ${READ_TOKEN_VARIABLE}; without that, everybody.", show_default=False
+            help=f"The token for readers. Defaults to ${READ_TOKEN_VARIABLE}; without either, anyone can read.",
+            show_default=False,
         ),
     ] = None,
     queue: Annotated[
         list[str] | None,
-        typer.Option("--queue", help='Only this one: "reliable:NAME", "reliable:NAME/PARTITIONS", "delayed:NAME". Repeatable.'),
+        typer.Option(
+            "--queue", help='Show only this queue: "reliable:NAME", "reliable:NAME/PARTITIONS" or "delayed:NAME". Repeatable.'
+        ),
     ] = None,
-    title: Annotated[str, typer.Option(help="What stands above each page.")] = "delayq",
+    title: Annotated[str, typer.Option(help="The title of the pages.")] = "delayq",
     as_json: AsJson = False,
 ) -> None:
-    """Show the queues of a server in a browser. Needs the extra `dashboard`.
+    """Serve a web dashboard of the server's queues. Needs the extra `dashboard`.
 
-    Without a read token everybody who reaches it may read. On a loopback address it answers only to requests for localhost.
+    Without a read token, anyone who can reach the port can read it. On a loopback address, it
+    answers only requests for localhost.
     """
     address = server_of(url)
     if find_spec("uvicorn") is None:
@@ -90,9 +97,8 @@ async def _serve(address: str, host: str, port: int, options: dict[str, Any], *,
                 if as_json:
                     print_json({"url": f"http://{where}:{listening}/", "server": shown, "read_only": read_only})
                 else:
-                    say(
-                        f"http://{where}:{listening}/ shows the queues of {shown}, {'read-only' if read_only else 'with a token'}"
-                    )
+                    access = "read-only" if read_only else "operators log in with a token"
+                    say(f"http://{where}:{listening}/ serves the queues of {shown}, {access}")
             await serving
             if not server.started:
                 raise CommandFailed(f"the dashboard could not start on {host}:{port}")

@@ -30,12 +30,15 @@ if TYPE_CHECKING:
     from delayq import Client, DeadLetter
     from delayq.codecs import Codec
 
-dead: typer.Typer = typer.Typer(help="Look at the dead letters of a reliable queue, give them another life, or drop them.")
+dead: typer.Typer = typer.Typer(help="List, redrive or purge the dead letters of a reliable queue.")
 
 # How many characters of the reason a table shows.
 _WHY = 32
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Which; all if none is named.", show_default=False)]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ID]...", help="The ids of the dead letters. Defaults to all of them.", show_default=False),
+]
 
 
 @dead.command("list")
@@ -44,12 +47,12 @@ def list_dead(
     partitions: Partitions = None,
     limit: Limit = 20,
     offset: Offset = 0,
-    long: Annotated[bool, typer.Option("--long", "-l", help="All that is known of each, with tracebacks.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Show all fields of each, with headers and tracebacks.")] = False,
     codec: CodecName = "json",
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters, the one that died first first.
+    """List dead letters, oldest first.
 
     Exit status: 0, or 1 if there are none.
     """
@@ -72,10 +75,10 @@ def list_dead(
                 say("")
             _show_long(letter, how, now)
     else:
-        columns = ("id", "died", "tries", "why", "value")
+        columns = ("id", "died", "attempts", "reason", "value")
         show_table(columns, [_row(letter, how, now) for letter in letters], wide="value")
         if size > len(letters):
-            say(f"{offset + 1:,} to {offset + len(letters):,} of {size:,}; more: --offset, --limit")
+            say(f"{offset + 1:,} to {offset + len(letters):,} of {size:,}; use --offset and --limit for more")
     raise typer.Exit(0 if letters else 1)
 
 
@@ -87,13 +90,14 @@ def redrive(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give dead letters another life: due now, with all their attempts again.
+    """Move dead letters back to the queue, due now and with all their attempts.
 
-    One whose id a live message has stays. Ctrl-C stops between two steps, and says what is left.
+    A dead letter stays if a live message has its id. Ctrl-C stops between two steps and reports how
+    many are left.
 
-    Exit status: 0, or 1 if none lives again, 130 after Ctrl-C.
+    Exit status: 0; 1 if none was redriven; 130 after Ctrl-C.
     """
-    _each("redriven", "live again", ids, Target.of(reliable, None, partitions), url, as_json=as_json)
+    _each("redriven", "redriven", ids, Target.of(reliable, None, partitions), url, as_json=as_json)
 
 
 @dead.command()
@@ -105,9 +109,9 @@ def purge(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Drop dead letters for good. Ctrl-C stops between two steps, and says what is left.
+    """Drop dead letters for good. Ctrl-C stops between two steps and reports how many are left.
 
-    Exit status: 0, or 1 if there were none or you say no, 130 after Ctrl-C.
+    Exit status: 0; 1 if there were none or you decline; 130 after Ctrl-C.
     """
     target = Target.of(reliable, None, partitions)
     confirm(f"Drop {f'{len(ids):,}' if ids else 'all'} dead letters of {target.name} for good?", yes=yes)
@@ -121,7 +125,7 @@ def _each(name: str, words: str, ids: list[str] | None, target: Target, url: str
     async def act(client: Client) -> int:
         letters = target.reliable(client).dead
         if ids and not any(ids):
-            raise CommandFailed("an id is not empty")
+            raise CommandFailed("an id must not be empty")
         with progress(name, shown=not as_json) as show:
 
             def tell(done: int, total: int) -> None:
@@ -133,7 +137,7 @@ def _each(name: str, words: str, ids: list[str] | None, target: Target, url: str
 
     async def left(client: Client) -> str:
         size = await target.reliable(client).dead.size()
-        return f"{looked_at:,} were looked at, {size:,} dead letters are left; another run goes on from here"
+        return f"{looked_at:,} dead letters were checked, {size:,} are left; run the command again to continue"
 
     done = with_client(url, act, interrupted=left)
     if as_json:

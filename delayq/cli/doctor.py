@@ -27,23 +27,33 @@ _INDENT = 7
 
 def doctor(
     reliable: Annotated[
-        list[str] | None, typer.Option("--queue", "-q", metavar="NAME", help="A reliable queue to look at.")
+        list[str] | None, typer.Option("--queue", "-q", metavar="NAME", help="A reliable queue to check. Repeatable.")
     ] = None,
-    delayed: Annotated[list[str] | None, typer.Option("--delayed", "-d", metavar="NAME", help="A delayed one.")] = None,
+    delayed: Annotated[
+        list[str] | None, typer.Option("--delayed", "-d", metavar="NAME", help="A delayed queue to check. Repeatable.")
+    ] = None,
     partitions: Partitions = None,
     role: Annotated[
-        str | None, typer.Option(help=f"What this user must be able to be: {', '.join(ROLES)}.", show_default=False)
+        str | None,
+        typer.Option(help=f"The role that this user must have the rights for: {', '.join(ROLES)}.", show_default=False),
     ] = None,
-    overdue: Annotated[str, typer.Option(metavar="DURATION", help="Due for so long and not taken is wrong.")] = "60",
+    overdue: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="Report a queue whose messages have been due, but not taken, for this long, in seconds or as 90s, 2m.",
+        ),
+    ] = "60",
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what is wrong with the server, this user's rights and the queues, all or those named, and say what to do.
+    """Report problems with the server, this user's rights and the queues, and how to solve them.
 
-    Changes nothing. Exit status: 0 if nothing is wrong, 1 if something is, 2 if the server does not answer.
+    Checks all queues, or those that you name, and changes nothing. Exit status: 0 if nothing is
+    wrong; 1 if something is; 2 if the server does not answer.
     """
     if role is not None and role not in ROLES:
-        raise CommandFailed(f"--role is one of {', '.join(ROLES)}, not {role!r}")
+        raise CommandFailed(f"--role must be one of {', '.join(ROLES)}, not {role!r}")
     named = [FoundQueue("reliable", name, partitions) for name in reliable or ()]
     named += [FoundQueue("delayed", name, None) for name in delayed or ()]
     seconds = duration(overdue, "--overdue") or 0.0

@@ -29,22 +29,23 @@ _MOST = 128
 
 def inspect(
     delayed: Annotated[str, typer.Option("--delayed", "-d", metavar="NAME", help="The delayed queue.", show_default=False)],
-    state: Annotated[str, typer.Option(help=f"Which of its messages: {', '.join(_STATES)}.")] = "delayed",
+    state: Annotated[str, typer.Option(help=f"The state of the messages: {', '.join(_STATES)}.")] = "delayed",
     limit: Limit = 5,
     offset: Offset = 0,
-    whole: Annotated[bool, typer.Option("--all", help=f"All bytes of each, not the first {_MOST}.")] = False,
+    whole: Annotated[bool, typer.Option("--all", help=f"Show all bytes of each record, not only the first {_MOST}.")] = False,
     codec: CodecName = "json",
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Decode the binary records of a delayed queue, in Redisson's format, and the payloads in them.
+    """Show the binary records of a delayed queue, and the payloads in them, decoded.
 
-    What a codec cannot decode is shown as bytes; try another one with --codec. Nothing changes.
+    Values that the codec cannot decode are shown as bytes; try another codec with --codec. Nothing
+    is changed.
 
     Exit status: 0, or 1 if there are none.
     """
     if state not in _STATES:
-        raise CommandFailed(f"--state is one of {', '.join(_STATES)}, not {state!r}")
+        raise CommandFailed(f"--state must be one of {', '.join(_STATES)}, not {state!r}")
     target = Target.of(None, delayed)
     how = codec_of(codec)
 
@@ -61,7 +62,7 @@ def inspect(
             say("")
         _show(record, state, how, now, whole=whole)
     if not records and not as_json:
-        say("nothing")
+        say("no records")
     raise typer.Exit(0 if records else 1)
 
 
@@ -71,7 +72,7 @@ def _is_record(state: str) -> bool:
 
 
 def _facts(record: Record, state: str, codec: Codec[Any]) -> dict[str, Any]:
-    value, error = decoded(codec, record.payload) if record.payload is not None else (None, "no record")
+    value, error = decoded(codec, record.payload) if record.payload is not None else (None, "not a readable record")
     return {
         "id": record.id,
         "state": state,
@@ -103,4 +104,4 @@ def _show(record: Record, state: str, codec: Codec[Any], now: datetime, *, whole
         text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)
         say(f"  {at:04x}  {part[:8].hex(' '):<23}  {part[8:].hex(' '):<23}  {text}")
     if len(shown) < len(record.raw):
-        say(f"  ...   {len(record.raw) - len(shown):,} more: --all")
+        say(f"  ...   {len(record.raw) - len(shown):,} more bytes: --all")

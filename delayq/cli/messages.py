@@ -43,36 +43,50 @@ _STATES = ("delayed", "ready", "leased")
 
 
 def offer(
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON; - reads standard input.", show_default=False)],
+    value: Annotated[
+        str, typer.Argument(metavar="VALUE", help="The value, as JSON; - reads it from standard input.", show_default=False)
+    ],
     reliable: Reliable = None,
     delayed: Delayed = None,
     partitions: Partitions = None,
-    text: Annotated[bool, typer.Option("--text", help="The value is text as it stands, no JSON.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Offer the value as a string, without parsing it as JSON.")] = False,
     delay: Delay = None,
     at: At = None,
-    id: Annotated[str | None, typer.Option("--id", help="Your own id; one message of it lives.", show_default=False)] = None,  # noqa: A002
-    header: Annotated[list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="As often as needed.")] = None,
-    priority: Annotated[int | None, typer.Option(min=0, max=9, help="0 to 9.", show_default=False)] = None,
-    ttl: Annotated[str | None, typer.Option(metavar="DURATION", help="Not wanted after that.", show_default=False)] = None,
+    id: Annotated[  # noqa: A002
+        str | None,
+        typer.Option("--id", help="Your own id for the message. Only one live message can have it.", show_default=False),
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header. Repeatable.")
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option(min=0, max=9, help="The priority, from 0 (the default) to 9 (first).", show_default=False)
+    ] = None,
+    ttl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="The time to live: the message expires this long from now, in seconds or as 30m, 2h.",
+            show_default=False,
+        ),
+    ] = None,
     on_duplicate: Annotated[
-        str | None, typer.Option(help='If the id is taken: "raise", "ignore" or "replace".', show_default=False)
+        str | None, typer.Option(help='If the id is taken: "raise" (the default), "ignore" or "replace".', show_default=False)
     ] = None,
     codec: CodecName = "json",
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Offer a message, due now or later.
+    """Offer a message that is due now or later.
 
-    Exit status: 0; 1 if the id is taken; 2 if it is not stored.
+    Exit status: 0; 1 if the id is taken; 2 if the message was not stored.
     """
     target = Target.of(reliable, delayed, partitions)
     payload = codec_of(codec).encode(value_of(value, as_text=text, codec=codec))
     wait, moment = duration(delay), instant(at)
     headers, ttl_s = headers_of(header), duration(ttl, "--ttl")
     if not target.is_reliable and any(one is not None for one in (id, headers, priority, ttl, on_duplicate)):
-        raise CommandFailed(
-            "a delayed queue knows no --id, --header, --priority, --ttl, --on-duplicate: only a reliable one does"
-        )
+        raise CommandFailed("--id, --header, --priority, --ttl and --on-duplicate need a reliable queue: --queue NAME")
 
     async def act(client: Client) -> tuple[str, datetime | None]:
         if not target.is_reliable:
@@ -99,7 +113,7 @@ def offer(
     try:
         name, due_at, now = with_client(server_of(url), both)
     except DuplicateMessage:
-        tell(f"the id {id!r} is taken, and nothing was stored: see --on-duplicate")
+        tell(f"the id {id!r} is taken, and the message was not stored: see --on-duplicate")
         raise typer.Exit(1) from None
     if as_json:
         print_json({"queue": target.name, "id": name, "due_at": moment_json(due_at)})
@@ -116,7 +130,7 @@ def peek(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the messages that come next: the ready ones, then those that come due. They stay.
+    """Show the next messages without taking them: ready ones first, then those due soonest.
 
     Exit status: 0, or 1 if there are none.
     """
@@ -143,20 +157,20 @@ def list_messages(
     reliable: Reliable = None,
     delayed: Delayed = None,
     partitions: Partitions = None,
-    state: Annotated[str, typer.Option(help='"delayed", "ready" or "leased".')] = "delayed",
+    state: Annotated[str, typer.Option(help='The state of the messages: "delayed", "ready" or "leased".')] = "delayed",
     limit: Limit = 100,
     offset: Offset = 0,
     codec: CodecName = "json",
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """List messages in one state, in the order in which they come, with when they are due. They stay.
+    """List the messages in one state, in order of delivery, without taking them.
 
-    Of leased ones: when the lease ends. Exit status: 0, or 1 if there are none.
+    Leased messages are listed with the end of their lease. Exit status: 0, or 1 if there are none.
     """
     target = Target.of(reliable, delayed, partitions)
     if state not in _STATES:
-        raise CommandFailed(f"--state is one of {', '.join(_STATES)}, not {state!r}")
+        raise CommandFailed(f"--state must be one of {', '.join(_STATES)}, not {state!r}")
     chosen = cast("PendingState", state)
 
     how = codec_of(codec)
@@ -184,9 +198,11 @@ def get(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one message. It stays. Of a delayed queue, only while it is pending: it is searched for.
+    """Show one message without taking it.
 
-    Exit status: 0, or 1 if there is none of that id.
+    In a delayed queue, this works while the message is pending. The command has to search for it.
+
+    Exit status: 0, or 1 if there is no message with that id.
     """
     target = Target.of(reliable, delayed, partitions)
 
@@ -215,9 +231,9 @@ def cancel(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a message out that nobody has yet.
+    """Cancel a message that has not been delivered yet.
 
-    Exit status: 0, or 1 if there is none of that id, or a worker has it.
+    Exit status: 0, or 1 if there is no message with that id, or a worker has it.
     """
     target = Target.of(reliable, delayed, partitions)
 
@@ -244,14 +260,14 @@ def reschedule(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a message due at another time.
+    """Change the due time of a message that has not been delivered yet.
 
-    Exit status: 0, or 1 if there is none of that id, or a worker has it.
+    Exit status: 0, or 1 if there is no message with that id, or a worker has it.
     """
     target = Target.of(reliable, delayed, partitions)
     wait, moment = duration(delay), instant(at)
     if (wait is None) == (moment is None):
-        raise CommandFailed("when? Give --delay or --at")
+        raise CommandFailed("no due time given: pass --delay or --at")
 
     async def act(client: Client) -> tuple[bool, datetime | None, datetime]:
         if target.is_reliable:
@@ -277,16 +293,19 @@ def take(
     reliable: Reliable = None,
     delayed: Delayed = None,
     partitions: Partitions = None,
-    wait: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for one.")] = "0",
+    wait: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long to wait for a message, in seconds or as 90s, 2m.")
+    ] = "0",
     codec: CodecName = "json",
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Take one message that is due, and print its value.
 
-    One of a reliable queue is acknowledged when it is printed; one of a delayed queue is gone at once.
+    A message from a reliable queue is acknowledged once it has been printed; one from a delayed
+    queue is gone at once.
 
-    Exit status: 0, or 1 if none came.
+    Exit status: 0, or 1 if no message was due.
     """
     target = Target.of(reliable, delayed, partitions)
     seconds = duration(wait, "--wait") or 0.0
@@ -307,7 +326,7 @@ def take(
         return False
 
     if not with_client(url, act):
-        tell("nothing is due")
+        tell("no message is due")
         raise typer.Exit(1)
 
 
@@ -320,5 +339,5 @@ def _print_taken(facts: dict[str, Any], codec: Codec[Any], payload: bytes, *, as
 
 
 def _none_of(id: str) -> typer.Exit:  # noqa: A002
-    tell(f"there is no message {id!r} to be had")
+    tell(f"there is no message {id!r}, or it has already been delivered")
     return typer.Exit(1)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from delayq.admin.migrate import Migration
 
 WARNING = (
-    "a Redisson before 3.21.1 cannot read the current form: while one is still attached, it delivers the messages before "
-    "such a record again and again, and nothing after it. Stop or upgrade it first."
+    "Redisson before 3.21.1 cannot read the current format: while such a client is still attached, it delivers the messages "
+    "before such a record again and again, and none after it. Stop or upgrade it first."
 )
 # Frames per second. Each step is far shorter.
 _REFRESH = 8
@@ -44,20 +44,21 @@ _SAY_EVERY = 5.0
 
 
 def migrate(
-    queue: Annotated[str, typer.Argument(help="The queue's name on the server.", show_default=False)],
-    url: Annotated[str | None, typer.Option(help=f"The server; without it, ${URL_VARIABLE}.", show_default=False)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would change.")] = False,
-    batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="Records per step, at most.")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures only, as one JSON object.")] = False,
+    queue: Annotated[str, typer.Argument(help="The name of the delayed queue, as stored on the server.", show_default=False)],
+    url: Annotated[str | None, typer.Option(help=f"The server. Defaults to ${URL_VARIABLE}.", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; report what would be rewritten.")] = False,
+    batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="The largest number of records to rewrite in a step.")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Rewrite the records of a delayed queue that Redisson before 3.21.1 wrote, while the queue is in use.
+    """Rewrite records that Redisson before 3.21.1 wrote, while the queue is in use.
 
-    Exit status: 0 if every readable record is current, or in a dry run; 1 if somebody keeps writing outdated ones; 2 if the
-    command could not be carried out. A queue in which nothing is pending is current.
+    Exit status: 0 if every readable record is current, or in a dry run; 1 if a client keeps writing
+    outdated ones; 2 if the command could not be carried out. A queue without pending messages
+    counts as current.
     """
     address = url if url is not None else os.environ.get(URL_VARIABLE)
     if not address:
-        raise CommandFailed(f"which server? Give --url, or set ${URL_VARIABLE}")
+        raise CommandFailed(f"no server given: pass --url or set ${URL_VARIABLE}")
     console = Console(highlight=False)
     view: AbstractContextManager[Callable[[Migration], None]]
     if as_json:
@@ -107,13 +108,13 @@ def _run(address: str, queue: str, dry_run: bool, batch: int, show: Callable[[Mi
                 elif not dry_run:
                     # The server has been asked, and nothing has changed yet.
                     _warn()
-        assert result is not None, "the last word is always said"
+        assert result is not None, "the last result is always yielded"
         return result
 
     try:
         return anyio.run(interruptible)
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print("delayq: stopped; every record is whole, and another run goes on from here", file=sys.stderr)
+        print("delayq: stopped; every record is intact; run the command again to continue", file=sys.stderr)
         raise typer.Exit(128 + (caught[0] if caught else signal.SIGINT)) from None
 
 
@@ -178,22 +179,25 @@ def summary(result: Migration, seconds: float) -> list[str]:
     """Return what was done, or in a dry run would be, as lines with one figure each."""
     outdated = sum(result.outdated.values())
     if not result.looked_at:
-        return [f"nothing is pending in {result.queue!r}, if that is its name on the server: nothing to do"]
+        return [
+            f"queue {result.queue!r} has no pending messages, so nothing was rewritten; check that this is its name on the server"
+        ]
     lines = [
-        f"looked at: {result.looked_at:,}",
+        f"checked: {result.looked_at:,}",
         f"would be rewritten: {outdated:,}" if result.dry_run else f"rewritten: {result.rewritten:,}",
         *(f"  {form}: {count:,}" for form, count in result.outdated.items()),
         f"already current: {result.current:,}",
-        f"malformed, left as they are: {result.malformed:,}",
+        f"malformed, left unchanged: {result.malformed:,}",
     ]
     if result.merged:
-        lines.append(f"were there in both forms, one stays: {result.merged:,}")
+        lines.append(f"stored in both formats, one kept: {result.merged:,}")
     lines += [f"seconds: {seconds:.1f}", f"longest step: {result.longest_step * 1000:.1f} ms"]
     if not result.dry_run:
         lines.append(
             "every readable record is current"
             if result.complete
-            else "NOT DONE: outdated records keep coming in. Stop or upgrade who writes them, and run this again"
+            else "NOT FINISHED: outdated records keep arriving; stop or upgrade the clients that write them, "
+            "and run the command again"
         )
     return lines
 

@@ -25,19 +25,29 @@ if TYPE_CHECKING:
     from delayq.codecs import Codec
 
 Url = Annotated[
-    str | None, typer.Option("--url", help=f"The server; without it ${URL_VARIABLE}, else a private one.", show_default=False)
+    str | None,
+    typer.Option("--url", help=f"The server. Defaults to ${URL_VARIABLE}, or else to a private one.", show_default=False),
 ]
-Reliable = Annotated[str | None, typer.Option("--queue", "-q", metavar="NAME", help="The reliable queue.", show_default=False)]
-Delayed = Annotated[str | None, typer.Option("--delayed", "-d", metavar="NAME", help="Or the delayed queue.", show_default=False)]
+Reliable = Annotated[
+    str | None, typer.Option("--queue", "-q", metavar="NAME", help="The name of a reliable queue.", show_default=False)
+]
+Delayed = Annotated[
+    str | None, typer.Option("--delayed", "-d", metavar="NAME", help="The name of a delayed queue.", show_default=False)
+]
 Partitions = Annotated[
-    int | None, typer.Option("--partitions", min=1, help="How many the reliable queue has, if it has any.", show_default=False)
+    int | None, typer.Option("--partitions", min=1, help="The number of partitions of the reliable queue.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Limit = Annotated[int, typer.Option(min=1, max=10_000, help="So many at most.")]
-Offset = Annotated[int, typer.Option(min=0, help="Pass over so many.")]
-Delay = Annotated[str | None, typer.Option(metavar="DURATION", help="From now: 90, 1.5s, 30m, 2h, 1d12h.", show_default=False)]
-At = Annotated[str | None, typer.Option(metavar="MOMENT", help="Or when: 2030-01-31T12:00+01:00, or with Z.", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
+Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this many.")]
+Offset = Annotated[int, typer.Option(min=0, help="Skip this many.")]
+Delay = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Due this long from now: 90 (seconds), 1.5s, 30m, 2h, 1d12h.", show_default=False),
+]
+At = Annotated[
+    str | None, typer.Option(metavar="MOMENT", help="Due at this time: 2030-01-31T12:00+01:00, or with Z.", show_default=False)
+]
 
 CODECS = {
     "json": "JsonCodec",
@@ -51,7 +61,7 @@ CODECS = {
 }
 """The codecs that ``--codec`` can choose."""
 
-CodecName = Annotated[str, typer.Option("--codec", metavar="NAME", help=f"How values are stored: {', '.join(CODECS)}.")]
+CodecName = Annotated[str, typer.Option("--codec", metavar="NAME", help=f"How values are encoded: {', '.join(CODECS)}.")]
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})([Zz]|[+-][0-9]{2}:?[0-9]{2})")
@@ -73,7 +83,7 @@ class Target:
             return cls(FoundQueue("delayed", delayed, None))
         if delayed is not None and reliable is None:
             raise CommandFailed("a delayed queue has no partitions")
-        raise CommandFailed("which queue? Give --queue NAME for a reliable one, or --delayed NAME")
+        raise CommandFailed("no queue given: pass --queue NAME for a reliable queue, or --delayed NAME for a delayed one")
 
     @property
     def name(self) -> str:
@@ -96,7 +106,7 @@ class Target:
         number of attempts that its workers allow is not known here.
         """
         if not self.is_reliable:
-            raise CommandFailed(f"a delayed queue cannot {doing}: only a reliable one can, --queue NAME")
+            raise CommandFailed(f"a delayed queue cannot {doing}: pass a reliable one with --queue NAME")
         if self.queue.partitions is None:
             return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None, expired="dead")
         partitions = self.queue.partitions
@@ -110,7 +120,7 @@ class Target:
 def codec_of(name: str) -> Codec[Any]:
     """Return the codec of that name. Raises CommandFailed."""
     if name not in CODECS:
-        raise CommandFailed(f"--codec is one of {', '.join(CODECS)}, not {name!r}")
+        raise CommandFailed(f"--codec must be one of {', '.join(CODECS)}, not {name!r}")
     codec: Codec[Any] = getattr(codecs, CODECS[name])()
     return codec
 
@@ -126,7 +136,7 @@ def duration(text: str | None, option: str = "--delay") -> float | None:
     written = text.replace(" ", "")
     parts = _PART.findall(written)
     if not parts or "".join(map("".join, parts)) != written:
-        raise CommandFailed(f"{option} is a duration such as 90, 1.5s, 30m, 2h or 1d12h, not {text!r}")
+        raise CommandFailed(f"{option} must be a duration such as 90, 1.5s, 30m, 2h or 1d12h, not {text!r}")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
@@ -140,7 +150,7 @@ def instant(text: str | None) -> datetime | None:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise CommandFailed(f"--at is a moment such as 2030-01-31T12:00+01:00, not {text!r}") from None
+        raise CommandFailed(f"--at must be a time such as 2030-01-31T12:00+01:00, not {text!r}") from None
     if at.utcoffset() is None:
         raise CommandFailed(f"--at needs a time and a timezone: {at.isoformat()}Z, or {at.isoformat()}+01:00")
     return at
@@ -154,7 +164,7 @@ def headers_of(pairs: list[str] | None) -> dict[str, str] | None:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise CommandFailed("--header is NAME=VALUE")
+            raise CommandFailed("--header must be NAME=VALUE")
         found[name] = value
     return found
 
@@ -168,14 +178,14 @@ def value_of(text: str, *, as_text: bool, codec: str) -> Any:
         try:
             text = sys.stdin.read().removesuffix("\n")
         except UnicodeDecodeError:
-            raise CommandFailed("the value is no text; for bytes add --codec bytes") from None
+            raise CommandFailed("the value is not text; to offer bytes, add --codec bytes") from None
     if as_text or codec == "string":
         return text
     try:
         return json.loads(text)
     except ValueError as error:
         # The reason does not quote the value, which may be private.
-        why = error.msg if isinstance(error, json.JSONDecodeError) else "too deep"
-        raise CommandFailed(f"the value is no JSON ({why}); for plain text add --text") from None
+        why = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        raise CommandFailed(f"the value is not JSON ({why}); to offer plain text, add --text") from None
     except RecursionError:
-        raise CommandFailed("the value is no JSON (too deep)") from None
+        raise CommandFailed("the value is not JSON (nested too deeply)") from None

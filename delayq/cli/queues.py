@@ -29,16 +29,17 @@ _COLUMNS = ("kind", "queue", "ready", "delayed", "leased", "dead", "state")
 
 
 def queues(url: Url = None, as_json: AsJson = False) -> None:
-    """List the queues that the server has, with their messages by state.
+    """List the queues on the server, with their number of messages by state.
 
-    A delayed queue is seen while something is pending, leased or unreadable: a list of what is ready may be anybody's.
+    A delayed queue is listed while it has pending, leased or unreadable messages: a ready list
+    alone could belong to any application.
 
     Exit status: 0, or 1 if there are none.
     """
     try:
         rows = with_client(url, _all)
     except ServerRefused as error:
-        raise CommandFailed(f"{error}; without +scan, ask for one: delayq stats --queue NAME") from error
+        raise CommandFailed(f"{error}; without +scan, name a queue: delayq stats --queue NAME") from error
     if as_json:
         for queue, stats in rows:
             print_json({**_about(queue), "error": stats} if isinstance(stats, str) else _figures(queue, stats))
@@ -53,14 +54,14 @@ def stats(
     reliable: Reliable = None,
     delayed: Delayed = None,
     partitions: Partitions = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how many messages of a queue are where.
+    """Show how many messages a queue has in each state.
 
-    Exit status: 0, or 130 after Ctrl-C. A queue that does not exist is an empty one.
+    Exit status: 0, or 130 after Ctrl-C. A queue that does not exist counts as empty.
     """
     target = Target.of(reliable, delayed, partitions)
     with_client(url, partial(_watch if watch else _once, target=target, interval=interval, as_json=as_json))
@@ -73,7 +74,7 @@ def pause(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let nobody take anything from a reliable queue, in any process, until it is resumed. What is leased goes on."""
+    """Pause a reliable queue: no process takes messages until it is resumed. Leased messages are not affected."""
     target = Target.of(reliable, delayed, partitions)
 
     async def act(client: Client) -> None:
@@ -83,7 +84,7 @@ def pause(
     if as_json:
         print_json({"queue": target.name, "paused": True})
     else:
-        say(f"{target.name} is paused; end it with: delayq resume {target.options}")
+        say(f"{target.name} is paused; resume it with: delayq resume {target.options}")
 
 
 def resume(
@@ -93,7 +94,7 @@ def resume(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """End the pause of a reliable queue.
+    """Resume a paused reliable queue.
 
     Exit status: 0, or 1 if it was not paused.
     """
@@ -106,7 +107,7 @@ def resume(
     if as_json:
         print_json({"queue": target.name, "resumed": there_was_one})
     else:
-        say(f"{target.name} goes on" if there_was_one else f"{target.name} was not paused")
+        say(f"{target.name} is resumed" if there_was_one else f"{target.name} was not paused")
     raise typer.Exit(0 if there_was_one else 1)
 
 
@@ -114,20 +115,21 @@ def purge(
     reliable: Reliable = None,
     delayed: Delayed = None,
     partitions: Partitions = None,
-    state: Annotated[str, typer.Option(help='"delayed", "ready" or "all".')] = "all",
+    state: Annotated[str, typer.Option(help='The state of the messages: "delayed", "ready" or "all".')] = "all",
     yes: Yes = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Drop the messages of a queue for good. Dead letters stay: see `delayq dead purge`.
 
-    "all" drops also those that a reliable queue's workers have. Ctrl-C stops between two steps, and says what is left.
+    "all" also drops messages that the workers of a reliable queue hold. Ctrl-C stops between two
+    steps and reports how many are left.
 
-    Exit status: 0, or 1 if you say no, 130 after Ctrl-C.
+    Exit status: 0; 1 if you decline; 130 after Ctrl-C.
     """
     target = Target.of(reliable, delayed, partitions)
     if state not in ("delayed", "ready", "all"):
-        raise CommandFailed(f'--state is "delayed", "ready" or "all", not {state!r}')
+        raise CommandFailed(f'--state must be "delayed", "ready" or "all", not {state!r}')
     confirm(f"Drop {'all' if state == 'all' else f'the {state}'} messages of {target.name} for good?", yes=yes)
 
     async def act(client: Client) -> int:
@@ -147,7 +149,7 @@ def purge(
 
     async def left(client: Client) -> str:
         now = await _stats(client, target.queue)
-        return f"{now.delayed + now.ready + now.leased:,} messages are left"
+        return f"{now.delayed + now.ready + now.leased:,} messages are left; run the command again to continue"
 
     dropped = with_client(url, act, interrupted=left)
     if as_json:
@@ -161,10 +163,10 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise CommandFailed("nobody is there to be asked: add --yes")
+        raise CommandFailed("cannot ask for confirmation without a terminal: add --yes")
     print(f"{clean(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        tell("nothing was done")
+        tell("nothing was changed")
         raise typer.Exit(1)
 
 
@@ -206,7 +208,7 @@ async def _watch(client: Client, target: Target, interval: float, *, as_json: bo
             found, now = await _stats(client, target.queue), await clock(client)
             rows = [(name, text) for name, text in _lines(found, now)]
             shown = table((target.queue.kind, target.name), rows, wide=target.name, width=out.width)
-            shown.caption = f"{now.astimezone():%H:%M:%S}, Ctrl-C ends"
+            shown.caption = f"{now.astimezone():%H:%M:%S}, Ctrl-C to stop"
             shown.caption_justify = "left"
             live.update(shown, refresh=True)
             await asyncio.sleep(interval)

@@ -41,7 +41,7 @@ def server_of(url: str | None) -> str:
     """
     address = url if url is not None else os.environ.get(URL_VARIABLE)
     if not address:
-        raise CommandFailed(f"which server? Give --url, or set ${URL_VARIABLE}; --url embedded: is a private one")
+        raise CommandFailed(f"no server given: pass --url or set ${URL_VARIABLE}; --url embedded: starts a private one")
     return address
 
 
@@ -59,7 +59,7 @@ def with_client(
         interrupted: Returns a line for stderr that says what was done by then.
     """
     if not url and not os.environ.get(URL_VARIABLE):
-        tell(f"neither --url nor ${URL_VARIABLE}: a private server, empty, and gone afterwards")
+        tell(f"neither --url nor ${URL_VARIABLE} is set: using an empty private server that ends with this command")
     caught: list[int] = []
 
     async def main() -> T:

@@ -72,7 +72,7 @@ class MessageView:
             "lease_ends_at": moment_json(record.due_at) if state == "leased" else None,
         }
         if record.payload is None:
-            facts |= {"value": None, "hex": record.raw.hex(), "error": "no record that anybody can read"}
+            facts |= {"value": None, "hex": record.raw.hex(), "error": "not a readable record"}
             return cls(facts, record.due_at, f"0x{record.raw.hex()}")
         return cls(facts | payload_json(codec, record.payload), record.due_at, payload_text(codec, record.payload))
 
@@ -84,7 +84,7 @@ def show_list(messages: Sequence[MessageView], now: datetime, *, as_json: bool, 
             print_json(message.facts)
         return
     if not messages:
-        say("nothing")
+        say("no messages")
         return
     leased = not mixed and messages[0].facts["state"] == "leased"
     # A column that no message needs is left out.

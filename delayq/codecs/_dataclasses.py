@@ -66,7 +66,7 @@ def _reader(kind: Any, made: dict[Any, Reader]) -> Reader:
     if origin is dict and parts[0] is str:
         item, read_dict = _reader(parts[1], made), _plain_reader(dict)
         return lambda value: {name: item(one) for name, one in read_dict(value).items()}
-    raise TypeError(f"{kind} is nothing that JSON has")
+    raise TypeError(f"{kind} has no JSON representation")
 
 
 def _plain_reader(kind: type[Any]) -> Reader:

@@ -28,7 +28,7 @@ class JsonCodec:
             # The message names a type.
             reason = str(error)
         except ValueError as error:
-            unsaid = "it has a NaN or an infinity, or contains itself"
+            unsaid = "it contains NaN, an infinity, or itself"
             reason = str(reason_of(error)) if isinstance(error, UnicodeError) else unsaid
         except RecursionError as error:
             reason = str(reason_of(error))

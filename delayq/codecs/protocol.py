@@ -26,7 +26,7 @@ def check_codec(codec: Codec[Any] | None) -> None:
     if codec is None:
         return
     if isinstance(codec, type):
-        raise BadInput(f"codec is the class {codec.__name__}: pass an instance of it, as {codec.__name__}()")
+        raise BadInput(f"codec is the class {codec.__name__}: pass an instance, such as {codec.__name__}()")
     for name in ("encode", "decode"):
         if not callable(getattr(codec, name, None)):
-            raise BadInput(f"codec has no method {name}(): {type(codec).__name__} is no codec")
+            raise BadInput(f"{type(codec).__name__} is not a codec: it has no method {name}()")

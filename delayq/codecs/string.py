@@ -63,7 +63,7 @@ class _WholeNumberCodec:
         if not isinstance(value, int) or isinstance(value, bool):
             raise EncodeError(f"{name} encodes int, not {type(value).__name__}")
         if not self._in_range(value):
-            raise EncodeError(f"{name} encodes ints of {self._bits} bits, sign included; this one is larger")
+            raise EncodeError(f"{name} encodes ints of {self._bits} bits including the sign; this one is larger")
         return b"%d" % value
 
     def decode(self, payload: bytes, /) -> int:

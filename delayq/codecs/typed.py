@@ -100,7 +100,7 @@ def _library_codec(kind: Any) -> Codec[Any]:
         try:
             return DataclassCodec(kind)
         except (TypeError, NameError) as error:
-            reasons.append(f"without either: {error}")
+            reasons.append(f"use only JSON types: {error}")
     raise ConfigurationError(f"no codec for {_name(kind)}: {'; or '.join(reasons)}")
 
 

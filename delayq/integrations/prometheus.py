@@ -63,13 +63,13 @@ _COUNTERS = (
     ("delayq_offered", "offered", "Messages stored by this process."),
     ("delayq_delivered", "delivered", "Messages handed out in this process."),
     ("delayq_acked", "acked", "Messages acknowledged by this process."),
-    ("delayq_retried", "retried", "Messages that failed in this process and are tried again."),
-    ("delayq_dead", "dead", "Messages that this process made dead letters."),
-    ("delayq_released", "released", "Messages that this process gave back untouched after they were handed out."),
-    ("delayq_expired", "expired", "Messages that this process found past their time to live."),
-    ("delayq_lease_ended", "lease_ended", "Messages of a delayed queue whose lease this process found ended."),
-    ("delayq_quarantined", "quarantined", "Unreadable records of a delayed queue that this process moved away."),
-    ("delayq_transfer_errors", "errors", "Calls for what is due that failed."),
+    ("delayq_retried", "retried", "Messages that failed in this process and will be retried."),
+    ("delayq_dead", "dead", "Messages that this process moved to the dead letters."),
+    ("delayq_released", "released", "Messages that this process handed back without handling them."),
+    ("delayq_expired", "expired", "Messages that this process found to be past their time to live."),
+    ("delayq_lease_ended", "lease_ended", "Messages of a delayed queue whose lease this process found to have ended."),
+    ("delayq_quarantined", "quarantined", "Unreadable records of a delayed queue that this process quarantined."),
+    ("delayq_transfer_errors", "errors", "Checks for due messages that failed."),
 )
 
 
@@ -97,7 +97,7 @@ class Metrics:
             BadInput: ``interval`` is negative, or ``buckets`` are not in ascending order.
         """
         if interval < 0 or not buckets or list(buckets) != sorted(set(buckets)):
-            raise BadInput("interval is at least 0, and buckets rise")
+            raise BadInput("interval must be at least 0, and buckets must increase")
         self._client = client
         self._interval = interval
         self._registry = REGISTRY if registry is None else registry
@@ -292,7 +292,9 @@ class _Lateness(Observer):
 
     def metric(self) -> HistogramMetricFamily:
         family = HistogramMetricFamily(
-            "delayq_lateness_seconds", "How long after it was due a message of a reliable queue was handed out.", labels=["queue"]
+            "delayq_lateness_seconds",
+            "Seconds between the due time of a message of a reliable queue and its delivery.",
+            labels=["queue"],
         )
         for queue, counts in self._counts.items():
             buckets = [(name, float(count)) for name, count in zip(self._names, accumulate(counts), strict=True)]
@@ -302,7 +304,9 @@ class _Lateness(Observer):
 
 def _depths(stats: dict[tuple[str, str], Stats]) -> list[Metric]:
     messages = GaugeMetricFamily("delayq_queue_messages", "Messages on the server, by state.", labels=[*_QUEUE, "state"])
-    age = GaugeMetricFamily("delayq_queue_oldest_due_age_seconds", "For how long the oldest ready message is due.", labels=_QUEUE)
+    age = GaugeMetricFamily(
+        "delayq_queue_oldest_due_age_seconds", "Seconds for which the oldest ready message has been due.", labels=_QUEUE
+    )
     paused = GaugeMetricFamily("delayq_queue_paused", "1 while the queue is paused.", labels=_QUEUE)
     for (kind, name), facts in stats.items():
         for state in _STATES:
@@ -313,7 +317,7 @@ def _depths(stats: dict[tuple[str, str], Stats]) -> list[Metric]:
 
 
 def _counters(queues: Iterable[QueueStatistics]) -> list[Metric]:
-    waiting = GaugeMetricFamily("delayq_queue_waiting", "1 while somebody in this process waits for a message.", labels=_QUEUE)
+    waiting = GaugeMetricFamily("delayq_queue_waiting", "1 while a consumer in this process waits for a message.", labels=_QUEUE)
     counters = {about: CounterMetricFamily(name, text, labels=_QUEUE) for name, about, text in _COUNTERS}
     for queue in queues:
         labels = (queue.name, queue.kind)
@@ -325,12 +329,12 @@ def _counters(queues: Iterable[QueueStatistics]) -> list[Metric]:
 
 def _client_families() -> list[Any]:
     return [
-        SummaryMetricFamily("delayq_timer_lag_seconds", "How late the event loop wakes the timer."),
-        GaugeMetricFamily("delayq_timers", "Wake-ups that are armed."),
+        SummaryMetricFamily("delayq_timer_lag_seconds", "Seconds by which the event loop wakes the timer late."),
+        GaugeMetricFamily("delayq_timers", "Armed wake-ups."),
         GaugeMetricFamily("delayq_connections", "Open connections to the server."),
-        CounterMetricFamily("delayq_connections_opened", "Connections opened."),
+        CounterMetricFamily("delayq_connections_opened", "Connections opened so far."),
         CounterMetricFamily("delayq_round_trips", "Commands sent to the server."),
-        CounterMetricFamily("delayq_errors", "Calls of the server that failed."),
-        GaugeMetricFamily("delayq_queues", "Queues that are open in this process."),
-        CounterMetricFamily("delayq_metrics_unanswered", "How often the server did not say how many messages a queue has."),
+        CounterMetricFamily("delayq_errors", "Calls to the server that failed."),
+        GaugeMetricFamily("delayq_queues", "Queues open in this process."),
+        CounterMetricFamily("delayq_metrics_unanswered", "Times the server did not report how many messages a queue has."),
     ]

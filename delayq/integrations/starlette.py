@@ -61,5 +61,5 @@ def delayq_client(connection: HTTPConnection) -> Client:
     """
     client: Client | None = getattr(connection.app.state, KEY, None)
     if client is None:
-        raise Closed("the application was not made with delayq's lifespan, or does not run")
+        raise Closed("the application was not created with delayq's lifespan, or is not running")
     return client

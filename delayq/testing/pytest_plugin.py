@@ -55,7 +55,9 @@ def delayq_client(request: pytest.FixtureRequest) -> Client:
         return request.getfixturevalue("_delayq_client_by_anyio")  # type: ignore[no-any-return]
     if request.config.pluginmanager.hasplugin("asyncio"):
         return request.getfixturevalue("_delayq_client_by_pytest_asyncio")  # type: ignore[no-any-return]
-    raise pytest.UsageError("delayq_client is for async tests: mark the test with pytest.mark.anyio, or install pytest-asyncio")
+    raise pytest.UsageError(
+        "delayq_client works only in async tests: mark the test with pytest.mark.anyio, or install pytest-asyncio"
+    )
 
 
 @pytest.fixture

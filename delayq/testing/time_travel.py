@@ -81,7 +81,7 @@ async def running(
         ConfigurationError: The server is not a temporary one.
     """
     if server is not None and not server._temporary:
-        raise ConfigurationError(f"running() empties its server, and {server!r} is kept: give it an EmbeddedServer(None)")
+        raise ConfigurationError(f"running() empties its server, but {server!r} keeps its data: pass EmbeddedServer(None)")
     own = EmbeddedServer(None) if server is None else server
     if server is None:
         await to_thread.run_sync(own.start)
@@ -112,7 +112,7 @@ async def advance(target: Target, by: Duration) -> None:
     """
     by_us = microseconds(by, "by")
     if by_us > _MOST_US:
-        raise BadInput("time advances by 20 years at most")
+        raise BadInput("time can advance by at most 20 years")
     session = _session(target)
     for keys in await _keys_of(target):
         if isinstance(keys, ReliableKeys):
@@ -162,7 +162,7 @@ async def settled(target: Target, *, within: Duration = 10.0) -> None:
     server = _session(target).server
     while busy := [found for keys in await _keys_of(target) if (found := await _busy(server, keys))]:
         if loop.time() >= give_up_at:
-            raise TimeoutError("not settled: " + "; ".join(busy))
+            raise TimeoutError("still busy: " + "; ".join(busy))
         await asyncio.sleep(_LOOK_AGAIN)
 
 
@@ -229,4 +229,4 @@ async def _busy(server: RedisClient, keys: Keys) -> str:
     leased = await server.command("ZCARD", keys.leases)
     if wait_us and not ready and not leased:
         return ""
-    return f"{keys.name!r} has {ready} ready, {leased} leased{'' if wait_us else ', and some that are just due'}"
+    return f"{keys.name!r} has {ready} ready, {leased} leased{'' if wait_us else ', and others just came due'}"

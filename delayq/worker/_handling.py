@@ -82,7 +82,7 @@ class Handling:
                 except BaseException as error:  # noqa: BLE001 - a codec may raise anything
                     # No later attempt could read it either.
                     _log.error(
-                        "queue %r: message %r is undecodable and dead: %s",
+                        "queue %r: message %r cannot be decoded and became a dead letter: %s",
                         self._queue,
                         message.id,
                         _reason(error),
@@ -111,14 +111,14 @@ class Handling:
             )
         except DelayqError as error:
             _log.warning(
-                "queue %r: message %r could not be settled and will come again: %s",
+                "queue %r: message %r could not be settled and will be redelivered: %s",
                 *self._of(message),
                 error,
                 extra=about(self._queue, message.id, message.attempt),
             )
         except Exception:  # noqa: BLE001 - no error of a single message ends the worker
             _log.exception(
-                "queue %r: message %r could not be settled and comes again when its lease ends",
+                "queue %r: message %r could not be settled and will be redelivered when its lease ends",
                 *self._of(message),
                 extra=about(self._queue, message.id, message.attempt),
             )
@@ -178,7 +178,7 @@ class Handling:
     async def _put_off(self, message: Message[Any], error: NotBegun) -> None:
         """Give back a message that was not begun, uncounted, and keep the hand from claiming another one at once."""
         _log.error(
-            "queue %r: message %r goes back: no thread could be started for its handler: %s",
+            "queue %r: message %r is handed back: cannot start a thread for its handler: %s",
             *self._of(message),
             error,
             extra=about(self._queue, message.id),

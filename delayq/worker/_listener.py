@@ -96,8 +96,8 @@ def check_settings(
     """
     if not isinstance(queue, str):
         if callable(queue):
-            raise ConfigurationError(f'the name of the queue is missing: @worker.listener("NAME") above {name_of(queue)}')
-        raise BadName(f"the name of a queue is a str, not {queue!r}")
+            raise ConfigurationError(f'the queue name is missing: write @worker.listener("NAME") above {name_of(queue)}')
+        raise BadName(f"a queue's name must be a str, not {queue!r}")
     # The server may know the queue by another name, but this one shows whether it can be a name at all.
     ReliableKeys.of(queue)
     check_codec(codec)
@@ -114,4 +114,4 @@ def check_settings(
 def check_count(name: str, count: int) -> None:
     """Raise :class:`~delayq.BadInput` unless ``count`` is an int of at least 1."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise BadInput(f"{name} is an int of at least 1, not {count!r}")
+        raise BadInput(f"{name} must be an int of at least 1, not {count!r}")

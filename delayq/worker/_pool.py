@@ -148,7 +148,7 @@ class Pool:
             async with asyncio.timeout(_HAND_BACK_WITHIN):
                 await self._flush()
         if self._workers:
-            _log.error("%d handlers do not end although they were cancelled: they are left behind", len(self._workers))
+            _log.error("%d handlers did not end after they were cancelled, and are abandoned", len(self._workers))
         await asyncio.gather(*(lane.source.quiet(_HAND_BACK_WITHIN / 2) for lane in self._lanes))
 
     async def _flush(self) -> None:
@@ -181,12 +181,12 @@ class Pool:
             except ServerError as error:
                 failures += 1
                 if failures == 1:
-                    _log.error("queue %r: nothing can be claimed: %s", lane.source.name, error, extra=about(lane.source.name))
+                    _log.error("queue %r: claiming messages failed: %s", lane.source.name, error, extra=about(lane.source.name))
                 await self._pause(lane, failures)
             except Exception:  # noqa: BLE001 - other queues must not suffer, whatever fails
                 failures += 1
                 if failures == 1:
-                    _log.exception("queue %r: nothing can be claimed", lane.source.name, extra=about(lane.source.name))
+                    _log.exception("queue %r: claiming messages failed", lane.source.name, extra=about(lane.source.name))
                 await self._pause(lane, failures)
             else:
                 failures = 0

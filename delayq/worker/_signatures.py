@@ -71,20 +71,22 @@ def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> Handler
         ConfigurationError: The handler takes no value, a parameter cannot be filled, or an annotation cannot be read.
     """
     if not callable(handler) or _is_generator(handler):
-        raise ConfigurationError(f"{name_of(handler)} is no handler: a function, sync or async, that yields nothing")
+        raise ConfigurationError(
+            f"{name_of(handler)} is not a handler: it must be a function, sync or async, that does not yield"
+        )
     parameters = _parameters(handler)
     if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
-        raise ConfigurationError(f"{name_of(handler)} takes no value: its first parameter gets it")
+        raise ConfigurationError(f"{name_of(handler)} has no parameter for the value, which is passed as the first one")
     first, *others = parameters
     kind = annotation_of(handler, first.name)
     takes_message = _is_message(kind)
     if not takes_message and _hashable(kind) and kind in known:
-        raise ConfigurationError(f"{name_of(handler)}: the first parameter gets the value, or the message; not {show(kind)}")
+        raise ConfigurationError(f"{name_of(handler)}: the first parameter must be the value or the message, not {show(kind)}")
     value = _of_message(kind) if takes_message else kind
     injected = _injected(handler, others, known)
     for parameter in injected:
         if _is_message(parameter.kind) and (other := _of_message(parameter.kind)) not in (NOTHING, Any, value):
-            raise ConfigurationError(f"{name_of(handler)} takes a {show(value)}, and a message of {show(other)}")
+            raise ConfigurationError(f"{name_of(handler)} takes a {show(value)}, but a message of {show(other)}")
     return HandlerPlan(
         value,
         takes_message,
@@ -127,7 +129,9 @@ def plan_dependency(function: Callable[..., Any], known: Collection[Any], *, onc
             read.
     """
     if not callable(function) or inspect.isclass(function):
-        raise ConfigurationError(f"{name_of(function)} is no dependency: a function, sync or async, that returns or yields it")
+        raise ConfigurationError(
+            f"{name_of(function)} is not a dependency: it must be a function, sync or async, that returns or yields the object"
+        )
     yields = _is_generator(function)
     kind = annotation_of(function, "return")
     if yields and typing.get_origin(kind) in _STREAMS:
@@ -135,13 +139,13 @@ def plan_dependency(function: Callable[..., Any], known: Collection[Any], *, onc
     elif yields:
         kind = NOTHING
     if kind in (NOTHING, None, type(None), Any):
-        raise ConfigurationError(f"{name_of(function)}: its return annotation must say of what type the dependency is")
+        raise ConfigurationError(f"{name_of(function)}: its return annotation must name the type of the dependency")
     takes = tuple(
         Injected(one.name, Message if _is_message(one.kind) else one.kind)
         for one in _injected(function, _parameters(function), known)
     )
     if once and any(one.kind is Message for one in takes):
-        raise ConfigurationError(f"{name_of(function)} is made once, so it cannot take a message")
+        raise ConfigurationError(f"{name_of(function)} is called only once, so it cannot take a message")
     is_async = _is(inspect.iscoroutinefunction, function) or _is(inspect.isasyncgenfunction, function)
     return Dependency(kind, function, is_async, yields, takes, once)
 
@@ -163,7 +167,7 @@ def annotation_of(function: Callable[..., Any], name: str) -> Any:
         hints = typing.get_type_hints(SimpleNamespace(__annotations__={name: annotations[name]}), found, include_extras=True)
     except (NameError, TypeError, SyntaxError, AttributeError) as error:
         raise ConfigurationError(
-            f"{name_of(function)}: the annotation of {name!r} cannot be read: {error}. What it names must exist in the module"
+            f"{name_of(function)}: the annotation of {name!r} cannot be read: {error}; the names in it must exist in the module"
         ) from error
     return None if hints[name] is type(None) else hints[name]
 
@@ -186,7 +190,7 @@ def _injected(function: Callable[..., Any], parameters: list[inspect.Parameter],
         elif not has_default:
             what = "has no annotation" if kind is NOTHING else f"is a {show(kind)}"
             if not by_name:
-                what = "is positional only"
+                what = "is positional-only"
             raise ConfigurationError(
                 f"{name_of(function)}: nothing fills the parameter {parameter.name!r}, which {what}: "
                 "annotate it with Message, Client, Worker or the type of a dependency registered before, or give a default"

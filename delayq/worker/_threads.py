@@ -89,9 +89,7 @@ class Threads:
             thread.end()
         self._idle.clear()
         if self._abandoned:
-            _log.warning(
-                "queue %r: %d threads still hang, and are left behind", self._queue, self.hanging, extra=about(self._queue)
-            )
+            _log.warning("queue %r: %d threads still hang and are abandoned", self._queue, self.hanging, extra=about(self._queue))
 
     def _start(self) -> _Thread:
         thread = _Thread(f"delayq {self._queue}")
@@ -111,7 +109,7 @@ class Threads:
             self._idle.append(thread)
         if thread in self._abandoned:
             self._abandoned.discard(thread)
-            _log.info("queue %r: a thread that hung has returned; %d hang", self._queue, self.hanging, extra=about(self._queue))
+            _log.info("queue %r: a hung thread has returned; %d still hang", self._queue, self.hanging, extra=about(self._queue))
             self.changed()
 
     def _abandon(self, thread: _Thread) -> None:
@@ -119,7 +117,7 @@ class Threads:
         all_hang = self.hanging >= self._most
         _log.log(
             logging.ERROR if all_hang else logging.WARNING,
-            "queue %r: an abandoned handler goes on in its thread: %d of the listener's %d threads hang%s",
+            "queue %r: an abandoned handler is still running: %d of the listener's %d threads hang%s",
             self._queue,
             self.hanging,
             self._most,

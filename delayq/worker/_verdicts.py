@@ -69,11 +69,11 @@ def checked(on_error: OnError | None) -> OnError:
         BadInput: It is not a valid mapping.
     """
     if on_error is not None and not isinstance(on_error, Mapping):
-        raise BadInput(f"on_error is a dict of exception classes, not {on_error!r}")
+        raise BadInput(f"on_error must be a dict of exception classes, not {on_error!r}")
     result = dict(on_error or {})
     for kind, answer in result.items():
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
-            raise BadInput(f"on_error is by class of exception, not by {kind!r}")
+            raise BadInput(f"the keys of on_error must be exception classes, not {kind!r}")
         if answer is not Reject and not isinstance(answer, Backoff | RetryAfter | Reject):
-            raise BadInput(f"on_error has Backoff, RetryAfter or Reject for {kind.__name__}, not {answer!r}")
+            raise BadInput(f"on_error must map {kind.__name__} to a Backoff, RetryAfter or Reject, not to {answer!r}")
     return result

@@ -107,7 +107,7 @@ class Worker:
             Closed: The worker is not running.
         """
         if self._client is None:
-            raise Closed("the worker does not run")
+            raise Closed("the worker is not running")
         return self._client
 
     @property
@@ -185,7 +185,9 @@ class Worker:
             self._check_idle()
             if queue in self._listeners:
                 other = name_of(self._listeners[queue].handler)
-                raise ConfigurationError(f"queue {queue!r} has a listener already: {other}; {name_of(handler)} is one too many")
+                raise ConfigurationError(
+                    f"queue {queue!r} already has a listener: {other}; {name_of(handler)} would be a second one"
+                )
             self._listeners[queue] = checked.of(handler, self._known())
             return handler
 
@@ -217,7 +219,7 @@ class Worker:
             known = {kind for kind in self._known() if not once or kind not in self._makers or self._makers[kind].once}
             made = plan_dependency(function, known, once=once)
             if made.kind in self._known() or made.kind is Message:
-                raise ConfigurationError(f"{name_of(function)}: there is a {show(made.kind)} already")
+                raise ConfigurationError(f"{name_of(function)}: there already is a dependency of type {show(made.kind)}")
             self._makers[made.kind] = made
             return function
 
@@ -235,7 +237,9 @@ class Worker:
         """
         self._check_idle()
         if not is_async(around):
-            raise ConfigurationError(f"{name_of(around)} is no middleware: async def {name_of(around)}(message, call_next)")
+            raise ConfigurationError(
+                f"{name_of(around)} is not a middleware: write async def {name_of(around)}(message, call_next)"
+            )
         self._middleware.append(around)
         return around
 
@@ -329,7 +333,7 @@ class Worker:
 
     def _check_idle(self) -> None:
         if self._stop is not None:
-            raise ConfigurationError("the worker runs already")
+            raise ConfigurationError("the worker is already running")
 
     def _begin(self) -> _Stop:
         self._check_idle()
@@ -417,9 +421,9 @@ def _check_lifespan(lifespan: object) -> None:
     if lifespan is None:
         return
     if not callable(lifespan):
-        raise ConfigurationError(f"lifespan is a function that takes the worker, not a {type(lifespan).__name__}")
+        raise ConfigurationError(f"lifespan must be a function that takes the worker, not a {type(lifespan).__name__}")
     if inspect.isasyncgenfunction(lifespan) or inspect.isgeneratorfunction(lifespan):
-        raise ConfigurationError(f"{name_of(lifespan)} yields: decorate it with @contextlib.asynccontextmanager")
+        raise ConfigurationError(f"{name_of(lifespan)} is a generator: decorate it with @contextlib.asynccontextmanager")
 
 
 async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -472,7 +476,7 @@ class _Stop:
         except TimeoutError:
             if not self._limit.expired():
                 raise
-            _log.warning("the worker was cancelled while it %s", "started" if self._phase == "starting" else "ended")
+            _log.warning("the worker was cancelled while %s", "starting" if self._phase == "starting" else "stopping")
         finally:
             self._task = None
 
@@ -503,7 +507,7 @@ class _Stop:
         """Act on a signal."""
         first = not self.asked.is_set()
         if first:
-            _log.info("the worker stops")
+            _log.info("the worker is stopping")
             self.ask(None)
         else:
             self.at_once.set()

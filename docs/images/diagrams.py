@@ -111,7 +111,7 @@ def wheel() -> Picture:
     p.text(16, 28, "A timer that is due in ten minutes", size=15, bold=True)
     p.lines(16, 46, "A client's wheel: ticks of 0.1 ms, 512 of them in a wheel.")
     rows = (
-        (70, ORANGE, "very far", "26.2 s to a bucket; all that is later", 8, 7),
+        (70, ORANGE, "very far", "26.2 s to a bucket; everything later", 8, 7),
         (182, BLUE, "far", "51.2 ms to a bucket; the next 26 to 52 s", 16, 14),
         (294, GREEN, "near", "a tick to a bucket; the next 51 to 102 ms", 32, 29),
     )
@@ -133,7 +133,7 @@ def wheel() -> Picture:
     for y, colour, start, end, when in moves:
         p.arrow((left + start * width, y + 4), (left + end * width, y + 82), colour=colour[0])
         p.text(left + 322, y + 24, when, size=11.5, colour=colour[0], anchor="end")
-        p.text(left + 322, y + 39, "it is spread over the finer level", size=11.5, colour=FAINT, anchor="end")
+        p.text(left + 322, y + 39, "spread over the finer level", size=11.5, colour=FAINT, anchor="end")
     p.arrow((left + 29.5 / 32 * width, 350), (left + 29.5 / 32 * width, 384), colour=GREEN[0])
     p.text(left + 322, 372, "when its tick is over", size=11.5, colour=GREEN[0], anchor="end")
     p.box(left + 165, 387, 215, GREEN, "callback(timeout)", "never early, a tick late at most")
@@ -151,17 +151,17 @@ def wheel() -> Picture:
 
 
 def message() -> Picture:
-    p = Picture("The way of a message through a delayed queue, from the producer over the server to the consumer", 640)
+    p = Picture("The path of a message through a delayed queue, from the producer through the server to the consumer", 640)
     lanes = ((10, BLUE, "producer"), (146, GREY, "Redis, Valkey"), (282, GREEN, "consumer"))
     for x, colour, name in lanes:
         p.area(x, 12, 128, 540, (colour[0], "#ffffff"))
         p.text(x + 64, 31, name, bold=True, anchor="middle", colour=colour[0], size=14)
     left, middle, right = 74, 210, 346
     p.box(20, 44, 108, BLUE, "offer(delay)", "encodes it")
-    p.box(20, 106, 108, BLUE, "Offers", "those that wait", "share a call")
+    p.box(20, 106, 108, BLUE, "Offers", "waiting offers", "share a call")
     p.arrow((left, 87), (left, 104))
-    p.box(292, 44, 108, GREEN, "take()", "loops, too: waits")
-    p.box(292, 106, 108, GREEN, "Taker", "who waits, in", "a row")
+    p.box(292, 44, 108, GREEN, "take()", "waits, like loops")
+    p.box(292, 106, 108, GREEN, "Taker", "the waiting", "callers, in order")
     p.arrow((right, 87), (right, 104))
 
     p.box(154, 150, 112, GREY, "offer.lua", "server's time", "+ delay = due", code=True)
@@ -171,7 +171,7 @@ def message() -> Picture:
     p.arrow((middle, 208), (middle, 232))
     p.text(middle, 290, "and", size=11, colour=FAINT, anchor="middle")
 
-    p.box(292, 184, 108, GREEN, "Subscriber", "hears: a new", "head, due then")
+    p.box(292, 184, 108, GREEN, "Subscriber", "hears of a new", "head's due time")
     p.arrow((266, 192), (290, 192), colour=ORANGE[0], dashed=True)
     p.box(292, 268, 108, GREEN, "Pushes", "arms one timer,", "the earliest")
     p.arrow((right, 242), (right, 266))
@@ -181,7 +181,7 @@ def message() -> Picture:
     p.arrow((right, 395), (right, 414))
     p.text(right + 6, 409, "due!", size=11, colour=GREEN[0])
 
-    p.box(154, 402, 112, GREY, "transfer.lua", "what is due:", "out of both,", "into ready", code=True)
+    p.box(154, 402, 112, GREY, "transfer.lua", "moves due", "messages from", "both to ready", code=True)
     p.arrow((middle, 339), (middle, 400))
     p.text(middle + 6, 372, "due", size=11, colour=FAINT)
     p.arrow((290, 436), (268, 436), colour=GREEN[0])
@@ -197,22 +197,22 @@ def message() -> Picture:
         20,
         232,
         "A process that",
-        "only offers moves",
-        "what is due, too:",
-        "it has a timer as",
-        "consumers have.",
+        "only offers also",
+        "moves due ones:",
+        "it has a timer,",
+        "like consumers.",
         "",
-        "So has Java, on the",
-        "same keys. Who",
-        "comes first does",
-        "the work.",
+        "So does Java, on",
+        "the same keys.",
+        "The first client",
+        "does the work.",
         size=11.5,
     )
-    p.text(16, 576, "Not by notifications alone", size=12, bold=True)
+    p.text(16, 576, "Notifications are not enough", size=12, bold=True)
     p.lines(
         16,
         594,
-        "Each 5 s, and after each subscription, resync.lua looks",
+        "Every 5 s, and after each subscription, resync.lua looks",
         "at all queues. BLMOVE sees what Java pushes to ready.",
         size=11.5,
     )
@@ -244,7 +244,7 @@ def delayed() -> Picture:
     p.text(214, 268, "LIST", size=11, colour=FAINT, anchor="end")
 
     p.arrow((224, 168), (290, 222), colour=RED[0])
-    p.text(274, 192, "nobody can read it", size=11.5, colour=RED[0])
+    p.text(274, 192, "unreadable", size=11.5, colour=RED[0])
     p.area(244, 225, 160, 56, BLUE)
     p.text(324, 245, "quarantine", bold=True, colour=BLUE[0], size=13, anchor="middle")
     p.text(324, 267, "delayq_quarantine:…", code=True, size=11, anchor="middle")
@@ -267,7 +267,11 @@ def delayed() -> Picture:
     p.text(400, 330, "nack: offered again", size=11.5, colour=ORANGE[0], anchor="end")
     p.arrow((160, 395), (148, 395), (148, 300), (130, 284), colour=RED[0])
     p.lines(
-        16, 470, "Red, on the left: the lease has ended, and whoever", "looks next puts it back, at the head of ready.", size=11.5
+        16,
+        470,
+        "Red, on the left: the lease has ended, and the next",
+        "client to look puts it back at the head of ready.",
+        size=11.5,
     )
     return p
 
@@ -291,14 +295,14 @@ def reliable() -> Picture:
     p.box(150, 226, 104, GREY, "gone", "handled")
     p.arrow((320, 193), (320, 250), (256, 250), colour=GREEN[0])
     p.text(314, 244, "ack", size=11.5, colour=GREEN[0], anchor="end")
-    p.box(16, 226, 104, RED, "dead", "kept, with why")
+    p.box(16, 226, 104, RED, "dead", "kept, with reason")
     p.arrow((286, 182), (68, 182), (68, 224), colour=RED[0])
-    p.text(76, 200, "reject, or no attempt is left", size=11.5, colour=RED[0])
+    p.text(76, 200, "reject, or no attempts left", size=11.5, colour=RED[0])
     p.arrow((28, 226), (28, 100), (286, 100), (300, 87), colour=FAINT)
     p.text(34, 122, "redrive:", size=11.5, colour=FAINT)
     p.text(34, 137, "due now", size=11.5, colour=FAINT)
 
-    p.text(16, 308, "What the keys hold", size=15, bold=True)
+    p.text(16, 308, "Contents of the keys", size=15, bold=True)
     p.text(16, 327, "delayq:{jobs}:…", code=True, size=12, colour=FAINT)
     columns = ((206, "delayed", ORANGE), (262, "ready", GREEN), (318, "leased", BLUE), (376, "dead", RED))
     for x, name, colour in columns:
@@ -327,15 +331,15 @@ def reliable() -> Picture:
     p.lines(
         16,
         566,
-        "live: a sorted set, by the next moment to look at it:",
-        "due time, or end of lease. ○: where there is any.",
+        "live: a sorted set, by the time of the next look:",
+        "due time, or end of lease. ○: if there is one.",
         size=11.5,
     )
     return p
 
 
 def guarantees() -> Picture:
-    p = Picture("Guarantees: at most once by take, at least once by a lease", 548)
+    p = Picture("Guarantees: at most once with take, at least once with a lease", 548)
     left, right = 84, 404
 
     def timeline(y: int, name: str, colour: Colour, start: float, end: float, *, dies: bool = False) -> None:
@@ -378,7 +382,7 @@ def guarantees() -> Picture:
 
     y = 400
     p.line(14, y - 18, 406, y - 18, colour="#e1e5ec")
-    p.text(14, y + 6, "The first one lives, and was only too slow", size=14.5, bold=True)
+    p.text(14, y + 6, "The first worker is alive, but too slow", size=14.5, bold=True)
     p.lines(14, y + 24, "Its event loop was blocked for longer than the lease, say.", size=11.5)
     timeline(y + 54, "worker 1", BLUE, 108, 340)
     timeline(y + 96, "worker 2", GREEN, 244, 386)
@@ -388,7 +392,7 @@ def guarantees() -> Picture:
     p.text(348, y + 46, "ack:", size=11.5, colour=RED[0])
     p.text(404, y + 74, "LeaseLost", size=11.5, colour=RED[0], anchor="end")
     p.text(386, y + 118, "ack", size=11.5, colour=GREEN[0], anchor="middle")
-    p.text(14, y + 126, "Handled twice, settled once: a handler has to bear that.", size=12)
+    p.text(14, y + 126, "Handled twice, settled once: handlers must tolerate it.", size=12)
     return p
 
 

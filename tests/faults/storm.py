@@ -542,7 +542,7 @@ class _Doubts(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         words = record.getMessage()
-        if "may come again" not in words and "may be done again" not in words:
+        if "may be redelivered" not in words and "may be handled again" not in words:
             return
         if named := self._NAME.search(words):
             self.copies.add(named[1])

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 NAME = "orders"
 # The wording differs between servers, and between a call and a command inside a script.
-NOT_PERMITTED = re.compile(r"NOPERM|[Pp]ermission|may not hear|can't run this command|ACL failure")
-MAY_NOT_MOVE = "may not move what is due"
+NOT_PERMITTED = re.compile(r"NOPERM|[Pp]ermission|no permission to subscribe|can't run this command|ACL failure")
+MAY_NOT_MOVE = "no permission to move due messages"
 
 
 class Warned(logging.Handler):

@@ -272,7 +272,7 @@ async def test_who_may_only_offer_moves_nothing_and_says_so_once(server: Private
         Redis.from_url(server.url) as raw,
     ):
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
-        await until(lambda: "may not move" in caplog.text)
+        await until(lambda: "no permission to move" in caplog.text)
         await queue.offer(1)
         # Long enough for ten re-checks, each of which would transfer the message if it could.
         await asyncio.sleep(0.2)

@@ -126,7 +126,7 @@ def test_a_queue_whose_keys_hold_something_else_hides_no_other(cli: Cli, server:
     status, (bad, good) = cli("queues")
     assert (status, good["queue"], good["ready"]) == (0, "good", 1)
     assert bad["queue"] == "bad"
-    assert "a value of another type" in bad["error"]
+    assert "a value of the wrong type" in bad["error"]
     assert cli.plain("queues")[1].splitlines()[1].split() == ["reliable", "bad", "-", "-", "-", "-", "see", "doctor"]
 
 
@@ -248,7 +248,7 @@ def test_an_id_that_is_taken_is_a_one(cli: Cli) -> None:
     for _ in range(2):
         status, _ = cli("offer", "1", "--queue", "mails", "--id", "a")
     assert status == 1
-    assert cli.error == "delayq: the id 'a' is taken, and nothing was stored: see --on-duplicate\n"
+    assert cli.error == "delayq: the id 'a' is taken, and the message was not stored: see --on-duplicate\n"
     assert cli("offer", "2", "--queue", "mails", "--id", "a", "--on-duplicate", "replace")[0] == 0
     assert cli("get", "a", "--queue", "mails")[1][0]["value"] == 2
 
@@ -453,7 +453,7 @@ def test_a_doctor_knows_what_a_user_lacks(own_server: PrivateServer, capsys: pyt
         assert status == 1
         (rights,) = [one for one in found if one["check"] == "rights"]
         assert rights["level"] == "wrong"
-        assert "'dash' is no consumer: lacks +" in rights["text"]
+        assert "'dash' cannot act as consumer: lacks +" in rights["text"]
         assert rights["advice"] == "see: delayq acl consumer --queue mails"
         assert next(one for one in found if one["check"] == "reliable mails")["level"] == "ok"
         status, found = cli("doctor", "--queue", "mails", "--role", "dashboard")
@@ -497,24 +497,24 @@ def test_a_bench_that_takes_too_long_is_a_one(cli: Cli, server: PrivateServer) -
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("stats",), "which queue"),
-        (("stats", "--queue", "a", "--delayed", "b"), "which queue"),
+        (("stats",), "no queue given"),
+        (("stats", "--queue", "a", "--delayed", "b"), "no queue given"),
         (("stats", "--delayed", "b", "--partitions", "2"), "no partitions"),
         (("stats", "--queue", ""), "non-empty"),
-        (("offer", "{", "--queue", "a"), "no JSON"),
-        (("offer", "1", "--queue", "a", "--delay", "soon"), "--delay is a duration"),
+        (("offer", "{", "--queue", "a"), "not JSON"),
+        (("offer", "1", "--queue", "a", "--delay", "soon"), "--delay must be a duration"),
         (("offer", "1", "--queue", "a", "--delay", "-1"), "negative"),
         (("offer", "1", "--queue", "a", "--delay", "nan"), "finite"),
         (("offer", "1", "--queue", "a", "--at", "2030-01-01T00:00"), "timezone"),
-        (("offer", "1", "--queue", "a", "--at", "noon"), "--at is a moment"),
+        (("offer", "1", "--queue", "a", "--at", "noon"), "--at must be a time"),
         (("offer", "1", "--queue", "a", "--at", "2030-01-01T00:00Z", "--delay", "1"), "not both"),
         (("offer", "1", "--queue", "a", "--header", "x"), "NAME=VALUE"),
         (("offer", "1", "--queue", "a", "--on-duplicate", "x"), "on_duplicate"),
-        (("offer", "1", "--queue", "a", "--codec", "x"), "--codec is one of"),
-        (("offer", "1", "--delayed", "a", "--id", "x"), "delayed queue knows no"),
+        (("offer", "1", "--queue", "a", "--codec", "x"), "--codec must be one of"),
+        (("offer", "1", "--delayed", "a", "--id", "x"), "need a reliable queue"),
         (("list", "--queue", "a", "--state", "dead"), "--state"),
         (("get", "zz", "--delayed", "a"), "16 hexadecimal digits"),
-        (("reschedule", "x", "--queue", "a"), "when?"),
+        (("reschedule", "x", "--queue", "a"), "no due time given"),
         (("purge", "--queue", "a"), "--yes"),
         (("dead", "list", "--queue", "a", "--limit", "0"), "--limit"),
         (("dead", "purge", "--queue", "a"), "--yes"),

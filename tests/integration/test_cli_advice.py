@@ -40,7 +40,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_an_offer_needs_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["offer", "1", "-q", "jobs"]) == 2
-    assert "--url, or set $DELAYQ_URL" in told(capsys)
+    assert "--url or set $DELAYQ_URL" in told(capsys)
 
 
 @pytest.mark.parametrize("made", ["delayq.Worker()", "delayq.Worker(None, concurrency=3)"])
@@ -56,7 +56,7 @@ def test_a_worker_needs_a_server(tmp_path: Path, made: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("delayq: which server? Set $DELAYQ_URL")
+    assert done.stderr.startswith("delayq: no server given: set $DELAYQ_URL")
 
 
 async def test_connect_without_an_address_warns_of_the_private_server(caplog: pytest.LogCaptureFixture) -> None:
@@ -79,7 +79,7 @@ def test_with_an_address_nothing_is_warned_of(caplog: pytest.LogCaptureFixture, 
 
 @pytest.mark.parametrize("text", ["1_000", "1_0s", "0x10", "", "\u0661"])
 def test_what_is_no_plain_number_is_no_duration(text: str) -> None:
-    with pytest.raises(Exception, match="--delay is a duration"):
+    with pytest.raises(Exception, match="--delay must be a duration"):
         duration(text)
 
 

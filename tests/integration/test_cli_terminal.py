@@ -90,18 +90,18 @@ SCREENS = (
     Case("list --delayed closing", ("in 50m", "…")),
     Case("list --queue orders --partitions 4 --limit 3", ("in 8m",)),
     Case("get welcome-2 --queue mails", ("header tenant: acme", "value:         {")),
-    Case("get nobody --queue mails", ("delayq: there is no message 'nobody' to be had",), status=1),
+    Case("get nobody --queue mails", ("delayq: there is no message 'nobody', or it has already been delivered",), status=1),
     Case('offer {"to":"x"} --queue mails --delay 2h --id new', ("new  due",)),
     Case("offer hello --text --delayed closing", ("due",)),
     Case("cancel welcome-1 --queue mails", ("welcome-1 is cancelled",)),
     Case("reschedule welcome-1 --queue mails --delay 3m", ("welcome-1  due", "(in 3 min)")),
-    Case("take --delayed closing", ("delayq: nothing is due",), status=1),
+    Case("take --delayed closing", ("delayq: no message is due",), status=1),
     Case("pause --queue mails", ("delayq resume --queue mails",)),
     Case("resume --queue mails", ("mails was not paused",), status=1),
     Case("purge --queue mails --yes", ("dropped: 5",)),
-    Case("dead list --queue mails", ("id   died", "tries", "rejected")),
+    Case("dead list --queue mails", ("id   died", "attempts", "rejected")),
     Case("dead list --queue mails --long", ("reason:   rejected",)),
-    Case(REDRIVE, ("live again: 1",)),
+    Case(REDRIVE, ("redriven: 1",)),
     Case("dead purge --queue mails --yes", ("dropped: 1",)),
     Case("inspect --delayed closing --limit 1", ("form:  current, 8-byte length", "  0000  08")),
     Case("doctor", ("ok     version:", "note   reliable mails:", "nothing is wrong")),
@@ -110,7 +110,7 @@ SCREENS = (
     Case("worker work:nobody", ("delayq: module 'work' has no attribute 'nobody'",), status=2),
     Case("dashboard --port 0", ("http://127.0.0.1:", "read-only"), status=130, stop="http://"),
     Case("acl consumer --queue mails", ("resetkeys resetchannels -@all", "~delayq:{mails}:live")),
-    Case(BENCH, ("offers:", "a second", "p99")),
+    Case(BENCH, ("offers:", "per second", "p99")),
     Case(DEMO, ("offered 20   delivered 20   waiting  0", "message   delay s", "lost: 0")),
 )
 DOCUMENTS = (
@@ -250,7 +250,7 @@ def test_a_purge_asks(own_server: PrivateServer) -> None:
         return act
 
     seen = at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("n\n"))
-    assert (seen.status, seen.lines[-1]) == (1, "delayq: nothing was done")
+    assert (seen.status, seen.lines[-1]) == (1, "delayq: nothing was changed")
     # Ctrl-C at the prompt.
     assert at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("\x03")).status == 130
     seen = at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("y\n"))
@@ -261,7 +261,10 @@ def test_a_purge_asks(own_server: PrivateServer) -> None:
 def test_stats_can_be_watched_until_ctrl_c(own_server: PrivateServer) -> None:
     seed(own_server.url)
     seen = at_terminal(
-        *("stats", "--queue", "mails", "--watch", "--interval", "0.1"), "--url", own_server.url, act=interrupt_at("Ctrl-C ends")
+        *("stats", "--queue", "mails", "--watch", "--interval", "0.1"),
+        "--url",
+        own_server.url,
+        act=interrupt_at("Ctrl-C to"),
     )
     assert seen.status == 130
     assert "mails" in seen.text
@@ -280,7 +283,7 @@ def test_ctrl_c_says_what_is_left(own_server: PrivateServer, command: list[str],
         left = raw.zcard(MAILS.dead)
         assert 0 < left < 200_000
         assert raw.hlen(MAILS.dead_messages) == left
-    assert f"{left:,} dead letters are left" in " ".join(seen.lines)
+    assert f"{left:,} are left; run the command again to continue" in " ".join(seen.lines)
 
 
 def test_ctrl_c_during_a_purge_says_what_is_left(own_server: PrivateServer) -> None:
@@ -418,4 +421,4 @@ def test_bytes_are_offered_as_they_stand(seeded: dict[str, Any]) -> None:
         assert json.loads(taken.stdout)["value"] == stored
     result = offer("-", "--text")
     assert (result.returncode, result.stdout) == (2, b"")
-    assert result.stderr == b"delayq: the value is no text; for bytes add --codec bytes\n"
+    assert result.stderr == b"delayq: the value is not text; to offer bytes, add --codec bytes\n"

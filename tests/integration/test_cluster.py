@@ -460,7 +460,7 @@ async def test_what_can_be_seen_is_listed_and_what_cannot_is_named(
             found = {queue.name for queue in await inspection.queues(client)}
         assert set(seen) <= found
         assert hidden not in found
-        assert f"127.0.0.1:{cluster.nodes[2].port} has is left out" in caplog.text
+        assert f"127.0.0.1:{cluster.nodes[2].port} is left out of the result" in caplog.text
 
 
 async def test_one_answer_that_leaves_out_a_master_ends_none_of_its_calls(client: delayq.Client, cluster: TestCluster) -> None:

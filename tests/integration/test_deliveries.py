@@ -455,6 +455,6 @@ async def test_a_nack_whose_answer_is_lost_is_unknown_and_the_message_there_once
 async def test_a_key_of_a_foreign_type_moves_nothing(queue: DelayedQueue[int], raw: Redis) -> None:
     await raw.set(LEASED, "not a hash")
     await queue.offer(1, 0.01)
-    with pytest.raises(delayq.ServerRefused, match="another type"):
+    with pytest.raises(delayq.ServerRefused, match="wrong type"):
         await hold(queue)
     assert await queue.pending.size() == 1

@@ -127,7 +127,7 @@ class TestResult:
         result = result_of(ledger)
         assert result.as_json()["lateness_ms"] == {"p50": None, "p99": None, "max": None}
         assert ("lost", "1", False) in result.fields()
-        assert ("lateness", "nothing was delivered", True) in result.fields()
+        assert ("lateness", "no messages were delivered", True) in result.fields()
 
     @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 50), (0.99, 99), (0.991, 100), (1.0, 100)])
     def test_a_percentile_is_a_value_that_was_measured(self, share: float, value: int) -> None:
@@ -170,7 +170,7 @@ def test_without_a_terminal_it_prints_a_few_lines_and_the_summary() -> None:
     done = demo(*SMALL, FORCE_COLOR="1", TERM="xterm")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == "delayq demo: 60 messages, delayed by 0 to 0.5 s, on an embedded server"
+    assert lines[0] == "delayq demo: 60 messages with delays of 0 to 0.5 s on an embedded server"
     assert "offered 60, delivered 60, waiting 0" in lines
     assert lines[-6:-1] == ["offered: 60", "delivered: 60", "early: 0", "lost: 0", "duplicates: 0"]
     assert re.fullmatch(r"lateness: p50 [\d.]+ ms, p99 [\d.]+ ms, max [\d.]+ ms", lines[-1])
@@ -205,7 +205,7 @@ def test_modules_in_the_working_directory_are_in_nobodys_way(tmp_path: Path) -> 
     ("arguments", "words"),
     [
         (("--url", "redis://127.0.0.1:1/0"), "127.0.0.1:1"),
-        (("--url", "nonsense"), "no address"),
+        (("--url", "nonsense"), "not a supported address"),
         (("--messages", "0"), "--messages"),
         (("--max-delay", "-1"), "--max-delay"),
         (("--max-delay", "nan"), "--max-delay"),
@@ -374,7 +374,7 @@ def test_a_dead_producer_is_an_error() -> None:
         os.kill(process_of(descendants(process.pid), "demo.producer"), signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
-    assert errors == "delayq: the producer failed: it ended without a word\n"
+    assert errors == "delayq: the producer failed: it ended without any output\n"
 
 
 # The terminal

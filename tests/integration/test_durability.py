@@ -33,7 +33,7 @@ class TestPromise:
 
     @pytest.mark.parametrize("bad", ["", "disk", "replicas", "replicas:0", "replicas:-1", "replicas:x", "replicas:1 ", None, 1])
     def test_anything_else_is_refused(self, bad: Any) -> None:
-        with pytest.raises(delayq.BadInput, match="durability is"):
+        with pytest.raises(delayq.BadInput, match="durability must be"):
             parse(bad)
 
     def test_it_is_kept_by_enough_and_broken_by_less_or_by_an_error(self) -> None:

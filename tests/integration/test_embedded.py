@@ -388,7 +388,7 @@ class TestADirectory:
         taken.mkdir()
         taken.chmod(0o777)
         try:
-            with pytest.raises(EmbeddedServerError, match="in the way"):
+            with pytest.raises(EmbeddedServerError, match="already exists"):
                 EmbeddedServer(data).start()
         finally:
             taken.rmdir()
@@ -599,7 +599,7 @@ class TestAClient:
             await client.server_time()
             await client.delayed_queue("orders").offer(1)
             assert await client.delayed_queue("orders").take() == 1
-        assert "was gone, and was started again without its data" in caplog.text
+        assert "was gone and has been restarted without its data" in caplog.text
 
     async def test_that_is_cancelled_while_it_closes_stops_its_server(self, place: Path) -> None:
         client = delayq.connect(f"embedded:{place}")

@@ -209,7 +209,7 @@ async def test_closing_fetches_what_a_lost_answer_had_handed_out(server: Private
         assert await asyncio.wait_for(client.delayed_queue("orders").take(), 5) == 1
 
 
-@pytest.mark.parametrize(("fault", "words"), [("unsent", "could not be given back"), ("lost", "may not have been given back")])
+@pytest.mark.parametrize(("fault", "words"), [("unsent", "could not be handed back"), ("lost", "may not have been handed back")])
 async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back(
     server: PrivateServer, faults: Faults, caplog: pytest.LogCaptureFixture, fault: str, words: str
 ) -> None:
@@ -221,7 +221,7 @@ async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back
             if value == 4:
                 break
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
-        f"2 messages of queue 'orders' were taken and {words}: planned"
+        f"2 messages were taken from queue 'orders' and {words}: planned"
     ]
     async with delayq.connect(server.url) as client:
         assert await client.delayed_queue("orders").ready.size() == (3 if fault == "unsent" else 5)
@@ -352,7 +352,7 @@ async def test_a_foreign_key_gives_every_waiting_caller_one_clear_error(
     async with Redis.from_url(server.url) as raw:
         await raw.set("orders", "mine")
         results = await asyncio.gather(*(queue.take() for _ in range(3)), queue.poll(), return_exceptions=True)
-        assert all(isinstance(result, delayq.ServerRefused) and "another type" in str(result) for result in results)
+        assert all(isinstance(result, delayq.ServerRefused) and "wrong type" in str(result) for result in results)
         await raw.delete("orders")
         await queue.offer(1)
         assert await asyncio.wait_for(queue.take(), 10) == 1
@@ -374,7 +374,7 @@ async def test_a_notification_that_is_no_number_does_no_harm(server: PrivateServ
     async with delayq.connect(server.url) as client, Redis.from_url(server.url) as raw:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await until(lambda: raw.publish("redisson_delay_queue_channel:{orders}", "nonsense"))
-        await until(lambda: "a notification is no number" in caplog.text)
+        await until(lambda: "received a notification that is not a number" in caplog.text)
         await queue.offer(1, 0.01)
         assert await asyncio.wait_for(queue.take(), 5) == 1
 
@@ -404,7 +404,7 @@ async def test_while_the_server_is_away_calls_wait_and_then_say_so(
         assert caught.value.__cause__ is not None
         with pytest.raises(delayq.ServerUnavailable):
             await queue.pending.size()
-        await until(lambda: "the re-check of 1 queues failed" in caplog.text)
+        await until(lambda: "re-checking 1 queues failed" in caplog.text)
         await asyncio.to_thread(own_server.start)
         await queue.offer(2)
         assert await asyncio.wait_for(taker, 5) == 2

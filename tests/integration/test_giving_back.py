@@ -122,8 +122,8 @@ async def test_closing_does_not_claim_to_know_what_arrives_later(
             ready = await queue.ready.size()
             assert ready < 5
             links.stall()
-        said = [record.getMessage() for record in caplog.records if "given back" in record.getMessage()]
-        count = f"{5 - ready} messages of queue 'orders' were taken and may not have been given back: "
+        said = [record.getMessage() for record in caplog.records if "handed back" in record.getMessage()]
+        count = f"{5 - ready} messages were taken from queue 'orders' and may not have been handed back: "
         assert len(said) == 1
         assert said[0].startswith(count)
         links.heal()

@@ -86,7 +86,7 @@ async def test_a_worker_runs_as_long_as_the_block(client: delayq.Client) -> None
     async with opened(client, worker=worker) as same:
         assert same is client
         await client.reliable_queue("jobs").offer(1)
-        with pytest.raises(delayq.ConfigurationError, match="runs already"):
+        with pytest.raises(delayq.ConfigurationError, match="already running"):
             await worker.run()
     with pytest.raises(delayq.Closed):
         _ = worker.client

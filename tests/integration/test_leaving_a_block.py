@@ -55,7 +55,7 @@ async def test_an_error_goes_on_though_the_lease_was_lost(
         async with held:
             own_server.call("FLUSHALL")
             raise ZeroDivisionError
-    assert "could not be given back: LeaseLost" in caplog.text
+    assert "could not be handed back: LeaseLost" in caplog.text
 
 
 @HOLD
@@ -69,7 +69,7 @@ async def test_an_error_goes_on_though_the_server_is_away(
             own_server.kill()
             raise ZeroDivisionError
     # The outcome depends on which side notices first that the connection is gone.
-    assert re.search("could not be given back: ServerUnavailable|may not have been given back: OutcomeUnknown", caplog.text)
+    assert re.search("could not be handed back: ServerUnavailable|may not have been handed back: OutcomeUnknown", caplog.text)
 
 
 @HOLD

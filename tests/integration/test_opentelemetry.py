@@ -236,7 +236,7 @@ async def test_partitions_are_traced(client: Client, traces: Traces) -> None:
 
 
 async def test_headers_that_are_none_are_refused_as_without_traces(jobs: ReliableQueue[Any], traces: Traces) -> None:
-    with pytest.raises(delayq.BadInput, match="headers are a mapping"):
+    with pytest.raises(delayq.BadInput, match="headers must be a mapping"):
         await jobs.offer(1, headers=[("a", "b")])  # type: ignore[arg-type]
     assert (traces.one("send jobs").attributes or {})["error.type"] == "BadInput"
 

@@ -152,13 +152,13 @@ async def prepare(client: Client, name: str, operation: str) -> tuple[ReliableQu
 
 def logged(caplog: pytest.LogCaptureFixture) -> Exception | None:
     """Return the error that a block has logged, if any. Its wording and its type agree."""
-    lines = [record.getMessage() for record in caplog.records if "given back" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "handed back" in record.getMessage()]
     if not lines:
         return None
     (line,) = lines
-    if "may not have been given back: OutcomeUnknown: " in line:
+    if "may not have been handed back: OutcomeUnknown: " in line:
         return delayq.OutcomeUnknown(line)
-    assert "could not be given back: ServerUnavailable: " in line
+    assert "could not be handed back: ServerUnavailable: " in line
     return delayq.ServerUnavailable(line)
 
 
@@ -633,7 +633,7 @@ async def test_work_in_steps_that_fails_half_way_does_not_say_that_nothing_was_d
 
     faults.plan = plan
     be_impatient(monkeypatch)
-    with pytest.raises(delayq.OutcomeUnknown, match=f"^{done} messages were done, then: planned$"):
+    with pytest.raises(delayq.OutcomeUnknown, match=f"^{done} messages were processed, then: planned$"):
         await OPERATIONS[operation](jobs, None)
     (await store.look()).demand_no_orphans()
 

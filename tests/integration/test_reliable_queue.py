@@ -523,16 +523,19 @@ async def test_a_handler_may_say_when_to_come_again(jobs: ReliableQueue[int], st
     assert (stored.errors, stored.attempts) == ({"a": "the shop is closed"}, {"a": 1})
     with pytest.raises(delayq.BadDelay):
         delayq.RetryAfter(-1)
-    assert str(delayq.RetryAfter(2.5)) == "again after 2.5"
+    assert str(delayq.RetryAfter(2.5)) == "retry after 2.5"
 
 
 async def test_a_handler_may_reject(jobs: ReliableQueue[int]) -> None:
     await jobs.offer_many([Offer(value=1), Offer(value=2)])
-    for reason in ("", "not ours"):
+    for reason in ("", "not leased to this consumer"):
         (message,) = await jobs.claim()
         async with message:
             raise delayq.Reject(reason)
-    assert [(letter.reason, letter.error) for letter in await jobs.dead.list()] == [("rejected", ""), ("not ours", "")]
+    assert [(letter.reason, letter.error) for letter in await jobs.dead.list()] == [
+        ("rejected", ""),
+        ("not leased to this consumer", ""),
+    ]
 
 
 async def test_errors_are_bounded_and_keep_their_end(jobs: ReliableQueue[int], store: Store) -> None:
@@ -727,7 +730,7 @@ async def test_looking_leases_nothing(jobs: ReliableQueue[int]) -> None:
         assert message is not None
         assert (message.value, message.attempt, message.priority, message.state) == (1, 0, 2, "ready")
         for settle in (message.ack, message.nack, message.release, lambda message=message: message.bury("x")):
-            with pytest.raises(delayq.LeaseLost, match="only looked at"):
+            with pytest.raises(delayq.LeaseLost, match="only read"):
                 await settle()
         with pytest.raises(delayq.LeaseLost):
             async with message:

@@ -99,7 +99,7 @@ def small() -> Iterator[Watched]:
 
 async def test_a_service_that_no_sentinel_knows_is_named(small: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
-    with pytest.raises(delayq.ServerUnavailable, match="knows no service 'market'"):
+    with pytest.raises(delayq.ServerUnavailable, match="does not know the service 'market'"):
         async with delayq.connect(small.url.replace("/shop", "/market")):
             pass
 

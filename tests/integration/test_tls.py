@@ -100,7 +100,7 @@ class TestTLS:
     async def test_a_plain_client_on_a_port_with_tls_is_told_what_may_be_wrong(self, authority: Authority) -> None:
         with (
             tls_server(authority, "IP:127.0.0.1") as (_server, port),
-            pytest.raises(delayq.ServerUnavailable, match="is it rediss://"),
+            pytest.raises(delayq.ServerUnavailable, match="did you mean rediss://"),
         ):
             await open_client(f"redis://127.0.0.1:{port}/0").__aenter__()
 
@@ -108,7 +108,7 @@ class TestTLS:
     async def test_a_client_with_tls_on_a_plain_port_is_told_what_may_be_wrong(self, authority: Authority) -> None:
         with tls_server(authority, "IP:127.0.0.1") as (server, _port):
             started = time.monotonic()
-            with pytest.raises(delayq.ServerUnavailable, match=r"is it redis://"):
+            with pytest.raises(delayq.ServerUnavailable, match=r"did you mean redis://"):
                 await open_client(f"rediss://127.0.0.1:{server.port}/0?socket_connect_timeout=0.5").__aenter__()
             assert time.monotonic() - started < 5
 

@@ -275,7 +275,7 @@ async def test_acks_that_fail_are_logged_and_their_messages_come_again(
             break
     await queue._open.settling.flush()
     failing = False
-    failed = set(re.findall(r"message '(job \d+)' is handled, but may come again", caplog.text))
+    failed = set(re.findall(r"message '(job \d+)' was handled, but may be redelivered", caplog.text))
     assert len(failed) == 10
     # The messages are redelivered after their leases, as second attempts.
     again: set[str] = set()

@@ -232,16 +232,16 @@ async def no_codec(order: Db) -> None: ...
 @pytest.mark.parametrize(
     ("handler", "words"),
     [
-        (nothing, "takes no value"),
-        (only_by_name, "takes no value"),
+        (nothing, "has no parameter for the value"),
+        (only_by_name, "has no parameter for the value"),
         (unknown, "'db', which is a Db"),
         (bare, "'more', which has no annotation"),
-        (mixed, "takes a Order, and a message of int"),
-        (client_first, "first parameter gets the value"),
-        (generator, "is no handler"),
+        (mixed, "takes a Order, but a message of int"),
+        (client_first, "first parameter must be the value"),
+        (generator, "is not a handler"),
         (unreadable, "'order' cannot be read"),
         (no_codec, "no codec for Db"),
-        (42, "is no handler"),
+        (42, "is not a handler"),
     ],
     # Not str(), which contains a function's memory address: all test processes must use the same names.
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -280,7 +280,7 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None
 def test_a_queue_has_one_listener() -> None:
     worker = Worker("redis://127.0.0.1:1")
     worker.listener("jobs")(unannotated)
-    with pytest.raises(delayq.ConfigurationError, match="'jobs' has a listener already: unannotated"):
+    with pytest.raises(delayq.ConfigurationError, match="'jobs' already has a listener: unannotated"):
         worker.listener("jobs")(unannotated)
 
 
@@ -438,9 +438,9 @@ def of_a_message(message: Message[Any]) -> Db: ...  # type: ignore[empty-body]
         (no_return, False, "return annotation"),
         (for_nothing, False, "return annotation"),
         (needs_unknown, False, "'cache', which is a Cache"),
-        (another_client, False, "there is a Client already"),
-        (of_a_message, True, "made once, so it cannot take a message"),
-        (Db, False, "is no dependency"),
+        (another_client, False, "there already is a dependency of type Client"),
+        (of_a_message, True, "called only once, so it cannot take a message"),
+        (Db, False, "is not a dependency"),
     ],
 )
 def test_a_dependency_that_cannot_work_is_refused(function: Any, once: bool, words: str) -> None:

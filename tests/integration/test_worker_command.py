@@ -206,7 +206,7 @@ async def test_a_process_that_dies_is_replaced(own_server: PrivateServer, app: P
         it.process.send_signal(signal.SIGTERM)
         status, errors = await it.end()
         assert status == 0
-        assert re.search(r"^delayq: process 1 ended with status 9; another one starts in 0\.\d s$", errors, re.MULTILINE)
+        assert re.search(r"^delayq: process 1 exited with status 9; restarting it in 0\.\d s$", errors, re.MULTILINE)
 
 
 async def test_in_a_burst_it_is_not_replaced_and_the_status_says_so(own_server: PrivateServer, app: Path) -> None:
@@ -214,7 +214,7 @@ async def test_in_a_burst_it_is_not_replaced_and_the_status_says_so(own_server: 
     async with command(own_server, app, "shop.jobs:worker", "--burst") as it:
         status, errors = await it.end()
     assert status == 1
-    assert "delayq: process 1 ended with status 9\n" in errors
+    assert "delayq: process 1 exited with status 9\n" in errors
 
 
 @linux_only
@@ -232,7 +232,7 @@ async def test_no_process_survives_one_that_was_killed(own_server: PrivateServer
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("nonsense", "'nonsense' is no module:attribute"),
+        ("nonsense", "'nonsense' is not of the form module:attribute"),
         ("no_such_module:worker", "there is no module 'no_such_module'"),
         ("shop.nothing:worker", "there is no module 'shop.nothing'"),
         ("shop.jobs:nobody", "module 'shop.jobs' has no attribute 'nobody'"),
@@ -307,10 +307,10 @@ async def test_metrics_that_cannot_be_served_are_an_error_in_one_line(own_server
         port = taken.getsockname()[1]
         async with command(own_server, app, "shop.jobs:worker", "--metrics-port", str(port)) as it:
             status, errors = await it.end()
-        assert (status, errors) == (2, f"delayq: metrics cannot be served at 127.0.0.1:{port}: Address already in use\n")
+        assert (status, errors) == (2, f"delayq: cannot serve metrics at 127.0.0.1:{port}: Address already in use\n")
     async with command(own_server, app, "shop.jobs:worker", "--processes", "2", "--metrics-port", "65535") as it:
         status, errors = await it.end()
-    assert (status, errors) == (2, "delayq: 2 processes need as many ports: from 65535 on there are not that many\n")
+    assert (status, errors) == (2, "delayq: 2 processes need as many ports, but there are not enough from 65535 on\n")
 
 
 async def test_wrong_usage_is_an_error_in_one_line(own_server: PrivateServer, app: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_prefix_that_reaches_into_other_queues_keys_is_refused(reserved: str) 
 
 
 def test_without_a_queue_or_with_an_unknown_role_there_are_no_rules() -> None:
-    with pytest.raises(BadInput, match="name a queue"):
+    with pytest.raises(BadInput, match="name at least one queue"):
         acl_rules("producer")
-    with pytest.raises(BadInput, match="a role is one of producer, consumer, admin, dashboard"):
+    with pytest.raises(BadInput, match="role must be one of producer, consumer, admin, dashboard"):
         acl_rules("king", reliable=["orders"])  # type: ignore[arg-type]

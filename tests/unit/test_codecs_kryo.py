@@ -169,7 +169,7 @@ class Order:
     id: int = 5
 
 
-SINGLE = "single values, no containers and no objects"
+SINGLE = "it can write only single values"
 REFUSED = [
     ([1], SINGLE),
     ((1,), SINGLE),

@@ -41,7 +41,7 @@ def test_what_is_no_duration_is_refused(bad: Any) -> None:
 
 
 def test_the_error_names_the_argument() -> None:
-    with pytest.raises(BadDelay, match="timeout must not be negative, as -1 is"):
+    with pytest.raises(BadDelay, match="timeout must not be negative, but is -1"):
         seconds(-1, "timeout")
 
 

@@ -111,7 +111,7 @@ async def test_it_is_refused_only_if_every_server_refuses(servers: Servers) -> N
 async def test_servers_that_never_answer_are_named(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ASK_NEXT_AFTER", 0.01)
     monkeypatch.setattr(module, "WITHIN", 0.05)
-    with pytest.raises(ServerUnavailable, match=r"no; b does not answer within 0\.05 s"):
+    with pytest.raises(ServerUnavailable, match=r"no; b did not answer within 0\.05 s"):
         await first_of("all", [servers.fails("a", ServerRefused("no")), servers.hangs("b")])
 
 

@@ -450,7 +450,7 @@ async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureF
     with suppress(RuntimeError):
         await background.spawn(fail(), "test")
     await turns()
-    assert "delayq test ended with an error" in caplog.text
+    assert "background task 'delayq test' failed" in caplog.text
 
 
 @pytest.fixture

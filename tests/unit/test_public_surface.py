@@ -39,7 +39,7 @@ def test_bad_input_is_a_value_error(error: type[Exception]) -> None:
 
 def test_errors_make_their_sentence_from_their_facts() -> None:
     assert str(delayq.PayloadTooLarge(11, 10)) == (
-        "the encoded value has 11 bytes, over max_payload=10; store it elsewhere and offer a reference"
+        "the encoded value has 11 bytes, more than max_payload=10: store it elsewhere and offer a reference"
     )
     assert "nothing" in str(delayq.DecodeError("JsonCodec", b""))
     assert delayq.OutcomeUnknown("x").stored == ()

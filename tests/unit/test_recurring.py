@@ -317,7 +317,7 @@ def test_without_the_extra_an_expression_is_refused_clearly_and_nothing_is_loade
         "except delayq.ConfigurationError as error: print(error)\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "cron expressions need the extra: pip install 'delayq[cron]'"
+    assert result.stdout.strip() == "cron expressions need an extra: pip install 'delayq[cron]'"
     lazy = subprocess.run(
         [sys.executable, "-c", "import delayq, sys; print('cronsim' in sys.modules)"], capture_output=True, text=True, check=True
     )

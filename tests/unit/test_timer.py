@@ -493,7 +493,7 @@ class TestConstruction:
             timer.new_timeout(nothing, 3600)
 
         asyncio.run(use())
-        with pytest.raises(RuntimeError, match="one per loop"):
+        with pytest.raises(RuntimeError, match="one timer per loop"):
             asyncio.run(use())
         assert len(timer.stop()) == 1
 

@@ -14,7 +14,7 @@ import org.redisson.api.RDelayedQueue;
 import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
 
-/** Redisson's RDelayedQueue, as adapter.py says: taken by take() one by one, or "best" by up to 100. */
+/** Redisson's RDelayedQueue, driven like adapter.py: take() takes messages one by one, or up to 100 at "best". */
 public final class Redisson {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final int BULK = 1000;
@@ -99,7 +99,7 @@ public final class Redisson {
         try {
             System.in.read();
         } catch (java.io.IOException error) {
-            // As good as its end.
+            // Treated like the end of the input.
         }
         Runtime.getRuntime().halt(0);
     }

@@ -1,4 +1,4 @@
-// What makes pages live. Without it they are read as well: they reload by themselves.
+// Updates pages live. Pages work without this script too: they then reload by themselves.
 "use strict";
 
 const KEPT = 60;
@@ -40,12 +40,12 @@ if (live && window.EventSource) {
     }
     find("paused").hidden = !figures.paused;
     find("live").hidden = false;
-    // Each connection ends before long, and another one follows: only a longer silence means something.
+    // Connections are short, and each is followed by another: only a longer silence is a problem.
     clearTimeout(silent);
     silent = setTimeout(() => { find("live").hidden = true; }, 5000);
     find("trouble").textContent = "";
     const known = figures.late_ms !== null;
-    find("late").textContent = figures.late_ms ? `${span(figures.late_ms)} ago` : known ? "none waits" : "unknown";
+    find("late").textContent = figures.late_ms ? `${span(figures.late_ms)} ago` : known ? "nothing due" : "unknown";
     if (known) {
       keep(late, figures.late_ms);
       draw(find("late-line"), late);
@@ -63,7 +63,7 @@ if (live && window.EventSource) {
   events.onerror = () => { if (events.readyState === EventSource.CLOSED) find("live").hidden = true; };
 }
 
-// The overview fetches itself again, and keeps what somebody types and where they are.
+// The overview refreshes itself without disturbing the search field or the focus.
 const fresh = document.querySelector("[data-refresh]");
 if (fresh) {
   setInterval(async () => {
@@ -74,6 +74,6 @@ if (fresh) {
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const next = page.querySelector("[data-refresh]");
       if (next) fresh.replaceChildren(...next.childNodes);
-    } catch { /* The next time, perhaps. */ }
+    } catch { /* Try again next time. */ }
   }, 1000 * Number(fresh.dataset.refresh));
 }

@@ -6,6 +6,6 @@
         │ number, delay, due time                number, arrival │
         └───────────▶ this process: matches, shows, sums up ◀────┘
 
-What it decides is in :mod:`~delayq.cli.demo.figures`, which is pure. The two processes talk to this one in JSON lines
+Its decisions are in :mod:`~delayq.cli.demo.figures`, which is pure. The two processes talk to this one in JSON lines
 (:mod:`~delayq.cli.demo.pipes`), and end when it does.
 """

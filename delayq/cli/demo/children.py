@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from delayq.cli.demo.figures import Ledger
 
-# Seconds for a process to start and warm up, and to end when it is asked to.
+# How long a process may take to start and warm up, and to end when asked to, seconds.
 _READY_WITHIN = 20.0
 _END_WITHIN = 5.0
 
 
 class Child:
-    """A process and what it reports. Made by :func:`child`."""
+    """A process and its reports. Created by :func:`child`."""
 
     def __init__(self, role: str, process: Process, stderr: IO[bytes]) -> None:
         assert process.stdin is not None
@@ -41,10 +41,10 @@ class Child:
         self._ready = False
 
     async def wait_until_ready(self, ledger: Ledger) -> None:
-        """Wait until it has started and warmed up.
+        """Wait until the process has started and warmed up.
 
         Raises:
-            CommandFailed: It has failed, or takes too long.
+            CommandFailed: The process failed, or took too long.
         """
         with anyio.move_on_after(_READY_WITHIN) as scope:
             await self.follow(ledger, until=lambda: self._ready)
@@ -54,14 +54,14 @@ class Child:
             raise self.failed()
 
     def begin(self) -> None:
-        """Say that everybody is ready."""
+        """Tell the process that all processes are ready."""
         self._stdin.write(b"go\n")
 
     async def follow(self, ledger: Ledger, until: Callable[[], bool] = lambda: False) -> None:
-        """Note what it reports, until that is enough or the process has ended.
+        """Record the process's reports until ``until`` returns True or the process has ended.
 
         Raises:
-            CommandFailed: It has failed.
+            CommandFailed: The process failed.
         """
         while not until():
             line = await self._stdout.readline()
@@ -79,20 +79,20 @@ class Child:
                 ledger.arrive(*arrived)
 
     async def finish(self, ledger: Ledger) -> None:
-        """Ask it to end, and note the rest of its reports."""
+        """Ask the process to end, and record the rest of its reports."""
         self._stdin.close()
         with anyio.move_on_after(_END_WITHIN):
             await self.follow(ledger)
 
     def failed(self) -> CommandFailed:
-        """An error made of its last words on stderr, for when it has ended before its time."""
+        """Return an error with the last line on stderr of a process that ended too early."""
         self._stderr.seek(0)
         words = self._stderr.read().decode(errors="replace").split("\n")
-        last = next((line for line in reversed(words) if line.strip()), "it ended without a word")
+        last = next((line for line in reversed(words) if line.strip()), "it ended without any output")
         return CommandFailed(f"the {self._role} failed: {last}")
 
     async def end(self) -> None:
-        """See that it is gone: ask, and if that does not help, kill."""
+        """End the process: ask it to end, and kill it if that does not help."""
         self._stdin.close()
         with anyio.move_on_after(_END_WITHIN):
             # It may have more to say than the pipe holds.
@@ -119,9 +119,9 @@ async def child(role: str, url: str, *arguments: str) -> AsyncIterator[Child]:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,
-            # Here, not among the arguments: everybody can read those, and a password may be in it.
+            # Not as an argument, because other users can read those, and the URL may contain a password.
             env=os.environ | {URL_VARIABLE: url},
-            # Ctrl-C is for this process, which ends the others in order.
+            # Ctrl-C must reach only this process, which ends the others in order.
             process_group=0,
         )
         a_child = Child(role, process, stderr)

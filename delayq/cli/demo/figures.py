@@ -1,6 +1,6 @@
-"""What the demo knows and what follows from it. Pure: no clock, no I/O.
+"""The demo's records and results. Pure: no clock, no I/O.
 
-Moments are whole microseconds since the epoch. Messages are known by their numbers.
+Times are whole microseconds since the epoch. Messages are identified by number.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
 
 def latest_offset(exchanges: Iterable[tuple[int, int]]) -> int:
-    """How far the server's clock can be ahead of the local one at most, microseconds (negative: it is behind).
+    """Return the most by which the server's clock can be ahead of the local one, in microseconds (negative: it
+    is behind).
 
-    Each exchange is a question to the server for its time: the local clock when it was sent, and the answer. The server
-    looked at its clock after the question was sent. Had it done so at that very moment, its clock would be
-    ahead by ``server - sent``: the truth is not more. A local moment plus this is therefore never before the true moment
-    on the server's clock, so that no message is called early through an error of the estimate. Lateness is overstated
-    by one way of the quickest exchange at most.
+    Each exchange is a question to the server for its time: the local clock when it was sent, and
+    the answer. The server looked at its clock after the question was sent. Had it done so at that
+    very moment, its clock would be ahead by ``server - sent``: the truth is not more. A local
+    moment plus this is therefore never before the true moment on the server's clock, so that no
+    message is called early through an error of the estimate. Lateness is overstated by one way of
+    the quickest exchange at most.
     """
     # Both clocks are read in whole microseconds, rounded down: the difference may be one more.
     return min(server_us - sent_us for sent_us, server_us in exchanges) + 1
@@ -28,7 +30,7 @@ def latest_offset(exchanges: Iterable[tuple[int, int]]) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """One delivery. ``late_us`` is negative if it came early."""
+    """One delivery. ``late_us`` is negative if it was early."""
 
     number: int
     delay_us: int
@@ -37,7 +39,7 @@ class Row:
 
 
 class Ledger:
-    """Who was offered and who arrived, matched by number. The reports of the two processes may come in any order."""
+    """Matches offered and delivered messages by number. The reports of the two processes may come in any order."""
 
     def __init__(self) -> None:
         self._offered: dict[int, tuple[int, int]] = {}
@@ -61,30 +63,31 @@ class Ledger:
         self._offered[number] = (delay_us, due_us)
 
     def arrive(self, number: int, at_us: int) -> None:
-        """Note an arrival, by the consumer's clock. A second one of the same number is a duplicate."""
+        """Record an arrival, by the consumer's clock. A second one with the same number is a duplicate."""
         if number in self._arrived:
             self.duplicates += 1
         else:
             self._arrived[number] = at_us
 
     def left_over(self, number: int) -> None:
-        """Note a message that lies on the server at the end. One that has arrived nevertheless is there twice."""
+        """Record a message that is still on the server at the end. If it has also arrived, it is a duplicate."""
         self.duplicates += number in self._arrived
 
     def set_offset(self, offset_us: int) -> None:
-        """Note by how much the server's clock is ahead of the consumer's.
+        """Record by how much the server's clock is ahead of the consumer's.
 
-        The largest estimate counts: between two of them the clocks may have drifted, and nothing is to look early by that.
+        The largest estimate counts: between two of them the clocks may have drifted, and nothing is
+        to look early by that.
         """
         self._offset_us = offset_us if self._offset_us is None else max(self._offset_us, offset_us)
 
     def recent(self, count: int) -> list[Row]:
-        """The last ``count`` deliveries, the newest last. What has not been reported as offered yet is left out."""
+        """Return the last ``count`` deliveries, newest last, without those that have not been reported as offered yet."""
         numbers = list(self._arrived)[-count:] if count > 0 else []
         return [self._row(number) for number in numbers if number in self._offered]
 
     def result(self, seconds: float, server: str) -> Result:
-        """Sum up, after ``seconds`` on ``server``. What has not arrived is lost."""
+        """Return the result after ``seconds`` on ``server``. Messages that have not arrived count as lost."""
         late = sorted(self._row(number).late_us for number in self._arrived if number in self._offered)
         return Result(
             offered=self.offered,
@@ -105,13 +108,13 @@ class Ledger:
 
 
 def percentile(ordered: Sequence[int], share: float) -> int | None:
-    """The smallest value that at least ``share`` of all do not exceed; None if there are none."""
+    """Return the smallest value that at least ``share`` of all values do not exceed, or None if there are none."""
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)] if ordered else None
 
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one run. Lateness is in microseconds, None where nothing was delivered."""
+    """The results of one run. Lateness is in microseconds, or None if no message was delivered."""
 
     offered: int
     delivered: int
@@ -145,7 +148,7 @@ class Result:
         }
 
     def fields(self) -> list[tuple[str, str, bool]]:
-        """The summary line by line: a name, what it shows, and whether that is as it should be."""
+        """Return the summary line by line: a name, its value, and whether the value is as expected."""
         late = (("p50", self.p50_us), ("p99", self.p99_us), ("max", self.max_us))
         lateness = ", ".join(f"{name} {us / 1000:.2f} ms" for name, us in late if us is not None)
         return [
@@ -154,7 +157,7 @@ class Result:
             ("early", str(self.early), self.early == 0),
             ("lost", str(self.lost), self.lost == 0),
             ("duplicates", str(self.duplicates), self.duplicates == 0),
-            ("lateness", lateness or "nothing was delivered", True),
+            ("lateness", lateness or "no messages were delivered", True),
         ]
 
 

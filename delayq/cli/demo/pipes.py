@@ -1,4 +1,4 @@
-"""How the demo's processes talk: JSON lines, one object each.
+"""The protocol between the demo's processes: JSON lines, one object each.
 
 To the parent, on stdout: ``{"ready": true}`` once; ``{"offered": [[number, delay_us, due_us], ...]}`` or ``{"arrived":
 [[number, at_us], ...]}``; ``{"offset_us": ...}``; ``{"error": "..."}`` as the last one. From the parent, on stdin: one
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 WARM_UP = 0
-"""The number of the message that goes before the others, so that everything has been used once."""
+"""The number of the warm-up message, which goes before the others."""
 REPORT_EVERY = 0.1
-"""Seconds between two reports: reporting message by message would disturb what is measured."""
+"""Seconds between two reports. Reporting each message on its own would disturb the measurement."""
 # The parent's reader takes lines of 64 KiB.
 _PER_LINE = 500
 
 
 class Parent:
-    """The parent process, as a child sees it."""
+    """The parent process, as seen by a child."""
 
     def __init__(self) -> None:
         self.begun: anyio.Event = anyio.Event()
@@ -54,7 +54,7 @@ class Parent:
 
     @asynccontextmanager
     async def telling(self, name: str, rows: list[Any]) -> AsyncIterator[None]:
-        """Write the rows that come meanwhile, every now and then; leave the block early if the parent ends."""
+        """Write the rows that arrive during the block at intervals. Leaves the block early if the parent ends."""
 
         async def write() -> None:
             while True:
@@ -74,11 +74,11 @@ class Parent:
 
 
 def run_child(work: Callable[[Parent], Awaitable[None]]) -> None:
-    """Run a child process. An error of delayq's goes to the parent as one line."""
+    """Run a child process. A :class:`DelayqError` is reported to the parent as one line."""
     try:
         anyio.run(_run, work)
     except* BrokenPipeError:
-        # The parent has gone, and nobody is left to be told so. Not even at exit, when Python flushes stdout.
+        # The parent is gone, so there is no process to report it to, not even at exit, when Python flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

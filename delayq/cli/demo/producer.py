@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from delayq.cli.demo.pipes import Parent
 
-# So many offer at the same time, each one message after the other.
+# The number of concurrent callers. Each offers one message after the other.
 _AT_A_TIME = 8
-# All offers are spread over this time, seconds, unless that would be more than so many per second.
+# The time over which the offers are spread, seconds, and the largest number of offers per second.
 _SPREAD = 1.0
 _PER_SECOND = 2000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -28,7 +28,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 async def produce(parent: Parent) -> None:
-    """Warm up, wait for the word, and offer each message after a random delay. Then there is nothing to stay for."""
+    """Warm up, wait for the start signal, offer each message after a random delay, and return."""
     name, messages, max_delay = sys.argv[1:]
     offered: list[tuple[int, int, int]] = []
     async with delayq.connect() as client, parent.telling("offered", offered):
@@ -43,7 +43,7 @@ async def produce(parent: Parent) -> None:
 
 
 def _schedule(messages: int) -> Iterator[tuple[int, float]]:
-    """The numbers from 1, each with the moment at which it is to be offered."""
+    """Yield the numbers from 1, each with the time at which to offer it."""
     step = max(_SPREAD / messages, 1 / _PER_SECOND)
     start = asyncio.get_running_loop().time()
     for number in range(1, messages + 1):

@@ -1,4 +1,4 @@
-"""Runs the demo: starts the two processes, keeps the ledger, and sees that nothing is left behind."""
+"""Runs the demo: starts the two processes, keeps the ledger, and cleans up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CLEAR_WITHIN = 3.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run: ``messages`` with delays of 0 to ``max_delay`` seconds, on the server at ``url``, shown as ``server``."""
+    """The demo to run: ``messages`` with delays of 0 to ``max_delay`` seconds, on the server at ``url``, shown as ``server``."""
 
     messages: int
     max_delay: float
@@ -38,31 +38,31 @@ class Plan:
 
 
 class View(Protocol):
-    """What the ledger is shown on while it fills."""
+    """The output that shows the ledger while it fills."""
 
     interval: float
-    """Seconds from one :meth:`show` to the next."""
+    """Seconds between two calls of :meth:`show`."""
 
     def show(self, ledger: Ledger) -> None:
-        """Show how far it is."""
+        """Show the progress."""
 
 
 async def run(plan: Plan, view: View, patience: float = PATIENCE) -> Result:
     """Run the demo once.
 
     Args:
-        plan: What to run.
-        view: What to show it on.
-        patience: Seconds after the longest delay; what has not arrived then is lost.
+        plan: The demo to run.
+        view: The output.
+        patience: Seconds after the longest delay. Messages that have not arrived by then count as lost.
 
     Raises:
-        CommandFailed: One of the processes could not do its work.
+        CommandFailed: One of the processes failed.
         DelayqError: The server cannot be reached.
     """
     ledger = Ledger()
     name = f"delayq-demo-{secrets.token_hex(6)}"
     async with delayq.connect(plan.url):
-        pass  # what is wrong with the server shows before anything is started
+        pass  # problems with the server show up before any process is started
     async with _removed_at_the_end(plan.url, name):
         async with (
             child("consumer", plan.url, name) as consumer,
@@ -81,8 +81,8 @@ async def run(plan: Plan, view: View, patience: float = PATIENCE) -> Result:
 
 
 async def _deliver(producer: Child, consumer: Child, ledger: Ledger, view: View, plan: Plan, patience: float) -> None:
-    """Have the producer begin, and follow both processes until everything has arrived or the time is up."""
-    # Plain tasks, not a task group: an error is to come out as it is.
+    """Start the producer, and follow both processes until all messages have arrived or the time is up."""
+    # Plain tasks, not a task group, so that an error is raised as it is.
     arriving = asyncio.create_task(consumer.follow(ledger, until=lambda: ledger.delivered >= plan.messages))
     showing = asyncio.create_task(_show(view, ledger))
     try:
@@ -106,7 +106,7 @@ async def _show(view: View, ledger: Ledger) -> None:
 
 
 async def _look_for_duplicates(url: str, name: str, ledger: Ledger) -> None:
-    """Count what still lies in the queue although it has arrived."""
+    """Count messages that are still in the queue although they have arrived."""
     async with delayq.connect(url) as client:
         queue = client.delayed_queue(name)
         for message in await queue.pending.read_all() + await queue.ready.read_all():
@@ -115,11 +115,11 @@ async def _look_for_duplicates(url: str, name: str, ledger: Ledger) -> None:
 
 @asynccontextmanager
 async def _removed_at_the_end(url: str, name: str) -> AsyncIterator[None]:
-    """Remove the queue from the server afterwards, also after an error and when cancelled."""
+    """Remove the queue from the server after the block, even after an error or cancellation."""
     try:
         yield
     finally:
-        # A server that is gone is what the error is about already.
+        # If the server is gone, the error already says so.
         with anyio.move_on_after(_CLEAR_WITHIN, shield=True), suppress(delayq.DelayqError):
             async with delayq.connect(url) as client:
                 queue = client.delayed_queue(name)

@@ -1,4 +1,4 @@
-"""What the demo shows, on a terminal and elsewhere."""
+"""The output of the demo, on a terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from delayq.cli.demo.run import Plan
 
 _ROWS = 12
-# The lines around the rows. At the end, the summary and the next prompt are among them: nothing is to be pushed off.
+# The lines around the rows, including the summary and the next prompt, so that nothing scrolls off the screen.
 _OTHER_LINES = 14
 _WIDTH = 78
 # The columns left of the bars.
 _TEXT_WIDTH = 54
-# The bar: so many cells, each of so many microseconds.
+# The length of the bar in cells, and the microseconds that each stands for.
 _CELLS = 24
 _CELL_US = 250
 _SCALE = "0 ms    2 ms    4 ms"
@@ -34,7 +34,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SilentView:
-    """Shows nothing: for programs."""
+    """Shows nothing, for programs."""
 
     interval: float = 3600.0
 
@@ -43,7 +43,7 @@ class SilentView:
 
 
 class PlainView:
-    """A line a second, as for a log file."""
+    """Prints a line a second, for a log file."""
 
     interval: float = 1.0
 
@@ -55,9 +55,9 @@ class PlainView:
 
 
 class LiveView:
-    """A table of the last deliveries that moves up, under the counts and a progress bar."""
+    """Draws a scrolling table of the last deliveries, below the counts and a progress bar."""
 
-    # Each picture costs some milliseconds of a processor that the measured processes need too.
+    # Each frame costs some milliseconds of a processor that the measured processes need too.
     interval: float = 0.15
 
     def __init__(self, console: Console, plan: Plan) -> None:
@@ -79,18 +79,18 @@ class LiveView:
 
 
 def headline(plan: Plan) -> str:
-    """What is run, in a few words."""
+    """Describe the plan in a few words."""
     server = "an embedded server" if plan.server == "embedded" else plan.server
-    return f"{plan.messages} messages, delayed by 0 to {plan.max_delay:g} s, on {server}"
+    return f"{plan.messages} messages with delays of 0 to {plan.max_delay:g} s on {server}"
 
 
 def counts(ledger: Ledger) -> str:
-    """How far it is, in a line."""
+    """Return the progress as one line."""
     return f"offered {ledger.offered}, delivered {ledger.delivered}, waiting {ledger.waiting}"
 
 
 def picture(ledger: Ledger, plan: Plan, rows: int, cells: int) -> RenderableType:
-    """The live view with its last ``rows`` deliveries, and bars of ``cells`` characters."""
+    """Return the live view with the last ``rows`` deliveries, and bars of ``cells`` characters."""
     title = Text.assemble(("delayq demo", "bold"), f"  {headline(plan)}", no_wrap=True, overflow="ellipsis")
     numbers = Text("   ").join(
         Text.assemble(f"{name} ", (f"{count:>{len(str(plan.messages))}}", f"bold {colour}"))
@@ -128,28 +128,28 @@ def _table(deliveries: list[Row], rows: int, cells: int) -> Table:
             Text(f"{row.late_us / 1000:.2f}", style=colour),
             Text(bar_of(row.late_us, cells), style=colour),
         )
-    # The picture keeps its height: what stands below it does not jump.
+    # The height stays the same, so that the lines below do not jump.
     for _ in range(rows - len(deliveries)):
         table.add_row()
     return table
 
 
 def colour_of(late_us: int) -> str:
-    """Green up to 2 ms, yellow up to 10 ms, red beyond; and red for what came early."""
+    """Return green for up to 2 ms, yellow for up to 10 ms, and red for more or for an early message."""
     if late_us < 0:
         return "bold red"
     return "green" if late_us <= 2000 else "yellow" if late_us <= 10_000 else "red"
 
 
 def bar_of(late_us: int, cells: int) -> str:
-    """A bar as long as the message was late, of ``cells`` characters at most."""
+    """Return a bar as long as the message was late, of at most ``cells`` characters."""
     halves = min(max(0, late_us) * 2 // _CELL_US, 2 * cells)
     return "━" * (halves // 2) + "╸" * (halves % 2)
 
 
 def print_summary(console: Console, result: Result) -> None:
-    """Print the figures, one to a line."""
+    """Print the results, one per line."""
     console.print()
     for name, value, good in result.fields():
-        # Styled as a whole: a program that reads a terminal finds the words in one piece.
+        # Each line has one style, so that programs that read a terminal find its text in one piece.
         console.print(Text(f"{name}: {value}", style="" if good else "bold red"), soft_wrap=True)

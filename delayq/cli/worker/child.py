@@ -27,7 +27,7 @@ from delayq.client import URL_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# A process whose parent is gone ends by force so long after it should have, seconds.
+# How long after its deadline a process whose parent is gone is ended by force, seconds.
 _MORE = 10.0
 
 
@@ -35,16 +35,16 @@ def find(where: str) -> delayq.Worker:
     """Import the worker that ``module:attribute`` names.
 
     Raises:
-        CommandFailed: There is none, in one line.
+        CommandFailed: There is none. The message is a single line.
     """
     module_name, colon, attribute = where.partition(":")
     if not (module_name and colon and attribute):
-        raise CommandFailed(f"{where!r} is no module:attribute, as in app.jobs:worker")
+        raise CommandFailed(f"{where!r} is not of the form module:attribute, such as app.jobs:worker")
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise CommandFailed(f"there is no module {error.name!r} here: {Path.cwd()}") from None
+            raise CommandFailed(f"there is no module {error.name!r} in {Path.cwd()}") from None
         traceback.print_exc()
         raise CommandFailed(f"importing {module_name!r} failed: {error}") from None
     except Exception as error:  # noqa: BLE001 - whatever that module does
@@ -59,8 +59,8 @@ def find(where: str) -> delayq.Worker:
         raise CommandFailed(f"{where} is a {type(found).__name__}, not a delayq.Worker")
     if found.needs_address and not os.environ.get(URL_VARIABLE):
         raise CommandFailed(
-            f'which server? Set ${URL_VARIABLE}, or give the worker an address: delayq.Worker("redis://..."); '
-            'delayq.Worker("embedded:") uses a private one'
+            f'no server given: set ${URL_VARIABLE}, or give the worker an address: delayq.Worker("redis://..."); '
+            'delayq.Worker("embedded:") starts a private one'
         )
     return found
 
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("--burst", action="store_true")
     parser.add_argument("--metrics", metavar="HOST:PORT")
     given = parser.parse_args()
-    # Behind the import of delayq: nothing that lies around there is in its way.
+    # After the import of delayq, so that no module in that directory can shadow its imports.
     sys.path.insert(0, str(Path.cwd()))
     told = _Report(given.report)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
@@ -98,13 +98,13 @@ async def _run(worker: delayq.Worker, lifeline: int, told: _Report, *, burst: bo
     loop = asyncio.get_running_loop()
 
     def wait_for_the_end() -> None:
-        # Nobody ever writes there.
+        # No process ever writes to it: this returns when the parent is gone.
         os.read(lifeline, 1)
         loop.call_soon_threadsafe(worker.stop)
         time.sleep(worker.shutdown_timeout + _MORE)
         os._exit(1)
 
-    # A thread, for a handler may block the loop; daemonic, for it may wait for ever.
+    # A thread, because a handler may block the loop; a daemon, because it may wait forever.
     threading.Thread(target=wait_for_the_end, daemon=True, name="lifeline").start()
     lifespan = None if metrics is None else partial(_metrics, *metrics.rpartition(":")[::2])
     await worker.run(burst=burst, started=lambda: told.tell("ready"), lifespan=lifespan)
@@ -118,7 +118,7 @@ async def _metrics(host: str, port: str, worker: delayq.Worker) -> AsyncIterator
         try:
             await stack.enter_async_context(serve(worker.client, int(port), host=host))
         except OSError as error:
-            raise CommandFailed(f"metrics cannot be served at {host}:{port}: {error.strerror or error}") from None
+            raise CommandFailed(f"cannot serve metrics at {host}:{port}: {error.strerror or error}") from None
         yield
 
 
@@ -127,7 +127,7 @@ class _Report:
         self._descriptor: int | None = descriptor
 
     def tell(self, line: str) -> bool:
-        """Say it, unless something was said already; return whether it was said."""
+        """Report a line, unless one has been reported already. Returns whether it was reported."""
         if self._descriptor is None:
             return False
         descriptor, self._descriptor = self._descriptor, None
@@ -140,7 +140,7 @@ def _end(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
-    # Not sys.exit(): a sync handler that hangs in a thread would keep the process.
+    # Not sys.exit(), because a sync handler that hangs in a thread would keep the process alive.
     os._exit(status)
 
 

@@ -14,7 +14,7 @@ from delayq._redis.retry import retry_delay
 from delayq.cli.errors import CommandFailed
 from delayq.cli.output import print_json
 
-# A process that lived so long was no failure to start, seconds: the next one is not put off any longer.
+# A process that lived longer than this, seconds, did not fail to start: the next one is started without a longer pause.
 _STEADY = 10.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -27,10 +27,10 @@ class Supervisor:
     ) -> None:
         """Args:
         where: The worker, as ``module:attribute``.
-        processes: How many run it.
-        burst: They end when nothing is due.
-        metrics: At which host and port the first process serves its metrics; the others at those that follow.
-        as_json: What happens is printed for programs.
+        processes: The number of processes.
+        burst: Whether the processes exit when no message is due.
+        metrics: The host and port on which the first process serves its metrics. The others use the following ports.
+        as_json: Whether to print events for programs.
         """
         self._where = where
         self._count = processes
@@ -40,7 +40,7 @@ class Supervisor:
         self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
         self._killed_by: int | None = None
-        # Whether a process has ever started well. Until then a failure is one of the command, not of a process.
+        # Whether a process has ever started successfully. Until then, a failure is one of the command.
         self._proven = False
         self._refused: str | None = None
         self._died = 0
@@ -66,7 +66,7 @@ class Supervisor:
         return 1 if self._burst and self._died else 0
 
     async def _keep(self, place: int) -> None:
-        """Have one process run, again and again."""
+        """Keep one process running, restarting it when it dies."""
         failures = 0
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -77,12 +77,12 @@ class Supervisor:
                 failures = 0
             failures += 1
             self._died += 1
-            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
             if self._burst:
                 self._say(f"process {place} {how}")
                 return
             wait = retry_delay(failures, base=0.5, most=30.0)
-            self._say(f"process {place} {how}; another one starts in {wait:.1f} s")
+            self._say(f"process {place} {how}; restarting it in {wait:.1f} s")
             try:
                 await asyncio.wait_for(self._stopping.wait(), wait)
             except TimeoutError:
@@ -93,7 +93,7 @@ class Supervisor:
         theirs, lifeline = os.pipe()
         report, told = os.pipe()
         try:
-            # As in this process, modules come from the working directory only if it was asked for; theirs do later.
+            # As in this process, delayq itself is not imported from the working directory unless that was asked for.
             flags = [] if {"", str(Path.cwd())} & set(sys.path) else ["-P"]
             command = [sys.executable, *flags, "-m", "delayq.cli.worker.child"]
             if self._burst:
@@ -108,7 +108,7 @@ class Supervisor:
                 str(theirs),
                 str(told),
                 stdin=asyncio.subprocess.DEVNULL,
-                # What handlers print is none of our documents.
+                # The output of handlers must not be mixed with our JSON documents.
                 stdout=2 if self._as_json else None,
                 pass_fds=(theirs, told),
                 # Ctrl-C is for this process, which passes it on.
@@ -133,7 +133,7 @@ class Supervisor:
                     os.close(descriptor)
 
     async def _listen(self, report: int) -> bool:
-        """Wait until it says how it started, and say whether it did."""
+        """Wait until the process reports how it started. Returns whether it started."""
         loop = asyncio.get_running_loop()
         said = asyncio.Event()
         loop.add_reader(report, said.set)
@@ -164,23 +164,24 @@ class Supervisor:
             send(process, number)
 
     def _tell(self, place: int, pid: int, event: str, **more: int) -> None:
-        """What happens, for programs."""
+        """Print an event, for programs."""
         if not self._as_json:
             return
-        # Who reads it may be gone; the work goes on.
+        # The reader may be gone, but the work continues.
         with suppress(OSError):
             print_json({"process": place, "pid": pid, "event": event, **more})
 
     def _say(self, line: str) -> None:
-        """What goes wrong, for people."""
+        """Print a problem, for people."""
         print(f"delayq: {line}", file=sys.stderr, flush=True)
 
 
 def send(process: asyncio.subprocess.Process, number: int) -> None:
-    """Send it a signal, if it still runs.
+    """Send a process a signal, if it is still running.
 
-    Before CPython 3.13 asyncio's own way may collect the exit status of a child that has just ended. Then asyncio's watcher finds
-    none, says so on the terminal, and takes it for 255 (python/cpython#87744).
+    Before CPython 3.13 asyncio's own way may collect the exit status of a child that has just
+    ended. Then asyncio's watcher finds none, says so on the terminal, and takes it for 255
+    (python/cpython#87744).
     """
     if process.returncode is None:
         with suppress(ProcessLookupError):

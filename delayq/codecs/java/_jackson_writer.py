@@ -61,7 +61,7 @@ class PlainWriter:
                 return method
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return PlainWriter.dataclass
-        hint = " (its order is not settled: use JavaList)" if isinstance(value, set | frozenset) else ""
+        hint = " (its order is undefined: use JavaList)" if isinstance(value, set | frozenset) else ""
         raise Refused(f"no Java type is known for {type(value).__name__}{hint}")
 
     def wrapped(self, class_name: str | None, body: str) -> str:
@@ -145,7 +145,7 @@ class PlainWriter:
     def decimal(self, value: Decimal, _place: Place) -> str:
         written = text.decimal(value)
         if written is None:
-            raise Refused(f"a Decimal is not finite, or written out has more than {text.LONGEST_NUMBER} characters")
+            raise Refused(f"a Decimal is not finite, or has more than {text.LONGEST_NUMBER} characters when written out")
         return self.wrapped("java.math.BigDecimal", written)
 
     def uuid(self, value: UUID, place: Place) -> str:
@@ -189,9 +189,9 @@ class PlainWriter:
         parts = self.class_entry(class_name)
         for key, item in items:
             if not isinstance(key, str):
-                raise Refused(f"a key is {type(key).__name__}, and JSON has only str keys")
+                raise Refused(f"a key is {type(key).__name__}, but JSON allows only str keys")
             if not key.isascii() and text.has_lone_surrogate(key):
-                raise Refused("a key has a lone surrogate, which Jackson writes, but does not read")
+                raise Refused("a key has a lone surrogate, which Jackson can write but not read")
             # The mapper's Include.NON_NULL applies to a map's entries as it does to a POJO's fields.
             if item is not None or nulls:
                 if owner is not None and isinstance(item, Enum) and (known_as := self.class_in(owner, key, item)):
@@ -239,7 +239,7 @@ class TypedWriter(PlainWriter):
         try:
             return self.names[known]
         except KeyError:
-            raise Refused(f"the codec's types name no Java class for {known.__name__}") from None
+            raise Refused(f"the codec's types do not name a Java class for {known.__name__}") from None
 
     def class_in(self, owner: Any, field: str, member: Enum) -> str | None:
         return self.rules.class_in(owner, field, member, self.names.get(type(member)))

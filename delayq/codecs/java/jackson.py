@@ -92,14 +92,14 @@ class JsonJacksonCodec:
         by_name = dict(types or {})
         for known in by_name.values():
             if not (isinstance(known, type) and (dataclasses.is_dataclass(known) or issubclass(known, Enum))):
-                raise TypeError(f"types takes dataclasses and enums, not {known!r}")
+                raise TypeError(f"types must be dataclasses and enums, not {known!r}")
         if not isinstance(uuid_with_class, bool):
-            raise TypeError(f"uuid_with_class is True or False, not {uuid_with_class!r}")
+            raise TypeError(f"uuid_with_class must be True or False, not {uuid_with_class!r}")
         rules = Rules(frozenset(enums_with_class), uuid_with_class)
         names = {known: name for name, known in by_name.items()}
         for known in rules.enums_with_class:
             if not (isinstance(known, type) and issubclass(known, Enum) and known in names):
-                raise TypeError(f"enums_with_class takes enums that types names, not {known!r}")
+                raise TypeError(f"enums_with_class must be enums that types names, not {known!r}")
         self._writer = TypedWriter(names, list_class, map_class, rules)
         self._reader = Reader(by_name, list_class, map_class, rules)
 

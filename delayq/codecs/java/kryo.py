@@ -222,4 +222,4 @@ def _writer_of(value: Any) -> Callable[[Any], bytes]:
     for known, write in _WRITERS.items():
         if isinstance(value, known):
             return write
-    raise _Refused("it writes single values, no containers and no objects: only Java knows how it lays those out")
+    raise _Refused("it can write only single values, because only Java knows how it lays out containers and objects")
