@@ -20,7 +20,7 @@ from delayq._engine.waiters import Waiters
 from delayq._engine.wakeup import NOT_ASKED, WakeupLoop, due_us
 from delayq._logging import about
 from delayq._redis.client import Confirmation
-from delayq._redis.hand_back import HandBack, PendingHandBacks
+from delayq._redis.hand_back import HandBack, PendingHandBacks, spare_fence
 from delayq._redis.retry import retry_delay
 from delayq._redis.scripts import Request
 from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
@@ -359,7 +359,7 @@ class TransferTask:
             back = self._under_way.pop(handed)
             if back is not None and not lost:
                 # The call cannot be carried out any more.
-                self._server.spare_fence(back, self._fence(handed.call))
+                spare_fence(self._server, back, self._fence(handed.call))
 
     def lose(self, handed: Iterable[HandOut]) -> None:
         """Have the server take back what these calls handed out, because the callers that wanted it have gone."""

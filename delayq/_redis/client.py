@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import re
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from delayq._redis.connection import Connection
-    from delayq._redis.hand_back import HandBack
     from delayq._redis.pool import ConnectionPool
     from delayq._redis.scripts import Script
     from delayq._redis.topology import Topology
@@ -31,6 +29,7 @@ _log = logging.getLogger("delayq")
 # Replies of a cluster's servers that name another server, for good or for this one call. Nothing was carried out.
 _ELSEWHERE = re.compile(r"(MOVED|ASK) (\d+) (\S+)")
 _SENT_ON = 5
+_UNKNOWN_SCRIPT = "NOSCRIPT"
 # How long a call that was not carried out is retried, seconds.
 RETRY_FOR = 5.0
 # How long a command that follows a script may hold back its answer, seconds.
@@ -40,18 +39,24 @@ _SCANNED = 1000
 
 
 class Confirmation(NamedTuple):
-    """Commands that confirm the arrival of an answer. ``told`` is called with the answer to the last of them, and with errors."""
+    """Commands that confirm the arrival of an answer. ``on_reply`` gets the answer to the last of them, and errors."""
 
     commands: Sequence[tuple[str, ...]]
-    told: Callable[[Any], object]
+    on_reply: Callable[[Any], object]
 
 
-class _Elsewhere(Exception):
-    """Raised if the call must be made over these connections instead; ``asking``: only this once."""
+class Redirected(ServerUnavailable):
+    """Another server has the key. Nothing was carried out.
 
-    def __init__(self, connections: ConnectionPool, *, asking: bool) -> None:
-        self.connections = connections
-        self.asking = asking
+    Attributes:
+        pool: The connections to that server.
+        asking: Whether only this one call goes there, because the slot is moving.
+    """
+
+    def __init__(self, text: str, pool: ConnectionPool, *, asking: bool) -> None:
+        super().__init__(text)
+        self.pool: ConnectionPool = pool
+        self.asking: bool = asking
 
 
 class _Unseen:
@@ -74,11 +79,11 @@ class _Unseen:
 class RedisClient:
     """Runs commands and scripts, each on the server that has its first key."""
 
-    def __init__(self, nodes: Topology) -> None:
-        self._nodes = nodes
+    def __init__(self, topology: Topology) -> None:
+        self.topology: Topology = topology
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
-        self._rights = Rights(self._loop.time)
+        self.rights: Rights = Rights(self._loop.time)
         self.round_trips: int = 0
         self.errors: int = 0
 
@@ -127,9 +132,9 @@ class RedisClient:
             if len(left) > 1:
                 for place, answer in zip(left, await self._run_together(script, calls, left, spelled_out), strict=True):
                     answers[place] = answer
-                left = [place for place in left if isinstance(answers[place], ServerUnavailable | OutcomeUnknown)]
+                left = [place for place in left if _may_be_repeated(answers[place])]
         # The few calls whose keys are elsewhere.
-        alone = [place for place in range(len(calls)) if isinstance(answers[place], _Elsewhere)] if len(calls) > 1 else left
+        alone = [place for place in range(len(calls)) if isinstance(answers[place], Redirected)] if len(calls) > 1 else left
         again = await asyncio.gather(*(self.run(script, *calls[place]) for place in alone), return_exceptions=True)
         for place, answer in zip(alone, again, strict=True):
             answers[place] = answer
@@ -144,8 +149,8 @@ class RedisClient:
     ) -> list[Any]:
         """Return the answer to each call, or an error."""
         try:
-            connections = await self._nodes.find(calls[places[0]][0][0])
-            wire = await self._acquire(connections)
+            connections = await self.topology.find(calls[places[0]][0][0])
+            wire = await self.acquire(connections)
         except ServerError as error:
             return [error] * len(places)
         arrived = False
@@ -160,25 +165,31 @@ class RedisClient:
             answers = await asyncio.gather(*asked, return_exceptions=True)
             arrived = wire.is_open
         except OSError as error:
-            return [_lost(error)] * len(places)
+            return [self.interpret(error, connections)] * len(places)
         finally:
             # A caller that is cancelled leaves answers in flight.
             (connections.release if arrived else connections.abandon)(wire)
         if not arrived:
-            self._nodes.suspect(connections)
-        return [self._meaning(answer, connections) for answer in answers]
+            self.topology.suspect(connections)
+        return [self.interpret(answer, connections) for answer in answers]
 
-    def _meaning(self, answer: Any, connections: ConnectionPool) -> Any:
-        """Return an answer, or the error that it means, without raising it."""
+    def interpret(self, answer: Any, pool: ConnectionPool) -> Any:
+        """Return an answer that came over ``pool``, or the error that it means, without raising it."""
         if isinstance(answer, OSError):
             self.errors += 1
-            return _lost(answer)
+            return _broken(answer)
         if not isinstance(answer, ReplyError):
             return answer
-        if _is_unknown_script(answer):
-            return ServerUnavailable(str(answer))
+        text = str(answer)
+        if (found := _ELSEWHERE.match(text)) is not None:
+            return self._redirected(text, pool, *found.groups())
+        return ServerUnavailable(text) if text.startswith(_UNKNOWN_SCRIPT) else self._refused(text, pool)
+
+    def _redirected(self, text: str, pool: ConnectionPool, kind: str, slot: str, place: str) -> ServerError:
         try:
-            return self._elsewhere(answer, connections) or self._refused(answer, connections)
+            if kind == "ASK":
+                return Redirected(text, self.topology.at(place, pool), asking=True)
+            return Redirected(text, self.topology.moved(int(slot), place, pool), asking=False)
         except ServerError as error:
             return error
 
@@ -187,13 +198,13 @@ class RedisClient:
         script: Script,
         keys: Sequence[str],
         args: Sequence[str | bytes | int],
-        told: Callable[[Any], object],
+        on_reply: Callable[[Any], object],
         beside: Connection | None = None,
     ) -> Connection | None:
         """Send a script's call before this returns, if a connection is free, and do not retry it.
 
-        ``told`` is called with the answer, or with the error that :meth:`run` would raise. It is :class:`ServerUnavailable` also
-        if the server does not know the script. :meth:`run` then sends it the script.
+        ``on_reply`` is called with the answer, or with the error that :meth:`run` would raise. It is :class:`ServerUnavailable`
+        also if the server does not know the script. :meth:`run` then sends it the script.
 
         ``beside`` is the connection that this returned for a call still in flight. The new call is carried out after that one.
 
@@ -201,90 +212,41 @@ class RedisClient:
             The connection on which it was sent, or None if none was free and nothing was sent.
         """
         try:
-            connections = self._nodes.of(keys[0])
+            connections = self.topology.of(keys[0])
         except DelayqError:
             return None
         wire = beside or connections.acquire_nowait()
         if wire is None or (beside is not None and not connections.share(beside)):
             return None
 
-        form = self._rights.form(wire, script, keys[0])
+        form = self.rights.form(wire, script, keys[0])
 
-        def landed(answer: Any) -> None:
+        def answered(answer: Any) -> None:
             connections.release(wire)
             if isinstance(answer, OSError):
-                self._nodes.suspect(connections)
-                self.errors += 1
-                told(_lost(answer))
+                self.topology.suspect(connections)
             elif not isinstance(answer, ReplyError):
-                self._rights.permitted(wire, script, keys[0], form)
-                told(answer)
-            elif _is_unknown_script(answer) or _ELSEWHERE.match(str(answer)):
-                told(ServerUnavailable(str(answer)))
-            else:
-                told(self._refused(answer, connections))
+                self.rights.permitted(wire, script, keys[0], form)
+            on_reply(self.interpret(answer, connections))
 
         self.round_trips += 1
-        wire.call(("EVALSHA", form.sha, len(keys), *keys, *args), landed)
+        wire.call(("EVALSHA", form.sha, len(keys), *keys, *args), answered)
         return wire
 
-    def follow(self, wire: Connection, key: str, command: tuple[str | int, ...], told: Callable[[Any], object]) -> None:
-        """Send a command behind the call that :meth:`run_soon` has just sent. ``told`` is called with its answer, or an error."""
-        connections = self._nodes.of(key)
+    def follow(self, wire: Connection, key: str, command: tuple[str | int, ...], on_reply: Callable[[Any], object]) -> None:
+        """Send a command behind the call that :meth:`run_soon` has just sent.
+
+        ``on_reply`` is called with its answer, or an error.
+        """
+        connections = self.topology.of(key)
         connections.share(wire)
 
-        def landed(answer: Any) -> None:
+        def answered(answer: Any) -> None:
             connections.release(wire)
-            told(answer)
+            on_reply(answer)
 
         self.round_trips += 1
-        wire.call(command, landed, BLOCKS_FOR)
-
-    def pipeline_now(
-        self, calls: Sequence[HandBack], beside: Connection | None = None
-    ) -> tuple[Connection, list[asyncio.Future[None]]] | None:
-        """Send calls for the keys of one queue, in order, before this returns, even behind others on a connection in use.
-
-        The scripts are sent as text, so that the server knows them whatever it has forgotten.
-
-        Args:
-            calls: The calls, in the order in which to carry them out.
-            beside: The connection of an earlier call, behind which to carry these out. It may have gone meanwhile.
-
-        Returns:
-            The connection, and a future for each call, which is done when the outcome is recorded; None if no connection is open
-            and nothing was sent.
-        """
-        try:
-            connections = self._nodes.of(calls[0].request.keys[0])
-        except DelayqError:
-            return None
-        wire = connections.acquire_any(beside)
-        return None if wire is None else (wire, self._pipeline(wire, connections, calls))
-
-    async def pipeline(self, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
-        """Send calls as :meth:`pipeline_now`, but wait for a connection. Raises as :meth:`run` does; then nothing was sent."""
-        connections = await self._nodes.find(calls[0].request.keys[0])
-        return self._pipeline(await self._acquire(connections), connections, calls)
-
-    async def pipeline_anew(self, calls: Sequence[HandBack]) -> None:
-        """Send calls for the keys of any queues over new connections, and wait until all are answered or have failed."""
-        servers: dict[ConnectionPool, list[HandBack]] = {}
-        for call in calls:
-            with suppress(DelayqError):
-                servers.setdefault(await self._nodes.find(call.request.keys[0]), []).append(call)
-
-        async def send(connections: ConnectionPool, some: Sequence[HandBack]) -> None:
-            with suppress(DelayqError):
-                wire = await connections.open_own(anew=True)
-                try:
-                    # Leave out the calls that were answered meanwhile: their fences are gone.
-                    if answers := [self._send_back(wire, connections, call) for call in some if not call.is_done]:
-                        await asyncio.wait(answers)
-                finally:
-                    connections.close(wire)
-
-        await asyncio.gather(*(send(*each) for each in servers.items()))
+        wire.call(command, answered, BLOCKS_FOR)
 
     def path(self, key: str) -> object:
         """Return a value that changes when a connection to the server that has ``key`` breaks: the next may lead elsewhere.
@@ -292,78 +254,17 @@ class RedisClient:
         Raises:
             ServerUnavailable: No server is known to have it now.
         """
-        connections = self._nodes.of(key)
+        connections = self.topology.of(key)
         return connections, connections.breaks
 
     @property
     def bytes_to_send(self) -> int:
         """The number of bytes that wait here for the network to take them."""
-        return sum(connections.bytes_to_send for connections in self._nodes.all())
-
-    def _pipeline(self, wire: Connection, connections: ConnectionPool, calls: Sequence[HandBack]) -> list[asyncio.Future[None]]:
-        answers = [self._send_back(wire, connections, call) for call in calls]
-        left = len(answers)
-
-        def answered(_: asyncio.Future[None]) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                connections.release(wire)
-
-        for answer in answers:
-            answer.add_done_callback(answered)
-        return answers
-
-    def _send_back(self, wire: Connection, connections: ConnectionPool, call: HandBack) -> asyncio.Future[None]:
-        done: asyncio.Future[None] = self._loop.create_future()
-        script, keys, args, _ = call.request
-
-        def told(answer: Any) -> None:
-            if isinstance(answer, NotSent):
-                call.note(ServerUnavailable(f"the connection broke: {answer}"))
-            elif isinstance(answer, OSError):
-                self.errors += 1
-                call.note(_lost(answer))
-            elif not isinstance(answer, ReplyError):
-                self._rights.permitted(wire, script, keys[0], form)
-                call.note(answer)
-                if (cleanup := call.cleanup) is not None:
-                    with suppress(OSError):
-                        wire.tell(*cleanup)
-            elif _ELSEWHERE.match(str(answer)):
-                # The next try goes to that server.
-                with suppress(DelayqError):
-                    self._elsewhere(answer, connections)
-                call.note(ServerUnavailable(str(answer)), put_off=True)
-            else:
-                error = self._refused(answer, connections)
-                call.note(error, put_off=isinstance(error, ServerUnavailable))
-            if not done.done():
-                done.set_result(None)
-
-        form = self._rights.form(wire, script, keys[0])
-        call.tries += 1
-        self.round_trips += 1
-        try:
-            wire.call(("EVAL", form.text, len(keys), *keys, *args), told)
-        except OSError as error:
-            told(error)
-        return done
-
-    def spare_fence(self, call: HandBack, fence: str) -> None:
-        """Delete the fence of a call once it has been answered: the call that the fence disabled can no longer be carried out."""
-        call.fence = fence
-        if (cleanup := call.cleanup) is None:
-            return
-        with suppress(DelayqError, OSError):
-            connections = self._nodes.of(fence)
-            if (wire := connections.acquire_any()) is not None:
-                wire.tell(*cleanup)
-                connections.release(wire)
+        return sum(connections.bytes_to_send for connections in self.topology.all())
 
     async def open(self) -> None:
         """Find out whether there is a server to ask. Raises as :meth:`run` does."""
-        if not self._nodes.spread:
+        if not self.topology.spread:
             await self.command("PING")
             return
         give_up_at = self._loop.time() + RETRY_FOR
@@ -371,7 +272,7 @@ class RedisClient:
         while True:
             try:
                 # One server that knows where all keys are is enough: the others may be away.
-                await self._nodes.refresh()
+                await self.topology.refresh()
             except ServerUnavailable:
                 attempt += 1
                 if self._loop.time() + (pause := retry_delay(attempt, most=0.5)) >= give_up_at:
@@ -418,7 +319,7 @@ class RedisClient:
             ServerRefused: One of them refuses.
         """
         seen, unseen = False, _Unseen()
-        for each in await self._all() if key is None else [await self._nodes.find(key)]:
+        for each in await self._all() if key is None else [await self.topology.find(key)]:
             cursor = b"0"
             while True:
                 command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED)
@@ -435,9 +336,9 @@ class RedisClient:
         unseen.tell(partly=seen)
 
     async def _all(self) -> Sequence[ConnectionPool]:
-        if not self._nodes.all():
-            await self._nodes.refresh()
-        return self._nodes.all()
+        if not self.topology.all():
+            await self.topology.refresh()
+        return self.topology.all()
 
     async def run_once(
         self,
@@ -494,14 +395,14 @@ class RedisClient:
         until: float | None = None,
     ) -> Any:
         try:
-            if key is None and self._nodes.spread:
+            if key is None and self.topology.spread:
                 # Any server will do, so one that hangs or refuses does not hold up the call.
                 ask = partial(self._attempt_at, asking=False, command=command, script=script, confirm=confirm, then=then)
                 return await first_of(
-                    "no server answered", [(each.label, partial(ask, each)) for each in await self._nodes.any()]
+                    "no server answered", [(each.label, partial(ask, each)) for each in await self.topology.any()]
                 )
             async with asyncio.timeout_at(until):
-                connections, asking = await self._nodes.find(key), False
+                connections, asking = await self.topology.find(key), False
         except TimeoutError as error:
             self.errors += 1
             raise ServerUnavailable("could not find out in time which server holds the queue") from error
@@ -511,8 +412,8 @@ class RedisClient:
         for _ in range(_SENT_ON):
             try:
                 return await self._attempt_at(connections, asking, command, script, confirm, then, until)
-            except _Elsewhere as elsewhere:
-                connections, asking = elsewhere.connections, elsewhere.asking
+            except Redirected as elsewhere:
+                connections, asking = elsewhere.pool, elsewhere.asking
         raise ServerUnavailable("too many redirections between the servers of the cluster")
 
     async def _attempt_at(
@@ -525,7 +426,7 @@ class RedisClient:
         then: tuple[str | int, ...] | None,
         until: float | None = None,
     ) -> Any:
-        wire = await self._acquire(connections, until)
+        wire = await self.acquire(connections, until)
         arrived = False
         try:
             reply = await self._exchange(wire, asking, command, script, then)
@@ -535,17 +436,10 @@ class RedisClient:
         except ReplyError as error:
             # The answer to the command that follows it may be held back for a while.
             arrived = then is None
-            if (elsewhere := self._elsewhere(error, connections)) is not None:
-                raise elsewhere from error
-            raise self._refused(error, connections) from error
-        except NotSent as error:
-            self._nodes.suspect(connections)
-            self.errors += 1
-            raise ServerUnavailable(f"the connection broke: {error}") from error
+            raise self.interpret(error, connections) from error
         except OSError as error:
-            self._nodes.suspect(connections)
-            self.errors += 1
-            raise _lost(error) from error
+            self.topology.suspect(connections)
+            raise self.interpret(error, connections) from error
         finally:
             # A caller that is cancelled leaves answers in flight.
             (connections.release if arrived else connections.abandon)(wire)
@@ -553,22 +447,22 @@ class RedisClient:
 
     def _confirm(self, wire: Connection, asking: bool, confirmation: Confirmation) -> None:
         *others, last = confirmation.commands
-        told = confirmation.told
+        on_reply = confirmation.on_reply
 
-        def failed(answer: Any) -> None:
+        def answered(answer: Any) -> None:
             if isinstance(answer, Exception):
-                told(answer)
+                on_reply(answer)
 
-        for command, heard in [*((other, failed) for other in others), (last, told)]:
+        for command, handler in [*((other, answered) for other in others), (last, on_reply)]:
             self.round_trips += 1
             try:
                 if asking:
                     wire.tell("ASKING")
-                wire.call(command, heard)
+                wire.call(command, handler)
             except OSError as error:
-                told(error)
+                on_reply(error)
 
-    async def _acquire(self, connections: ConnectionPool, until: float | None = None) -> Connection:
+    async def acquire(self, connections: ConnectionPool, until: float | None = None) -> Connection:
         try:
             if (wire := connections.acquire_nowait()) is not None:
                 return wire
@@ -577,12 +471,12 @@ class RedisClient:
                 return await connections.acquire()
         except TimeoutError as error:
             self.errors += 1
-            self._nodes.suspect(connections)
+            self.topology.suspect(connections)
             raise ServerUnavailable("could not get a connection in time: the server accepts none, or does not answer") from error
         except DelayqError as error:
             self.errors += 1
             if isinstance(error, ServerUnavailable):
-                self._nodes.suspect(connections)
+                self.topology.suspect(connections)
             raise
 
     async def _exchange(
@@ -595,15 +489,15 @@ class RedisClient:
     ) -> Any:
         if script is None:
             return await self._ask(wire, asking, command, then)
-        form = self._rights.form(wire, script, command[3])
+        form = self.rights.form(wire, script, command[3])
         try:
             answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), then)
         except ReplyError as error:
             # Not carried out. EVAL needs no SCRIPT permission, and another SCRIPT FLUSH cannot come in between.
-            if not _is_unknown_script(error):
+            if not str(error).startswith(_UNKNOWN_SCRIPT):
                 raise
             answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), then)
-        self._rights.permitted(wire, script, command[3], form)
+        self.rights.permitted(wire, script, command[3], form)
         return answer
 
     async def _ask(self, wire: Connection, asking: bool, command: tuple[Any, ...], then: tuple[str | int, ...] | None) -> Any:
@@ -618,20 +512,11 @@ class RedisClient:
         wire.call(then, partial(_note, second), BLOCKS_FOR)
         return await answer, await second
 
-    def _elsewhere(self, error: ReplyError, connections: ConnectionPool) -> _Elsewhere | None:
-        if (found := _ELSEWHERE.match(str(error))) is None:
-            return None
-        kind, slot, place = found.groups()
-        if kind == "ASK":
-            return _Elsewhere(self._nodes.at(place, connections), asking=True)
-        return _Elsewhere(self._nodes.moved(int(slot), place, connections), asking=False)
-
-    def _refused(self, error: ReplyError, connections: ConnectionPool) -> DelayqError:
+    def _refused(self, text: str, connections: ConnectionPool) -> DelayqError:
         self.errors += 1
-        text = str(error)
         if is_not_now(text):
             # It has lost its role, or its cluster has lost some slots: another server may have them.
-            self._nodes.suspect(connections)
+            self.topology.suspect(connections)
             if "READONLY" in text:
                 if connections.lead_to_replica:
                     advice = "use the address of its master, or redis+sentinel:// with those of its Sentinels"
@@ -639,7 +524,7 @@ class RedisClient:
                 connections.renew()
             return ServerUnavailable(f"the server is temporarily unavailable: {text}")
         if is_refusal(text):
-            self._rights.forget()
+            self.rights.forget()
         if "WRONGTYPE" in text:
             return ServerRefused("one of the queue's keys holds a value of the wrong type: something else uses that key")
         return ServerRefused(text)
@@ -651,9 +536,11 @@ def _note(future: asyncio.Future[Any], reply: Any) -> None:
         future.set_result(reply)
 
 
-def _is_unknown_script(error: ReplyError) -> bool:
-    return str(error).startswith("NOSCRIPT")
+def _may_be_repeated(answer: Any) -> bool:
+    return isinstance(answer, ServerUnavailable | OutcomeUnknown) and not isinstance(answer, Redirected)
 
 
-def _lost(error: OSError) -> OutcomeUnknown:
+def _broken(error: OSError) -> ServerError:
+    if isinstance(error, NotSent):
+        return ServerUnavailable(f"the connection broke: {error}")
     return OutcomeUnknown(f"the connection broke before the answer arrived: {error or type(error).__name__}")

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
+from delayq._redis.connection import ReplyError
 from delayq._redis.retry import retry_delay
 from delayq.errors import DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from delayq._background import Background
     from delayq._redis.client import RedisClient
     from delayq._redis.connection import Connection
+    from delayq._redis.pool import ConnectionPool
     from delayq._redis.scripts import Request
 
 _log = logging.getLogger("delayq")
@@ -86,18 +89,121 @@ class HandBack:
         return ("UNLINK", self.fence) if self.fence is not None and self.tries == 1 and self.is_done else None
 
 
-async def send(server: RedisClient, calls: Sequence[HandBack]) -> None:
+def send_now(
+    client: RedisClient, calls: Sequence[HandBack], beside: Connection | None = None
+) -> tuple[Connection, list[asyncio.Future[None]]] | None:
+    """Send calls for the keys of one queue, in order, before this returns, even behind others on a connection in use.
+
+    The scripts are sent as text, so that the server knows them whatever it has forgotten.
+
+    Args:
+        client: Sends them.
+        calls: The calls, in the order in which to carry them out.
+        beside: The connection of an earlier call, behind which to carry these out. It may have gone meanwhile.
+
+    Returns:
+        The connection, and a future for each call, which is done when the outcome is recorded; None if no connection is open
+        and nothing was sent.
+    """
+    try:
+        pool = client.topology.of(calls[0].request.keys[0])
+    except DelayqError:
+        return None
+    connection = pool.acquire_any(beside)
+    return None if connection is None else (connection, _send_all(client, connection, pool, calls))
+
+
+async def send(client: RedisClient, calls: Sequence[HandBack]) -> None:
     """Send calls for the keys of one queue in order, and wait for their outcomes. Raises nothing but cancellation."""
     for call in calls:
         call.outcome = None
     try:
-        sent = server.pipeline_now(calls)
-        answers = await server.pipeline(calls) if sent is None else sent[1]
+        if (sent := send_now(client, calls)) is not None:
+            _, answers = sent
+        else:
+            pool = await client.topology.find(calls[0].request.keys[0])
+            answers = _send_all(client, await client.acquire(pool), pool, calls)
     except DelayqError as error:
         for call in calls:
             call.note_unsent(error)
     else:
         await asyncio.wait(answers)
+
+
+async def send_anew(client: RedisClient, calls: Sequence[HandBack]) -> None:
+    """Send calls for the keys of any queues over new connections, and wait until all are answered or have failed."""
+    pools: dict[ConnectionPool, list[HandBack]] = {}
+    for call in calls:
+        with suppress(DelayqError):
+            pools.setdefault(await client.topology.find(call.request.keys[0]), []).append(call)
+
+    async def send_some(pool: ConnectionPool, some: Sequence[HandBack]) -> None:
+        with suppress(DelayqError):
+            connection = await pool.open_own(anew=True)
+            try:
+                # Leave out the calls that were answered meanwhile: their fences are gone.
+                if answers := [send_one(client, connection, pool, call) for call in some if not call.is_done]:
+                    await asyncio.wait(answers)
+            finally:
+                pool.close(connection)
+
+    await asyncio.gather(*(send_some(*each) for each in pools.items()))
+
+
+def _send_all(
+    client: RedisClient, connection: Connection, pool: ConnectionPool, calls: Sequence[HandBack]
+) -> list[asyncio.Future[None]]:
+    """Send calls over an acquired connection, and release it after the last answer."""
+    answers = [send_one(client, connection, pool, call) for call in calls]
+    left = len(answers)
+
+    def answered(_: asyncio.Future[None]) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            pool.release(connection)
+
+    for answer in answers:
+        answer.add_done_callback(answered)
+    return answers
+
+
+def send_one(client: RedisClient, connection: Connection, pool: ConnectionPool, call: HandBack) -> asyncio.Future[None]:
+    """Send a call, and return a future that is done when its outcome is recorded."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    script, keys, args, _ = call.request
+
+    def answered(answer: Any) -> None:
+        outcome = client.interpret(answer, pool)
+        call.note(outcome, put_off=isinstance(answer, ReplyError) and isinstance(outcome, ServerUnavailable))
+        if not isinstance(outcome, DelayqError):
+            client.rights.permitted(connection, script, keys[0], form)
+            if (cleanup := call.cleanup) is not None:
+                with suppress(OSError):
+                    connection.tell(*cleanup)
+        if not done.done():
+            done.set_result(None)
+
+    form = client.rights.form(connection, script, keys[0])
+    call.tries += 1
+    client.round_trips += 1
+    try:
+        connection.call(("EVAL", form.text, len(keys), *keys, *args), answered)
+    except OSError as error:
+        answered(error)
+    return done
+
+
+def spare_fence(client: RedisClient, call: HandBack, fence: str) -> None:
+    """Delete the fence of a call once it has been answered: the call that the fence disabled can no longer be carried out."""
+    call.fence = fence
+    if (cleanup := call.cleanup) is None:
+        return
+    with suppress(DelayqError, OSError):
+        pool = client.topology.of(fence)
+        if (connection := pool.acquire_any()) is not None:
+            connection.tell(*cleanup)
+            pool.release(connection)
 
 
 class PendingHandBacks:
@@ -126,7 +232,7 @@ class PendingHandBacks:
             self._last.send(self._queue, [call])
             return
         self._calls[call] = asyncio.get_running_loop().time() + within, too_late
-        sent = self._server.pipeline_now([call], self._wire)
+        sent = send_now(self._server, [call], self._wire)
         if sent is None:
             call.note_unsent(ServerUnavailable("no connection is open"))
         else:
@@ -186,7 +292,7 @@ class LastCalls:
         if not calls:
             return
         self._calls += calls
-        sent = self._server.pipeline_now(calls, self._wires.get(queue))
+        sent = send_now(self._server, calls, self._wires.get(queue))
         if sent is not None:
             self._wires[queue], answers = sent
             self._answers += answers
@@ -219,7 +325,7 @@ class LastCalls:
                     # The server may start soon, or another one may take its place.
                     retries += 1
                     again_at = now + retry_delay(retries, base=_LOOK_EVERY, most=_AGAIN_WITHIN)
-                    retry = asyncio.create_task(self._server.pipeline_anew(missing))
+                    retry = asyncio.create_task(send_anew(self._server, missing))
                 if now >= until:
                     left = self._server.bytes_to_send
                     moves = 0 < left < to_send or any(call.is_put_off for call in missing)

@@ -158,7 +158,7 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
         if lost < 1:
             lost += 1
             # As after a broken connection: on a new one, nothing has been written yet that could be waited for.
-            server._nodes.of(None).renew()
+            server.topology.of(None).renew()
             raise OutcomeUnknown("planned")
         return answer
 

@@ -15,6 +15,7 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
 from delayq._delayed.scripts import GIVE_BACK, OFFER, POLL_PENDING, SET_ASIDE, TRANSFER
 from delayq._delayed.transfer import HandOut
+from delayq._redis import hand_back
 from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack
 from delayq._redis.rights import Rights
@@ -38,19 +39,19 @@ class Faults:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.plan: Callable[[str, int], str | None] = lambda _name, _n: None
-        attempt, run_soon, send_back = RedisClient._attempt, RedisClient.run_soon, RedisClient._send_back
+        attempt, run_soon, send_one = RedisClient._attempt, RedisClient.run_soon, hand_back.send_one
 
         def faulty_back(
-            server: RedisClient, wire: Connection, connections: ConnectionPool, call: HandBack
+            client: RedisClient, connection: Connection, pool: ConnectionPool, call: HandBack
         ) -> asyncio.Future[None]:
             name = call.request.script.name
             self.calls.append(name)
             fault = self.plan(name, self.calls.count(name))
             if fault is None:
-                return send_back(server, wire, connections, call)
+                return send_one(client, connection, pool, call)
             if fault == "lost":
                 # The call is carried out, but its reply never arrives.
-                send_back(server, wire, connections, HandBack(call.request))
+                send_one(client, connection, pool, HandBack(call.request))
             call.tries += 1
             call.note(OutcomeUnknown("planned") if fault == "lost" else ServerUnavailable("planned"))
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -62,19 +63,19 @@ class Faults:
             script: Script,
             keys: Any,
             args: Any,
-            told: Callable[[Any], object],
+            on_reply: Callable[[Any], object],
             beside: Connection | None = None,
         ) -> Connection | None:
             self.calls.append(script.name)
             fault = self.plan(script.name, self.calls.count(script.name))
             if fault == "unsent":
-                asyncio.get_running_loop().call_soon(told, ServerUnavailable("planned"))
+                asyncio.get_running_loop().call_soon(on_reply, ServerUnavailable("planned"))
                 return beside or next(iter((*(pool := _pool(server))._free, *pool._used)))
             # If the call was not carried out, its reply is not lost: the server did not know the script.
-            lost: Callable[[Any], object] = lambda answer: told(
+            lost: Callable[[Any], object] = lambda answer: on_reply(
                 answer if isinstance(answer, ServerUnavailable) else OutcomeUnknown("planned")
             )
-            wire = run_soon(server, script, keys, args, lost if fault == "lost" else told, beside)
+            wire = run_soon(server, script, keys, args, lost if fault == "lost" else on_reply, beside)
             if wire is None:
                 # The call is made another way, which counts it again.
                 self.calls.pop()
@@ -104,11 +105,11 @@ class Faults:
         monkeypatch.setattr(Rights, "form", lambda _rights, _wire, script, _key: script)
         monkeypatch.setattr(RedisClient, "_attempt", faulty)
         monkeypatch.setattr(RedisClient, "run_soon", faulty_soon)
-        monkeypatch.setattr(RedisClient, "_send_back", faulty_back)
+        monkeypatch.setattr(hand_back, "send_one", faulty_back)
 
 
 def _pool(server: RedisClient) -> ConnectionPool:
-    return server._nodes.of(None)
+    return server.topology.of(None)
 
 
 async def all_back(queue: DelayedQueue[int]) -> bool:

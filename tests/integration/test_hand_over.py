@@ -14,7 +14,7 @@ import delayq
 from delayq._delayed import transfer as transfers
 from delayq._delayed.confirmed import Confirmed
 from delayq._delayed.transfer import HandOut
-from delayq._redis.client import RedisClient
+from delayq._redis import hand_back
 from tests.links import Links
 from tests.waiting import until
 
@@ -341,13 +341,13 @@ async def test_many_messages_go_back_in_short_scripts(
 ) -> None:
     await raw.rpush("orders", *(str(number).ljust(5_000) for number in range(500)), "{")
     sent: list[HandBack] = []
-    send_back = RedisClient._send_back
+    send_one = hand_back.send_one
 
-    def watched(server: Any, wire: Any, connections: Any, call: HandBack) -> Any:
+    def watched(client: Any, connection: Any, pool: Any, call: HandBack) -> Any:
         sent.append(call)
-        return send_back(server, wire, connections, call)
+        return send_one(client, connection, pool, call)
 
-    monkeypatch.setattr(RedisClient, "_send_back", watched)
+    monkeypatch.setattr(hand_back, "send_one", watched)
     async with delayq.connect(own_server.url) as client:
         with pytest.raises(delayq.DecodeError):
             await client.delayed_queue("orders").drain()

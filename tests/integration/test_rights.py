@@ -78,7 +78,7 @@ class Bench:
     async def call(self, rules: Sequence[str]) -> Any:
         """Call the script as a user with these rules, as if for the first time, and return its answer or the refusal."""
         await self.raw.execute_command("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "resetchannels", *rules)
-        self._server._rights.forget()
+        self._server.rights.forget()
         try:
             return await self._server.run(self._script, self._keys, self._args)
         except delayq.ServerRefused as refusal:
