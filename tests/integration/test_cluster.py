@@ -110,7 +110,8 @@ async def test_all_that_a_reliable_queue_does_it_does_on_a_cluster(client: delay
         assert await queue.cancel("c")
         assert await queue.reschedule("b", 0.1)
         assert (await queue.get("b")) is not None
-        assert (await queue.stats()).delayed + (await queue.stats()).ready == 2
+        stats = await queue.stats()
+        assert stats.delayed + stats.ready == 2
         got = []
         async for message in queue:
             async with message:
@@ -137,9 +138,9 @@ async def test_all_that_a_reliable_queue_does_it_does_on_a_cluster(client: delay
 async def test_all_that_a_delayed_queue_does_it_does_on_a_cluster(client: delayq.Client, cluster: TestCluster) -> None:
     for name in names(cluster, "orders"):
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(name)
-        receipts = await queue.offer_many([(n, 0.05 + n / 100) for n in range(5)])
+        receipts = await queue.offer_many([(n, 0.5 + n / 100) for n in range(5)])
         assert await receipts[1].cancel()
-        assert await receipts[2].reschedule(0.2)
+        assert await receipts[2].reschedule(1.0)
         assert await queue.pending.size() == 4
         assert [await queue.take() for _ in range(4)] == [0, 3, 4, 2]
         # A value that Java pushes is noticed.
