@@ -205,7 +205,7 @@ async def test_one_silent_connection_makes_the_free_ones_prove_that_they_live(co
         pool.release(wire)
     links.half_open(new=False)
     silent = wires[0].ask("PING")
-    with pytest.raises(TimeoutError, match="a new connection is answered"):
+    with pytest.raises(TimeoutError, match="a new connection was answered"):
         await asyncio.wait_for(silent, 4)
     pool.release(wires[0])
     fresh = await pool.acquire()
