@@ -25,19 +25,19 @@ _ASK_EVERY = 0.05
 # How long new messages that may go to any server avoid one that has failed, seconds: longer than it takes to find out again.
 _LATELY = 10.0
 
-Place = tuple[str, int]
+HostPort = tuple[str, int]
 
 # A server sends this in place of a host name that it was not given, where names are preferred.
 _UNKNOWN = b"?"
 _NO_HOST = (b"", None, _UNKNOWN)
 
 
-def read_slots(answer: Any, asked: Place) -> dict[Place, list[range]]:
+def read_slots(answer: Any, asked: HostPort) -> dict[HostPort, list[range]]:
     """Return which slots each master has, according to the reply to ``CLUSTER SLOTS``.
 
     If a master is listed without a name, its address is in the same reply, or else it is that of the server that was ``asked``.
     """
-    found: dict[Place, list[range]] = {}
+    found: dict[HostPort, list[range]] = {}
     for first, last, (name, port, *more), *_ in answer:
         host = name.decode() if name not in _NO_HOST else _address_in(more) or asked[0]
         found.setdefault((host, int(port)), []).append(range(int(first), int(last) + 1))
@@ -51,7 +51,7 @@ def _address_in(more: list[Any]) -> str:
     return address.decode()
 
 
-def read_place(place: str, asked: Place) -> Place | None:
+def read_place(place: str, asked: HostPort) -> HostPort | None:
     """Return host and port of a redirection: the host that was ``asked`` if none is given, None if the name is unknown."""
     host, _, port = place.rpartition(":")
     return None if host.encode() == _UNKNOWN else (host or asked[0], int(port))
@@ -72,8 +72,7 @@ class Cluster:
         """
         self._address = address
         self._limit = limit
-        self._pools: dict[Place, ConnectionPool] = {}
-        self._places: dict[ConnectionPool, Place] = {}
+        self._pools: dict[HostPort, ConnectionPool] = {}
         self._owners: list[ConnectionPool | None] = [None] * SLOTS
         self._masters: list[ConnectionPool] = []
         self._suspected: set[ConnectionPool] = set()
@@ -143,7 +142,7 @@ class Cluster:
         return now
 
     def at(self, place: str, told_by: ConnectionPool) -> ConnectionPool:
-        found = read_place(place, self._places.get(told_by, ("", 0)))
+        found = read_place(place, self._place_of(told_by))
         if found is None:
             # The reply to CLUSTER SLOTS has more than the name.
             self._suspected.add(told_by)
@@ -172,12 +171,14 @@ class Cluster:
         for pool in list(self._pools.values()):
             await pool.aclose()
 
-    def _pool(self, place: Place) -> ConnectionPool:
+    def _pool(self, place: HostPort) -> ConnectionPool:
         pool = self._pools.get(place)
         if pool is None:
             pool = self._pools[place] = ConnectionPool(self._address.seeds[0].at(*place), self._limit)
-            self._places[pool] = place
         return pool
+
+    def _place_of(self, pool: ConnectionPool) -> HostPort:
+        return next((place for place, known in self._pools.items() if known is pool), ("", 0))
 
     def _forget(self, done: asyncio.Task[None]) -> None:
         self._refreshing = None
@@ -203,7 +204,7 @@ class Cluster:
         shuffled = random.sample(known := list(pools), len(known))
         return sorted(shuffled, key=lambda pool: pool in self._suspected)
 
-    async def _ask(self, pool: ConnectionPool) -> dict[Place, list[range]]:
+    async def _ask(self, pool: ConnectionPool) -> dict[HostPort, list[range]]:
         wire = pool.acquire_nowait()
         own = wire is None
         if wire is None:
@@ -222,7 +223,7 @@ class Cluster:
                 pool.abandon(wire)
         if not answer:
             raise ServerUnavailable(f"{pool.label} reports no slots")
-        return read_slots(answer, self._places.get(pool, ("", 0)))
+        return read_slots(answer, self._place_of(pool))
 
     @staticmethod
     def _refused(pool: ConnectionPool, text: str) -> DelayqError:
@@ -231,7 +232,7 @@ class Cluster:
         advice = "; for a server outside a cluster, use redis://host:port" if "cluster" in text else ""
         return ServerRefused(f"{pool.label}: {text}{advice}")
 
-    def _install(self, found: dict[Place, list[range]]) -> None:
+    def _install(self, found: dict[HostPort, list[range]]) -> None:
         owners: list[ConnectionPool | None] = [None] * SLOTS
         for place, ranges in found.items():
             pool = self._pool(place)
@@ -247,6 +248,6 @@ class Cluster:
             # A call to it would wait in vain, or for an answer that no longer counts.
             pool.retire(ServerUnavailable(f"{pool.label} no longer serves any slots"))
             self._opened_before += pool.opened
-            del self._pools[self._places.pop(pool)]
+            del self._pools[self._place_of(pool)]
         self._doubted = missing - gone
         self._suspected.clear()

@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from hiredis import ProtocolError, Reader, pack_command
 
@@ -54,21 +54,111 @@ class _Question(NamedTuple):
     """A command that has not been answered yet.
 
     Attributes:
-        told: Called with the answer; None if the answer is not needed.
+        on_reply: Called with the answer; None if the answer is not needed.
         sent_at: When the command was sent, seconds.
         patience: How many seconds longer than others the answer may take.
         afterwards: Called when the answer has come, or will not come any more.
     """
 
-    told: Callable[[Any], object] | None
+    on_reply: Callable[[Any], object] | None
     sent_at: float
     patience: float
     afterwards: list[Callable[[], object]] | None = None
 
-    def tell(self, answer: Any) -> None:
-        _tell(self.told, answer)
+    def settle(self, answer: Any) -> None:
+        _call(self.on_reply, answer)
         for each in self.afterwards or ():
             each()
+
+
+class Owner(Protocol):
+    """The owner of connections, which decides what to do about those that fail."""
+
+    def connection_doubted(self) -> None:
+        """React to a connection on which nothing has moved for :data:`DOUBT_AFTER` seconds although an answer is missing."""
+        ...
+
+    def connection_broken(self) -> None:
+        """React to the end of a connection that nobody closed."""
+        ...
+
+
+class Pulse:
+    """The signs of life of a connection. Silence is when nothing moves although an answer is missing.
+
+    Attributes:
+        moved_at: When bytes last came in or left, as far as that was noticed; seconds on the event loop's clock.
+        doubted_at: When an answer was last found to be missing for too long.
+        round_trip: The time that the fastest answer took, seconds; infinite before the first one.
+        due_since: When a command was sent whose answer is not awaited by a call, until anything arrives.
+    """
+
+    __slots__ = ("_now", "_queued", "_socket", "_writer", "doubted_at", "due_since", "moved_at", "round_trip")
+
+    def __init__(self, writer: asyncio.StreamWriter, now: Callable[[], float]) -> None:
+        # Kept, because it closes the socket when it is collected.
+        self._writer = writer
+        self._socket: Any = writer.get_extra_info("socket")
+        self._now = now
+        # Bytes that had not left when we last looked.
+        self._queued = 0
+        self.moved_at: float = now()
+        self.doubted_at: float = -math.inf
+        self.round_trip: float = math.inf
+        self.due_since: float | None = None
+
+    def silent_since(self, oldest: _Question | None) -> float | None:
+        """Return since when the connection has been silent, or None if no answer is missing. It may lie in the future.
+
+        Args:
+            oldest: The first of the calls without an answer.
+        """
+        if oldest is not None:
+            since, patience = oldest.sent_at, oldest.patience
+        elif self.due_since is not None:
+            since, patience = self.due_since, 0.0
+        else:
+            return None
+        queued, self._queued = self._queued, self._count_queued()
+        if self._queued < queued:
+            self.moved_at = self._now()
+        return max(since, self.moved_at) + patience
+
+    def _count_queued(self) -> int:
+        """Count the bytes that were sent here and have not reached the other end, as far as the system tells."""
+        queued: int = self._writer.transport.get_write_buffer_size()
+        if sys.platform == "linux" and self._socket is not None:
+            with suppress(OSError, ValueError):
+                (in_system,) = struct.unpack("i", fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))
+                queued += in_system
+        return queued
+
+
+class Inbox:
+    """Data that no call has asked for, for the one reader of a connection."""
+
+    __slots__ = ("_arrived", "items")
+
+    def __init__(self) -> None:
+        self.items: deque[Any] = deque()
+        self._arrived: asyncio.Future[None] | None = None
+
+    def put(self, item: Any) -> None:
+        self.items.append(item)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_exception(error)
+
+    async def wait(self) -> None:
+        """Wait until something is there. Raises the error of :meth:`fail`."""
+        self._arrived = asyncio.get_running_loop().create_future()
+        try:
+            await self._arrived
+        finally:
+            self._arrived = None
 
 
 class Connection(asyncio.Protocol):
@@ -79,47 +169,33 @@ class Connection(asyncio.Protocol):
     such as notifications, is kept for :meth:`read`.
 
     A connection that dies silently looks like one whose answer takes a long time. While bytes come in or leave, it is alive. When
-    nothing has moved for :data:`DOUBT_AFTER` seconds and an answer is missing, ``doubted`` is called, and again from time to
-    time, so that the owner can find out more. After :data:`ANSWER_WITHIN` seconds the connection ends itself.
+    nothing has moved for :data:`DOUBT_AFTER` seconds and an answer is missing, the owner is told, and again from time to time,
+    so that it can find out more. After :data:`ANSWER_WITHIN` seconds the connection ends itself.
 
     Attributes:
-        doubted: Called as described above.
-        broken: Called when the connection ends in any other way than by :meth:`close`.
-        round_trip: The time that the fastest answer took, seconds; infinite before the first one.
-        moved_at: When bytes last came in or left, as far as that was noticed; seconds on the event loop's clock.
+        owner: Whom to tell of trouble, once there is one.
     """
 
     def __init__(self, opened: AbstractConnection) -> None:
         """Take over a connection on which no answer is outstanding."""
         self._loop = asyncio.get_running_loop()
-        self.doubted: Callable[[], object] = lambda: None
-        self.broken: Callable[[], object] = lambda: None
-        self.moved_at: float = self._loop.time()
-        self.round_trip: float = math.inf
-        # When an answer was last found to be missing for too long.
-        self._doubted_at = -math.inf
+        self.owner: Owner | None = None
         # How many commands in flight allow the server to hold back its answers.
         self._blocking = 0
         # How many callbacks of `when_answered` are outstanding.
         self._abandoned = 0
-        # Bytes that had not left when we last looked.
-        self._queued = 0
-        # When a command was sent whose answer goes to `read`.
-        self._answer_due_since: float | None = None
         held: Any = opened
-        # Kept, because it closes the socket when it is collected.
-        self._writer = held._writer
-        self._transport = self._writer.transport
+        writer = held._writer
         held._reader = held._writer = None
+        self._transport = writer.transport
+        self._pulse = Pulse(writer, self._loop.time)
         self._reader: Any = Reader(protocolError=ProtocolError, replyError=_reply_error, notEnoughData=_NOTHING)
         self._asked: deque[_Question] = deque()
-        self._unasked: deque[Any] = deque()
-        self._reading: asyncio.Future[Any] | None = None
+        self._inbox = Inbox()
         self._drained: asyncio.Future[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._lost: Exception | None = None
-        self._socket: Any = self._transport.get_extra_info("socket")
-        self._keep_alive(getattr(opened, "socket_keepalive_options", None))
+        _keep_alive(self._transport.get_extra_info("socket"), getattr(opened, "socket_keepalive_options", None))
         self._transport.set_protocol(self)
         self._transport.resume_reading()
 
@@ -131,7 +207,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_clean(self) -> bool:
         """Whether it can be used, and nothing unrequested has arrived."""
-        return self._lost is None and not self._unasked
+        return self._lost is None and not self._inbox.items
 
     @property
     def bytes_to_send(self) -> int:
@@ -156,7 +232,17 @@ class Connection(asyncio.Protocol):
     @property
     def is_doubted(self) -> bool:
         """Whether an answer was found to be missing for too long, and nothing has moved since then."""
-        return self._doubted_at > self.moved_at
+        return self._pulse.doubted_at > self._pulse.moved_at
+
+    @property
+    def moved_at(self) -> float:
+        """When bytes last came in or left, as far as that was noticed; seconds on the event loop's clock."""
+        return self._pulse.moved_at
+
+    @property
+    def round_trip(self) -> float:
+        """The time that the fastest answer took, seconds; infinite before the first one."""
+        return self._pulse.round_trip
 
     def ask(self, *command: Any) -> asyncio.Future[Any]:
         """Send a command. The future returns its answer, or raises :class:`ReplyError` or an ``OSError``.
@@ -170,34 +256,34 @@ class Connection(asyncio.Protocol):
         self.call(command, partial(_settle, future))
         return future
 
-    def call(self, command: Sequence[Any], told: Callable[[Any], object] | None, blocks: float = 0.0) -> None:
-        """Send a command. ``told`` is called with its answer, or the error that :meth:`ask` raises, as soon as that is known.
+    def call(self, command: Sequence[Any], on_reply: Callable[[Any], object] | None, blocks: float = 0.0) -> None:
+        """Send a command. ``on_reply`` is called with its answer, or the error that :meth:`ask` raises, once that is known.
 
         ``blocks`` is the number of seconds for which the command lets the server hold back the answer.
         """
         self._check()
         if blocks:
             self._blocking += 1
-            told = partial(self._unblocked, told)
+            on_reply = partial(self._unblocked, on_reply)
         packed = pack_command(tuple(command))
-        self._asked.append(_Question(told, self._loop.time(), blocks + len(packed) / _SLOWEST))
+        self._asked.append(_Question(on_reply, self._loop.time(), blocks + len(packed) / _SLOWEST))
         self._keep_watch()
         self._transport.write(packed)
 
-    def when_answered(self, told: Callable[[], object]) -> None:
-        """Call ``told`` when the last answer now outstanding has come, or will not come any more; at once if there is none.
+    def when_answered(self, then: Callable[[], object]) -> None:
+        """Call ``then`` when the last answer now outstanding has come, or will not come any more; at once if there is none.
 
         The connection counts as abandoned until then.
         """
         if not self._asked:
-            told()
+            then()
             return
         self._abandoned += 1
         last = self._asked[-1]
         if last.afterwards is None:
-            self._asked[-1] = last._replace(afterwards=[told])
+            self._asked[-1] = last._replace(afterwards=[then])
         else:
-            last.afterwards.append(told)
+            last.afterwards.append(then)
 
     def tell(self, *command: Any) -> None:
         """Send a command whose answer is not needed. Raises as :meth:`ask` does."""
@@ -211,23 +297,13 @@ class Connection(asyncio.Protocol):
     def ping(self) -> None:
         """Send a command that is always answered, as :meth:`write` does. Silence after it counts as a missing answer."""
         self.write("PING")
-        if self._answer_due_since is None:
-            self._answer_due_since = self._loop.time()
+        if self._pulse.due_since is None:
+            self._pulse.due_since = self._loop.time()
         self._keep_watch()
 
     def silent_since(self) -> float | None:
         """Return since when nothing has moved although an answer is missing; None if none is. It may lie in the future."""
-        if self._asked:
-            question = self._asked[0]
-            since, patience = question.sent_at, question.patience
-        elif self._answer_due_since is not None:
-            since, patience = self._answer_due_since, 0.0
-        else:
-            return None
-        queued, self._queued = self._queued, self._count_queued()
-        if self._queued < queued:
-            self.moved_at = self._loop.time()
-        return max(since, self.moved_at) + patience
+        return self._pulse.silent_since(self._asked[0] if self._asked else None)
 
     def give_up(self, reason: str) -> None:
         """End the connection. All callers that wait for an answer get the reason, as a ``TimeoutError``."""
@@ -240,14 +316,10 @@ class Connection(asyncio.Protocol):
             ReplyError: It is an error reply.
             OSError: The connection is lost.
         """
-        if not self._unasked:
+        if not self._inbox.items:
             self._check()
-            self._reading = self._loop.create_future()
-            try:
-                await self._reading
-            finally:
-                self._reading = None
-        answer = self._unasked.popleft()
+            await self._inbox.wait()
+        answer = self._inbox.items.popleft()
         if isinstance(answer, ReplyError):
             raise answer
         return answer
@@ -264,8 +336,9 @@ class Connection(asyncio.Protocol):
     # Called by the transport
 
     def data_received(self, data: bytes) -> None:
-        self.moved_at = self._loop.time()
-        self._answer_due_since = None
+        pulse = self._pulse
+        pulse.moved_at = self._loop.time()
+        pulse.due_since = None
         reader = self._reader
         reader.feed(data)
         try:
@@ -296,20 +369,20 @@ class Connection(asyncio.Protocol):
 
     def _answered(self, answer: Any) -> None:
         if not self._asked:
-            self._unasked.append(answer)
-            if self._reading is not None and not self._reading.done():
-                self._reading.set_result(None)
+            self._inbox.put(answer)
             return
         question = self._asked.popleft()
-        self.round_trip = min(self.round_trip, self.moved_at - question.sent_at)
+        pulse = self._pulse
+        if (took := pulse.moved_at - question.sent_at) < pulse.round_trip:
+            pulse.round_trip = took
         if question.afterwards:
             self._abandoned -= len(question.afterwards)
-        question.tell(answer)
+        question.settle(answer)
 
-    def _unblocked(self, told: Callable[[Any], object] | None, answer: Any) -> None:
+    def _unblocked(self, on_reply: Callable[[Any], object] | None, answer: Any) -> None:
         self._blocking -= 1
-        if told is not None:
-            told(answer)
+        if on_reply is not None:
+            on_reply(answer)
 
     def _keep_watch(self) -> None:
         if self._watch is None:
@@ -328,27 +401,9 @@ class Connection(asyncio.Protocol):
         wait = min(DOUBT_AFTER if silent >= DOUBT_AFTER else DOUBT_AFTER - silent, ANSWER_WITHIN - silent)
         self._watch = self._loop.call_later(wait, self._look)
         if silent >= DOUBT_AFTER:
-            self._doubted_at = self._loop.time()
-            self.doubted()
-
-    def _count_queued(self) -> int:
-        """Count the bytes that were sent here and have not reached the other end, as far as the system tells."""
-        queued: int = self._transport.get_write_buffer_size()
-        if sys.platform == "linux" and self._socket is not None:
-            with suppress(OSError, ValueError):
-                (in_system,) = struct.unpack("i", fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))
-                queued += in_system
-        return queued
-
-    def _keep_alive(self, chosen: Any) -> None:
-        """Have the system detect that the other end has vanished. ``chosen`` holds the user's own settings, if any."""
-        if self._socket is None or self._socket.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        with suppress(OSError):
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _KEEP_ALIVE.items():
-                if not chosen and hasattr(socket, name):
-                    self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            self._pulse.doubted_at = self._loop.time()
+            if self.owner is not None:
+                self.owner.connection_doubted()
 
     def _lose(self, error: Exception, *, abort: bool = True) -> None:
         if self._lost is not None:
@@ -358,22 +413,33 @@ class Connection(asyncio.Protocol):
             self._watch.cancel()
         if abort:
             self._transport.abort()
-            self.broken()
+            if self.owner is not None:
+                self.owner.connection_broken()
         else:
             self._transport.close()
         self.resume_writing()
         asked, self._asked = self._asked, deque()
         for question in asked:
-            question.tell(own_copy(error))
-        if self._reading is not None and not self._reading.done():
-            self._reading.set_exception(own_copy(error))
+            question.settle(own_copy(error))
+        self._inbox.fail(own_copy(error))
 
 
-def _tell(told: Callable[[Any], object] | None, answer: Any) -> None:
-    if told is None:
+def _keep_alive(connected: Any, chosen: Any) -> None:
+    """Have the system detect that the other end of a socket has vanished. ``chosen`` holds the user's own settings, if any."""
+    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with suppress(OSError):
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if not chosen and hasattr(socket, name):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _call(on_reply: Callable[[Any], object] | None, answer: Any) -> None:
+    if on_reply is None:
         return
     try:
-        told(answer)
+        on_reply(answer)
     except Exception:  # noqa: BLE001 - the other calls on this connection must get their answers all the same
         _log.exception("handling an answer failed")
 

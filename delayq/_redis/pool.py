@@ -16,6 +16,8 @@ from delayq._redis.handshake import Opener
 from delayq.errors import Closed, DelayqError, ServerUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from delayq._redis.connection import Connection
     from delayq._redis.url import Address, SentinelAddress
 
@@ -23,6 +25,61 @@ if TYPE_CHECKING:
 OPEN_TIMEOUT = 5.0
 # The minimum time that older connections have left after a fresh one was answered, seconds.
 _MOMENT = 0.5
+
+
+class _Line:
+    """The callers that wait for a connection, in order of arrival.
+
+    Attributes:
+        awake: How many were woken and have yet to run.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._tickets = count()
+        self.awake: int = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def ticket(self) -> int:
+        """Return the place of a caller that joins now."""
+        return next(self._tickets)
+
+    async def turn(self, ticket: int) -> None:
+        """Wait until a connection may be available, behind the callers with older tickets."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (ticket, turn))
+        try:
+            await turn
+        finally:
+            # Not if the caller was cancelled before it was woken.
+            self.awake -= turn.done() and not turn.cancelled()
+
+    def wake(self, most: int) -> None:
+        """Wake the first callers, ``most`` of them at most."""
+        while most > 0 and self._waiting:
+            _, turn = heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(None)
+                self.awake += 1
+                most -= 1
+
+
+class _Use:
+    """How a connection is used: by how many calls, and whether others may join them.
+
+    Attributes:
+        own: Whether it blocks or listens, so that nothing else may be sent on it.
+        outdated: Whether it leads to a server that is no longer the right one.
+    """
+
+    __slots__ = ("calls", "outdated", "own")
+
+    def __init__(self) -> None:
+        self.calls: int = 1
+        self.own: bool = False
+        self.outdated: bool = False
 
 
 class ConnectionPool:
@@ -40,24 +97,14 @@ class ConnectionPool:
     def __init__(self, address: Address | SentinelAddress, limit: int) -> None:
         self._opener = Opener(address)
         self._free: list[Connection] = []
-        # How many calls hold each connection.
-        self._used: dict[Connection, int] = {}
+        self._used: dict[Connection, _Use] = {}
         # How many may be in use at the same time, and how many are being opened within that limit.
         self._limit = limit
         self._opening = 0
-        # The callers that wait for a connection, a heap in order of arrival; and how many were woken and have yet to run.
-        self._row: list[tuple[int, asyncio.Future[None]]] = []
-        self._tickets = count()
-        self._awake = 0
-        # Connections in use that block or listen, so nothing else may be sent on them.
-        self._own: set[Connection] = set()
-        # Connections in use that lead to a server that is no longer the right one.
-        self._outdated: set[Connection] = set()
+        self._line = _Line()
         # How many free connections, from the start of the list, have not been needed since the last look.
         self._spare: int = 0
-        # Connections that were free when one was doubted, and have not answered since.
-        self._aside: set[Connection] = set()
-        self._probing: asyncio.Task[None] | None = None
+        self._probe = _Probe(self)
         self._ended: DelayqError | None = None
         self._round_trip = 0.0
         self.opened: int = 0
@@ -78,7 +125,7 @@ class ConnectionPool:
     @property
     def open(self) -> int:
         """The number of connections that are open now."""
-        return len(self._free) + len(self._aside) + len(self._used)
+        return len(self._free) + len(self._probe.aside) + len(self._used)
 
     @property
     def round_trip(self) -> float:
@@ -88,7 +135,7 @@ class ConnectionPool:
 
     def acquire_nowait(self) -> Connection | None:
         """Return an open connection as :meth:`acquire` does if one is free, otherwise None."""
-        if self._ended is not None or self._row or self._awake:
+        if self._ended is not None or len(self._line) or self._line.awake:
             return None
         return self._take_free()
 
@@ -98,13 +145,13 @@ class ConnectionPool:
         Args:
             preferred: The connection to return if it is still open and may be used.
         """
-        if preferred is not None and preferred.is_open and not preferred.is_doubted and preferred not in self._outdated:
+        if preferred is not None and preferred.is_open and not preferred.is_doubted and not self._is_outdated(preferred):
             if self.share(preferred):
                 return preferred
             if preferred in self._free:
                 self._free.remove(preferred)
                 self._spare = min(self._spare, len(self._free))
-                self._used[preferred] = 1
+                self._used[preferred] = _Use()
                 return preferred
         if (wire := self.acquire_nowait()) is not None:
             return wire
@@ -129,7 +176,7 @@ class ConnectionPool:
             while True:
                 self._demand_open()
                 # A connection that only one caller can have goes to the caller that came first.
-                if ticket is not None or len(self._row) + self._awake < len(self._free) + self._places:
+                if ticket is not None or len(self._line) + self._line.awake < len(self._free) + self._places:
                     if (wire := self._take_free()) is not None:
                         return wire
                     if self._places:
@@ -137,8 +184,8 @@ class ConnectionPool:
                 if (shareable := self._shareable()) and self.share(shareable[0]):
                     return shareable[0]
                 if ticket is None:
-                    ticket = next(self._tickets)
-                await self._turn(ticket)
+                    ticket = self._line.ticket()
+                await self._line.turn(ticket)
         finally:
             # Even if this caller has left or has failed: the next one may fare better.
             self._wake()
@@ -146,7 +193,7 @@ class ConnectionPool:
     @property
     def _places(self) -> int:
         """How many more connections may be opened for calls."""
-        return max(0, self._limit - (len(self._used) - len(self._own)) - self._opening)
+        return max(0, self._limit - sum(not use.own for use in self._used.values()) - self._opening)
 
     async def _opened_in_place(self) -> Connection:
         self._opening += 1
@@ -159,59 +206,46 @@ class ConnectionPool:
         """Return the connections in use that another call may share, the least busy one first."""
         usable = [
             wire
-            for wire in self._used
-            if wire.is_open
-            and not (wire.is_blocked or wire.is_doubted or wire.is_abandoned or wire in self._own or wire in self._outdated)
+            for wire, use in self._used.items()
+            if wire.is_open and not (wire.is_blocked or wire.is_doubted or wire.is_abandoned or use.own or use.outdated)
         ]
         # A call behind a large one waits a long time.
         return sorted(usable, key=lambda wire: (wire.bytes_to_send, wire.unanswered))
 
-    async def _turn(self, ticket: int) -> None:
-        """Wait until a connection may be available, behind the callers with older tickets."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heappush(self._row, (ticket, turn))
-        try:
-            await turn
-        finally:
-            # Not if the caller was cancelled before it was woken.
-            self._awake -= turn.done() and not turn.cancelled()
-
     def _wake(self) -> None:
         """Wake as many of the waiting callers as may find a connection now: all of them if one can be shared."""
-        if not self._row:
+        line = self._line
+        if not len(line):
             return
         everybody = self._ended is not None or bool(self._shareable())
-        found = len(self._row) if everybody else len(self._free) + self._places - self._awake
-        while found > 0 and self._row:
-            _, turn = heappop(self._row)
-            if not turn.done():
-                turn.set_result(None)
-                self._awake += 1
-                found -= 1
+        line.wake(len(line) if everybody else len(self._free) + self._places - line.awake)
+
+    def _is_outdated(self, wire: Connection) -> bool:
+        use = self._used.get(wire)
+        return use is not None and use.outdated
 
     def share(self, wire: Connection) -> bool:
         """Hold an acquired connection once more, for another call behind the first. Returns whether that is possible.
 
         Both calls release it.
         """
-        if wire not in self._used or wire in self._own or not wire.is_open:
+        use = self._used.get(wire)
+        if use is None or use.own or not wire.is_open:
             return False
-        self._used[wire] += 1
+        use.calls += 1
         return True
 
     def release(self, wire: Connection) -> None:
         """Take back a connection, open or not. Its holder must no longer be waiting for an answer on it."""
-        held = self._used.get(wire, 1)
-        if held > 1:
+        use = self._used.get(wire)
+        if use is not None and use.calls > 1:
             # No other caller may have it to itself yet: the next one might subscribe on it.
-            self._used[wire] = held - 1
-            # A connection that was doubted or blocked may be usable again.
-            self._wake()
-            return
-        if wire in self._outdated:
+            use.calls -= 1
+        elif use is not None and use.outdated:
             self.close(wire)
-        elif self._used.pop(wire, 0) and wire.is_open:
+        elif self._used.pop(wire, None) is not None and wire.is_open:
             self._free.append(wire)
+        # A connection that was doubted or blocked may be usable again.
         self._wake()
 
     def abandon(self, wire: Connection) -> None:
@@ -225,11 +259,10 @@ class ConnectionPool:
     def disown(self) -> None:
         """Stop using the connections without closing any: this is a forked child, and they belong to its parent."""
         self._ended = Closed("the client belongs to another process")
-        _inherited.extend((*self._free, *self._aside, *self._used))
+        _inherited.extend((*self._free, *self._probe.aside, *self._used))
         self._free.clear()
-        self._aside.clear()
+        self._probe.aside.clear()
         self._used.clear()
-        self._own.clear()
 
     def prune(self) -> None:
         """Close the connections that have not been used since the last call: a burst leaves more than everyday work needs."""
@@ -241,23 +274,23 @@ class ConnectionPool:
 
     def renew(self) -> None:
         """Stop using the connections that are open now: another server has taken the place of theirs. Calls in flight go on."""
-        self._broken()
+        self.breaks += 1
         for wire in self._free:
             wire.close()
         self._free.clear()
-        self._discard_aside()
+        self._probe.discard()
         self._spare = 0
-        self._outdated.update(self._used)
+        for use in self._used.values():
+            use.outdated = True
 
     def retire(self, reason: DelayqError) -> None:
         """Close every connection, including those in use, and open no more: later callers get the reason."""
         self._ended = reason
-        if self._probing is not None:
-            self._probing.cancel()
+        self._probe.cancel()
         for wire in (*self._free, *self._used):
             self.close(wire)
         self._free.clear()
-        self._discard_aside()
+        self._probe.discard()
         self._wake()
 
     async def open_own(self, *, anew: bool = False) -> Connection:
@@ -274,22 +307,27 @@ class ConnectionPool:
                 wire = await (self._opened_anew() if anew else self._connected())
         except TimeoutError as error:
             raise ServerUnavailable(f"{self.label} did not answer within {OPEN_TIMEOUT:g} s") from error
-        self._own.add(wire)
+        self._used[wire].own = True
         return wire
+
+    def keep_own(self, wire: Connection) -> None:
+        """Offer a connection from :meth:`open_own` to the callers. It does not count towards the limit until one takes it."""
+        if self._ended is not None or self._is_outdated(wire):
+            self.close(wire)
+        else:
+            self._used.pop(wire, None)
+            self.add_free(wire)
 
     def close(self, wire: Connection) -> None:
         """Close a connection from :meth:`open_own`."""
         self._used.pop(wire, None)
-        self._outdated.discard(wire)
-        self._own.discard(wire)
         wire.close()
         self._wake()
 
     async def aclose(self) -> None:
         """Close every connection, including those in use."""
         self.retire(Closed("the client is closed"))
-        if self._probing is not None:
-            await asyncio.wait({self._probing})
+        await self._probe.wait()
         # The sockets are closed in the next iteration of the loop.
         await asyncio.sleep(0)
 
@@ -299,7 +337,7 @@ class ConnectionPool:
             # The last one released is the first one taken, so those further down have not been needed.
             self._spare = min(self._spare, len(self._free))
             if wire.is_clean:
-                self._used[wire] = 1
+                self._used[wire] = _Use()
                 return wire
             wire.close()
         return None
@@ -317,8 +355,7 @@ class ConnectionPool:
         self._demand_open()
         try:
             wire = await self._opener.open()
-            wire.doubted = self._doubt
-            wire.broken = self._broken
+            wire.owner = self
         except DelayqError:
             raise
         except Exception as error:
@@ -330,45 +367,79 @@ class ConnectionPool:
         except DelayqError:
             wire.close()
             raise
-        self._used[wire] = 1
+        self._used[wire] = _Use()
         self.opened += 1
         return wire
 
-    def _broken(self) -> None:
+    def connection_doubted(self) -> None:
+        if self._ended is None:
+            free, self._free, self._spare = self._free, [], 0
+            self._probe.begin(free)
+
+    def connection_broken(self) -> None:
         self.breaks += 1
 
-    # Finding out whether silent connections are dead
+    def add_free(self, wire: Connection) -> None:
+        """Offer a connection that no call uses to the callers."""
+        self._free.append(wire)
+        self._wake()
 
-    def _doubt(self) -> None:
-        """Test all connections, because one has been silent for a while although an answer is missing."""
-        if self._ended is not None:
-            return
-        free, self._free, self._spare = self._free, [], 0
+    def in_use(self) -> dict[Connection, bool]:
+        """Return the connections in use, and whether each is one from :meth:`open_own`."""
+        return {wire: use.own for wire, use in self._used.items()}
+
+
+class _Probe:
+    """Finds out whether the silent connections of a pool are dead.
+
+    Attributes:
+        aside: Connections that were free when one was doubted, and have not answered since.
+    """
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
+        self._task: asyncio.Task[None] | None = None
+        self.aside: set[Connection] = set()
+
+    def begin(self, free: Iterable[Connection]) -> None:
+        """Test all connections, because one has been silent for a while although an answer is missing.
+
+        Args:
+            free: The connections that no call uses. Those that answer go back to the pool.
+        """
         for wire in free:
             if wire.is_clean:
-                self._aside.add(wire)
+                self.aside.add(wire)
                 wire.call(("PING",), partial(self._answered, wire))
             else:
                 wire.close()
-        if self._probing is None:
+        if self._task is None:
             # Never started eagerly: it must not end before it is recorded here.
-            self._probing = asyncio.Task(self._probe(), name="delayq probe")
-            self._probing.add_done_callback(self._probed)
+            self._task = asyncio.Task(self._run(), name="delayq probe")
+            self._task.add_done_callback(self._ended)
 
-    def _answered(self, wire: Connection, answer: Any) -> None:
-        """Return a connection that was put aside to the free ones, unless it is lost."""
-        if wire in self._aside:
-            self._aside.discard(wire)
-            if not isinstance(answer, OSError) and wire.is_open:
-                self._free.append(wire)
-                self._wake()
-
-    def _discard_aside(self) -> None:
-        aside, self._aside = self._aside, set()
+    def discard(self) -> None:
+        """Close the connections that were put aside."""
+        aside, self.aside = self.aside, set()
         for wire in aside:
             wire.close()
 
-    async def _probe(self) -> None:
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def wait(self) -> None:
+        """Wait until a probe that was cancelled has ended."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    def _answered(self, wire: Connection, answer: Any) -> None:
+        if wire in self.aside:
+            self.aside.discard(wire)
+            if not isinstance(answer, OSError) and wire.is_open:
+                self._pool.add_free(wire)
+
+    async def _run(self) -> None:
         """Give up the silent connections if a fresh one is answered.
 
         A server that is blocked by a long script answers no connection, and afterwards all of them, in any order. So the fresh
@@ -378,7 +449,7 @@ class ConnectionPool:
         # Slightly in the future, so that the connections put aside count as asked by then.
         began = now() + _MOMENT / 10
         # A dedicated connection, so that no call shares it.
-        fresh = await self.open_own(anew=True)
+        fresh = await self._pool.open_own(anew=True)
         proven = False
         try:
             # An error reply is an answer too.
@@ -389,34 +460,31 @@ class ConnectionPool:
                 await fresh.ask("PING")
             proven = True
         finally:
-            if proven and self._ended is None and fresh not in self._outdated:
-                # It does not count towards the limit until a caller takes it.
-                self._used.pop(fresh, None)
-                self._own.discard(fresh)
-                self._free.append(fresh)
-                self._wake()
+            if proven:
+                self._pool.keep_own(fresh)
             else:
-                self.close(fresh)
-        dead = [wire for wire in (*self._used, *self._aside) if self._is_dead(wire, began, now())]
+                self._pool.close(fresh)
+        in_use = self._pool.in_use()
+        dead = [wire for wire in (*in_use, *self.aside) if self._is_dead(wire, began, now())]
         if not dead:
             return
         for wire in dead:
             wire.give_up(f"no answer within {DOUBT_AFTER:g} s, although a new connection was answered at once")
-        for wire in list(self._own):
-            # These wait for whatever arrives, so their silence means nothing. Replacing one costs little.
-            if wire.moved_at < began:
+        for wire, own in in_use.items():
+            # A connection of its own waits for whatever arrives, so its silence means nothing. Replacing it costs little.
+            if own and wire.moved_at < began:
                 wire.give_up("other connections to this server were dead")
 
     def _is_dead(self, wire: Connection, began: float, now: float) -> bool:
         if (since := wire.silent_since()) is None or since > began:
             return False
-        return wire in self._aside or now - since >= DOUBT_AFTER
+        return wire in self.aside or now - since >= DOUBT_AFTER
 
-    def _probed(self, probing: asyncio.Task[None]) -> None:
-        self._probing = None
-        if not probing.cancelled():
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled():
             # An error means that nothing is proven. A connection that is still in doubt reports again.
-            probing.exception()
+            task.exception()
 
 
 _of_this_process: WeakSet[ConnectionPool] = WeakSet()

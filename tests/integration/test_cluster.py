@@ -470,7 +470,7 @@ async def test_one_answer_that_leaves_out_a_master_ends_none_of_its_calls(client
     name = names(cluster, "jobs")[0]
     await client.reliable_queue(name, lease=LEASE).offer(1)
     pool = nodes.of(f"{{{name}}}")
-    place = nodes._places[pool]
+    place = nodes._place_of(pool)
     older = {("127.0.0.1", node.port or 0): [range(5)] for node in cluster.nodes if ("127.0.0.1", node.port) != place}
     wire = await pool.acquire()
     nodes._install(older)

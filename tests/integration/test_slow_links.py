@@ -25,7 +25,7 @@ COUNT, SIZE, MBIT, DEADLINE = 300, 8_000, 8, 0.5
 async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    for module in ("wire", "server"):
+    for module in ("connection", "client"):
         monkeypatch.setattr(f"delayq._redis.{module}.ANSWER_WITHIN", DEADLINE)
     monkeypatch.setattr("delayq._engine.waiters.ANSWER_WITHIN", DEADLINE)
     payloads = [b"%06d" % n + b"x" * (SIZE - 6) for n in range(COUNT)]
