@@ -1,7 +1,6 @@
 """Read the Lua scripts: the keys and globals that a script uses. For its commands, see :func:`delayq._redis.rights.commands`.
 
-This is not a parser: the scripts are ours, and their top level is plain. A top-level function begins with ``local function`` in
-the first column, and ends with an ``end`` there or on the same line. Code outside functions always runs.
+This is not a parser: the scripts are ours, and plain. Names count for the whole script, whatever their scope.
 """
 
 from __future__ import annotations
@@ -9,30 +8,22 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from delayq._redis.scripts import names_in
+
 if TYPE_CHECKING:
     from delayq._redis.scripts import Script
 
-_ONE_LINE = re.compile(r"^local function (\w+)\([^\n]*\bend$", re.MULTILINE)
-_BLOCK = re.compile(r"^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL)
+_KEYWORDS = """
+    and break do else elseif end false for function if in local nil not or repeat return then true until while
+"""
+_GIVEN = """
+    redis cjson struct string math table tonumber tostring type ipairs pairs pcall unpack KEYS ARGV
+"""
 
 
 def without_comments(text: str) -> str:
     """Return the text without its comments. Our scripts have no ``--`` within strings."""
     return re.sub(r"--.*", "", text)
-
-
-def functions(text: str) -> tuple[dict[str, str], str]:
-    """Return the top-level functions by name, and the rest of the text."""
-    found: dict[str, str] = {}
-
-    def take(match: re.Match[str]) -> str:
-        assert match[1] not in found, f"two functions {match[1]}"
-        found[match[1]] = match[0].partition(")")[2]
-        return ""
-
-    rest = _BLOCK.sub(take, _ONE_LINE.sub(take, text))
-    assert "local function" not in re.sub(r"^ .*", "", rest, flags=re.MULTILINE), "a function that was not seen"
-    return found, rest
 
 
 def calls(text: str) -> list[tuple[str, str]]:
@@ -70,45 +61,88 @@ def parameters(text: str) -> dict[str, list[str]]:
 
 
 def unknown_keys(script: Script) -> list[str]:
-    """Return arguments in the place of a key that do not come from KEYS, as far as the text shows.
+    """Return expressions in the place of a key that do not come from KEYS, as far as the text shows.
 
-    A key is ``KEYS[...]``, several of these unpacked, a local variable that holds one, or a parameter that every call fills
-    with one.
+    A key is an item of KEYS, several of these unpacked, a local variable or a table that holds such, the result of a function
+    that returns such, or a parameter that every call fills with one.
     """
     text = without_comments(script.text)
-    named = parameters(text)
-    wanted = {argument for command, argument in calls(text) if command != "'TIME'"}
-    wrong, done = [], set()
-    while wanted:
-        argument = wanted.pop()
-        if argument in done or re.fullmatch(r"KEYS\[[^\]]+\]|unpack\(KEYS, [^)]+\)", argument):
+    waiting = {argument for command, argument in calls(text) if command != "'TIME'"}
+    done, wrong = set(), []
+    while waiting:
+        expression = waiting.pop()
+        if expression in done or re.fullmatch(r"KEYS(\[[^\]]+\])?", expression):
             continue
-        done.add(argument)
-        sources = set(re.findall(rf"\blocal {re.escape(argument)} = (KEYS\[[^\]]+\])$", text, re.MULTILINE))
-        for name, its in named.items():
-            if argument in its:
-                for call in re.finditer(rf"(?<!function )(?<![.\w]){name}\(", text):
-                    sources.add(arguments_at(text, call.end())[its.index(argument)])
-                for handed in re.finditer(rf"pcall\({name}, ([^,]+),", text):
-                    sources.add(handed[1])
-        # A parameter of a function that this script does not call has no source.
-        if not sources and not any(argument in its for its in named.values()):
-            wrong.append(argument)
-        wanted |= sources
+        done.add(expression)
+        sources = _sources(text, expression)
+        if not sources:
+            wrong.append(expression)
+        waiting |= sources
     return wrong
+
+
+def _sources(text: str, expression: str) -> set[str]:
+    """Return the expressions from which an expression gets its value."""
+    if expression.startswith("unpack("):
+        return {arguments_at(expression, len("unpack("))[0]}
+    if re.fullmatch(r"\{.+\}", expression):
+        return {member.removeprefix("[0] = ") for member in _listed(expression[1:-1])}
+    if item := re.fullmatch(r"(\w+)\[[^\]]+\]", expression):
+        return {item[1]}
+    if call := re.fullmatch(r"(\w+)\(\)", expression):
+        returned = re.findall(rf"\blocal function {call[1]}\(\) return (.+) end$", text, re.MULTILINE)
+        return {value for values in returned for value in _listed(values)}
+    if not re.fullmatch(r"\w+", expression):
+        return set()
+    found = set()
+    for names, values in re.findall(r"^\s*(?:local )?(\w+(?:, \w+)*) = (.+)$", text, re.MULTILINE):
+        if expression in names.split(", "):
+            found.add(_listed(values)[names.split(", ").index(expression)])
+    for loop in re.finditer(rf"\bfor \w+, {expression} in ipairs\(", text):
+        found.add(arguments_at(text, loop.end())[0])
+    for name, its in parameters(text).items():
+        if expression in its:
+            place = its.index(expression)
+            for call in re.finditer(rf"(?<!function )(?<![.\w]){name}\(", text):
+                found.add(arguments_at(text, call.end())[place])
+            for call in re.finditer(rf"\bpcall\({name}, ", text):
+                found.add(arguments_at(text, call.end())[place])
+    return found
+
+
+def _listed(values: str) -> list[str]:
+    """Split expressions at their commas."""
+    return arguments_at(f"{values})", 0)
+
+
+def declared(text: str) -> list[str]:
+    """Return every name that the text declares, once for each declaration: locals, loop variables, parameters and functions."""
+    found: list[str] = [*parameters(text)]
+    for words in (
+        *re.findall(r"\blocal (?!function)([\w, ]+)", text),
+        *re.findall(r"\bfor ([\w, ]+?) (?:=|in) ", text),
+        *re.findall(r"\bfunction\s*\w*\(([^)]*)\)", text),
+    ):
+        found += [word.strip() for word in words.split(",") if word.strip()]
+    return found
 
 
 def global_writes(script: Script) -> set[str]:
     """Return the names that are assigned to but never declared as local."""
-    text = re.sub(r"'[^'\n]*'", "''", without_comments(script.text))
-    declared: set[str] = set()
-    for words in re.findall(r"\blocal (?!function)([\w, ]+)", text) + re.findall(r"\bfor ([\w, ]+?) (?:=|in)\b", text):
-        declared |= {word.strip() for word in words.split(",")}
-    for words in re.findall(r"\bfunction\s*\w*\(([^)]*)\)", text):
-        declared |= {word.strip() for word in words.split(",")}
-    declared |= set(parameters(text))
+    text = _code(script.text)
     assigned: set[str] = set()
     for words in re.findall(r"(?:^|\bthen |\bdo |\belse |; )\s*((?:\w+)(?:, \w+)*) =(?!=)", text, re.MULTILINE):
         assigned |= {word.strip() for word in words.split(",")}
     globals_made = set(re.findall(r"^\s*function (\w+)", text, re.MULTILINE))
-    return (assigned - declared) | globals_made
+    return (assigned - {*declared(text)}) | globals_made
+
+
+def global_reads(script: Script) -> set[str]:
+    """Return the names that are used but neither declared nor given to every script."""
+    text = _code(script.text)
+    fields = set(re.findall(r"[{,]\s*(\w+) = ", text))
+    return names_in(text) - {*declared(text)} - {*_KEYWORDS.split(), *_GIVEN.split()} - fields
+
+
+def _code(text: str) -> str:
+    return re.sub(r"'[^'\n]*'", "''", without_comments(text))

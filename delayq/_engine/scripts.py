@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from delayq._redis.scripts import Script
 
-RESYNC = Script("resync", ("due...",), ("kind...",), repeatable=True)
+RESYNC = Script("resync", ("key...",), ("kind...",), repeatable=True)

@@ -89,8 +89,6 @@ _CHECK = """do
 end
 """
 
-_ONE_LINE = re.compile(r"^local function (\w+)\([^\n]*\bend$", re.MULTILINE)
-_BLOCK = re.compile(r"^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL)
 _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
 
 
@@ -103,29 +101,8 @@ class Form(NamedTuple):
 
 @cache
 def commands(script: Script) -> frozenset[str]:
-    """Return the commands that a script may call: its own, and those of every function that it can reach.
-
-    This is not a parser: the scripts are ours, and their top level is plain. A function of the top level begins with
-    ``local function`` in the first column, and ends with an ``end`` in the first column or on the line on which it begins.
-    Everything outside of functions always runs.
-    """
-    known: dict[str, str] = {}
-
-    def take(match: re.Match[str]) -> str:
-        known[match[1]] = match[0].partition(")")[2]
-        return ""
-
-    waiting = [_BLOCK.sub(take, _ONE_LINE.sub(take, re.sub(r"--.*", "", script.text)))]
-    reached: set[str] = set()
-    found: set[str] = set()
-    while waiting:
-        text = waiting.pop()
-        found.update(_CALL.findall(text))
-        # Called directly, or passed to pcall.
-        names = {name for name in known if re.search(rf"(?<![.\w]){name}(?=\()|\({name}(?=,)", text)} - reached
-        reached |= names
-        waiting += [known[name] for name in names]
-    return frozenset(found)
+    """Return the commands that a script may call."""
+    return frozenset(_CALL.findall(re.sub(r"--.*", "", script.text)))
 
 
 @cache

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -48,17 +45,13 @@ _SCAN = 500
 _private: WeakSet[Client] = WeakSet()
 
 
-@dataclass(frozen=True)
-class _OwnScript(Script):
-    """A script used only by tests."""
-
-    @cached_property
-    def text(self) -> str:
-        return files("delayq.testing").joinpath("lua", f"{self.name}.lua").read_text("utf-8")
-
-
-ADVANCE_RELIABLE = _OwnScript("advance_reliable", (*MESSAGES, "wake", "done", "dead", "dead_messages", "schedules"), ("by_us",))
-ADVANCE_DELAYED = _OwnScript("advance_delayed", ("timeout", "ordered", "channel", "leases"), ("by_us",))
+ADVANCE_RELIABLE = Script(
+    "advance_reliable",
+    (*MESSAGES, "wake", "done", "dead", "dead_messages", "schedules"),
+    ("by_us",),
+    package="delayq.testing",
+)
+ADVANCE_DELAYED = Script("advance_delayed", ("timeout", "ordered", "channel", "leases"), ("by_us",), package="delayq.testing")
 
 
 @asynccontextmanager

@@ -167,19 +167,18 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
         altered(
             reliable_scripts.ACK,
             ("acked[#acked + 1] = id", ""),
-            ("by_set[at] = by_set[at] or {}", ""),
-            ("table.insert(by_set[at], id)", ""),
+            ("acked_by_priority[priority] = group", ""),
         ),
         "after ack",
     ),
     "a claim does not look at the due time": (
         "reliable",
-        altered(reliable_scripts.CLAIM, ("0, number(now), 'WITHSCORES'", "0, '+inf', 'WITHSCORES'")),
+        altered(reliable_scripts.CLAIM, ("0, format_score(now), 'WITHSCORES'", "0, '+inf', 'WITHSCORES'")),
         "early",
     ),
     "a transfer comes too soon": (
         "plain",
-        altered(scripts.TRANSFER, ("KEYS[2], '-inf', now_ms, 'LIMIT'", "KEYS[2], '-inf', now_ms + 50, 'LIMIT'")),
+        altered(scripts.TRANSFER, ("timeout, '-inf', now_ms, 'LIMIT'", "timeout, '-inf', now_ms + 50, 'LIMIT'")),
         "early",
     ),
     "leases are shorter than told": (
@@ -195,13 +194,16 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
         "reliable",
         altered(
             reliable_scripts.NACK,
-            ("place(id, tonumber(priority), now + tonumber(delay), KEYS[17])", "redis.call('ZREM', KEYS[priority + 1], id)"),
+            (
+                "enqueue(id, tonumber(ARGV[at + PRIORITY]), now + tonumber(ARGV[at + DELAY_US]), now)",
+                "redis.call('ZREM', live[tonumber(ARGV[at + PRIORITY])], id)",
+            ),
         ),
         "lost",
     ),
     "a nack leaves something behind": (
         "reliable",
-        altered(reliable_scripts.NACK, ("return reply", "redis.call('HSET', KEYS[13], 'forgotten', 1)\nreturn reply")),
+        altered(reliable_scripts.NACK, ("return reply", "redis.call('HSET', attempts, 'forgotten', 1)\nreturn reply")),
         "left",
     ),
     "an offer is repeated as a new one": ("reliable", offers_again_under_another_number, "stored twice"),
@@ -209,8 +211,8 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
         "deliveries",
         altered(
             scripts.ACK,
-            ("redis.call('ZREM', KEYS[1], token)", "redis.call('ZSCORE', KEYS[1], token) and 1 or 0"),
-            ("redis.call('HDEL', KEYS[2], unpack(ARGV))", ""),
+            ("redis.call('ZREM', leases, token)", "redis.call('ZSCORE', leases, token) and 1 or 0"),
+            ("redis.call('HDEL', leased, unpack(tokens))", ""),
         ),
         "after ack",
     ),
@@ -224,7 +226,9 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     "an expired message holds its id, and the next one is dropped without a word": ("reliable", expired_ones_are_there, "lost"),
     "what is given back is given back twice": (
         "plain",
-        altered(scripts.GIVE_BACK, ("return count", "if ARGV[4] then redis.call('RPUSH', KEYS[1], ARGV[4]) end\nreturn count")),
+        altered(
+            scripts.GIVE_BACK, ("return count", "if payloads[1] then redis.call('RPUSH', ready, payloads[1]) end\nreturn count")
+        ),
         "duplicate",
     ),
 }

@@ -95,13 +95,13 @@ LONG = 90.0
 OFTEN = {"messages": 100, "faults": 25, "pause": 0.5}
 SAFEGUARDS = {
     "an offer that is repeated is known": Case(
-        altered(reliable_scripts.OFFER, ("if readable and known == ARGV[1] then", "if false then")),
+        altered(reliable_scripts.OFFER, ("if readable and last_number == number then", "if false then")),
         ("unexpected", "stored twice", "after ack"),
         "reliable",
         {"only": ANSWERS, **OFTEN},
     ),
     "a first try that comes after its repetition is refused": Case(
-        altered(reliable_scripts.OFFER, ("if finite(known, 0) > tonumber(ARGV[1]) then", "if false then")),
+        altered(reliable_scripts.OFFER, ("if number_or(0, last_number) > tonumber(number) then", "if false then")),
         ("after ack", "stored twice"),
         "reliable",
         {"only": ("requests stalled",), **OFTEN},
@@ -111,13 +111,13 @@ SAFEGUARDS = {
     ),
     "what was taken, and whose answer was lost, is handed out": Case(recovers_nothing, ("lost",), "plain", {"only": ANSWERS}),
     "only who has the lease acknowledges": Case(
-        altered(reliable_scripts.ACK, ("holds(leases[i], ARGV[i * 3])", "leases[i]")),
+        altered(reliable_scripts.ACK, ("has_token(lease_texts[i], token)", "lease_texts[i]")),
         ("after ack",),
         "reliable",
         {"habits": Habits(dawdles=0.3), "only": ("process stopped",), **OFTEN},
     ),
     "a give-back is carried out once": Case(
-        altered(scripts.GIVE_BACK, ("if redis.call('EXISTS', KEYS[6]) == 1 then return 0 end", "")),
+        altered(scripts.GIVE_BACK, ("if redis.call('EXISTS', fence) == 1 then return 0 end", "")),
         ("duplicate",),
         "plain",
         {"only": ANSWERS, "habits": Habits(leaves=0.3), **OFTEN},

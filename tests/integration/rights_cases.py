@@ -52,7 +52,7 @@ def keys_of(script: Script) -> list[str]:
         "turns": DELAYED.turns,
         "fence": DELAYED.fence(TOKEN),
         "destination": DELAYED.ready,
-        "due...": DELAYED.timeout,
+        "key...": DELAYED.timeout,
     }
     if script.name.startswith("reliable/"):
         named = {

@@ -19,7 +19,7 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
 from delayq._embedded import server as embedded
 from delayq._embedded.server import EmbeddedServer
-from delayq.testing import Clock, advance, running, settled, time_travel
+from delayq.testing import Clock, advance, running, settled
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -378,16 +378,7 @@ async def test_what_is_due_and_was_not_looked_at_yet_is_not_settled(queue: Delay
     await settled(queue)
 
 
-# The scripts, and the pytest plugin
-
-
-@pytest.mark.parametrize("script", [time_travel.ADVANCE_DELAYED, time_travel.ADVANCE_RELIABLE], ids=lambda script: script.name)
-def test_the_headers_name_what_the_declarations_name(script: Any) -> None:
-    header = re.findall(r"^-- (KEYS|ARGV)\[([\d-]+)\]  (\w+)", script.text, re.MULTILINE)
-    keys = [name for kind, _, name in header if kind == "KEYS"]
-    assert keys == (["messages", *script.keys[16:]] if len(script.keys) > 16 else list(script.keys))
-    assert [name for kind, _, name in header if kind == "ARGV"] == list(script.args)
-    assert all(re.fullmatch(r"'[A-Z]+'", name) for name in re.findall(r"redis\.call\(([^,)]*)", script.text))
+# The pytest plugin
 
 
 _TESTS = """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -42,22 +41,6 @@ def test_what_takes_tries_what_gives_back_as_well() -> None:
         (reliable.CLAIM, reliable.RELEASE),
     ):
         assert tried(script) >= commands(following) - {"PUBLISH"}
-
-
-def test_only_what_can_be_reached_counts() -> None:
-    text = """
--- redis.call('IGNORED')
-local function one() redis.call('GET', KEYS[1]) end
-local function two()
-  one()
-  redis.call('HGET', KEYS[1], 'a')
-end
-local function three() return redis.call('DEL', KEYS[1]) end
-two()
-return redis.pcall('LLEN', KEYS[1])
-"""
-    script: Any = SimpleNamespace(text=text)
-    assert commands.__wrapped__(script) == {"GET", "HGET", "LLEN"}
 
 
 @pytest.mark.parametrize(

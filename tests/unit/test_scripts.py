@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,70 +13,96 @@ from redis.asyncio import Redis
 
 from delayq._delayed import scripts
 from delayq._engine.scripts import RESYNC
+from delayq._redis.scripts import Script, names_in, without_unused_functions
 from delayq._reliable import scripts as reliable_scripts
 from delayq._reliable.scripts import MESSAGES
+from delayq.testing.time_travel import ADVANCE_DELAYED, ADVANCE_RELIABLE
 from tests import lua
 
 if TYPE_CHECKING:
-    from delayq._redis.scripts import Script
     from tests.servers import PrivateServer
 
-FOLDER = files("delayq").joinpath("lua")
-ALL = (RESYNC, *scripts.ALL, *reliable_scripts.ALL)
+PACKAGE = Path(str(files("delayq")))
+ALL = (RESYNC, *scripts.ALL, *reliable_scripts.ALL, ADVANCE_DELAYED, ADVANCE_RELIABLE)
+FILES = sorted(file for folder in ("lua", "testing/lua") for file in (PACKAGE / folder).rglob("*.lua"))
 by_name = pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
 
 
-def header(script: Script) -> str:
-    text = FOLDER.joinpath(*f"{script.name}.lua".split("/")).read_text("utf-8")
-    return "\n".join(line for line in text.splitlines() if line.startswith("--"))
+def source(script: Script) -> str:
+    """Return the script's own file."""
+    return files(script.package).joinpath("lua", *f"{script.name}.lua".split("/")).read_text("utf-8")
 
 
-def has_messages(script: Script) -> bool:
-    """Return whether a script begins with the keys of every script that touches a reliable queue's messages."""
-    return script.keys[: len(MESSAGES)] == MESSAGES
+def header(script: Script, title: str) -> list[str]:
+    """Return the names that the header lists under a title, in order."""
+    section = re.search(rf"^-- {title}:\n((?:--   .*\n)+)", source(script), re.MULTILINE)
+    lines = re.findall(r"^--   (\S.*?)(?:  |$)", section[1], re.MULTILINE) if section else []
+    return [name for line in lines for name in line.split(", ")]
 
 
-def declared(script: Script, kind: str) -> list[tuple[str, str]]:
-    """Return index and names from each KEYS or ARGV line of the header."""
-    return re.findall(rf"^-- {kind}\[(\d+|\.\.\.)\]  ([\w, ]+?)(?:  |$)", header(script), re.MULTILINE)
+def without_messages(script: Script) -> list[str]:
+    """Return the declared keys, with one name for those of every script that touches a reliable queue's messages."""
+    shared = script.keys[: len(MESSAGES)] == MESSAGES
+    return ["messages", *script.keys[len(MESSAGES) :]] if shared else [*script.keys]
 
 
 def test_every_file_is_declared() -> None:
-    found = {
-        f"{folder}{file.name}"
-        for folder in ("", "delayed/", "reliable/")
-        for file in FOLDER.joinpath(*folder.split("/")[:-1]).iterdir()
-        if file.is_file()
-    }
-    assert {f"{script.name}.lua" for script in ALL} == found
+    bodies = {file for file in FILES if file.parent.name != "include"}
+    assert {Path(str(files(script.package).joinpath("lua", f"{script.name}.lua"))) for script in ALL} == bodies
 
 
 @by_name
 def test_the_header_names_what_the_declaration_names(script: Script) -> None:
-    shared = len(MESSAGES) if has_messages(script) else 0
-    assert not shared or f"-- KEYS[1-{shared}]  messages  see include/queue.lua" in header(script)
-    for kind, names, first in (("KEYS", script.keys[shared:], shared + 1), ("ARGV", script.args, 1)):
-        plain = [name for name in names if not name.endswith("...")]
-        repeated = [name.removesuffix("...") for name in names if name.endswith("...")]
-        lines = declared(script, kind)
-        assert [name for index, name in lines if index != "..."] == plain
-        assert [int(index) for index, _ in lines if index != "..."] == list(range(first, first + len(plain)))
-        assert [name for index, found in lines if index == "..." for name in found.split(", ")] == repeated
-    assert "-- Returns" in header(script)
+    assert header(script, "Keys") == without_messages(script)
+    assert header(script, "Arguments") == [*script.args]
+    assert "\n-- Returns " in source(script)
 
 
 @by_name
-def test_the_body_uses_every_key_and_argument_that_is_declared_and_no_other(script: Script) -> None:
-    body = re.sub(r"--.*", "", script.text)
-    for kind, names in (("KEYS", script.keys), ("ARGV", script.args)):
-        plain = [name for name in names if not name.endswith("...")]
-        used = {int(index) for index in re.findall(rf"\b{kind}\[(\d+)\]", body)}
-        if kind == "KEYS" and has_messages(script):
-            assert used - set(range(1, len(MESSAGES) + 1)) == set(range(len(MESSAGES) + 1, len(names) + 1))
-        elif len(plain) == len(names):
-            assert used == set(range(1, len(plain) + 1))
-        else:
-            assert re.search(rf"\b{kind}\[i|#{kind}|{kind}\[at|\b{kind}\)", body)
+def test_a_script_uses_every_name_that_is_declared_and_no_other(script: Script) -> None:
+    shared = {*Script("", MESSAGES, ()).variables} if without_messages(script)[0] == "messages" else set()
+    optional = {"FIRST", "STRIDE", "COUNT"}
+    assert {*script.variables} - shared - optional <= names_in(script.text.partition("\n")[2])
+    assert not lua.global_reads(script)
+
+
+@by_name
+def test_nothing_else_has_the_name_of_a_key(script: Script) -> None:
+    keys = Script("", script.keys, ()).variables
+    assert not {*keys} & {*lua.declared(lua.without_comments(script.text.partition("\n")[2]))}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: "/".join(file.parts[-2:]))
+def test_no_file_knows_the_position_of_a_key_or_an_argument(file: Path) -> None:
+    text = lua.without_comments(file.read_text("utf-8"))
+    assert "KEYS" not in text
+    assert {*re.findall(r".?\bARGV\b(?:\[.*?\])?", text)} <= {"#ARGV"} | {*re.findall(r"[ (]ARGV\[at \+ [A-Z_]+\]", text)}
+
+
+def test_names_are_made_from_the_declaration() -> None:
+    assert Script("", ("live_0", "live_1", "wake"), ("limit", "id...", "delay_us...")).variables == {
+        "wake": "KEYS[3]",
+        "live": "{[0] = KEYS[1], KEYS[2]}",
+        "limit": "ARGV[1]",
+        "FIRST": "2",
+        "STRIDE": "2",
+        "COUNT": "(#ARGV - 1) / 2",
+        "ID": "0",
+        "DELAY_US": "1",
+    }
+    assert Script("", ("key...",), ("limit", "name...")).variables == {
+        "keys": "KEYS",
+        "limit": "ARGV[1]",
+        "names": "{unpack(ARGV, 2)}",
+    }
+
+
+def test_functions_that_are_not_called_are_left_out() -> None:
+    one = "local function one() return 1 end\n"
+    two = "-- Returns two.\nlocal function two()\n  return one() + one()\nend\n"
+    three = "-- Calls two, and is not called: three() is text.\nlocal function three() return two() end\n"
+    assert without_unused_functions(one + two + three + "return 'three'") == "return 'three'"
+    assert without_unused_functions(one + two + three + "return pcall(two)") == one + two + "return pcall(two)"
 
 
 @by_name
@@ -95,10 +122,6 @@ def test_every_key_is_one_of_keys(script: Script) -> None:
 def test_nothing_is_built_run_or_left_behind(script: Script) -> None:
     body = re.sub(r"'[^'\n]*'", "''", lua.without_comments(script.text))
     assert not lua.global_writes(script)
-    # A function of that name is our own.
-    forbidden = {"load", "loadstring", "dofile", "require", "setfenv", "getfenv", "rawset", "rawget", "setmetatable", "_G"}
-    forbidden -= set(lua.parameters(body))
-    assert not forbidden & set(re.findall(r"(?<![.\w])(\w+)\b", body))
     assert not re.findall(r"\b(?:os|io|debug|package|coroutine)\.|string\.dump|redis\.(?!p?call\b|error_reply\b)\w+", body)
     # The script contains nothing that looks like a key: keys are made in keys.py.
     assert not re.findall(r"'(?:redisson|delayq)_[^']*'|'delayq:\{", script.text)
@@ -108,11 +131,18 @@ def test_nothing_is_built_run_or_left_behind(script: Script) -> None:
     ("text", "wrong"),
     [
         ("redis.call('GET', 'a')", ["'a'"]),
-        ("redis.call('GET', ARGV[1])", ["ARGV[1]"]),
+        ("redis.call('GET', ARGV[1])", ["ARGV"]),
         ("redis.call('GET', KEYS[1] .. 'x')", ["KEYS[1] .. 'x'"]),
-        ("local function f(key)\n  redis.call('GET', key)\nend\nf(ARGV[1])", ["ARGV[1]"]),
-        ("local key = 'a'\nredis.call('GET', key)", ["key"]),
+        ("local function f(key)\n  redis.call('GET', key)\nend\nf(ARGV[1])", ["ARGV"]),
+        ("local key = 'a'\nredis.call('GET', key)", ["'a'"]),
         ("local function f(key)\n  redis.call('GET', key)\nend\nf(KEYS[1])", []),
+        ("local key, id = KEYS[1], ARGV[1]\nredis.call('GET', key)", []),
+        ("local key, id = KEYS[1], ARGV[1]\nredis.call('GET', id)", ["ARGV"]),
+        ("local live = {[0] = KEYS[1], KEYS[2]}\nredis.call('GET', live[1])\nredis.call('DEL', unpack(live))", []),
+        ("local live = {}\nredis.call('GET', live[1])", ["{}"]),
+        ("local function both() return KEYS[1], KEYS[2] end\nredis.call('DEL', both())", []),
+        ("local function both() return KEYS[1], 'a' end\nredis.call('DEL', both())", ["'a'"]),
+        ("for _, key in ipairs({KEYS[1], 'a'}) do\n  redis.call('GET', key)\nend", ["'a'"]),
     ],
 )
 def test_a_key_from_elsewhere_is_found(text: str, wrong: list[str]) -> None:
@@ -122,6 +152,11 @@ def test_a_key_from_elsewhere_is_found(text: str, wrong: list[str]) -> None:
 @pytest.mark.parametrize("text", ["x = 1", "local y\nif y then x = 1 end", "function x() end", "local y\ny, x = 1, 2"])
 def test_a_global_is_found(text: str) -> None:
     assert lua.global_writes(planted(text)) == {"x"}
+
+
+@pytest.mark.parametrize("text", ["return x", "local y = x", "local function f() return x.y end\nf()"])
+def test_a_name_that_is_nowhere_declared_is_found(text: str) -> None:
+    assert lua.global_reads(planted(text)) == {"x"}
 
 
 def planted(text: str) -> Any:

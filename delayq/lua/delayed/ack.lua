@@ -1,15 +1,17 @@
 -- ack: delete leased messages that have been handled.
 --
--- KEYS[1]  leases  ZSET  tokens of what is out, scored by the end of their lease, ms
--- KEYS[2]  leased  HASH  token to payload
--- ARGV[...]  token  each names one payload that was handed out
+-- Keys:
+--   leases  ZSET  tokens of the leases, scored by the end of the lease, ms
+--   leased  HASH  token to payload
+-- Arguments:
+--   token...  text  of each payload
 --
--- Returns 1 or 0 for each: 0 when it is not out under that token any more.
+-- Returns for each token: 1, or 0 if nothing is leased under it any more.
 
 -- Read first, because a key of a foreign type must fail here.
-redis.call('ZSCORE', KEYS[1], '')
+redis.call('ZSCORE', leases, '')
 -- Even if an earlier try has removed only the entry: otherwise the field would be left for good.
-redis.call('HDEL', KEYS[2], unpack(ARGV))
+redis.call('HDEL', leased, unpack(tokens))
 local reply = {}
-for i, token in ipairs(ARGV) do reply[i] = redis.call('ZREM', KEYS[1], token) end
+for i, token in ipairs(tokens) do reply[i] = redis.call('ZREM', leases, token) end
 return reply

@@ -1,24 +1,26 @@
--- cancel: take out pending records, as if they had never been offered.
+-- cancel: remove pending records, as if they had never been offered.
 --
--- KEYS[1]  timeout  ZSET  records, scored by due time, ms
--- KEYS[2]  ordered  LIST  the same records in offer order
--- ARGV[1]  stale    0 or 1  whether to also take out records that are in the ordered list only
--- ARGV[...]  record  each whole, as it was stored
+-- Keys:
+--   timeout  ZSET  records, scored by due time, ms
+--   ordered  LIST  the same records in offer order
+-- Arguments:
+--   stale      0 or 1  whether to also remove records that are only in the ordered list
+--   record...  bytes   each whole, as it was stored
 --
--- Returns how many were there.
+-- Returns the number of records that were there.
 -- include: clock
 -- include: record
 -- include: forget
 
-local length = redis.call('LLEN', KEYS[2]) -- a key of a foreign type must fail before anything is removed
+local length = redis.call('LLEN', ordered) -- a key of a foreign type must fail before anything is removed
 local now = now_us()
-local cancelled, stale = {}, {}
-for i = 2, #ARGV do
-  local list = redis.call('ZREM', KEYS[1], ARGV[i]) == 1 and cancelled or stale
-  list[#list + 1] = ARGV[i]
+local cancelled, only_listed = {}, {}
+for _, record in ipairs(records) do
+  local group = redis.call('ZREM', timeout, record) == 1 and cancelled or only_listed
+  group[#group + 1] = record
 end
-forget_all(KEYS[2], cancelled, now)
-if ARGV[1] == '0' or #stale == 0 then return #cancelled end
-length = redis.call('LLEN', KEYS[2])
-forget_all(KEYS[2], stale, now)
-return #cancelled + length - redis.call('LLEN', KEYS[2])
+remove_from_list(cancelled, now)
+if stale == '0' or #only_listed == 0 then return #cancelled end
+length = redis.call('LLEN', ordered)
+remove_from_list(only_listed, now)
+return #cancelled + length - redis.call('LLEN', ordered)

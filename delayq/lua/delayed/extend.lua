@@ -1,16 +1,19 @@
--- extend: make leases end later, or sooner.
+-- extend: make leases end later, or earlier.
 --
--- KEYS[1]  leases  ZSET  tokens of what is out, scored by the end of their lease, ms
--- ARGV[1]  lease_us  int   how long from now, microseconds
--- ARGV[...]  token  each names one payload that was handed out
+-- Keys:
+--   leases  ZSET  tokens of the leases, scored by the end of the lease, ms
+-- Arguments:
+--   lease_us  int   time from now, microseconds
+--   token...  text  of each payload
 --
--- Returns {ends_ms, held, held, ...}: the new end, and for each token 1, or 0 when nothing is out under it any more.
+-- Returns {ends_ms, held, held, ...}: the new end, and for each token 1, or 0 if nothing is leased under it any more.
 -- include: clock
 
-local ends = due_ms(now_us(), tonumber(ARGV[1]))
+local ends = due_ms(now_us(), tonumber(lease_us))
 local reply = {ends}
-for i = 2, #ARGV do
-  reply[i] = redis.call('ZSCORE', KEYS[1], ARGV[i]) and 1 or 0
-  if reply[i] == 1 then redis.call('ZADD', KEYS[1], 'XX', string.format('%.0f', ends), ARGV[i]) end
+for i, token in ipairs(tokens) do
+  local is_held = redis.call('ZSCORE', leases, token)
+  reply[i + 1] = is_held and 1 or 0
+  if is_held then redis.call('ZADD', leases, 'XX', string.format('%.0f', ends), token) end
 end
 return reply

@@ -1,29 +1,32 @@
 -- migrate: bring records into the form that this server's Redisson writes today, one step at a time. Id, payload, due time and
 -- place in the ordered list stay as they are.
 --
--- KEYS[1]  timeout  ZSET  records, scored by due time, ms
--- KEYS[2]  ordered  LIST  the same records in offer order
--- ARGV[1]  rewrite  0 or 1  0: only look
--- ARGV[2]  before   int     look at entries of the ordered list before this index; an index past its end is its end
--- ARGV[3]  limit    int     look at this many of them at most: a script blocks the whole server while it runs
--- ARGV[...]  record  outdated, and known to be in the sorted set alone: each is brought up to date there
+-- Keys:
+--   timeout  ZSET  records, scored by due time, ms
+--   ordered  LIST  the same records in offer order
+-- Arguments:
+--   rewrite    0 or 1  0: only look
+--   before     int     look at entries of the ordered list before this index; an index past its end is its end
+--   limit      int     look at this many of them at most: a script blocks the whole server while it runs
+--   record...  bytes   outdated, and known to be only in the sorted set: each is brought up to date there
 --
--- Returns {length_bytes, length, first, merged, counts...}. first: the index of the first entry looked at, for the next
--- step. merged: how many had their current form in the sorted set beside the outdated one. Then three counts for each form,
--- in the order of FORMS: entries of the ordered list, how many of these are in the sorted set, and given records.
+-- Returns {length_bytes, length, first, merged, counts...}. first: the index of the first entry looked at, for the next step.
+-- merged: the number of records whose current form was in the sorted set beside the outdated one. Then three counts for each
+-- form, in the order of FORMS: entries of the ordered list, those among them that are in the sorted set, and given records.
 -- include: record
 
 -- By the number of bytes before the payload. The fifth form is any other.
 local FORMS = {[17] = 1, [13] = 2, [16] = 3, [12] = 4}
 local MALFORMED = 5
 
-local rewrite, before, limit = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
+before, limit = tonumber(before), tonumber(limit)
+local may_write = rewrite == '1'
 local width = length_bytes()
 local current_header = 9 + width
 
 -- Reads come first: a key of a foreign type must fail here, before anything is written.
-redis.call('ZCARD', KEYS[1])
-local length = redis.call('LLEN', KEYS[2])
+redis.call('ZCARD', timeout)
+local length = redis.call('LLEN', ordered)
 
 -- Return the form of a record, and its replacement; nil if it stays.
 local function renewed(record)
@@ -40,39 +43,40 @@ end
 local merged = 0
 -- Replace a record in the sorted set. Returns whether it was there.
 local function replace_in_set(record, by)
-  local score = redis.call('ZSCORE', KEYS[1], record)
+  local score = redis.call('ZSCORE', timeout, record)
   if not score then return false end
-  if by and redis.call('ZSCORE', KEYS[1], by) then merged = merged + 1 end
-  if by and rewrite then
+  if by and redis.call('ZSCORE', timeout, by) then merged = merged + 1 end
+  if by and may_write then
     -- The first write frees memory: then a full server accepts the rest of the script.
-    redis.call('ZREM', KEYS[1], record)
+    redis.call('ZREM', timeout, record)
     -- Same id and same payload: it is one message. The due time of the current form counts: only that one can be rescheduled.
-    redis.call('ZADD', KEYS[1], 'NX', score, by)
+    redis.call('ZADD', timeout, 'NX', score, by)
   end
   return true
 end
 
+local LISTED, LISTED_AND_IN_SET, GIVEN, COUNTS_PER_FORM = 1, 2, 3, 3
 local counts = {}
-for i = 1, 3 * MALFORMED do counts[i] = 0 end
+for i = 1, MALFORMED * COUNTS_PER_FORM do counts[i] = 0 end
 local function count(form, what)
-  local at = 3 * (form - 1) + what
-  counts[at] = counts[at] + 1
+  local index = COUNTS_PER_FORM * (form - 1) + what
+  counts[index] = counts[index] + 1
 end
 
 before = math.min(before, length)
 local first = math.max(before - limit, 0)
 -- From the nearer end: Redis 6.2 walks to a positive index from the head, however far that is.
 local origin = 2 * first > length and length or 0
-local records = first < before and redis.call('LRANGE', KEYS[2], first - origin, before - 1 - origin) or {}
-for place, record in ipairs(records) do
+local entries = first < before and redis.call('LRANGE', ordered, first - origin, before - 1 - origin) or {}
+for i, record in ipairs(entries) do
   local form, by = renewed(record)
-  count(form, 1)
-  if replace_in_set(record, by) then count(form, 2) end
-  if by and rewrite then redis.call('LSET', KEYS[2], first + place - 1 - origin, by) end
+  count(form, LISTED)
+  if replace_in_set(record, by) then count(form, LISTED_AND_IN_SET) end
+  if by and may_write then redis.call('LSET', ordered, first + i - 1 - origin, by) end
 end
-for i = 4, #ARGV do
-  local form, by = renewed(ARGV[i])
-  if by and replace_in_set(ARGV[i], by) then count(form, 3) end
+for _, record in ipairs(records) do
+  local form, by = renewed(record)
+  if by and replace_in_set(record, by) then count(form, GIVEN) end
 end
 
 return {width, length, first, merged, unpack(counts)}

@@ -1,10 +1,13 @@
 -- offer: store messages, each due after its own delay.
 --
--- KEYS[1]  timeout  ZSET     records, scored by due time, ms
--- KEYS[2]  ordered  LIST     the same records in offer order
--- KEYS[3]  channel  CHANNEL  where a new head is announced: its due time, ms
--- ARGV[1]  listed   0 or 1   whether the ordered list is kept
--- ARGV[...]  delay_us, payload  for each message
+-- Keys:
+--   timeout  ZSET     records, scored by due time, ms
+--   ordered  LIST     the same records in offer order
+--   channel  CHANNEL  where a new head is announced: its due time, ms
+-- Arguments:
+--   listed       0 or 1  whether the ordered list is kept
+--   delay_us...  int     of each message, microseconds
+--   payload...   bytes   of the message
 --
 -- Returns {length_bytes, id, due_ms, id, due_ms, ...}: a receipt needs these to name its record again.
 -- include: clock
@@ -13,16 +16,16 @@
 
 local now = now_us()
 local dues, payloads = {}, {}
-for i = 2, #ARGV, 2 do
-  local delay = tonumber(ARGV[i])
+for at = FIRST, #ARGV, STRIDE do
+  local delay = tonumber(ARGV[at + DELAY_US])
   local due = delay and delay >= 0 and due_ms(now, delay)
   if not due or due > MAX_MS then return redis.error_reply('DELAYQ_DELAY delay out of range') end
-  dues[#dues + 1], payloads[#dues + 1] = due, ARGV[i + 1]
+  dues[#dues + 1], payloads[#dues + 1] = due, ARGV[at + PAYLOAD]
 end
 
-announce(KEYS[1], KEYS[3], dues)
+announce(dues)
 local reply = {length_bytes()}
-for i, id in ipairs(store(KEYS[1], KEYS[2], ARGV[1] == '1', now, dues, payloads)) do
+for i, id in ipairs(store(listed == '1', now, dues, payloads)) do
   reply[#reply + 1] = id
   reply[#reply + 1] = dues[i]
 end

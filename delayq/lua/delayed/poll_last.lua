@@ -1,35 +1,38 @@
 -- poll_last: move the newest pending message, undelayed, to the head of a ready list. Without an ordered list, move the one that
 -- is due last. Records on the way that cannot be read go to quarantine.
 --
--- KEYS[1]  timeout      ZSET  records, scored by due time, ms
--- KEYS[2]  ordered      LIST  the same records in offer order
--- KEYS[3]  quarantine   LIST  records that cannot be read
--- KEYS[4]  destination  LIST  the ready list that gets the payload
--- ARGV[1]  listed     0 or 1  whether the ordered list is kept
--- ARGV[2]  limit      int     look at no more records than this
+-- Keys:
+--   timeout      ZSET  records, scored by due time, ms
+--   ordered      LIST  the same records in offer order
+--   quarantine   LIST  records that cannot be read
+--   destination  LIST  the ready list that gets the payload
+-- Arguments:
+--   listed  0 or 1  whether the ordered list is kept
+--   limit   int     look at this many records at most
 --
--- Returns {left, payload}. left: how many records left. payload: absent where all of them could not be read, or none was pending.
+-- Returns {left, payload}. left: the number of records that left. payload: absent if all of them could not be read, or none was
+-- pending.
 -- include: clock
 -- include: record
 -- include: forget
 
-redis.call('LLEN', KEYS[3])
-redis.call('LLEN', KEYS[4])
-redis.call('ZCARD', KEYS[1])
-redis.call('LLEN', KEYS[2])
-local listed, left = ARGV[1] == '1', 0
-while left < tonumber(ARGV[2]) do
+redis.call('LLEN', quarantine)
+redis.call('LLEN', destination)
+redis.call('ZCARD', timeout)
+redis.call('LLEN', ordered)
+local is_listed, left = listed == '1', 0
+while left < tonumber(limit) do
   local record
-  if listed then record = redis.call('LINDEX', KEYS[2], -1) else record = redis.call('ZRANGE', KEYS[1], -1, -1)[1] end
+  if is_listed then record = redis.call('LINDEX', ordered, -1) else record = redis.call('ZRANGE', timeout, -1, -1)[1] end
   if not record then break end
-  redis.call('ZREM', KEYS[1], record)
-  if listed then redis.call('RPOP', KEYS[2]) else forget_all(KEYS[2], {record}, now_us()) end
+  redis.call('ZREM', timeout, record)
+  if is_listed then redis.call('RPOP', ordered) else remove_from_list({record}, now_us()) end
   left = left + 1
   local payload = payload_of(record)
   if payload then
-    redis.call('LPUSH', KEYS[4], payload)
+    redis.call('LPUSH', destination, payload)
     return {left, payload}
   end
-  redis.call('RPUSH', KEYS[3], record)
+  redis.call('RPUSH', quarantine, record)
 end
 return {left}

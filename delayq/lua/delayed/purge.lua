@@ -1,23 +1,25 @@
 -- purge: drop the pending messages, the ready ones, or both. Leased ones stay.
 --
--- KEYS[1]  timeout  ZSET  records, scored by due time, ms
--- KEYS[2]  ordered  LIST  the same records in offer order
--- KEYS[3]  ready    LIST  payloads that are due
--- ARGV[1]  state    text  "delayed", "ready" or "all"
+-- Keys:
+--   timeout  ZSET  records, scored by due time, ms
+--   ordered  LIST  the same records in offer order
+--   ready    LIST  payloads that are due
+-- Arguments:
+--   state  text  "delayed", "ready" or "all"
 --
--- Returns how many there were.
+-- Returns the number of messages dropped.
 
 -- Both are counted first, because a key of a foreign type must fail before anything is removed. Besides, ZCARD needs a right that
 -- consumers do not have: they take messages, but do not drop them.
-local pending, ready = redis.call('ZCARD', KEYS[1]), redis.call('LLEN', KEYS[3])
+local pending_count, ready_count = redis.call('ZCARD', timeout), redis.call('LLEN', ready)
 -- One command in each case, which is refused as a whole or not at all.
-if ARGV[1] == 'ready' then
-  redis.call('UNLINK', KEYS[3])
-  return ready
+if state == 'ready' then
+  redis.call('UNLINK', ready)
+  return ready_count
 end
-if ARGV[1] == 'delayed' then
-  redis.call('UNLINK', KEYS[1], KEYS[2])
-  return pending
+if state == 'delayed' then
+  redis.call('UNLINK', timeout, ordered)
+  return pending_count
 end
-redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
-return pending + ready
+redis.call('UNLINK', timeout, ordered, ready)
+return pending_count + ready_count

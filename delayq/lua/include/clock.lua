@@ -5,9 +5,9 @@ local function now_us()
 end
 
 -- Return the due time in ms of a message offered now. Rounded up, so that it is never early; without a delay, it is due now.
-local function due_ms(now, delay_us)
-  if delay_us == 0 then return (now - now % 1000) / 1000 end
-  local due = now + delay_us
+local function due_ms(now, delay)
+  if delay == 0 then return (now - now % 1000) / 1000 end
+  local due = now + delay
   local rest = due % 1000
   if rest > 0 then due = due - rest + 1000 end
   return due / 1000
@@ -15,16 +15,16 @@ end
 
 -- Return the microseconds until the head of the sorted set is due: 0 if it is, -1 if there is none. `unit` is the unit of its
 -- scores, microseconds.
-local function wait_us(key, now, unit)
-  local head = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
+local function wait_us(set, now, unit)
+  local head = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
   if not head[2] then return -1 end
   -- A foreign writer may have left a fraction or an infinity.
   local due = math.min(math.ceil(tonumber(head[2])), 9007199254740992)
   return math.max(0, math.min(due * unit - now, 9007199254740992))
 end
 
--- Return the sooner of two such waits.
-local function sooner(a, b)
+-- Return the shorter of two such waits.
+local function shorter_wait(a, b)
   if a < 0 then return b end
   if b < 0 then return a end
   return math.min(a, b)

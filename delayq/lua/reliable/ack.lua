@@ -1,38 +1,45 @@
 -- ack: delete messages that have been handled.
 --
--- KEYS[1-16]  messages  see include/queue.lua
--- KEYS[17]  done  ZSET  ids of messages that were handled lately, scored by how long they are remembered, microseconds
--- ARGV[1]  remember_us  int  how long their ids count as duplicates from now on; 0: not at all
--- ARGV[...]  id, token, priority  for each message
+-- Keys:
+--   messages  see include/queue.lua
+--   done  ZSET  ids of messages that were handled lately, scored by the end of the time for which they are remembered,
+--               microseconds
+-- Arguments:
+--   remember_us  int   how long their ids count as duplicates from now on; 0: not at all
+--   id...        text  of each message
+--   token...     text  of its lease
+--   priority...  int   of the message, 0 to 9
 --
--- Returns 1 or 0 for each: 0 when the lease is not ours any more, and nothing was changed.
+-- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was changed.
 -- include: clock
 -- include: queue
 
-local ids, reply, acked, by_set = {}, {}, {}, {}
-for i = 2, #ARGV, 3 do ids[#ids + 1] = ARGV[i] end
-local leases = redis.call('HMGET', KEYS[12], unpack(ids))
-local seen = {}
+local ids, reply, acked, acked_by_priority = {}, {}, {}, {}
+for at = FIRST, #ARGV, STRIDE do ids[#ids + 1] = ARGV[at + ID] end
+local lease_texts = redis.call('HMGET', leases, unpack(ids))
+local seen, at = {}, FIRST
 for i, id in ipairs(ids) do
-  local mine = not seen[id] and holds(leases[i], ARGV[i * 3])
-  reply[i] = mine and 1 or 0
-  if mine then
+  local token, priority = ARGV[at + TOKEN], tonumber(ARGV[at + PRIORITY])
+  at = at + STRIDE
+  local is_ours = not seen[id] and has_token(lease_texts[i], token)
+  reply[i] = is_ours and 1 or 0
+  if is_ours then
     seen[id] = true
     acked[#acked + 1] = id
-    local at = tonumber(ARGV[i * 3 + 1]) + 1
-    by_set[at] = by_set[at] or {}
-    table.insert(by_set[at], id)
+    local group = acked_by_priority[priority] or {}
+    acked_by_priority[priority] = group
+    group[#group + 1] = id
   end
 end
-for at, set in pairs(by_set) do redis.call('ZREM', KEYS[at], unpack(set)) end
-forget(acked)
-local remember = tonumber(ARGV[1])
-if remember > 0 and #acked > 0 then
+for priority, group in pairs(acked_by_priority) do redis.call('ZREM', live[priority], unpack(group)) end
+delete_details(acked)
+remember_us = tonumber(remember_us)
+if remember_us > 0 and #acked > 0 then
   local now = now_us()
-  trim(KEYS[17], now)
-  for _, id in ipairs(acked) do redis.call('ZADD', KEYS[17], number(now + remember), id) end
+  trim_done(now)
+  for _, id in ipairs(acked) do redis.call('ZADD', done, format_score(now + remember_us), id) end
   -- The set disappears with the last of them, even if no client comes to trim it.
-  local keep_ms = math.ceil(remember / 1000)
-  if redis.call('PTTL', KEYS[17]) < keep_ms then redis.call('PEXPIRE', KEYS[17], keep_ms) end
+  local keep_ms = math.ceil(remember_us / 1000)
+  if redis.call('PTTL', done) < keep_ms then redis.call('PEXPIRE', done, keep_ms) end
 end
 return reply

@@ -1,18 +1,20 @@
--- cancel: take out messages that no worker has.
+-- cancel: delete messages that no worker has.
 --
--- KEYS[1-16]  messages  see include/queue.lua
--- ARGV[...]  id  of each message
+-- Keys:
+--   messages  see include/queue.lua
+-- Arguments:
+--   id...  text  of each message
 --
--- Returns 1 or 0 for each: 0 when there is none of that id, it has expired, or a worker has it.
+-- Returns for each message: 1, or 0 if there is none of that id, it has expired, or a worker has it.
 -- include: clock
 -- include: queue
 
 local now = now_us()
 local reply = {}
-for i, id in ipairs(ARGV) do
-  local found = find(id, now)
-  local mine = found and not found.leased and not found.expired
-  reply[i] = mine and 1 or 0
-  if mine then remove(id, found.priority) end
+for i, id in ipairs(ids) do
+  local found = find_message(id, now)
+  local is_waiting = found and not found.leased and not found.expired
+  reply[i] = is_waiting and 1 or 0
+  if is_waiting then delete_message(id, found.priority) end
 end
 return reply

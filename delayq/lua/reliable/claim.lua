@@ -1,145 +1,151 @@
 -- claim: hand due messages to a worker, under a lease.
 --
--- KEYS[1-16]  messages  see include/queue.lua
--- KEYS[17]  paused         STRING  exists while no client may take anything
--- KEYS[18]  dead           ZSET    names of dead letters, scored by when they died, microseconds
--- KEYS[19]  dead_messages  HASH    name to why, as JSON, newline, body: see include/letters.lua
--- KEYS[20]  wake           CHANNEL where other clients are told that they need not look
--- ARGV[1]  limit         int   hand out at most this many
--- ARGV[2]  lease_us      int   how long the worker has them
--- ARGV[3]  token         text  names the lease: it is needed to settle a message
--- ARGV[4]  max_attempts  int   a message that has used this many dies instead; 0: no limit
--- ARGV[5]  expired       text  what happens to a message past its time to live: "drop" or "dead"
--- ARGV[6]  signature     text  published behind when the next one is due, and now, if all that is due was handed out; empty: not
--- ARGV[7]  suspects      int   1: the client may have a suspect; 0: it has one at work, or asks for one elsewhere
--- ARGV[8]  held_id       text  the suspect of this queue that it has at work: if its lease is over it may have another; or empty
--- ARGV[9]  held_token    text  of that lease
--- ARGV[10]  company  int  1: the client has other messages of this queue at hand
+-- Keys:
+--   messages  see include/queue.lua
+--   paused         STRING   exists while no client may take anything
+--   dead           ZSET     names of dead letters, scored by their time of death, microseconds
+--   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
+--   wake           CHANNEL  where other clients are told that they need not look
+-- Arguments:
+--   limit         int     hand out at most this many
+--   lease_us      int     how long the worker has them
+--   token         text    names the lease: every call about a leased message needs it
+--   max_attempts  int     a message that has used this many dies instead; 0: no limit
+--   expired       text    the end of a message past its time to live: "drop" or "dead"
+--   signature     text    of the caller. If all due messages were handed out, it is published behind the due time of the next
+--                         one, and now; empty: it is not
+--   suspects      0 or 1  whether the client may have a suspect: not if it has one at work, or asks for one elsewhere
+--   held_id       text    the suspect of this queue that the client has at work: if its lease is over, it may have another; or
+--                         empty
+--   held_token    text    of that lease
+--   company       0 or 1  whether the client has other messages of this queue at hand
 --
--- Returns {now_us, wait_us, expired, died, listeners, {id, priority, attempt, due, body, ...}, suspect, more, {id, ...}}. wait_us
--- is the time until the next one is due or the next lease ends, suspects apart: 0 when that is now, -1 when there is none or the
--- queue is paused. listeners: how many heard the notice, 0 where there was none, -1 where the user may not publish it. An attempt
--- is a number, or one and how many are forgiven as "3-1". suspect: 1 when the message handed out is one, and thus alone. more: 1
--- when suspects wait that were not handed out. The last ids are of recurring messages that were dropped or died.
+-- Returns {now_us, wait_us, expired, died, listeners, {id, priority, attempt, due, body, ...}, suspect, more, {id, ...}}.
+-- wait_us: the time until the next message is due or the next lease ends, suspects apart; 0 if one already is, -1 if there is
+-- none or the queue is paused. listeners: the number of clients that got the notice; 0 if there was none, -1 if the user may not
+-- publish it. attempt: a number, or with the number of those that are forgiven, "3-1". suspect: 1 if the message handed out is
+-- one, and thus alone. more: 1 if suspects wait that were not handed out. The last ids are of recurring messages that were
+-- dropped or died.
 -- include: clock
 -- include: notice
 -- include: queue
 -- include: letters
 
 local now = now_us()
-if redis.call('EXISTS', KEYS[17]) == 1 then return {now, -1, 0, 0, 0, {}, 0, 0, {}} end
-local limit, lease_us, max_attempts = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4])
+if redis.call('EXISTS', paused) == 1 then return {now, -1, 0, 0, 0, {}, 0, 0, {}} end
+limit, lease_us, max_attempts = tonumber(limit), tonumber(lease_us), tonumber(max_attempts)
 -- The bodies of one answer have to cross a network before the first message can be handled, so those after the first are bounded.
-local room = 262144
+local bytes_left = 262144
 -- Messages that are gone make room for more, but not without end.
-local look_at = limit + 400
+local looks_left = limit + 400
 
-local may_have_suspect = ARGV[7] == '1'
-if ARGV[8] ~= '' then
-  local _, score = locate(ARGV[8])
-  may_have_suspect = not holds(redis.call('HGET', KEYS[12], ARGV[8]), ARGV[9]) or not score or score <= now
+local may_have_suspect = suspects == '1'
+if held_id ~= '' then
+  local _, score = locate(held_id)
+  may_have_suspect = not has_token(redis.call('HGET', leases, held_id), held_token) or not score or score <= now
 end
 
 -- The changes are collected: a script is refused before its first write, or does its work.
-local reply, ids, handed_out, suspect, full = {}, {}, 0, 0, false
-local placed, gone, deaths, occurrences = {}, {}, {}, {}
+local reply, ids, handed_out, suspect, is_full = {}, {}, 0, 0, false
+local new_scores, gone, deaths, occurrences = {}, {}, {}, {}
 -- For the few messages that have attempts forgiven: their attempts.
-local used_of, forgiven_by = {}, {}
-local expired, died = 0, 0
+local used_of, forgiven_of = {}, {}
+local expired_count, died_count = 0, 0
 
 -- Most messages have no earlier attempts and no expiry: then there is nothing to look up.
 local none = {}
-local some_tried = redis.call('EXISTS', KEYS[13]) == 1
-local some_expire = redis.call('EXISTS', KEYS[14]) == 1
-local some_leased = redis.call('EXISTS', KEYS[12]) == 1
+local some_tried = redis.call('EXISTS', attempts) == 1
+local some_expire = redis.call('EXISTS', expiries) == 1
+local some_leased = redis.call('EXISTS', leases) == 1
 -- The ends of their leases lie a quarter of a microsecond apart, so that they keep their order. Four of them share the digits
 -- before the point, because turning numbers into text costs most here.
 local ends, quarters, whole = now + lease_us, {[0] = '.00', '.25', '.50', '.75'}, nil
 
-local function put(at, score, id)
-  local set = placed[at]
-  if not set then
-    set = {}
-    placed[at] = set
+local function set_score(priority, score, id)
+  local scores = new_scores[priority]
+  if not scores then
+    scores = {}
+    new_scores[priority] = scores
   end
-  set[#set + 1], set[#set + 2] = score, id
+  scores[#scores + 1], scores[#scores + 2] = score, id
 end
 
-local function drop(at, id, used, reason, body)
-  gone[at] = gone[at] or {}
-  table.insert(gone[at], id)
+local function drop(priority, id, used, reason, body)
+  gone[priority] = gone[priority] or {}
+  table.insert(gone[priority], id)
   if string.find(id, '@%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d$') then occurrences[#occurrences + 1] = id end
-  if reason then deaths[#deaths + 1] = {id, at - 1, used, reason, body} end
+  if reason then deaths[#deaths + 1] = {id, priority, used, reason, body} end
 end
 
-local function hand_out(at, id, used, forgiven, was_due, body)
+local function hand_out(priority, id, used, forgiven, was_due, body)
   local quarter, base = handed_out % 4, handed_out * 5
   if quarter == 0 then whole = string.format('%.0f', ends + handed_out / 4) end
-  put(at, whole .. quarters[quarter], id)
+  set_score(priority, whole .. quarters[quarter], id)
   handed_out = handed_out + 1
   ids[handed_out] = id
-  reply[base + 1], reply[base + 2], reply[base + 3], reply[base + 4], reply[base + 5] = id, at - 1, used, was_due, body
+  reply[base + 1], reply[base + 2], reply[base + 3], reply[base + 4], reply[base + 5] = id, priority, used, was_due, body
   if forgiven > 0 then
-    used_of[handed_out], forgiven_by[handed_out] = used, forgiven
-    reply[base + 3] = tries(used, forgiven)
+    used_of[handed_out], forgiven_of[handed_out] = used, forgiven
+    reply[base + 3] = format_attempts(used, forgiven)
   end
-  limit, room = limit - 1, room - (handed_out > 1 and #body or 0)
+  limit, bytes_left = limit - 1, bytes_left - (handed_out > 1 and #body or 0)
 end
 
--- Look at the due messages of a set, or at its suspects, in order.
-local function look(at, suspects)
+-- Look at the due messages of one priority, or at its suspects, in order.
+local function take_from(priority, suspects_only)
+  local set = live[priority]
   -- Of suspects, one is enough.
-  local offset, most, before = 0, suspects and 5 or 200, nil
-  while limit > 0 and look_at > 0 and suspect == 0 and not full do
+  local offset, most, limit_before = 0, suspects_only and 5 or 200, nil
+  while limit > 0 and looks_left > 0 and suspect == 0 and not is_full do
     -- If some were gone, more may be: then look at more than are wanted.
-    local count, due = math.min(before == limit and 200 or limit, look_at, most), nil
-    before = limit
-    if suspects then
-      due = redis.call('ZRANGE', KEYS[at], '(0', '-inf', 'BYSCORE', 'REV', 'LIMIT', offset, count, 'WITHSCORES')
+    local count, due = math.min(limit_before == limit and 200 or limit, looks_left, most), nil
+    limit_before = limit
+    if suspects_only then
+      due = redis.call('ZRANGE', set, '(0', '-inf', 'BYSCORE', 'REV', 'LIMIT', offset, count, 'WITHSCORES')
     else
-      due = redis.call('ZRANGEBYSCORE', KEYS[at], 0, number(now), 'WITHSCORES', 'LIMIT', offset, count)
+      due = redis.call('ZRANGEBYSCORE', set, 0, format_score(now), 'WITHSCORES', 'LIMIT', offset, count)
     end
     if #due == 0 then return end
-    local many = #due / 2
-    if many > 1 then
+    local found = #due / 2
+    if found > 1 then
       -- If bodies are large, do not read those that would not leave anyway.
-      local size = redis.call('HSTRLEN', KEYS[11], due[1])
-      if size * many > room then many = math.max(1, math.floor(room / size)) end
+      local size = redis.call('HSTRLEN', bodies, due[1])
+      if size * found > bytes_left then found = math.max(1, math.floor(bytes_left / size)) end
     end
-    local some = {}
-    for i = 1, many do some[i] = due[i * 2 - 1] end
-    local bodies = redis.call('HMGET', KEYS[11], unpack(some))
-    local leases = some_leased and redis.call('HMGET', KEYS[12], unpack(some)) or none
-    local attempts = some_tried and redis.call('HMGET', KEYS[13], unpack(some)) or none
-    local expiries = some_expire and redis.call('HMGET', KEYS[14], unpack(some)) or none
-    for i = 1, many do
+    local found_ids = {}
+    for i = 1, found do found_ids[i] = due[i * 2 - 1] end
+    local found_bodies = redis.call('HMGET', bodies, unpack(found_ids))
+    local found_leases = some_leased and redis.call('HMGET', leases, unpack(found_ids)) or none
+    local found_attempts = some_tried and redis.call('HMGET', attempts, unpack(found_ids)) or none
+    local found_expiries = some_expire and redis.call('HMGET', expiries, unpack(found_ids)) or none
+    for i = 1, found do
       if limit == 0 then break end
-      local id, body = some[i], bodies[i]
-      local lease = leases[i] and lease_of(leases[i])
+      local id, body = found_ids[i], found_bodies[i]
+      local lease = found_leases[i] and parse_lease(found_leases[i])
       local used, forgiven, was_due = 0, 0, due[i * 2]
       if lease then
-        used, forgiven, was_due = lease.attempt, forgiven_of(lease), number(lease.due)
-      elseif attempts[i] then
-        used, forgiven = tries_of(attempts[i])
+        used, forgiven, was_due = lease.attempt, forgiven_if_lost(lease), format_score(lease.due)
+      elseif found_attempts[i] then
+        used, forgiven = parse_attempts(found_attempts[i])
       end
-      if suspects and not lease then was_due = number(math.min(now, -tonumber(due[i * 2]))) end
+      if suspects_only and not lease then was_due = format_score(math.min(now, -tonumber(due[i * 2]))) end
       if not body then
-        drop(at, id)
-      elseif expiries[i] and finite(expiries[i], MOST) < now then
-        drop(at, id, used, ARGV[5] == 'dead' and 'expired', body)
-        expired = expired + 1
+        drop(priority, id)
+      elseif found_expiries[i] and number_or(MAX_SCORE, found_expiries[i]) < now then
+        drop(priority, id, used, expired == 'dead' and 'expired', body)
+        expired_count = expired_count + 1
       elseif max_attempts > 0 and used - forgiven >= max_attempts then
-        drop(at, id, used, 'attempts', body)
-        died = died + 1
-      elseif lease and not suspects and (handed_out > 0 or not may_have_suspect) then
-        put(at, number(-lease.due), id)
-      elseif suspects and lease and handed_out > 0 then
+        drop(priority, id, used, 'attempts', body)
+        died_count = died_count + 1
+      elseif lease and not suspects_only and (handed_out > 0 or not may_have_suspect) then
+        set_score(priority, format_score(-lease.due), id)
+      elseif suspects_only and lease and handed_out > 0 then
         return
-      elseif handed_out > 0 and #body > room then
-        full = true
+      elseif handed_out > 0 and #body > bytes_left then
+        is_full = true
         break
       else
-        hand_out(at, id, used + 1, forgiven, was_due, body)
+        hand_out(priority, id, used + 1, forgiven, was_due, body)
         -- A score below 0 without a lease is a foreign writer's.
         if lease then
           suspect = 1
@@ -147,44 +153,42 @@ local function look(at, suspects)
         end
       end
     end
-    look_at, offset = look_at - many, offset + many
+    looks_left, offset = looks_left - found, offset + found
   end
 end
 
-for _, at in ipairs(live_sets()) do
-  if may_have_suspect and handed_out == 0 then look(at, true) end
-  look(at, false)
+for _, priority in ipairs(used_priorities()) do
+  if may_have_suspect and handed_out == 0 then take_from(priority, true) end
+  take_from(priority, false)
 end
 
 if handed_out > 0 then
   -- First the write that frees memory: then a full server accepts the rest.
-  redis.call('HDEL', KEYS[13], unpack(some_tried and ids or {ids[1]}))
+  redis.call('HDEL', attempts, unpack(some_tried and ids or {ids[1]}))
 end
-for at, some in pairs(gone) do
-  redis.call('ZREM', KEYS[at], unpack(some))
+for priority, gone_ids in pairs(gone) do
+  redis.call('ZREM', live[priority], unpack(gone_ids))
   -- Their errors are still needed below.
-  for hash = 11, 16 do
-    if hash ~= 15 then redis.call('HDEL', KEYS[hash], unpack(some)) end
-  end
+  for _, hash in ipairs({bodies, leases, attempts, expiries, priorities}) do redis.call('HDEL', hash, unpack(gone_ids)) end
 end
 for _, death in ipairs(deaths) do
   local id, priority, used, reason, body = unpack(death)
-  local why = {reason = reason, attempt = used, priority = priority, error = redis.call('HGET', KEYS[15], id) or nil}
-  post(KEYS[18], KEYS[19], id, cjson.encode(why), body, now)
+  local why = {reason = reason, attempt = used, priority = priority, error = redis.call('HGET', errors, id) or nil}
+  add_letter(id, cjson.encode(why), body, now)
 end
-for _, some in pairs(gone) do redis.call('HDEL', KEYS[15], unpack(some)) end
-for at, set in pairs(placed) do redis.call('ZADD', KEYS[at], unpack(set)) end
+for _, gone_ids in pairs(gone) do redis.call('HDEL', errors, unpack(gone_ids)) end
+for priority, scores in pairs(new_scores) do redis.call('ZADD', live[priority], unpack(scores)) end
 if handed_out > 0 then
-  local mark = suspect == 1 and 's' or (handed_out > 1 or ARGV[10] == '1') and 'c' or 'a'
-  local plain = mark == 'a' and ':' .. ARGV[3] or ':' .. mark .. '0:' .. ARGV[3]
-  local leases = {}
+  local mark = suspect == 1 and 's' or (handed_out > 1 or company == '1') and 'c' or 'a'
+  local plain = mark == 'a' and ':' .. token or ':' .. mark .. '0:' .. token
+  local new_leases = {}
   for i, id in ipairs(ids) do
-    local used, was_due, behind = reply[i * 5 - 2], reply[i * 5 - 1], plain
-    if forgiven_by[i] then used, behind = used_of[i], ':' .. mark .. forgiven_by[i] .. ':' .. ARGV[3] end
-    leases[i * 2 - 1], leases[i * 2] = id, (used == 1 and '1:' or used .. ':') .. was_due .. behind
+    local used, was_due, ending = reply[i * 5 - 2], reply[i * 5 - 1], plain
+    if forgiven_of[i] then used, ending = used_of[i], ':' .. mark .. forgiven_of[i] .. ':' .. token end
+    new_leases[i * 2 - 1], new_leases[i * 2] = id, (used == 1 and '1:' or used .. ':') .. was_due .. ending
   end
-  redis.call('HSET', KEYS[12], unpack(leases))
+  redis.call('HSET', leases, unpack(new_leases))
 end
-local wait, more = wait_of_all(now)
-local listeners = handed_out > 0 and give_notice(KEYS[20], now, more and 0 or wait, now, ARGV[6]) or 0
-return {now, wait, expired, died, listeners, reply, suspect, more and 1 or 0, occurrences}
+local wait, has_suspects = wait_for_next(now)
+local listeners = handed_out > 0 and give_notice(wake, now, has_suspects and 0 or wait, now, signature) or 0
+return {now, wait, expired_count, died_count, listeners, reply, suspect, has_suspects and 1 or 0, occurrences}

@@ -1,19 +1,22 @@
 -- leased: find out which of these messages workers have, and until when.
 --
--- KEYS[1-16]  messages  see include/queue.lua
--- ARGV[...]  id  of each message
+-- Keys:
+--   messages  see include/queue.lua
+-- Arguments:
+--   id...  text  of each message
 --
--- Returns for each the end of its lease, microseconds; nil when no worker has it.
+-- Returns for each message the end of its lease, microseconds; nil if no worker has it.
 -- include: clock
 -- include: queue
 
 local now = now_us()
 local reply = {}
-for i = 1, #ARGV do reply[i] = false end
-local leases = redis.call('HMGET', KEYS[12], unpack(ARGV))
-for _, at in ipairs(live_sets()) do
-  for i, moment in ipairs(redis.call('ZMSCORE', KEYS[at], unpack(ARGV))) do
-    if moment and tonumber(moment) > now and lease_of(leases[i]) then reply[i] = number(math.min(tonumber(moment), MOST)) end
+for i = 1, #ids do reply[i] = false end
+local lease_texts = redis.call('HMGET', leases, unpack(ids))
+for _, priority in ipairs(used_priorities()) do
+  for i, score in ipairs(redis.call('ZMSCORE', live[priority], unpack(ids))) do
+    local moment = tonumber(score or 0)
+    if moment > now and parse_lease(lease_texts[i]) then reply[i] = format_score(math.min(moment, MAX_SCORE)) end
   end
 end
 return reply

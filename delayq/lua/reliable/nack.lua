@@ -1,26 +1,32 @@
 -- nack: make messages that were not handled due again after a delay.
 --
--- KEYS[1-16]  messages  see include/queue.lua
--- KEYS[17]  wake  CHANNEL  where a new head is announced: its due time, microseconds
--- ARGV[...]  id, token, priority, delay_us, error  for each message; the error may be empty
+-- Keys:
+--   messages  see include/queue.lua
+--   wake  CHANNEL  where a new head is announced: its due time, microseconds
+-- Arguments:
+--   id...        text  of each message
+--   token...     text  of its lease
+--   priority...  int   of the message, 0 to 9
+--   delay_us...  int   time from now, microseconds
+--   error...     text  of the handler, or empty
 --
--- Returns 1 or 0 for each: 0 when the lease is not ours any more, and nothing was changed.
+-- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was changed.
 -- include: clock
 -- include: queue
 
 local now = now_us()
 local reply = {}
-for i = 1, #ARGV, 5 do
-  local id, token, priority, delay, error = unpack(ARGV, i, i + 4)
-  local value = redis.call('HGET', KEYS[12], id)
-  local mine = holds(value, token)
-  reply[#reply + 1] = mine and 1 or 0
-  if mine then
-    local lease = lease_of(value) or {attempt = 1, forgiven = 0}
-    redis.call('HDEL', KEYS[12], id)
-    redis.call('HSET', KEYS[13], id, tries(lease.attempt, lease.forgiven))
-    if error ~= '' then redis.call('HSET', KEYS[15], id, error) end
-    place(id, tonumber(priority), now + tonumber(delay), KEYS[17])
+for at = FIRST, #ARGV, STRIDE do
+  local id, token, last_error = ARGV[at + ID], ARGV[at + TOKEN], ARGV[at + ERROR]
+  local lease_text = redis.call('HGET', leases, id)
+  local is_ours = has_token(lease_text, token)
+  reply[#reply + 1] = is_ours and 1 or 0
+  if is_ours then
+    local lease = parse_lease(lease_text) or {attempt = 1, forgiven = 0}
+    redis.call('HDEL', leases, id)
+    redis.call('HSET', attempts, id, format_attempts(lease.attempt, lease.forgiven))
+    if last_error ~= '' then redis.call('HSET', errors, id, last_error) end
+    enqueue(id, tonumber(ARGV[at + PRIORITY]), now + tonumber(ARGV[at + DELAY_US]), now)
   end
 end
 return reply

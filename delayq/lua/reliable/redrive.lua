@@ -1,39 +1,41 @@
 -- redrive: give dead letters another life, due now, with all their attempts.
 --
--- KEYS[1-16]  messages  see include/queue.lua
--- KEYS[17]  wake           CHANNEL  where a new head is announced: its due time, microseconds
--- KEYS[18]  dead           ZSET     names of dead letters, scored by when they died, microseconds
--- KEYS[19]  dead_messages  HASH     name to why, as JSON, newline, body: see include/letters.lua
--- ARGV[...]  name  of each dead letter
+-- Keys:
+--   messages  see include/queue.lua
+--   wake           CHANNEL  where a new head is announced: its due time, microseconds
+--   dead           ZSET     names of dead letters, scored by their time of death, microseconds
+--   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
+-- Arguments:
+--   name...  text  of each dead letter
 --
--- Returns for each: 1 it lives again, 0 there is none of that name, -1 a live message has the id, -2 it cannot be read, and it
--- stays, -3 it had no letter, and is gone.
+-- Returns for each letter: 1 it lives again, 0 there is none of that name, -1 a live message has the id, -2 it cannot be read,
+-- and it stays, -3 there was only its name, which is gone.
 -- include: clock
 -- include: queue
 -- include: letters
 
 -- This needs a right that consumers do not have: they make dead letters, but do not clean up.
-redis.call('ZCARD', KEYS[18])
+redis.call('ZCARD', dead)
 local now = now_us()
 local reply = {}
-for i, name in ipairs(ARGV) do
-  local letter = redis.call('HGET', KEYS[19], name)
+for i, name in ipairs(names) do
+  local letter = redis.call('HGET', dead_messages, name)
   local why, body = string.match(letter or '', '^([^\n]*)\n(%d+ [^\n]*\n.*)$')
   local id = id_of(name)
-  local found = body and find(id, now)
+  local found = body and find_message(id, now)
   if found and found.expired then
-    set_aside(id, found, now)
+    free_id(id, found, now)
     found = nil
   end
   reply[i] = not letter and 0 or not body and -2 or found and -1 or 1
-  if reply[i] == 0 and redis.call('ZREM', KEYS[18], name) == 1 then reply[i] = -3 end
+  if reply[i] == 0 and redis.call('ZREM', dead, name) == 1 then reply[i] = -3 end
   if reply[i] == 1 then
     local readable, facts = pcall(cjson.decode, why)
-    local priority = as_priority(readable and type(facts) == 'table' and facts.priority or nil)
-    discard(KEYS[18], KEYS[19], {name})
-    redis.call('HSET', KEYS[11], id, body)
-    if priority > 0 then redis.call('HSET', KEYS[16], id, priority) end
-    place(id, priority, now - (#ARGV - i) / 4, KEYS[17])
+    local priority = parse_priority(readable and type(facts) == 'table' and facts.priority or nil)
+    delete_letters({name})
+    redis.call('HSET', bodies, id, body)
+    if priority > 0 then redis.call('HSET', priorities, id, priority) end
+    enqueue(id, priority, now - (#names - i) / 4, now)
   end
 end
 return reply

@@ -1,28 +1,30 @@
 -- refill: store the next moments of a schedule.
 --
--- KEYS[1-16]  messages  see include/queue.lua
--- KEYS[17]  wake       CHANNEL  where a new head is announced: its due time, microseconds
--- KEYS[18]  schedules  HASH     name to what is known of it: see include/schedule.lua
--- ARGV[1]  name    text  of the schedule
--- ARGV[2]  timing  text  from which the moments were computed
--- ARGV[...]  moment  for each of them, in order
+-- Keys:
+--   messages  see include/queue.lua
+--   wake       CHANNEL  where a new head is announced: its due time, microseconds
+--   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
+-- Arguments:
+--   name       text  of the schedule
+--   timing     text  from which the moments were computed
+--   moment...  int   each of them, in order, microseconds
 --
--- Returns 1, or 0 when the schedule has gone or has another timing by now.
+-- Returns 1, or 0 if the schedule has gone or has another timing by now.
 -- include: clock
 -- include: queue
 -- include: schedule
 
-local facts, content = load(KEYS[18], ARGV[1])
-if not facts or facts.timing ~= ARGV[2] then return 0 end
+local facts, content = load_schedule(name)
+if not facts or facts.timing ~= timing then return 0 end
 local now = now_us()
-local shift = shift_of(KEYS[18])
+local shift = clock_shift()
 facts.upcoming = {}
-for i = 3, #ARGV do
-  if tonumber(ARGV[i]) > (tonumber(facts.next) or 0) then table.insert(facts.upcoming, ARGV[i]) end
+for _, moment in ipairs(moments) do
+  if tonumber(moment) > (tonumber(facts.next) or 0) then table.insert(facts.upcoming, moment) end
 end
 if facts.next == '' then
-  go_on(facts, now + shift)
-  put(ARGV[1], facts, content, now, shift, KEYS[17])
+  skip_to_after(facts, now + shift)
+  enqueue_next(name, facts, content, now, shift)
 end
-save(KEYS[18], ARGV[1], facts, content)
+save_schedule(name, facts, content)
 return 1

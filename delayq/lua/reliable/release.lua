@@ -1,30 +1,34 @@
 -- release: return messages that were handed out and not touched. They wait again as before, and no attempt is counted.
 --
--- KEYS[1-16]  messages  see include/queue.lua
--- KEYS[17]  wake  CHANNEL  where a new head is announced: its due time, microseconds
--- ARGV[...]  id, token, priority  for each message
+-- Keys:
+--   messages  see include/queue.lua
+--   wake  CHANNEL  where a new head is announced: its due time, microseconds
+-- Arguments:
+--   id...        text  of each message
+--   token...     text  of its lease
+--   priority...  int   of the message, 0 to 9
 --
--- Returns 1 or 0 for each: 0 when the lease is not ours any more, and nothing was changed.
+-- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was changed.
 -- include: clock
 -- include: queue
 
 local now = now_us()
 local reply = {}
-for i = 1, #ARGV, 3 do
-  local id, token, priority = unpack(ARGV, i, i + 2)
-  local value = redis.call('HGET', KEYS[12], id)
-  local mine = holds(value, token)
-  reply[#reply + 1] = mine and 1 or 0
-  if mine then
-    local lease = lease_of(value) or {attempt = 1, forgiven = 0, due = now}
-    redis.call('HDEL', KEYS[12], id)
+for at = FIRST, #ARGV, STRIDE do
+  local id, token, priority = ARGV[at + ID], ARGV[at + TOKEN], tonumber(ARGV[at + PRIORITY])
+  local lease_text = redis.call('HGET', leases, id)
+  local is_ours = has_token(lease_text, token)
+  reply[#reply + 1] = is_ours and 1 or 0
+  if is_ours then
+    local lease = parse_lease(lease_text) or {attempt = 1, forgiven = 0, due = now}
+    redis.call('HDEL', leases, id)
     if lease.mark == 's' then
-      local was = {lease.attempt - 1, number(lease.due), 'l' .. lease.forgiven, ''}
-      redis.call('HSET', KEYS[12], id, table.concat(was, ':'))
-      place_suspect(id, tonumber(priority), lease.due, KEYS[17])
+      local before = {lease.attempt - 1, format_score(lease.due), 'l' .. lease.forgiven, ''}
+      redis.call('HSET', leases, id, table.concat(before, ':'))
+      enqueue_suspect(id, priority, lease.due, now)
     else
-      if lease.attempt > 1 then redis.call('HSET', KEYS[13], id, tries(lease.attempt - 1, lease.forgiven)) end
-      place(id, tonumber(priority), lease.due, KEYS[17])
+      if lease.attempt > 1 then redis.call('HSET', attempts, id, format_attempts(lease.attempt - 1, lease.forgiven)) end
+      enqueue(id, priority, lease.due, now)
     end
   end
 end

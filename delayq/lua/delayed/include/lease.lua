@@ -5,16 +5,16 @@
 -- then each behind its due time in ms.
 local PENDING = ':pending'
 
-local function token_of(call, place) return string.format('%s:%03d', call, place) end
+local function numbered_token(call_name, number) return string.format('%s:%03d', call_name, number) end
 
 -- Join several strings, each behind its length. Plain string functions only, because the same text runs on every server.
-local function pack(parts)
+local function pack_parts(parts)
   local packed = {}
   for i, part in ipairs(parts) do packed[i] = #part .. ':' .. part end
   return table.concat(packed)
 end
 
-local function unpacked(content)
+local function unpack_parts(content)
   local parts, at = {}, 1
   while at <= #content do
     local _, colon, length = string.find(content, '^(%d+):', at)
@@ -25,13 +25,13 @@ local function unpacked(content)
   return parts
 end
 
-local function hold(leases, leased, token, ends_ms, content)
+local function add_lease(token, ends_ms, content)
   redis.call('HSET', leased, token, content)
   redis.call('ZADD', leases, string.format('%.0f', ends_ms), token)
 end
 
--- Put the messages of these tokens back where they were: the first one becomes the head. Returns how many messages there were.
-local function take_back(ready, timeout, ordered, leases, leased, tokens)
+-- End these leases, and put their messages back where they were: the first one becomes the head. Return the number of messages.
+local function end_leases(tokens)
   local count = 0
   for i = #tokens, 1, -1 do
     local token = tokens[i]
@@ -39,7 +39,7 @@ local function take_back(ready, timeout, ordered, leases, leased, tokens)
     redis.call('ZREM', leases, token)
     redis.call('HDEL', leased, token)
     if content and string.sub(token, -#PENDING) == PENDING then
-      local parts = unpacked(content)
+      local parts = unpack_parts(content)
       for at = #parts, 3, -2 do
         local due, record = parts[at - 1], parts[at]
         if due ~= '' then redis.call('ZADD', timeout, due, record) end
@@ -47,7 +47,7 @@ local function take_back(ready, timeout, ordered, leases, leased, tokens)
         count = count + 1
       end
     elseif content then
-      local payloads = string.find(token, ':', 1, true) and {content} or unpacked(content)
+      local payloads = string.find(token, ':', 1, true) and {content} or unpack_parts(content)
       for at = #payloads, 1, -1 do redis.call('LPUSH', ready, payloads[at]) end
       count = count + #payloads
     end

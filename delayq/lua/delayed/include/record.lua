@@ -4,8 +4,8 @@
 
 -- A length field is as wide as the server's C `unsigned long`: 8 bytes, or 4 on 32-bit and Windows servers.
 local function length_bytes()
-  local known, width = pcall(function() return struct.size('L') end)
-  return known and width or 8
+  local is_known, width = pcall(function() return struct.size('L') end)
+  return is_known and width or 8
 end
 
 -- Return the little-endian number of 4 or 8 bytes at `at`; nil if it is cut off, or larger than any payload.

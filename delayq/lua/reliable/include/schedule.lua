@@ -6,11 +6,11 @@
 --
 -- The field with the empty name is how far delayq.testing has moved the queue's time, microseconds: schedules tell the time
 -- with it, while everything else was moved back instead.
-local function shift_of(schedules) return tonumber(redis.call('HGET', schedules, '') or 0) end
+local function clock_shift() return tonumber(redis.call('HGET', schedules, '') or 0) end
 
-local function text(moment) return string.format('%.0f', moment) end
+local function format_moment(moment) return string.format('%.0f', moment) end
 
-local function is_whole(facts)
+local function are_facts(facts)
   if type(facts) ~= 'table' or type(facts.upcoming) ~= 'table' then return false end
   for _, name in ipairs({'every', 'first', 'ttl', 'version', 'priority'}) do
     if not tonumber(facts[name]) then return false end
@@ -18,59 +18,59 @@ local function is_whole(facts)
   for _, moment in ipairs({facts.next, facts.last, unpack(facts.upcoming)}) do
     if moment ~= '' and not tonumber(moment) then return false end
   end
-  return type(facts.next) == 'string' and type(facts.last) == 'string' and KEYS[facts.priority + 1] ~= nil
+  return type(facts.next) == 'string' and type(facts.last) == 'string' and live[facts.priority] ~= nil
 end
 
 -- An entry that cannot be read counts as absent: other schedules continue, and the next definition of that name replaces it.
-local function load(schedules, name)
+local function load_schedule(name)
   local stored = redis.call('HGET', schedules, name)
-  local text_of_facts, content = string.match(stored or '', '^([^\n]*)\n(.*)$')
-  if not text_of_facts then return nil end
-  local readable, facts = pcall(cjson.decode, text_of_facts)
-  if readable and is_whole(facts) then return facts, content end
+  local facts_text, content = string.match(stored or '', '^([^\n]*)\n(.*)$')
+  if not facts_text then return nil end
+  local readable, facts = pcall(cjson.decode, facts_text)
+  if readable and are_facts(facts) then return facts, content end
   return nil
 end
 
-local function save(schedules, name, facts, content)
+local function save_schedule(name, facts, content)
   redis.call('HSET', schedules, name, cjson.encode(facts) .. '\n' .. content)
 end
 
--- Return the occurrence of that moment, as `find` describes it; nil if it is not alive.
-local function occurrence(name, moment, now)
+-- Return the occurrence of that moment, as `find_message` describes it; nil if it is not alive.
+local function find_occurrence(name, moment, now)
   if not moment or moment == '' then return nil end
-  local found = find(name .. '@' .. moment, now)
+  local found = find_message(name .. '@' .. moment, now)
   return found and not found.expired and found or nil
 end
 
 -- If a schedule has ended while its last occurrence is still alive, the moment of that occurrence stays: a schedule of that name
 -- that begins meanwhile waits for it. Returns nil if there is none.
-local function last_of_ended(schedules, name, now)
+local function last_of_ended(name, now)
   local moment = string.match(redis.call('HGET', schedules, name) or '', '^{"ended":"(%d+)"}\n$')
-  return moment and occurrence(name, moment, now) and moment or nil
+  return moment and find_occurrence(name, moment, now) and moment or nil
 end
 
-local function save_end(schedules, name, moment)
+local function save_end(name, moment)
   redis.call('HSET', schedules, name, '{"ended":"' .. moment .. '"}\n')
 end
 
 -- Make the first occurrence after `moment` the schedule's next one; none if no such moment is known.
-local function go_on(facts, moment)
+local function skip_to_after(facts, moment)
   local every = tonumber(facts.every)
   if every > 0 then
     local first = tonumber(facts.first)
-    facts.next = text(first + math.max(0, math.floor((moment - first) / every) + 1) * every)
+    facts.next = format_moment(first + math.max(0, math.floor((moment - first) / every) + 1) * every)
     return
   end
   while facts.upcoming[1] and tonumber(facts.upcoming[1]) <= moment do table.remove(facts.upcoming, 1) end
   facts.next = table.remove(facts.upcoming, 1) or ''
 end
 
--- Put the next occurrence in place, unless it is there already.
-local function put(name, facts, content, now, shift, wake)
-  if facts.next == '' or occurrence(name, facts.next, now) then return end
+-- Enqueue the next occurrence, unless it waits already.
+local function enqueue_next(name, facts, content, now, shift)
+  if facts.next == '' or find_occurrence(name, facts.next, now) then return end
   local id, due = name .. '@' .. facts.next, tonumber(facts.next) - shift
-  redis.call('HSET', KEYS[11], id, text(now) .. ' ' .. content)
-  if facts.priority > 0 then redis.call('HSET', KEYS[16], id, facts.priority) end
-  if tonumber(facts.ttl) > 0 then redis.call('HSET', KEYS[14], id, number(due + tonumber(facts.ttl))) end
-  place(id, facts.priority, due, wake)
+  redis.call('HSET', bodies, id, format_moment(now) .. ' ' .. content)
+  if facts.priority > 0 then redis.call('HSET', priorities, id, facts.priority) end
+  if tonumber(facts.ttl) > 0 then redis.call('HSET', expiries, id, format_score(due + tonumber(facts.ttl))) end
+  enqueue(id, facts.priority, due, now)
 end

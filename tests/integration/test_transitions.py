@@ -1,0 +1,235 @@
+"""Every event that may happen to a message of a reliable queue, in every state, against a real server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis import Redis
+
+from delayq._redis.rights import commands
+from delayq._reliable import scripts
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.transitions import EVENTS, State
+from delayq.testing.time_travel import ADVANCE_RELIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delayq._redis.scripts import Script
+    from delayq._reliable.transitions import Event
+    from tests.servers import PrivateServer
+
+HOUR = 3_600_000_000
+KEYS = ReliableKeys.of("jobs")
+TOKEN = "0123456789ab-00000001"
+WRITING = {"HSET", "HDEL", "ZADD", "ZREM"}
+DOCUMENT = Path(__file__).parents[2] / "docs" / "redis-data-model.md"
+
+
+class Bench:
+    """One message on a server, and the scripts.
+
+    Attributes:
+        id: The id of the message, which may belong to an occurrence of the schedule ``daily``.
+        before: The id of the occurrence before it.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self.moment = self.now() + 10 * HOUR
+        self.id = f"daily@{self.moment}"
+        self.before = f"daily@{self.moment - HOUR}"
+
+    def now(self) -> int:
+        seconds, rest = self.raw.time()
+        return int(seconds) * 1_000_000 + int(rest)
+
+    def run(self, script: Script, *args: Any) -> Any:
+        named = dict(zip(scripts.MESSAGES, KEYS.messages, strict=True))
+        keys = [named.get(name) or (KEYS.call("0") if name == "call" else getattr(KEYS, name)) for name in script.keys]
+        return self.raw.eval(script.text, len(keys), *keys, *args)
+
+    def offer(self, *, id: str = "", delay: int = 0, ttl: int = 0, on_duplicate: str = "raise") -> None:  # noqa: A002
+        self.run(scripts.OFFER, self.now(), 0, id or self.id, 0, delay, ttl, on_duplicate, b"\n1")
+
+    def claim(self, *, suspects: int = 1, max_attempts: int = 0, expired: str = "drop", limit: int = 1) -> Any:
+        return self.run(scripts.CLAIM, limit, HOUR, TOKEN, max_attempts, expired, "", suspects, "", "", 0)
+
+    def ack(self, remember: int = 0) -> None:
+        self.run(scripts.ACK, remember, *self.lease)
+
+    @property
+    def lease(self) -> tuple[str, str, int]:
+        return self.id, TOKEN, 0
+
+    def let_pass(self, by: int) -> None:
+        self.run(ADVANCE_RELIABLE, by)
+
+    def schedule(self, next_: int | str, *upcoming: int, last: int | str = "") -> None:
+        """Store the schedule of the message as if it had got this far."""
+        facts = {"every": "0", "first": "0", "ttl": "0", "version": "1", "priority": 0, "timing": "t"}
+        moments = {"next": str(next_), "last": str(last), "upcoming": [str(moment) for moment in upcoming]}
+        self.raw.hset(KEYS.schedules, "daily", json.dumps({**facts, **moments}) + "\n\n1")
+
+    def define(self, moment: int) -> None:
+        self.run(scripts.SCHEDULE, "daily", f"at {moment}", 2, 0, 0, 0, b"\n1", moment)
+
+    def reach(self, state: State) -> None:
+        """Bring the message into a state, by scripts and time alone."""
+        if state is State.DELAYED:
+            self.offer(delay=HOUR)
+        elif state is State.EXPIRED:
+            self.offer(ttl=HOUR)
+            self.let_pass(2 * HOUR)
+        elif state is not State.GONE:
+            self.offer()
+        if state not in (State.GONE, State.DELAYED, State.READY, State.EXPIRED):
+            self.claim()
+        if state is State.DEAD:
+            self.run(scripts.BURY, *self.lease, '{"reason":"buried","error":""}')
+        elif state is State.REMEMBERED:
+            self.ack(HOUR)
+        elif state in (State.OVERDUE, State.SUSPECT, State.ON_TRIAL):
+            self.let_pass(2 * HOUR)
+        if state is State.SUSPECT:
+            self.claim(suspects=0)
+        elif state is State.ON_TRIAL:
+            self.claim()
+
+    def state(self) -> State:
+        """Return the state that the keys and the server's clock show."""
+        now = self.now()
+        score = self.raw.zscore(KEYS.messages[0], self.id)
+        details = [self.raw.hget(key, self.id) for key in KEYS.messages[10:]]
+        if score is None:
+            assert not any(details), "something is left of the message"
+            is_dead = self.raw.hexists(KEYS.dead_messages, self.id)
+            assert is_dead == (self.raw.zscore(KEYS.dead, self.id) is not None)
+            is_remembered = (self.raw.zscore(KEYS.done, self.id) or 0) > now
+            return State.DEAD if is_dead else State.REMEMBERED if is_remembered else State.GONE
+        body, lease, _, expiry, *_ = details
+        assert body is not None
+        if lease and score > now:
+            return State.ON_TRIAL if lease.endswith(f":s0:{TOKEN}".encode()) else State.LEASED
+        if expiry and float(expiry) < now:
+            return State.EXPIRED
+        waiting = State.READY if score <= now else State.DELAYED
+        return State.SUSPECT if score < 0 else State.OVERDUE if lease else waiting
+
+
+def expire(at: Bench) -> None:
+    if at.raw.hexists(KEYS.messages[10], at.id):
+        at.raw.hset(KEYS.messages[13], at.id, "1.00")
+
+
+def use_all_attempts(at: Bench) -> None:
+    # A lease knows its own attempt.
+    if at.raw.hexists(KEYS.messages[10], at.id) and not at.raw.hexists(KEYS.messages[11], at.id):
+        at.raw.hset(KEYS.messages[12], at.id, 1)
+    at.claim(max_attempts=1)
+
+
+def scheduled(at: Bench) -> None:
+    at.define(at.moment)
+
+
+def replaced(at: Bench) -> None:
+    at.schedule(at.moment)
+    at.define(at.moment + HOUR)
+
+
+def unscheduled(at: Bench) -> None:
+    at.schedule(at.moment)
+    at.run(scripts.UNSCHEDULE, "daily")
+
+
+def follows(at: Bench) -> None:
+    at.schedule(at.moment - HOUR, at.moment)
+    at.offer(id=at.before)
+    at.raw.hset(KEYS.messages[11], at.before, f"1:1.00:{TOKEN}")
+    at.run(scripts.OCCUR, at.before, TOKEN, 0)
+
+
+def comes_too_early(at: Bench) -> None:
+    at.offer(id=at.before, delay=HOUR)
+    at.schedule(at.moment, last=at.moment - HOUR)
+    at.run(scripts.OCCUR, *at.lease)
+
+
+def recurs(at: Bench) -> None:
+    at.schedule(at.moment - HOUR, at.moment)
+    at.run(scripts.RECUR, "daily")
+
+
+def refilled(at: Bench) -> None:
+    at.schedule("")
+    at.run(scripts.REFILL, "daily", "t", at.moment)
+
+
+HAPPENS: dict[str, Callable[[Bench], Any]] = {
+    "offered without a delay": lambda at: at.offer(),
+    "offered with a delay": lambda at: at.offer(delay=HOUR),
+    "offered in place of an earlier one": lambda at: at.offer(on_duplicate="replace"),
+    "its delay, lease or dedup window ends": lambda at: at.let_pass(2 * HOUR),
+    "its time to live ends": expire,
+    "claimed": lambda at: at.claim(),
+    "claimed by a client with a suspect at work": lambda at: at.claim(suspects=0),
+    "claimed, and all attempts are used": use_all_attempts,
+    "claimed from a queue that keeps expired messages": lambda at: at.claim(expired="dead"),
+    "acknowledged": lambda at: at.ack(),
+    "acknowledged in a queue with a dedup window": lambda at: at.ack(HOUR),
+    "failed, and retried at once": lambda at: at.run(scripts.NACK, *at.lease, 0, ""),
+    "failed, and retried after a delay": lambda at: at.run(scripts.NACK, *at.lease, HOUR, ""),
+    "returned untouched": lambda at: at.run(scripts.RELEASE, *at.lease),
+    "its lease is extended": lambda at: at.run(scripts.EXTEND, HOUR, *at.lease),
+    "buried": lambda at: at.run(scripts.BURY, *at.lease, '{"reason":"buried","error":""}'),
+    "cancelled": lambda at: at.run(scripts.CANCEL, at.id),
+    "rescheduled without a delay": lambda at: at.run(scripts.RESCHEDULE, at.id, 0),
+    "rescheduled with a delay": lambda at: at.run(scripts.RESCHEDULE, at.id, HOUR),
+    "purged with the delayed messages": lambda at: at.run(scripts.PURGE, "delayed", 0, 10),
+    "purged with the ready messages": lambda at: at.run(scripts.PURGE, "ready", 0, 10),
+    "purged with all messages": lambda at: at.run(scripts.PURGE, "all", 0, 10),
+    "redriven": lambda at: at.run(scripts.REDRIVE, at.id),
+    "dropped as a dead letter": lambda at: at.run(scripts.DROP_DEAD, at.id),
+    "scheduled as an occurrence": scheduled,
+    "replaced by an occurrence at another time": replaced,
+    "its schedule ends": unscheduled,
+    "follows the occurrence that is handed out": follows,
+    "handed out while the occurrence before it lives": comes_too_early,
+    "follows an occurrence that was lost": recurs,
+    "its moment becomes known": refilled,
+}
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
+def test_an_event_changes_the_states_of_its_row_and_no_other(server: PrivateServer, event: Event) -> None:
+    with Redis.from_url(server.url) as raw:
+        for state in State:
+            raw.flushall()
+            at = Bench(raw)
+            at.reach(state)
+            assert at.state() is state
+            HAPPENS[event.name](at)
+            assert at.state() is event.changes.get(state, state), f"after {event.name}, it was {state}"
+
+
+def test_every_script_that_writes_messages_has_a_row() -> None:
+    of_messages = {script.name for script in scripts.ALL if {"live", "dead"} & script.variables.keys()}
+    writing = {script.name for script in scripts.ALL if commands(script) & WRITING}
+    assert {event.script.name for event in EVENTS if event.script} == of_messages & writing
+
+
+def test_the_document_shows_every_row() -> None:
+    rows = []
+    for event in EVENTS:
+        before: dict[State, list[str]] = {}
+        for old, new in event.changes.items():
+            before.setdefault(new, []).append(old)
+        changes = "; ".join(f"{', '.join(old)} → {new}" for new, old in before.items())
+        cause = f"`{event.script.name.removeprefix('reliable/')}.lua`" if event.script else "time"
+        rows.append(f"| {event.name} | {cause} | {changes} |")
+    shown = DOCUMENT.read_text("utf-8").partition("| event | script | changes |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    assert shown.splitlines() == rows
