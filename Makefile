@@ -7,32 +7,40 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help demo test storms soak fuzz packages docs lint house types layers coverage clean
+# Several processes, which take from each other what is left. How many: see tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+# What is left out of `make test`, but for storms, which need the machine to themselves.
+ALL := --servers all --hypothesis-profile full -m "not storm"
+
+.PHONY: help demo test test-all storms soak fuzz packages docs lint house types layers coverage clean
 
 help:
 	@echo "make demo      deliver delayed messages between two processes, and show it"
-	@echo "make test      run the tests (ARGS='-k name' to choose, ARGS='-n0 -s' in one process and with what they print)"
+	@echo "make test      the tests, on one server (ARGS='-k name' to choose, ARGS='-n0 -s' in one process and with what they print)"
+	@echo "make test-all  the tests on every server, in a browser, against Redisson, and trials at full length"
 	@echo "make storms    faults at random moments under load, judged by a checker: five minutes, on a machine that is quiet"
 	@echo "make soak      an hour of load and faults, and what they leave behind (ARGS='--minutes 5' for less)"
-	@echo "make fuzz      coverage-guided fuzzing of codecs, records and addresses, for a minute (ARGS='--seconds 600' for more)"
+	@echo "make fuzz      fuzzing of codecs, records and addresses for a minute (ARGS='--seconds 600' for more), then random examples"
 	@echo "make packages  build wheel and sdist, and try them in fresh environments, on each Python that is found"
 	@echo "make docs      the documentation site, in docs/_build/html; warnings are errors"
 	@echo "make lint      style and formatting"
 	@echo "make house     measures of wording, layers and sizes, each with its bound (ARGS='--list FIGURE' for what one counts)"
 	@echo "make types     mypy --strict, and pyright on the public interface"
 	@echo "make layers    who may import whom"
-	@echo "make coverage  the tests with branch coverage of the core"
+	@echo "make coverage  make test, with branch coverage of the core"
 	@echo "make clean     remove the virtual environment and caches"
 
 demo: $(VENV)/run.stamp
 	@$(BIN)/python -m delayq demo $(ARGS)
 
-# Several processes, which take from each other what is left. How many: see tests/conftest.py.
 test: $(VENV)/dev.stamp
-	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	@$(PYTEST) $(ARGS)
+
+test-all: $(VENV)/dev.stamp
+	@$(PYTEST) $(ALL) $(ARGS)
 
 storms: $(VENV)/dev.stamp
-	@$(BIN)/python -m pytest tests/faults -m storm -n 2 --dist worksteal --timeout 300 $(ARGS)
+	@$(BIN)/python -m pytest tests/faults -m storm --servers all -n 2 --dist worksteal --timeout 300 $(ARGS)
 
 soak: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.faults.soak $(ARGS)
@@ -40,10 +48,11 @@ soak: $(VENV)/dev.stamp
 fuzz: $(VENV)/dev.stamp
 	@$(BIN)/python -m pip install --quiet --group fuzz
 	@$(BIN)/python -m tests.fuzz $(ARGS)
+	@$(PYTEST) -m hypothesis --hypothesis-profile fuzz
 
 packages: $(VENV)/dev.stamp
 	@$(BIN)/python -m pip install --quiet --group packages
-	@$(BIN)/python -m tests.packages $(ARGS)
+	@$(BIN)/python -m tests.support.packages $(ARGS)
 
 docs: $(VENV)/dev.stamp
 	@$(BIN)/python -m pip install --quiet --group docs
@@ -67,8 +76,7 @@ layers: $(VENV)/dev.stamp
 	$(BIN)/lint-imports
 
 coverage: $(VENV)/dev.stamp
-	$(BIN)/coverage run -m pytest $(ARGS)
-	$(BIN)/coverage report --fail-under=95
+	@$(PYTEST) --cov --cov-report term-missing:skip-covered --cov-fail-under 95 $(ARGS)
 
 clean:
 	rm -rf $(VENV) docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import delayq
 from benchmarks._report import Table, machine
-from tests.clusters import admin, wait_for
-from tests.servers import Kind, PrivateServer, find_kinds
+from tests.support.clusters import admin, wait_for
+from tests.support.servers import Kind, PrivateServer, find_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

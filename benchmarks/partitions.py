@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import delayq
 from benchmarks._report import Table, machine
-from tests.clusters import TestCluster, admin
-from tests.servers import find_kinds
+from tests.support.clusters import TestCluster, admin
+from tests.support.servers import find_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

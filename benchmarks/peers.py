@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 
 from benchmarks._report import BLUE, SKY, Table, machine, plotter, save
-from tests.servers import PrivateServer, find_kinds
+from tests.support.servers import PrivateServer, find_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

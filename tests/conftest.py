@@ -6,28 +6,42 @@ import asyncio
 import inspect
 import os
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
-from tests import loops
 from tests.faults import report as storms
 from tests.interop import report
-from tests.servers import KINDS, PrivateServer, find_kinds
+from tests.support import loops
+from tests.support.servers import KINDS, Kind, PrivateServer, find_kinds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
-# A slow example on a busy machine is not a failure.
-settings.register_profile("delayq", deadline=None)
-settings.load_profile("delayq")
+# A slow example on a busy machine is not a failure. The option --hypothesis-profile chooses another than "quick".
+settings.register_profile("quick", deadline=None, derandomize=True, max_examples=100)
+settings.register_profile("full", deadline=None, derandomize=True, max_examples=1_000)
+settings.register_profile("fuzz", deadline=None, max_examples=2_000)
+settings.load_profile("quick")
 
 REQUIRED = "DELAYQ_REQUIRE_SERVERS"
+LATER = {
+    "thorough": "use make test-all: trials at full length",
+    "java": "use make test-all: Redisson itself",
+    "browser": "use make test-all: a browser",
+    "storm": "use make storms: storms",
+}
+"""The marks of tests that `make test` leaves out, and what to run instead."""
+
 # Each process runs its own servers, and sometimes Java as well.
 MOST_PROCESSES = 8
 
 FOUND, MISSING = find_kinds()
+"""The servers of this run, and why others are missing. ``--servers`` narrows what is found."""
+_LEFT_OUT: dict[str, Kind] = {}
+_DESELECTED: Counter[str] = Counter()
 _USED: set[str] = set()
 _NONE = pytest.param("none", marks=pytest.mark.skip(reason="no server found on this machine"))
 
@@ -36,9 +50,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--event-loop", choices=[*loops.FACTORIES], default="asyncio", help="the event loop of all async tests; default: asyncio"
     )
+    parser.addoption(
+        "--servers",
+        default="first",
+        help=f"the servers to run on: first (the first one found), all, or a list of {', '.join(KINDS)}; default: first",
+    )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    _choose_servers(config.getoption("servers"))
     required = {name.strip() for name in os.environ.get(REQUIRED, "").split(",")} - {""}
     if unknown := required - set(KINDS):
         raise pytest.UsageError(f"{REQUIRED} names {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
@@ -47,13 +67,40 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"{REQUIRED}: a server is missing: {reasons}")
 
 
+def _choose_servers(choice: str) -> None:
+    """Leave in FOUND the servers that this run may use."""
+    either = {"first": [*FOUND][:1], "all": [*FOUND]}
+    names = either[choice] if choice in either else choice.split(",")
+    if unknown := set(names) - set(KINDS):
+        raise pytest.UsageError(f"--servers names {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
+    if absent := set(names) & set(MISSING):
+        raise pytest.UsageError(f"--servers: not found: {'; '.join(f'{name}: {MISSING[name]}' for name in sorted(absent))}")
+    for name in [*FOUND]:
+        if name not in names:
+            _LEFT_OUT[name] = FOUND.pop(name)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on the first server that can be used, or on each of them if it is marked ``every_server``."""
+    # Redis 6.2 has no ADDSLOTSRANGE and no --cluster-port, and its clusters reply like those of Redis 7.
+    kinds = {"server_kind": [*FOUND], "cluster_kind": [name for name in FOUND if name != "redis-6.2"]}
+    for fixture, names in kinds.items():
+        if fixture in metafunc.fixturenames:
+            chosen = names if metafunc.definition.get_closest_marker("every_server") else names[:1]
+            metafunc.parametrize(fixture, chosen or [_NONE], indirect=True)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    _DESELECTED.update(name for item in items for name in LATER if item.get_closest_marker(name))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Return the process count for ``-n auto``: one more than there are processors, as the tests wait half of the time."""
+    """Return the process count for ``-n auto``: two for each processor, as the tests wait for more than half of the time."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(processors + 1, MOST_PROCESSES)
+    return min(2 * processors, MOST_PROCESSES)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -61,6 +108,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["used"], output["interop"], output["storms"] = sorted(_USED), report.told(), dict(storms.COUNTS)
+        output["deselected"] = dict(_DESELECTED)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -71,18 +119,24 @@ def pytest_testnodedown(node: Any) -> None:
         _USED.update(output["used"])
         report.hear(output["interop"])
         storms.COUNTS.update(output["storms"])
+        # Each process collects all tests.
+        _DESELECTED.update(Counter(output["deselected"]) - _DESELECTED)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    def names(kinds: list[str]) -> str:
-        return ", ".join(f"{name} {FOUND[name].version}" for name in kinds) or "none"
+    def names(kinds: Iterable[Kind]) -> str:
+        return ", ".join(f"{kind.name} {kind.version}" for kind in kinds) or "none"
 
-    parts = [f"servers: {names([name for name in FOUND if name in _USED])}"]
-    if unused := [name for name in FOUND if name not in _USED]:
+    parts = [f"servers: {names(kind for name, kind in FOUND.items() if name in _USED)}"]
+    if unused := [kind for name, kind in FOUND.items() if name not in _USED]:
         parts.append(f"not needed: {names(unused)}")
     if MISSING:
         parts.append("NOT RUN: " + ", ".join(f"{name} ({reason})" for name, reason in MISSING.items()))
     terminalreporter.write_line("; ".join(parts), bold=True, yellow=bool(MISSING), green=not MISSING)
+    if _LEFT_OUT:
+        terminalreporter.write_line(f"LEFT OUT, use make test-all: {names(_LEFT_OUT.values())}", bold=True, yellow=True)
+    for name, count in _DESELECTED.items():
+        terminalreporter.write_line(f"LEFT OUT, {LATER[name]}: {count} tests", bold=True, yellow=True)
     if report.NOT_RUN:
         terminalreporter.write_line("REDISSON NOT RUN: " + "; ".join(sorted(report.NOT_RUN)), bold=True, yellow=True)
     for line in (*report.lines(), *storms.lines()):
@@ -110,10 +164,24 @@ def _session_server() -> Iterator[Callable[[str], PrivateServer]]:
         server.close()
 
 
-@pytest.fixture(params=[*FOUND] if FOUND else [_NONE])
-def server(request: pytest.FixtureRequest, _session_server: Callable[[str], PrivateServer]) -> PrivateServer:
-    """Return a server without data. The test runs once on each kind found."""
-    server = _session_server(request.param)
+@pytest.fixture(scope="session")
+def server_kind(request: pytest.FixtureRequest) -> Kind:
+    """Return the kind of server that the test runs on."""
+    _USED.add(request.param)
+    return FOUND[request.param]
+
+
+@pytest.fixture(scope="session")
+def cluster_kind(request: pytest.FixtureRequest) -> Kind:
+    """Return the kind of server that the test's cluster consists of."""
+    _USED.add(request.param)
+    return FOUND[request.param]
+
+
+@pytest.fixture
+def server(server_kind: Kind, _session_server: Callable[[str], PrivateServer]) -> PrivateServer:
+    """Return a server without data."""
+    server = _session_server(server_kind.name)
     if server.is_running():
         server.resume()  # in case the previous test did not
     server.start()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import delayq
 from tests.faults.history import Delivered, End, Notes, now_us
-from tests.links import detour
+from tests.support.links import detour
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 class Told(StrEnum):

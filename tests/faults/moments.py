@@ -34,9 +34,9 @@ from redis.asyncio import Redis
 import delayq
 from delayq import Offer
 from delayq._delayed.keys import DelayedKeys
-from tests.links import Links
-from tests.servers import PrivateServer, find_kinds
-from tests.waiting import until
+from tests.support.links import Links
+from tests.support.servers import PrivateServer, find_kinds
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence

@@ -5,7 +5,8 @@
     python -m tests.faults.storm --servers sentinel --kind reliable --minutes 10
     python -m tests.faults.storm --servers cluster --kind plain --minutes 10
 
-Clients reach every server and Sentinel over links of its own (``tests.links.detour``), which break as they do with one server.
+Clients reach every server and Sentinel over links of its own (``tests.support.links.detour``), which break as they do with one
+server.
 Every fault here preserves each write that the servers have confirmed, so the checker allows nothing that it does not also allow
 with one server:
 
@@ -29,14 +30,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from tests.clusters import TestCluster, Watched, admin, wait_for
-from tests.servers import memory_disk
+from tests.support.clusters import TestCluster, Watched, admin, wait_for
+from tests.support.servers import memory_disk
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from tests.servers import Kind, PrivateServer
+    from tests.support.servers import Kind, PrivateServer
 
 _KEEPS_ALL = ("--appendfsync", "always")
 # Milliseconds, longer than any fault: Sentinels must not choose another master by themselves.

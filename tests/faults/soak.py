@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from tests.faults.checker import Violation, check, lateness_us, percentile, summary
 from tests.faults.consumers import Habits, Kind, shorten_deadlines
 from tests.faults.storm import Plan, Storm
-from tests.servers import PrivateServer, find_kinds, memory_disk
+from tests.support.servers import PrivateServer, find_kinds, memory_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable

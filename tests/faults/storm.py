@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import itertools
 import logging
-import multiprocessing
 import os
 import random
 import re
@@ -51,9 +50,10 @@ from tests.faults.consumers import (
 )
 from tests.faults.history import Delivered, End, Fault, History, Offered, Told, demand_one_clock, now_us, read_notes
 from tests.faults.replicated import BehindSentinels, InCluster
-from tests.links import BOTH, Links, detour
-from tests.servers import PrivateServer, find_kinds, memory_disk
-from tests.waiting import until
+from tests.support.forks import FORKS
+from tests.support.links import BOTH, Links, detour
+from tests.support.servers import PrivateServer, find_kinds, memory_disk
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -452,8 +452,6 @@ class Crowd:
         self._folder = folder
         self._plan = plan
         # Forked from a process that has imported everything: starting an interpreter for each would take too long.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([consumers.__name__])
         self._numbers = itertools.count(1)
         self._processes: list[Any] = []
         self.url = ""
@@ -467,7 +465,7 @@ class Crowd:
     def start(self) -> None:
         number = next(self._numbers)
         who, plan = f"process {number}", self._plan
-        process = self._context.Process(
+        process = FORKS.Process(
             target=consumers.main,
             args=(
                 self.url,

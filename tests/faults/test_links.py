@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 import delayq
-from tests.links import Links, detour
-from tests.waiting import until
+from tests.support.links import Links, detour
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 PING, PONG = b"PING\r\n", b"+PONG\r\n"
 WHILE = 0.05

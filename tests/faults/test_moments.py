@@ -10,9 +10,9 @@ from delayq._engine.waiters import Waiters
 from tests.faults.moments import Outcome, Plan, run_all, table
 
 if TYPE_CHECKING:
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
-FEW, MANY = 24, 1_000
+FEW, MANY = 12, 1_000
 AT_ONCE = 8
 
 

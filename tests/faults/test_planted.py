@@ -25,7 +25,7 @@ from tests.conftest import _USED, FOUND
 from tests.faults.checker import check, summary
 from tests.faults.consumers import KINDS, Habits, Kind, shorten_deadlines
 from tests.faults.storm import Plan, Storm
-from tests.servers import PrivateServer, memory_disk
+from tests.support.servers import PrivateServer, memory_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -12,15 +12,16 @@ from redis.asyncio import Redis
 import delayq
 from delayq._redis import connection as wire_module
 from delayq._redis.pool import ConnectionPool
-from tests.links import Links
-from tests.servers import one_server
-from tests.waiting import until
+from tests.support.depth import thorough
+from tests.support.links import Links
+from tests.support.servers import one_server
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from delayq import Client
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 # A lost notification may cost a re-check, 5 s, and the promise leaves one second for everything else.
 PROMISED = 6.0
@@ -91,7 +92,14 @@ WAYS: list[Callable[[Client], Awaitable[Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("way", "pooled"), [*((way, 4) for way in WAYS), (by_take, 1), (by_claim, 1), (by_take, 16), (by_claim, 16)]
+    ("way", "pooled"),
+    [
+        (by_take, 1),
+        (by_claim, 4),
+        (by_deliveries, 16),
+        *(thorough(way, 4) for way in WAYS if way is not by_claim),
+        *(thorough(way, pooled) for way, pooled in ((by_claim, 1), (by_take, 16), (by_claim, 16))),
+    ],
 )
 async def test_when_all_connections_have_died_without_a_word_the_next_message_comes_and_one_offer_is_unknown(
     own_server: PrivateServer, way: Callable[[Client], Awaitable[Any]], pooled: int

@@ -31,8 +31,13 @@ if TYPE_CHECKING:
     Plant = Callable[[pytest.MonkeyPatch], None]
 
 SEEDS = {"reliable": 80, "deliveries": 60, "plain": 60}
-"""200 in every run. ``python -m tests.faults.simulation --seeds 5000 --first 80`` runs more."""
-AT_A_TIME = 20
+"""``python -m tests.faults.simulation --seeds 5000 --first 80`` runs more."""
+AT_A_TIME = 10
+RUNS = [
+    pytest.param(kind, first, marks=[pytest.mark.thorough] if first else [])
+    for kind in KINDS
+    for first in range(0, SEEDS[kind], AT_A_TIME)
+]
 
 ANSWERS = ("reply lost", "cut")
 
@@ -79,6 +84,7 @@ class Case:
         options: The storms in which it matters.
         lease: Seconds.
         within: How many seeds are tried, one of which must fail.
+        thorough: Whether the seed that fails comes late.
     """
 
     plant: Plant
@@ -87,6 +93,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     lease: float = consumers.LEASE
     within: int = 25
+    thorough: bool = False
 
 
 # Whatever else goes wrong, the end of a lease wakes up every waiter. Long leases keep that from hiding the failure.
@@ -105,6 +112,7 @@ SAFEGUARDS = {
         ("after ack", "stored twice"),
         "reliable",
         {"only": ("requests stalled",), **OFTEN},
+        thorough=True,
     ),
     "a claim whose answer was lost is given back": Case(
         claims_recover_nothing, ("stuck",), "reliable", {"only": ANSWERS, "habits": Habits(fails=0, releases=0)}, LONG
@@ -121,6 +129,7 @@ SAFEGUARDS = {
         ("duplicate",),
         "plain",
         {"only": ANSWERS, "habits": Habits(leaves=0.3), **OFTEN},
+        thorough=True,
     ),
     "what a cancelled loop has is given back": Case(
         gives_nothing_back, ("lost",), "plain", {"only": ("loop cancelled",), "faults": 20}
@@ -138,7 +147,7 @@ SAFEGUARDS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "first"), [(kind, first) for kind in KINDS for first in range(0, SEEDS[kind], AT_A_TIME)])
+@pytest.mark.parametrize(("kind", "first"), RUNS)
 def test_simulated_storms_lose_nothing_double_nothing_and_leave_nothing(kind: Kind, first: int) -> None:
     told: Counter[Told] = Counter()
     faults = 0
@@ -184,7 +193,10 @@ def test_the_command_prints_the_same_history_in_every_process() -> None:
     assert b"FAULT" in printed[0]
 
 
-@pytest.mark.parametrize("safeguard", SAFEGUARDS)
+@pytest.mark.parametrize(
+    "safeguard",
+    [pytest.param(name, marks=[pytest.mark.thorough] if case.thorough else []) for name, case in SAFEGUARDS.items()],
+)
 def test_without_a_safeguard_a_seed_fails_and_names_what_it_prevents(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = SAFEGUARDS[safeguard]
     monkeypatch.setattr(consumers, "LEASE", case.lease)

@@ -19,11 +19,10 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Offer
-from tests.conftest import _USED, FOUND
 from tests.faults import victims
-from tests.links import Links
-from tests.servers import PrivateServer
-from tests.waiting import until
+from tests.support.links import Links
+from tests.support.servers import Kind, PrivateServer
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from delayq import Client
 
 HOUR = 3600.0
-NO_KIND = pytest.param("none", marks=pytest.mark.skip(reason="no server found on this machine"))
 
 
 @pytest.fixture
@@ -46,14 +44,13 @@ async def raw(server: PrivateServer) -> AsyncIterator[Any]:
         yield raw
 
 
-@pytest.fixture(params=[*FOUND] if FOUND else [NO_KIND])
-def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., PrivateServer]]:
+@pytest.fixture
+def start(server_kind: Kind) -> Iterator[Callable[..., PrivateServer]]:
     """Return a function that starts servers of one kind, for this test alone."""
-    _USED.add(request.param)
     started: list[PrivateServer] = []
 
     def start(*options: str, **more: Any) -> PrivateServer:
-        started.append(server := PrivateServer(FOUND[request.param], options=options, **more))
+        started.append(server := PrivateServer(server_kind, options=options, **more))
         server.start()
         return server
 
@@ -120,6 +117,7 @@ async def test_the_ack_of_what_flushall_has_taken_says_that_the_lease_is_lost(cl
 # A full server
 
 
+@pytest.mark.every_server
 async def test_a_full_server_refuses_what_is_offered_whole_and_lets_the_rest_go_on(client: Client, raw: Any) -> None:
     jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
     await jobs.offer_many([Offer(value=n) for n in range(3)])
@@ -152,8 +150,9 @@ async def test_a_full_server_refuses_what_is_offered_whole_and_lets_the_rest_go_
 # Replicas
 
 
+@pytest.mark.every_server
 async def test_a_replica_as_address_is_told_at_once(start: Callable[..., PrivateServer]) -> None:
-    primary = start(tcp=True)
+    primary = start("--repl-diskless-sync-delay", "0", tcp=True)
     replica = start("--replicaof", "127.0.0.1", str(primary.port))
     await until(lambda: b"master_link_status:up" in info(replica))
     async with delayq.connect(replica.url) as client:
@@ -166,6 +165,7 @@ def info(server: PrivateServer) -> bytes:
     return server.call("INFO", "replication")
 
 
+@pytest.mark.every_server
 async def test_a_primary_that_is_demoted_for_a_moment_costs_only_time(start: Callable[..., PrivateServer]) -> None:
     primary, other = start(tcp=True), start(tcp=True)
     async with delayq.connect(primary.url, resync_interval=0.2) as client:
@@ -232,19 +232,21 @@ async def stepped(server: PrivateServer) -> bool:
     return abs(seconds - time.time()) > HOUR / 2
 
 
+@pytest.mark.every_server
+@pytest.mark.thorough
 @pytest.mark.skipif(not (LIBRARIES and shutil.which("faketime")), reason="FAKETIME IS NOT INSTALLED: apt-get install faketime")
 @pytest.mark.parametrize("step", ["+1h", "-1h"])
 async def test_a_step_of_the_servers_clock_loses_nothing(
     start: Callable[..., PrivateServer],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    request: pytest.FixtureRequest,
+    server_kind: Kind,
     step: str,
 ) -> None:
     """After a step forward, pending messages are due. After a step back, messages offered from then on arrive on time."""
     clock = tmp_path / "clock"
     clock.write_text("+0")
-    if request.node.callspec.params["start"] == "redis-7":
+    if server_kind.name == "redis-7":
         pytest.skip("libfaketime and the jemalloc of Debian's Redis 7 call each other without end")
     with monkeypatch.context() as environment:
         environment.setenv("LD_PRELOAD", str(LIBRARIES[0]))
@@ -272,6 +274,7 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
 # Permissions
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize(
     ("kind", "denied"),
     [
@@ -446,18 +449,18 @@ async def stats_are_empty(jobs: delayq.ReliableQueue[int]) -> bool:
 
 
 async def test_a_loop_that_is_blocked_longer_than_its_lease_loses_it_and_says_so(server: PrivateServer) -> None:
-    """The loop is blocked for five seconds, with a lease of two. Meanwhile one other client, and only one, has the message."""
+    """The loop is blocked for three seconds, with a lease of one. Meanwhile one other client, and only one, has the message."""
     taken = Queue[tuple[int, datetime]]()
 
     async def take_elsewhere() -> None:
         async with delayq.connect(server.url) as client:
-            (message,) = await client.reliable_queue("jobs", lease=2).claim(1, wait=30)
+            (message,) = await client.reliable_queue("jobs", lease=1).claim(1, wait=30)
             taken.put((message.attempt, message.lease_ends_at))
             async with message:
-                await asyncio.sleep(6)
+                await asyncio.sleep(3.5)
 
     async with delayq.connect(server.url, resync_interval=0.2) as client:
-        jobs = client.reliable_queue("jobs", lease=2)
+        jobs = client.reliable_queue("jobs", lease=1)
         await jobs.offer(1)
         (message,) = await jobs.claim()
         first_end = message.lease_ends_at
@@ -466,7 +469,7 @@ async def test_a_loop_that_is_blocked_longer_than_its_lease_loses_it_and_says_so
         await asyncio.sleep(0.1)
         with pytest.raises(delayq.LeaseLost):  # noqa: PT012
             async with message, asyncio.timeout(10):
-                time.sleep(5)
+                time.sleep(3)
                 # The renewal finds out and cancels the handler.
                 await asyncio.Event().wait()
         attempt, second_end = taken.get_nowait()
@@ -492,6 +495,7 @@ async def test_a_loop_that_is_blocked_longer_than_its_lease_keeps_what_nobody_ha
 # Many clients
 
 
+@pytest.mark.thorough
 async def test_a_thousand_clients_connect_at_once(start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch) -> None:
     # They all share one event loop here, which on a busy machine takes longer than a server may.
     monkeypatch.setattr("delayq._redis.client.ANSWER_WITHIN", 60.0)
@@ -507,6 +511,7 @@ async def test_a_thousand_clients_connect_at_once(start: Callable[..., PrivateSe
         assert sorted(message.value for message in claimed) == list(range(1000))
 
 
+@pytest.mark.every_server
 async def test_a_server_that_has_no_room_for_a_thousand_clients_says_so_to_the_others(
     start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from tests.faults import report
 from tests.faults.checker import summary
 from tests.faults.consumers import shorten_deadlines
 from tests.faults.soak import GROWTH, soak
-from tests.servers import PrivateServer, memory_disk
+from tests.support.servers import PrivateServer, memory_disk
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,26 +16,26 @@ from tests.faults.consumers import KINDS, Kind, shorten_deadlines
 from tests.faults.history import Told
 from tests.faults.replicated import BehindSentinels, InCluster
 from tests.faults.storm import Plan, Storm
-from tests.servers import PrivateServer, memory_disk
+from tests.support.servers import PrivateServer, memory_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.faults.replicated import Replicated
+    from tests.support.servers import Kind as ServerKind
 
-pytestmark = pytest.mark.storm
+pytestmark = [pytest.mark.storm, pytest.mark.every_server]
 
 FAULTS = 300
 MESSAGES = 500_000
 STORMS = len(KINDS) * max(1, len(FOUND))
 
 
-@pytest.fixture(params=[*FOUND] if FOUND else [pytest.param("none", marks=pytest.mark.skip(reason="no server found"))])
-def durable(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
+@pytest.fixture
+def durable(server_kind: ServerKind) -> Iterator[PrivateServer]:
     """Start a server for this test alone, which keeps everything that it has confirmed when it is killed."""
-    _USED.add(request.param)
-    with PrivateServer(FOUND[request.param], appendonly="always", within=memory_disk()) as server:
+    with PrivateServer(server_kind, appendonly="always", within=memory_disk()) as server:
         yield server
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import multiprocessing
 import os
 from typing import TYPE_CHECKING, Any
 
 import delayq
 from delayq import Offer
+from tests.support.forks import FORKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,10 +22,7 @@ LEASE = 1.0
 
 def start(main: Callable[..., None], *args: Any) -> Any:
     """Start a process that runs this function. It ends with its parent."""
-    # Forked from a process that has imported everything: starting an interpreter for each would take too long.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    process = context.Process(target=main, args=args, daemon=True)
+    process = FORKS.Process(target=main, args=args, daemon=True)
     process.start()
     return process
 

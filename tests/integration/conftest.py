@@ -11,7 +11,7 @@ import delayq
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 @pytest.fixture

@@ -11,11 +11,13 @@ import pytest
 import delayq
 from delayq import Offer
 from delayq._reliable.claims import Claims
-from tests.integration.reliable_fixtures import raw, store
-from tests.integration.reliable_store import HOUR, Store
+from tests.support.reliable_fixtures import raw, store
+from tests.support.reliable_store import HOUR, Store
 
 if TYPE_CHECKING:
     from delayq import Client, ReliableQueue
+
+pytestmark = pytest.mark.every_server
 
 
 @pytest.fixture(params=["drop", "dead"])

@@ -19,16 +19,18 @@ from delayq._reliable import scripts as reliable_scripts
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import ROLES, acl_rules
 from tests.conftest import FOUND
-from tests.integration.acl_jobs import JOBS, NAME, NOT_PERMITTED, Place, Warned
 from tests.integration.test_faults import Faults
-from tests.names import every_key
-from tests.servers import PrivateServer
-from tests.waiting import until
+from tests.support.acl_jobs import JOBS, NAME, NOT_PERMITTED, Place, Warned
+from tests.support.names import every_key
+from tests.support.servers import PrivateServer
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
     from delayq.admin.acl import Role
+
+pytestmark = pytest.mark.every_server
 
 jobs = pytest.mark.parametrize(("kind", "role"), [*JOBS], ids=["-".join(job) for job in JOBS])
 USER, PASSWORD = "limited", "its-password"
@@ -92,6 +94,7 @@ async def test_a_role_can_do_its_whole_job(server: PrivateServer, kind: str, rol
         assert not place.warned.lines
 
 
+@pytest.mark.thorough
 @jobs
 async def test_no_rule_is_superfluous(some_server: PrivateServer, kind: str, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = rules_of(kind, role)

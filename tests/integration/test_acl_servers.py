@@ -11,20 +11,20 @@ import delayq
 from delayq import Offer
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import acl_rules
-from tests.clusters import TestCluster, Watched, admin
-from tests.conftest import FOUND
-from tests.servers import PrivateServer
+from tests.support.clusters import TestCluster, Watched, admin
+from tests.support.servers import WAIT_FOR_DISK, Kind, PrivateServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-KINDS = [name for name in FOUND if name != "redis-6.2"]
+pytestmark = pytest.mark.every_server
+
 NAME = "orders"
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
-    with TestCluster(FOUND[request.param], 2) as cluster:
+@pytest.fixture(scope="module")
+def cluster(cluster_kind: Kind) -> Iterator[TestCluster]:
+    with TestCluster(cluster_kind, 2) as cluster:
         yield cluster
 
 
@@ -102,23 +102,24 @@ async def test_while_a_slot_moves_asking_must_be_permitted(cluster: TestCluster,
                 redis.execute_command("CLUSTER", "SETSLOT", slot, "NODE", cluster.id_of(target))
 
 
-async def test_behind_sentinels_no_right_is_needed_besides() -> None:
+async def test_behind_sentinels_no_right_is_needed_besides(server_kind: Kind) -> None:
     # The handshake already tells a client whether a server is the master.
     rules = acl_rules("producer", reliable=[NAME], servers="sentinel")
     assert rules == acl_rules("producer", reliable=[NAME])
-    with Watched(next(iter(FOUND.values()))) as watched:
+    with Watched(server_kind) as watched:
         grant(watched.servers, "producer", rules)
         async with delayq.connect(as_user(watched.url, "producer")) as client:
             await client.reliable_queue(NAME).offer(1)
 
 
 @pytest.mark.parametrize(("durability", "rule"), [("replicas:1", "+wait"), ("fsync", "+waitaof")])
-async def test_who_promises_must_be_permitted_to_wait_and_is_told_before_anything_is_written(durability: str, rule: str) -> None:
-    kind = next((kind for name, kind in FOUND.items() if name == "valkey-9"), None)
-    if kind is None:
-        pytest.skip("no server found that can wait for its disk")
+async def test_who_promises_must_be_permitted_to_wait_and_is_told_before_anything_is_written(
+    server_kind: Kind, durability: str, rule: str
+) -> None:
+    if server_kind.name not in WAIT_FOR_DISK:
+        pytest.skip(f"{server_kind.name} cannot wait for its disk")
     rules = acl_rules("producer", reliable=[NAME], delayed=[NAME], durability=durability)
-    with PrivateServer(kind, appendonly="everysec") as server:
+    with PrivateServer(server_kind, appendonly="everysec") as server:
         url = as_user(server.url, "producer")
         grant([server], "producer", [other for other in rules if other != rule])
         async with delayq.connect(url) as client:

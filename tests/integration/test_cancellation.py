@@ -14,11 +14,11 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from delayq import Client, DelayedQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 async def settled(queue: DelayedQueue[int]) -> list[int]:

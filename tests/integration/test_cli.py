@@ -22,12 +22,12 @@ from delayq._reliable.keys import ReliableKeys
 from delayq.admin import inspect as inspection
 from delayq.cli.app import run
 from delayq.codecs import BytesCodec, StringCodec
-from tests.clusters import TestCluster
 from tests.conftest import FOUND
-from tests.terminal import ROOT
+from tests.support.clusters import TestCluster
+from tests.support.terminal import ROOT
 
 if TYPE_CHECKING:
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 MAILS = ReliableKeys.of("mails")
 SECRET = "geheim"
@@ -362,6 +362,7 @@ async def test_progress_is_told_of_purges_and_of_all_partitions(client: delayq.C
 # Inspect, doctor, bench
 
 
+@pytest.mark.every_server
 def test_inspect_shows_each_byte(cli: Cli, server: PrivateServer) -> None:
     keys = DelayedKeys.of("closing")
     record = pack(b"ABCDEFGH", b'{"a":1}', 8)
@@ -389,6 +390,7 @@ def test_inspect_shows_each_byte(cli: Cli, server: PrivateServer) -> None:
     assert "  0000  08 41 42 43 44 45 46 47  48 07 00 00 00 00 00 00  .ABCDEFGH......." in shown.splitlines()
 
 
+@pytest.mark.every_server
 def test_a_doctor_finds_nothing_wrong(cli: Cli) -> None:
     status, found = cli("doctor")
     assert status == 0, found
@@ -398,6 +400,7 @@ def test_a_doctor_finds_nothing_wrong(cli: Cli) -> None:
     assert all({"level", "check", "text", "advice"} == set(one) for one in found)
 
 
+@pytest.mark.every_server
 def test_a_doctor_finds_what_is_stuck(cli: Cli, server: PrivateServer) -> None:
     cli("offer", "1", "--queue", "mails")
     cli("offer", "1", "--queue", "halted")
@@ -428,6 +431,7 @@ def test_advice_can_be_copied_to_a_shell_whatever_a_queue_is_called(cli: Cli, se
     assert shlex.split(broken["advice"])[:4] == ["delayq", "inspect", "--delayed", name]
 
 
+@pytest.mark.every_server
 def test_a_doctor_finds_a_server_that_drops_messages(cli: Cli, server: PrivateServer) -> None:
     with redis.Redis.from_url(server.url) as raw:
         raw.config_set("maxmemory", "100mb")
@@ -536,7 +540,8 @@ def test_what_cannot_work_is_one_line(
     assert cli.error.count("\n") == 1
 
 
-def test_no_secret_is_in_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_secret_is_in_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
     for command in (["queues"], ["take", "--queue", "a"], ["doctor"], ["offer", "1", "--delayed", "a"], ["bench"]):
         cli = Cli(f"redis://user:{SECRET}@127.0.0.1:1/0?x={SECRET}", capsys)
         assert cli.plain(*command) == (2, "")
@@ -546,7 +551,10 @@ def test_no_secret_is_in_an_error(capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.error.count("\n") == 1
 
 
-def test_half_of_a_password_is_not_taken_for_a_host_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_half_of_a_password_is_not_taken_for_a_host_and_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
     cli = Cli("redis://user:half@geheim.invalid?x@127.0.0.1:1/0", capsys)
     assert cli.plain("queues") == (2, "")
     assert SECRET not in cli.error

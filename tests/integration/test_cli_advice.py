@@ -15,12 +15,12 @@ import delayq
 from delayq._reliable.keys import ReliableKeys
 from delayq.cli.app import run
 from delayq.cli.options import duration, instant
-from tests.terminal import ROOT
+from tests.support.terminal import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 @pytest.fixture(autouse=True)

@@ -17,13 +17,14 @@ import typer
 
 from delayq.cli.app import app, run
 from tests.integration.test_cli import MAILS, SECRET, bury, seed
-from tests.terminal import PATIENCE, ROOT, Seen, at_terminal, screen, until_it_reads
+from tests.support.terminal import PATIENCE, ROOT, Seen, at_terminal, screen, until_it_reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 WORKER = """
 import os
@@ -179,7 +180,7 @@ def fits(seen: Seen) -> None:
 def interrupt_at(word: str) -> Callable[..., None]:
     sent: list[str] = []
 
-    def act(_: subprocess.Popen[bytes], written: str, types: Callable[[str], None]) -> None:
+    def act(_: BaseProcess, written: str, types: Callable[[str], None]) -> None:
         if word in written and not sent:
             sent.append(word)
             types("\x03")
@@ -240,7 +241,7 @@ def test_a_purge_asks(own_server: PrivateServer) -> None:
     def answer(text: str) -> Callable[..., None]:
         said: list[str] = []
 
-        def act(process: subprocess.Popen[bytes], written: str, types: Callable[[str], None]) -> None:
+        def act(process: BaseProcess, written: str, types: Callable[[str], None]) -> None:
             if "[y/N]" in written and not said:
                 # Python notices a Ctrl-C between the prompt and the read only when the read is over.
                 until_it_reads(process)

@@ -16,18 +16,19 @@ import delayq
 from delayq import Offer
 from delayq._redis.cluster import Cluster, read_place, read_slots
 from delayq.admin import inspect as inspection
-from tests.clusters import TestCluster, admin, wait_for
 from tests.conftest import FOUND
-from tests.servers import PrivateServer
-from tests.waiting import fetch_ahead, until
+from tests.support.clusters import TestCluster, admin, wait_for
+from tests.support.depth import thorough
+from tests.support.servers import Kind, PrivateServer
+from tests.support.waiting import fetch_ahead, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 
+pytestmark = pytest.mark.every_server
+
 LEASE = 5
-# Redis 6.2 has no ADDSLOTSRANGE; its clusters answer the same way.
-KINDS = [name for name in FOUND if name != "redis-6.2"]
 
 
 class TestReading:
@@ -56,9 +57,9 @@ class TestReading:
         assert read_place(":7000", ("asked", 5)) == ("asked", 7000)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def _cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
-    with TestCluster(FOUND[request.param]) as cluster:
+@pytest.fixture(scope="module")
+def _cluster(cluster_kind: Kind) -> Iterator[TestCluster]:
+    with TestCluster(cluster_kind) as cluster:
         yield cluster
 
 
@@ -211,7 +212,10 @@ async def test_a_cluster_that_is_named_as_one_server_is_refused_with_a_hint(clus
 
 
 async def test_one_server_that_is_named_as_a_cluster_is_refused_with_a_hint() -> None:
-    with PrivateServer(FOUND[KINDS[0]], tcp=True) as server, pytest.raises(delayq.ServerRefused, match="redis://host:port"):
+    with (
+        PrivateServer(next(iter(FOUND.values())), tcp=True) as server,
+        pytest.raises(delayq.ServerRefused, match="redis://host:port"),
+    ):
         async with delayq.connect(f"redis+cluster://127.0.0.1:{server.port}"):
             pass
 
@@ -278,13 +282,13 @@ async def test_while_slots_move_nothing_is_lost_doubled_or_out_of_order(client: 
 
 
 @pytest.fixture
-def replicated() -> Iterator[TestCluster]:
+def replicated(cluster_kind: Kind) -> Iterator[TestCluster]:
     """Provide three masters, each with a replica."""
-    with TestCluster(FOUND[KINDS[0]], 3, 3) as cluster:
+    with TestCluster(cluster_kind, 3, 3) as cluster:
         yield cluster
 
 
-@pytest.mark.parametrize("way", ["killed", "stopped"])
+@pytest.mark.parametrize("way", ["killed", thorough("stopped")])
 async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_others_at_once(
     replicated: TestCluster, way: str
 ) -> None:
@@ -369,7 +373,7 @@ async def test_clients_open_and_hear_although_one_master_hangs_or_refuses(cluste
         return cluster.owner(key) is not cluster.nodes[2]
 
     name = next(name for name in (f"jobs{number}" for number in range(100)) if served(f"{{{name}}}"))
-    for number in range(8):
+    for number in range(4):
         # With this interval the consumer re-checks on its own only at the start.
         async with delayq.connect(cluster.url, resync_interval=3600) as consumer, delayq.connect(cluster.url) as producer:
             assert (await asyncio.gather(*(consumer.server_time() for _ in range(5))))[0]
@@ -499,7 +503,7 @@ async def test_offers_without_an_id_go_to_partitions_whose_server_is_there(clust
         assert len(set(ids)) == 80
 
 
-@pytest.mark.parametrize("way", ["loop", "claim", "worker"])
+@pytest.mark.parametrize("way", [thorough("loop"), thorough("claim"), "worker"])
 async def test_partitions_elsewhere_are_served_while_a_server_hangs(cluster: TestCluster, way: str) -> None:
     got: asyncio.Queue[int] = asyncio.Queue()
     async with delayq.connect(cluster.url) as client:

@@ -13,15 +13,15 @@ from delayq._delayed.scripts import TRANSFER
 from delayq._redis.client import RedisClient
 from delayq._redis.pool import ConnectionPool
 from delayq._redis.topology import SingleServer
-from tests.links import Links
-from tests.servers import one_server
-from tests.waiting import until
+from tests.support.links import Links
+from tests.support.servers import one_server
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 @pytest.fixture

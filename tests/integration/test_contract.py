@@ -15,6 +15,8 @@ from delayq.testing import advance
 if TYPE_CHECKING:
     from delayq import Client
 
+pytestmark = pytest.mark.every_server
+
 
 async def test_a_delayed_queue(client: Client) -> None:
     queue: delayq.DelayedQueue[Any] = client.delayed_queue("orders", codec=delayq.JsonCodec())

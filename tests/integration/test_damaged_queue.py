@@ -9,11 +9,13 @@ import pytest
 
 import delayq
 from delayq import Offer
-from tests.integration.reliable_fixtures import jobs, raw, store
+from tests.support.reliable_fixtures import jobs, raw, store
 
 if TYPE_CHECKING:
     from delayq import ReliableQueue
-    from tests.integration.reliable_store import Store
+    from tests.support.reliable_store import Store
+
+pytestmark = pytest.mark.every_server
 
 
 @pytest.mark.parametrize("field", ["leases", "attempts", "expiries", "priorities", "errors"])

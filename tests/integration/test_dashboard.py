@@ -23,10 +23,10 @@ from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import acl_rules
 from delayq.admin.catalog import find_queues, known_queue
 from tests.conftest import FOUND
-from tests.integration.board import HOST, TOKEN, browse, field, links, log_in, texts, word
 from tests.integration.test_acl import granted
-from tests.servers import PrivateServer
-from tests.waiting import until
+from tests.support.board import HOST, TOKEN, browse, field, links, log_in, texts, word
+from tests.support.servers import PrivateServer
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -845,6 +845,7 @@ def test_other_keys_tell_of_no_queue(key: str) -> None:
 # A million messages
 
 
+@pytest.mark.thorough
 async def test_a_queue_of_a_million_opens_within_a_second() -> None:
     fill = """local t = redis.call('TIME')
     for i = ARGV[1], ARGV[2] do

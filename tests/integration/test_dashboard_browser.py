@@ -17,12 +17,12 @@ import pytest
 
 import delayq
 from delayq.admin import inspect as inspection
-from tests.integration.board import TOKEN
+from tests.support.board import TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -30,7 +30,7 @@ needs_chromium = pytest.mark.skipif(
     not (CHROMIUM and DRIVER),
     reason="NO CHROMIUM HERE: nobody has clicked through the dashboard (apt install chromium chromium-driver)",
 )
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.browser, needs_chromium]
 # The directory for the pictures in docs/dashboard.md, if they are wanted.
 PICTURES = os.environ.get("DELAYQ_DASHBOARD_PICTURES")
 WITHIN = 30.0

@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 import delayq
-from tests.clusters import TestCluster
-from tests.conftest import FOUND
-from tests.integration.board import TOKEN, browse, field, links, log_in, texts
+from tests.support.board import TOKEN, browse, field, links, log_in, texts
+from tests.support.clusters import TestCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Redis 6.2 has no ADDSLOTSRANGE; its clusters answer the same way.
-KINDS = [name for name in FOUND if name != "redis-6.2"]
+    from tests.support.servers import Kind
 
 
-@pytest.fixture(params=KINDS[:1])
-def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
-    with TestCluster(FOUND[request.param]) as cluster:
+@pytest.fixture
+def cluster(cluster_kind: Kind) -> Iterator[TestCluster]:
+    with TestCluster(cluster_kind) as cluster:
         yield cluster
 
 

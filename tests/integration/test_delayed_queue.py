@@ -14,15 +14,17 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq._delayed.keys import DelayedKeys
-from tests.integration.foreign import store
-from tests.waiting import until
+from tests.support.foreign import store
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from delayq import Client, DelayedQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 KEYS = DelayedKeys.of("orders")
 ORDERED = "redisson_delay_queue:{orders}"
@@ -228,7 +230,7 @@ class TestTaking:
         assert await queue.poll() == 1
 
     async def test_poll_waits_as_long_as_it_is_told(self, queue: DelayedQueue[int]) -> None:
-        await queue.offer(1, 0.1)
+        await queue.offer(1, 0.5)
         assert await queue.poll(0.01) is None
         assert await queue.poll(timedelta(seconds=20)) == 1
 

@@ -18,13 +18,15 @@ from delayq._delayed.ready_watch import LINGER
 from delayq._delayed.records import pack
 from delayq._delayed.scripts import ACK, NACK, SET_ASIDE, TRANSFER
 from tests.integration.test_faults import Faults
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from delayq import Client, DelayedQueue, Delivery
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 LEASES, LEASED = "delayq_leases:{orders}", "delayq_leased:{orders}"
 # Short enough to wait for, and long enough for a busy machine to acknowledge a message before the lease ends.
@@ -431,7 +433,10 @@ async def test_an_ack_that_may_have_come_too_late_says_so(queue: DelayedQueue[in
         await delivery.ack()
 
 
-async def test_an_ack_whose_answer_is_lost_twice_is_unknown(queue: DelayedQueue[int], faults: Faults) -> None:
+async def test_an_ack_whose_answer_is_lost_twice_is_unknown(
+    queue: DelayedQueue[int], faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.3)
     await queue.offer(1)
     (delivery,) = await hold(queue)
     faults.plan = lambda name, n: {1: "lost", 2: "unsent"}.get(n, "unsent") if name == ACK.name else None

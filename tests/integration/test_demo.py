@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from delayq.cli.app import run as command
 from delayq.cli.demo.command import public_part
 from delayq.cli.demo.figures import Ledger, Row, latest_offset, percentile
 from delayq.cli.demo.run import Plan, run
+from tests.support.depth import thorough
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from delayq.cli.demo.figures import Result
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
@@ -213,12 +215,16 @@ def test_modules_in_the_working_directory_are_in_nobodys_way(tmp_path: Path) -> 
         (("--sideways",), "--sideways"),
     ],
 )
-def test_an_error_is_one_line(arguments: tuple[str, ...], words: str) -> None:
-    done = demo("--json", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("delayq: ")
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_an_error_is_one_line(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
+    assert command(["demo", "--json", *arguments]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("delayq: ")
+    assert words in error
+    assert error.count("\n") == 1
 
 
 # A server on which something goes wrong
@@ -324,7 +330,14 @@ def process_of(pids: dict[int, str], word: str) -> int:
 
 
 @linux_only
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGINT, 130),
+        thorough(signal.SIGTERM, 143),
+        thorough(signal.SIGHUP, 129),
+    ],
+)
 def test_a_signal_ends_everything_in_order(own_server: PrivateServer, number: signal.Signals, status: int) -> None:
     with running("--max-delay", "30", "--url", own_server.url) as process:
         others = descendants(process.pid)

@@ -12,15 +12,13 @@ from delayq import Offer
 from delayq._engine.durability import Durability, parse
 from delayq._redis.client import RedisClient
 from delayq.errors import OutcomeUnknown
-from tests.clusters import admin, wait_for
-from tests.conftest import FOUND
-from tests.servers import PrivateServer
+from tests.support.clusters import admin, wait_for
+from tests.support.servers import WAIT_FOR_DISK, Kind, PrivateServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-# Redis 7.0 and 6.2 cannot wait for their disk.
-WAITS_FOR_DISK = [name for name in FOUND if name == "valkey-9"]
+pytestmark = pytest.mark.every_server
 
 
 class TestPromise:
@@ -43,11 +41,13 @@ class TestPromise:
         assert "lost" in Durability(2).broken(ConnectionError("lost"))
 
 
-@pytest.fixture(scope="module", params=[*FOUND])
-def _pair(request: pytest.FixtureRequest) -> Iterator[tuple[PrivateServer, PrivateServer]]:
+@pytest.fixture(scope="module")
+def _pair(server_kind: Kind) -> Iterator[tuple[PrivateServer, PrivateServer]]:
     options = ("--repl-diskless-sync-delay", "0")
-    kind = FOUND[request.param]
-    with PrivateServer(kind, tcp=True, options=options) as master, PrivateServer(kind, tcp=True, options=options) as replica:
+    with (
+        PrivateServer(server_kind, tcp=True, options=options) as master,
+        PrivateServer(server_kind, tcp=True, options=options) as replica,
+    ):
         with admin(replica) as redis:
             redis.execute_command("REPLICAOF", "127.0.0.1", master.port)
             wait_for(lambda: redis.info("replication")["master_link_status"] == "up", "the replica's link")
@@ -172,10 +172,11 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
     assert (await jobs.stats()).ready == 2
 
 
-@pytest.mark.parametrize("name", WAITS_FOR_DISK)
 @pytest.mark.parametrize("appendfsync", ["always", "everysec"])
-async def test_what_the_disk_was_promised_survives_the_servers_death(name: str, appendfsync: Any) -> None:
-    with PrivateServer(FOUND[name], appendonly=appendfsync) as server:
+async def test_what_the_disk_was_promised_survives_the_servers_death(server_kind: Kind, appendfsync: Any) -> None:
+    if server_kind.name not in WAIT_FOR_DISK:
+        pytest.skip(f"{server_kind.name} cannot wait for its disk")
+    with PrivateServer(server_kind, appendonly=appendfsync) as server:
         async with delayq.connect(server.url) as client:
             jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="fsync")
             orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
@@ -186,7 +187,7 @@ async def test_what_the_disk_was_promised_survives_the_servers_death(name: str, 
 
 
 async def test_a_server_that_cannot_keep_it_refuses_before_anything_is_written(server: PrivateServer) -> None:
-    """Redis 7.0 does not know the command, and this Valkey does not write to its disk."""
+    """Redis 7.0 does not know the command, and the newer servers here do not write to their disk."""
     async with delayq.connect(server.url) as client:
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")

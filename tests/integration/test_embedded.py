@@ -25,7 +25,7 @@ from delayq._embedded import server as embedded
 from delayq._embedded.server import EmbeddedServer, find_server, parse_embedded_url, place_socket, wheel_platform
 from delayq._embedded.watchdog import pause_before_restart
 from delayq.errors import ConfigurationError, EmbeddedServerError
-from tests.servers import raw_call
+from tests.support.servers import raw_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ package.__path__ = ["delayq"]
 OPEN = f"""{IMPORT}
 import os, signal, time
 from delayq._embedded.server import EmbeddedServer
-from tests.servers import raw_call
+from tests.support.servers import raw_call
 server = EmbeddedServer(sys.argv[1] or None)
 server.start()
 print(server.socket_path, flush=True)
@@ -440,13 +440,13 @@ class TestAServerThatDoesNotStart:
         with EmbeddedServer(place) as server:
             raw_call(server.socket_path, "EVAL", "for i = 1, 3000 do redis.call('SET', i, 'x') end", "0")
         slow = program(
-            place / "slow", f'exec {find_server()} "$@" --key-load-delay 2000 --loading-process-events-interval-bytes 1024'
+            place / "slow", f'exec {find_server()} "$@" --key-load-delay 1000 --loading-process-events-interval-bytes 1024'
         )
         monkeypatch.setenv("DELAYQ_SERVER_BINARY", str(slow))
-        monkeypatch.setattr(embedded, "START_TIMEOUT", 4.0)
+        monkeypatch.setattr(embedded, "START_TIMEOUT", 1.5)
         began = time.monotonic()
         with EmbeddedServer(place) as server:
-            assert time.monotonic() - began > 4.5
+            assert time.monotonic() - began > 2
             assert raw_call(server.socket_path, "DBSIZE") == b":3000"
 
 
@@ -691,7 +691,7 @@ class TestSharing:
         script = f"""{IMPORT}
 import os, random
 from delayq._embedded.server import EmbeddedServer
-from tests.servers import raw_call
+from tests.support.servers import raw_call
 for _ in range(3):
     server = EmbeddedServer(sys.argv[1])
     server.start()
@@ -700,7 +700,7 @@ for _ in range(3):
     server.stop()
 """
         with ThreadPoolExecutor(6) as pool:
-            results = list(pool.map(lambda _: run(script, str(place)), range(30)))
+            results = list(pool.map(lambda _: run(script, str(place)), range(15)))
         assert [done.stderr for done in results if done.returncode] == []
         counts = [int(line) for done in results for line in done.stdout.split()]
         # There were never two servers at once, and none of them lost data: every number was given once.

@@ -15,12 +15,12 @@ import httpx
 import pytest
 
 import delayq
-from tests.servers import free_port
+from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

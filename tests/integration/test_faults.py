@@ -20,8 +20,8 @@ from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack
 from delayq._redis.rights import Rights
 from delayq.errors import OutcomeUnknown, ServerUnavailable
-from tests.integration.foreign import store
-from tests.waiting import until
+from tests.support.foreign import store
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from delayq._redis.connection import Connection
     from delayq._redis.pool import ConnectionPool
     from delayq._redis.scripts import Script
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 class Faults:

@@ -14,14 +14,14 @@ import delayq
 from delayq import Offer
 from delayq._background import Background
 from delayq._engine.waiters import Waiters
-from tests.integration.reliable_fixtures import LEASE
-from tests.waiting import until
+from tests.support.reliable_fixtures import LEASE
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
     from delayq import Client
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 COUNT = 1000
 

@@ -14,15 +14,15 @@ from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import LastCalls
 from delayq._redis.pool import ConnectionPool
 from delayq.codecs import StringCodec
-from tests.links import Links
-from tests.servers import one_server
-from tests.waiting import fetch_ahead, until
+from tests.support.links import Links
+from tests.support.servers import one_server
+from tests.support.waiting import fetch_ahead, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from delayq._redis.hand_back import HandBack
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 async def everything(url: str) -> list[Any]:

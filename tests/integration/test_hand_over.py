@@ -15,15 +15,15 @@ from delayq._delayed import transfer as transfers
 from delayq._delayed.confirmed import Confirmed
 from delayq._delayed.transfer import HandOut
 from delayq._redis import hand_back
-from tests.links import Links
-from tests.waiting import until
+from tests.support.links import Links
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from delayq import Client, DelayedQueue
     from delayq._redis.hand_back import HandBack
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 @pytest.fixture

@@ -16,12 +16,15 @@ from redis import Redis
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack, payload_of
 from delayq._delayed.scripts import ACK, GIVE_BACK, POLL_PENDING, TRANSFER
+from tests.support.depth import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delayq._redis.scripts import Script
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 KEYS = DelayedKeys.of("orders")
 HOUR_US = 3_600_000_000
@@ -133,7 +136,7 @@ def raw(server: PrivateServer) -> Iterator[Any]:
         yield raw
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(500), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=8, max_size=30))
 def test_every_message_is_in_one_place_whatever_becomes_of_the_calls(raw: Any, steps: list[Any]) -> None:
     raw.flushall()

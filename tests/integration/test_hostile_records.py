@@ -14,10 +14,12 @@ from redis.asyncio import Redis
 import delayq
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack, payload_of
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 KEYS = DelayedKeys.of("orders")
 

@@ -15,7 +15,7 @@ from delayq.integrations.asgi import WithClient, opened
 from delayq.integrations.fastapi import DelayqClient, lifespan
 
 if TYPE_CHECKING:
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,8 @@ async def test_a_worker_runs_as_long_as_the_block(client: delayq.Client) -> None
     assert handled in ([], [1])
 
 
-async def test_a_server_that_is_not_there_fails_the_start() -> None:
+async def test_a_server_that_is_not_there_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
     sent: list[str] = []
 
     async def app(*_: object) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from tests.integration.reliable_fixtures import LEASE
-from tests.waiting import until
+from tests.support.reliable_fixtures import LEASE
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from delayq import Client, Delivery, Message
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 Held = Any
 """A message or a delivery: both settle themselves in the same way."""

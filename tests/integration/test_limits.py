@@ -13,7 +13,9 @@ from delayq.codecs import BytesCodec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 LONG = "x" * 513
 

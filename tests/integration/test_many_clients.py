@@ -17,9 +17,9 @@ from delayq import Offer
 from delayq._delayed.scripts import TRANSFER
 from delayq._redis.client import RedisClient
 from delayq._reliable.scripts import CLAIM
-from tests.integration.reliable_fixtures import LEASE, raw
-from tests.integration.reliable_store import HOUR
-from tests.waiting import until
+from tests.support.reliable_fixtures import LEASE, raw
+from tests.support.reliable_store import HOUR
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from delayq import Client, DelayedQueue, ReliableQueue
     from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.scripts import Script
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 __all__ = ["raw"]
 

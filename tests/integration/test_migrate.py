@@ -33,12 +33,15 @@ from delayq._redis.scripts import Script
 from delayq.admin import migrate as migration
 from delayq.admin.migrate import FORMS, Migration, migrate
 from delayq.cli.app import run as command
+from tests.support.depth import examples
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from delayq._redis.client import RedisClient
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 KEYS = DelayedKeys.of("orders")
 Z, L = KEYS.timeout, KEYS.ordered
@@ -481,7 +484,7 @@ CHANGES = st.one_of(
 
 
 @given(st.lists(MESSAGES, max_size=40), st.lists(CHANGES, max_size=40), st.integers(1, 9), st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_migration_changes_nothing_but_the_form(
     server: PrivateServer, messages: list[Any], changes: list[Any], batch: int, seed: int
 ) -> None:
@@ -703,13 +706,21 @@ def test_a_queue_with_nothing_pending_is_current(server: PrivateServer, capsys: 
         ((), "queue"),
     ],
 )
-def test_an_error_is_one_line(own_server: PrivateServer, arguments: tuple[str, ...], words: str) -> None:
+def test_an_error_is_one_line(
+    own_server: PrivateServer,
+    arguments: tuple[str, ...],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
     url = () if "--url" in arguments else ("--url", own_server.url)
-    result = migrate_command("--json", *arguments, *url)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("delayq: ")
-    assert words.lower() in result.stderr.lower()
-    assert result.stderr.count("\n") == 1
+    assert command(["migrate", "--json", *arguments, *url]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("delayq: ")
+    assert words.lower() in error.lower()
+    assert error.count("\n") == 1
 
 
 def test_without_an_address_no_server_is_made_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

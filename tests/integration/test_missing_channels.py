@@ -15,12 +15,14 @@ from redis.asyncio import Redis
 import delayq
 from delayq._delayed.keys import DelayedKeys
 from tests.integration.test_acl import contents, granted
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 WITHOUT_CHANNELS = ("~*", "resetchannels", "+@all")
 NAME = "orders"

@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 import delayq
+from tests.support.depth import examples
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 HOUR = 3600
 # Few values, so that equal ones are frequent.
@@ -274,8 +277,9 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
     return QueueMachine
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("listed", [True, False], ids=["with ordered list", "without"])
 def test_a_queue_behaves_like_its_model(server: PrivateServer, listed: bool) -> None:
     run_state_machine_as_test(
-        queue_machine(server, listed=listed), settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
+        queue_machine(server, listed=listed), settings=settings(max_examples=examples(200), stateful_step_count=25)
     )

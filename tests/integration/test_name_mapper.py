@@ -12,7 +12,7 @@ import delayq
 
 if TYPE_CHECKING:
     from delayq import DelayedQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 async def test_the_mapper_comes_before_the_rule_of_braces(server: PrivateServer) -> None:

@@ -17,11 +17,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 import delayq
 from delayq import Backoff, Offer, Reject, RetryAfter
 from delayq.integrations.opentelemetry import instrument
-from tests.integration.reliable_fixtures import LEASE
+from tests.support.reliable_fixtures import LEASE
 
 if TYPE_CHECKING:
     from delayq import Client, DelayedQueue, ReliableQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 class Traces:

@@ -13,11 +13,14 @@ from redis import Redis
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
 from delayq._delayed.scripts import CANCEL, TRANSFER
+from tests.support.depth import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 KEYS = DelayedKeys.of("orders")
 
@@ -52,7 +55,7 @@ def run(raw: Any, script: Any, *args: Any) -> Any:
     return raw.eval(script.text, len(script.keys), *args)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lists())
 def test_cancelled_records_leave_the_list_and_no_other(server: PrivateServer, case: tuple[list[bytes], list[int]]) -> None:
     records, leaving = case

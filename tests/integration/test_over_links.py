@@ -16,16 +16,16 @@ from tests.integration import (
     test_reliable_leases,
     test_unattended_acks,
 )
-from tests.integration.reliable_fixtures import jobs, raw, store
 from tests.integration.test_faults import faults
 from tests.integration.test_fetching_ahead import _quick, early, way
-from tests.links import Links
+from tests.support.links import Links
+from tests.support.reliable_fixtures import jobs, raw, store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from types import ModuleType
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 __all__ = ["_quick", "early", "faults", "jobs", "raw", "store", "way"]
 

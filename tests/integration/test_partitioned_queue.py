@@ -21,19 +21,17 @@ from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.partitions import partition_of
 from delayq._reliable.recurrence import is_occurrence
 from delayq.errors import OutcomeUnknown
-from tests.clusters import TestCluster, admin
-from tests.conftest import FOUND
-from tests.integration.reliable_fixtures import LEASE
-from tests.waiting import until
+from tests.support.clusters import TestCluster, admin
+from tests.support.reliable_fixtures import LEASE
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delayq import Client, PartitionedQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import Kind, PrivateServer
 
 PARTITIONS = 5
-KIND = next((name for name in FOUND if name != "redis-6.2"), None)
 
 
 @pytest.fixture
@@ -436,10 +434,8 @@ async def test_a_number_of_partitions_that_cannot_be_is_refused(client: delayq.C
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[TestCluster]:
-    if KIND is None:
-        pytest.skip("no server that can be a cluster was found on this machine")
-    with TestCluster(FOUND[KIND]) as cluster:
+def cluster(cluster_kind: Kind) -> Iterator[TestCluster]:
+    with TestCluster(cluster_kind) as cluster:
         yield cluster
 
 

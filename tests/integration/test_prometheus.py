@@ -19,16 +19,16 @@ from delayq import Backoff, Offer, Reject, RetryAfter
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import acl_rules
 from delayq.integrations.prometheus import Metrics, serve
-from tests.integration.reliable_fixtures import LEASE
-from tests.servers import free_port
-from tests.waiting import until
+from tests.support.reliable_fixtures import LEASE
+from tests.support.servers import free_port
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from delayq import Client, DelayedQueue, ReliableQueue
     from delayq.admin.acl import Role
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "examples" / "monitoring"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.forks import run_program
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -20,28 +21,18 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_every_block_runs(block: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "DELAYQ_URL"}
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+def test_every_block_runs(block: str, tmp_path: Path) -> None:
+    (program := tmp_path / "block.py").write_text(block, "utf-8")
+    status = run_program(program, tmp_path / "output")
+    assert status == 0, (tmp_path / "output").read_text("utf-8")
 
 
-def test_the_quick_start_shows_the_first_order() -> None:
-    (block,) = BLOCKS[0].values
-    environment = {name: value for name, value in os.environ.items() if name != "DELAYQ_URL"}
-    result = subprocess.run(
-        [sys.executable, "-c", str(block)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert "{'order': 42}" in result.stdout
-    assert "still pending: {'order': 43}" in result.stdout
+def test_the_quick_start_shows_the_first_order(tmp_path: Path) -> None:
+    (program := tmp_path / "block.py").write_text(str(BLOCKS[0].values[0]), "utf-8")
+    assert run_program(program, tmp_path / "output") == 0
+    shown = (tmp_path / "output").read_text("utf-8")
+    assert "{'order': 42}" in shown
+    assert "still pending: {'order': 43}" in shown
 
 
 def test_every_local_link_leads_somewhere() -> None:

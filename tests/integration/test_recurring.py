@@ -20,13 +20,15 @@ from delayq._reliable.scripts import OCCUR, RECUR, SCHEDULE
 from delayq._reliable.timing import cron_moments
 from delayq.testing import Clock, advance
 from tests.integration.test_faults import Faults
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from delayq import Client, ReliableQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 needs_cron = pytest.mark.skipif(find_spec("cronsim") is None, reason="cronsim is not installed")
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

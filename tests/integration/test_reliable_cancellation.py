@@ -15,13 +15,13 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Offer
-from tests.integration.reliable_fixtures import LEASE, jobs, raw, store
-from tests.waiting import until
+from tests.support.reliable_fixtures import LEASE, jobs, raw, store
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from delayq import Client, Message, ReliableQueue
-    from tests.integration.reliable_store import Store
-    from tests.servers import PrivateServer
+    from tests.support.reliable_store import Store
+    from tests.support.servers import PrivateServer
 
 __all__ = ["jobs", "raw", "store"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import multiprocessing
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +13,19 @@ from redis.asyncio import Redis
 import delayq
 from delayq import Offer
 from tests.conftest import _USED, FOUND
-from tests.crash_log import DOWN, KILLED, UP, Log, Offers, check, read
-from tests.integration import crash_worker
-from tests.integration.crash_worker import LEASE
-from tests.servers import PrivateServer
-from tests.waiting import until
+from tests.support import crash_worker
+from tests.support.crash_log import DOWN, KILLED, UP, Log, Offers, check, read
+from tests.support.crash_worker import LEASE
+from tests.support.depth import thorough
+from tests.support.forks import FORKS
+from tests.support.servers import PrivateServer
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MESSAGES = 20_000
 WORKERS = 4
-RESTARTS = 3
 KILL_EVERY = 0.3
 # Messages come in bursts, so that workers are killed while they hold as many as they can.
 BURST = 400
@@ -43,18 +42,13 @@ class Killer:
         self._way = way
         self._folder = folder
         self._log = log
-        # Fork from a process that has imported everything: starting an interpreter for each worker would take too long.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([crash_worker.__name__])
         self._names = (f"worker-{number}" for number in itertools.count(1))
         self._workers: list[tuple[str, Any]] = []
         self.kills: int = 0
 
     def start(self) -> None:
         name = next(self._names)
-        process = self._context.Process(
-            target=crash_worker.main, args=(self._url, self._folder / name, name, self._way), daemon=True
-        )
+        process = FORKS.Process(target=crash_worker.main, args=(self._url, self._folder / name, name, self._way), daemon=True)
         process.start()
         self._workers.append((name, process))
 
@@ -83,7 +77,7 @@ def durable_server() -> Iterator[PrivateServer]:
         yield server
 
 
-async def offer_all(queue: delayq.ReliableQueue[int], offers: Offers) -> None:
+async def offer_all(queue: delayq.ReliableQueue[int], offers: Offers, count: int) -> None:
     chance = random.Random(11)
 
     async def offer(some: list[Offer[int]]) -> None:
@@ -96,10 +90,10 @@ async def offer_all(queue: delayq.ReliableQueue[int], offers: Offers) -> None:
         except delayq.ServerUnavailable:
             offers.refused |= ids
 
-    for start in range(0, MESSAGES, BURST):
+    for start in range(0, count, BURST):
         burst = [
             Offer(value=chance.randint(0, 50), id=f"m{place:05}", delay=chance.random() * 0.1)
-            for place in range(start, min(start + BURST, MESSAGES))
+            for place in range(start, min(start + BURST, count))
         ]
         # Many callers at once, some with one message and some with several.
         cuts = sorted(chance.sample(range(1, len(burst)), 20))
@@ -107,9 +101,16 @@ async def offer_all(queue: delayq.ReliableQueue[int], offers: Offers) -> None:
         await asyncio.gather(*(offer(part) for part in parts), asyncio.sleep(BURST_EVERY))
 
 
-@pytest.mark.parametrize("way", ["loop", "worker"])
+@pytest.mark.parametrize(
+    ("way", "count", "restarts"),
+    [
+        ("worker", 3_000, 1),
+        thorough("loop", 20_000, 3),
+        thorough("worker", 20_000, 3),
+    ],
+)
 async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
-    durable_server: PrivateServer, tmp_path: Path, way: str
+    durable_server: PrivateServer, tmp_path: Path, way: str, count: int, restarts: int
 ) -> None:
     server, offers, log = durable_server, Offers(), Log(tmp_path / "driver")
     killer = Killer(server.unix_url, tmp_path, log, way)
@@ -125,14 +126,14 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
         async def busy() -> bool:
             return offering.done() or (await queue.stats()).leased >= BUSY
 
-        for restart in range(1, RESTARTS + 1):
+        for restart in range(1, restarts + 1):
             # Spread the restarts over the time of the offers.
-            share = MESSAGES * restart // (RESTARTS + 1)
+            share = count * restart // (restarts + 1)
             await until(lambda share=share: len(offers.stored) >= share or offering.done(), 100)  # type: ignore[misc]
             await until(busy)
             log.write(DOWN)
             server.kill()
-            if restart == RESTARTS:
+            if restart == restarts:
                 # The last time, the server stays down until an offer has been given up; leases end in the meantime.
                 await until(lambda: offers.unknown or offers.refused, 60)
             else:
@@ -148,7 +149,7 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
             Redis.from_url(server.unix_url, retry_on_error=[ConnectionError]) as raw,
         ):
             queue: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
-            offering = asyncio.create_task(offer_all(queue, offers))
+            offering = asyncio.create_task(offer_all(queue, offers, count))
             killing = [asyncio.create_task(kill_workers()), asyncio.create_task(kill_the_server(queue, offering))]
             await offering
             await killing[1]
@@ -171,6 +172,6 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
     told = {"stored": len(offers.stored), "unknown": len(offers.unknown), "refused": len(offers.refused)}
     print(server.kind.name, told, "handled", verdict.handled, "again", dict(verdict.again), "killed", killer.kills)
     assert verdict.problems == []
-    assert sum(told.values()) == MESSAGES
+    assert sum(told.values()) == count
     # Without redeliveries after a death, the test would prove nothing.
     assert verdict.again["died"] > 0

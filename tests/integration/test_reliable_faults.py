@@ -16,17 +16,17 @@ import delayq
 from delayq import Offer
 from delayq._engine.scripts import RESYNC
 from delayq._reliable.scripts import ACK, CLAIM, OFFER, RELEASE
-from tests.integration.reliable_fixtures import LEASE, faults, jobs, raw, store
-from tests.integration.reliable_store import HOUR, Store, Stored, hours
-from tests.links import Links
-from tests.waiting import until
+from tests.support.links import Links
+from tests.support.reliable_fixtures import LEASE, faults, jobs, raw, store
+from tests.support.reliable_store import HOUR, Store, Stored, hours
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delayq import Client, Message, ReliableQueue
     from tests.integration.test_faults import Faults
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 __all__ = ["faults", "jobs", "raw", "store"]
 

@@ -16,16 +16,18 @@ import pytest
 import delayq
 from delayq import Backoff, Offer
 from delayq._reliable.scripts import ACK, EXTEND
-from tests.integration.reliable_fixtures import LEASE, faults, jobs, raw, store, take
-from tests.integration.reliable_store import HOUR, Store, hours
-from tests.waiting import until
+from tests.support.reliable_fixtures import LEASE, faults, jobs, raw, store, take
+from tests.support.reliable_store import HOUR, Store, hours
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from delayq import Client, Message, ReliableQueue
     from tests.integration.test_faults import Faults
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 __all__ = ["faults", "jobs", "raw", "store"]
+
+pytestmark = pytest.mark.every_server
 
 # Short enough to wait for, yet long enough for a busy machine.
 SHORT = 0.3

@@ -18,19 +18,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from redis.asyncio import Redis
 
 import delayq
-from tests.integration.reliable_store import HOUR, Store, Stored, hours
+from tests.support.depth import examples
+from tests.support.reliable_store import HOUR, Store, Stored, hours
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
     from delayq import Message, ReliableQueue
     from delayq._engine.suspects import Suspects
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 LEASE = 4
 MAX_ATTEMPTS = 3
-# The number of examples on each kind of server.
-EXAMPLES = 2_000
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "forgetful": {"expired": "drop", "dedup_window": 2 * HOUR},
@@ -726,8 +727,9 @@ def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
     runner.close()
 
 
+@pytest.mark.hypothesis
 def test_a_reliable_queue_behaves_like_its_model(machine: type[ReliableMachine]) -> None:
     run_state_machine_as_test(
         machine,
-        settings=settings(max_examples=EXAMPLES, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=examples(2_000), stateful_step_count=20, suppress_health_check=list(HealthCheck)),
     )

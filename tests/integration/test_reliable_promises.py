@@ -12,12 +12,14 @@ import delayq
 from delayq import Offer
 from delayq._reliable.scripts import CLAIM, GET, LEASED, LIST, PURGE
 from delayq._reliable.settings import Settings
-from tests.integration.reliable_fixtures import LEASE, jobs, raw, store
+from tests.support.reliable_fixtures import LEASE, jobs, raw, store
 
 if TYPE_CHECKING:
     from delayq import Client, ReliableQueue
-    from tests.integration.reliable_store import Store
-    from tests.servers import PrivateServer
+    from tests.support.reliable_store import Store
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 
 # One answer

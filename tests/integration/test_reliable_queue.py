@@ -16,15 +16,18 @@ from redis.asyncio import Redis
 import delayq
 from delayq import Backoff, Offer
 from delayq.testing import advance
-from tests.integration.reliable_fixtures import LEASE, jobs, raw, store, take
-from tests.integration.reliable_store import HOUR, Store, hours
-from tests.waiting import until
+from tests.support.depth import examples
+from tests.support.reliable_fixtures import LEASE, jobs, raw, store, take
+from tests.support.reliable_store import HOUR, Store, hours
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from delayq import Client, Message, ReliableQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 __all__ = ["jobs", "raw", "store"]
+
+pytestmark = pytest.mark.every_server
 
 
 async def values(queue: ReliableQueue[Any], count: int = 100) -> list[Any]:
@@ -441,7 +444,7 @@ async def test_priority_goes_before_due_time_among_what_is_due(jobs: ReliableQue
     ),
     st.integers(1, 7),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_order_is_by_priority_then_due_time_then_offer(
     server: PrivateServer, what: list[tuple[int, int, str | None]], size: int
 ) -> None:

@@ -13,14 +13,16 @@ from delayq._delayed import scripts as delayed
 from delayq._engine.scripts import RESYNC
 from delayq._redis.rights import commands, tried
 from delayq._reliable import scripts as reliable
-from tests.integration.rights_cases import CASES, Prepared, keys_of
+from tests.support.rights_cases import CASES, Prepared, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
     from delayq._redis.client import RedisClient
     from delayq._redis.scripts import Script
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 USER, PASSWORD = "limited", "its-password"
 # Commands that the caller of a script sends in addition.

@@ -18,14 +18,14 @@ from redis.exceptions import RedisError
 
 import delayq
 from delayq._delayed.keys import DelayedKeys
-from tests.integration.foreign import store
-from tests.waiting import until
+from tests.support.foreign import store
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from delayq import Client, DelayedQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 RESYNC = 1.0
 # A lost notification may cost the re-check's interval and one second. Delays added by the machine are not the queue's fault.

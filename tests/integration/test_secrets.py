@@ -21,11 +21,13 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq.codecs import codec_for
 from tests.conftest import FOUND
-from tests.servers import PrivateServer, free_port
-from tests.waiting import until
+from tests.support.servers import PrivateServer, free_port
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.every_server
 
 # Every form in which the secret may appear: as it is, escaped, or as hexadecimal digits.
 SECRET = "hunter2-is-secret"

@@ -11,23 +11,27 @@ from redis.asyncio import Sentinel
 
 import delayq
 from delayq import Offer
-from tests.clusters import Watched, admin, wait_for
 from tests.conftest import FOUND
-from tests.waiting import until
+from tests.support.clusters import Watched, admin, wait_for
+from tests.support.depth import thorough
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import Kind, PrivateServer
 
 
-@pytest.fixture(params=[*FOUND])
-def watched(request: pytest.FixtureRequest) -> Iterator[Watched]:
-    with Watched(FOUND[request.param]) as watched:
+pytestmark = pytest.mark.every_server
+
+
+@pytest.fixture
+def watched(server_kind: Kind) -> Iterator[Watched]:
+    with Watched(server_kind) as watched:
         yield watched
 
 
-@pytest.mark.parametrize("way", ["planned", "killed", "stopped"])
+@pytest.mark.parametrize("way", ["planned", "killed", thorough("stopped")])
 async def test_when_another_server_takes_over_producers_and_consumers_go_on_there(watched: Watched, way: str) -> None:
     old, got = watched.master(), Counter[int]()
     offered = 0

@@ -11,17 +11,26 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq.codecs import BytesCodec
-from tests.links import Links
+from tests.support.depth import thorough
+from tests.support.links import Links
 
 if TYPE_CHECKING:
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 # 300 messages of 400 kB take a minute over 40 Mbit/s, and a batch of 100 takes 8 s, longer than a call waits. These values
 # have the same effect with a shorter deadline.
 COUNT, SIZE, MBIT, DEADLINE = 300, 8_000, 8, 0.5
 
 
-@pytest.mark.parametrize("way", ["values", "drain", "deliveries", "messages"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "drain",
+        "messages",
+        thorough("deliveries"),
+        thorough("values"),
+    ],
+)
 async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:

@@ -9,12 +9,14 @@ import pytest
 
 import delayq
 from delayq import Offer
-from tests.integration.reliable_fixtures import LEASE, raw, store
-from tests.integration.reliable_store import Store
+from tests.support.reliable_fixtures import LEASE, raw, store
+from tests.support.reliable_store import Store
 
 if TYPE_CHECKING:
     from delayq import Client, Message, ReliableQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 
 @pytest.fixture

@@ -20,13 +20,15 @@ from delayq._delayed.records import pack
 from delayq._embedded import server as embedded
 from delayq._embedded.server import EmbeddedServer
 from delayq.testing import Clock, advance, running, settled
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from delayq import Client, DelayedQueue, ReliableQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 ROOT = Path(__file__).parents[2]
 HOUR = timedelta(hours=1)

@@ -12,15 +12,17 @@ import pytest
 import delayq
 from delayq._redis.pool import ConnectionPool
 from tests.conftest import FOUND, MISSING
-from tests.servers import PrivateServer, free_port
-from tests.tls import OPENSSL, Authority
+from tests.support.servers import Kind, PrivateServer, free_port
+from tests.support.tls import OPENSSL, Authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delayq import Client
 
-needs_tls = pytest.mark.skipif("redis-7" not in FOUND, reason=f"TLS NOT TESTED: {MISSING.get('redis-7')}")
+pytestmark = pytest.mark.every_server
+
+needs_tls = pytest.mark.skipif("redis-7" not in FOUND, reason=f"TLS NOT TESTED: {MISSING.get('redis-7', 'not among --servers')}")
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="TLS NOT TESTED: no openssl program on the PATH")
 
 
@@ -139,8 +141,8 @@ async def test_a_password_alone_is_the_default_users(some_kind: PrivateServer, t
         assert "wrong@" not in str(caught.value)
 
 
-@pytest.fixture(params=[*FOUND])
-def some_kind(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
+@pytest.fixture
+def some_kind(server_kind: Kind) -> Iterator[PrivateServer]:
     """Start a private server on a port; the tests give it passwords."""
-    with PrivateServer(FOUND[request.param], tcp=True) as server:
+    with PrivateServer(server_kind, tcp=True) as server:
         yield server

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from delayq._redis.scripts import Script
     from delayq._reliable.transitions import Event
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 HOUR = 3_600_000_000
 KEYS = ReliableKeys.of("jobs")

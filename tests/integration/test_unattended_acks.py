@@ -13,16 +13,16 @@ import pytest
 import delayq
 from delayq import Offer
 from delayq._reliable.scripts import ACK
-from tests.integration.reliable_fixtures import LEASE, faults, jobs, raw, store
-from tests.waiting import until
+from tests.support.reliable_fixtures import LEASE, faults, jobs, raw, store
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from delayq import Client, Message, ReliableQueue
-    from tests.integration.reliable_store import Store
     from tests.integration.test_faults import Faults
-    from tests.servers import PrivateServer
+    from tests.support.reliable_store import Store
+    from tests.support.servers import PrivateServer
 
 __all__ = ["faults", "jobs", "raw", "store"]
 

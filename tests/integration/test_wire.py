@@ -10,14 +10,14 @@ import pytest
 from delayq._redis import connection as wire_module
 from delayq._redis.connection import Connection, NotSent, ReplyError
 from delayq._redis.pool import ConnectionPool
-from tests.servers import one_server
-from tests.waiting import until
+from tests.support.servers import one_server
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 @pytest.fixture

@@ -9,13 +9,15 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from delayq import Client, DelayedQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
 
 TIMEOUT, ORDERED = "redisson_delay_queue_timeout:{orders}", "redisson_delay_queue:{orders}"
 

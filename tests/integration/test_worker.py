@@ -21,12 +21,12 @@ import delayq
 from delayq import Backoff, Client, Message, Reject, RetryAfter, Worker
 from delayq.codecs import BytesCodec, codec_for
 from delayq.testing import advance
-from tests.integration.reliable_fixtures import LEASE
-from tests.waiting import until
+from tests.support.reliable_fixtures import LEASE
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from delayq import ReliableQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 HOUR = timedelta(hours=1)
 LATER = Backoff.fixed(3600)

@@ -19,14 +19,14 @@ from prometheus_client.parser import text_string_to_metric_families
 import delayq
 from delayq.cli.worker.supervisor import send
 from tests.integration.test_demo import ROOT, alive, descendants, linux_only
-from tests.servers import free_port
-from tests.waiting import until
+from tests.support.servers import free_port
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 PATIENCE = 60.0
 

@@ -17,11 +17,11 @@ from delayq import Backoff, Client, Message, Reject, RetryAfter, Worker
 from delayq.codecs import JsonCodec
 from delayq.worker._threads import Threads
 from tests.integration.test_worker import left
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from delayq import ReliableQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 AT_ONCE: dict[str, Any] = {"max_attempts": 2, "backoff": Backoff.fixed(0)}
 

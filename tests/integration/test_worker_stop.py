@@ -21,15 +21,16 @@ from delayq._redis import hand_back
 from delayq._reliable.keys import ReliableKeys
 from delayq.worker._handling import Handling
 from delayq.worker._threads import Threads
-from tests.integration.reliable_fixtures import LEASE
 from tests.integration.test_worker import Gate, left, on_jobs
-from tests.waiting import until
+from tests.support.depth import thorough
+from tests.support.reliable_fixtures import LEASE
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from delayq import ReliableQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 # On a busy machine, stopping may take this much longer than its limit, in seconds.
 MARGIN = 8.0
@@ -347,7 +348,14 @@ def test_a_third_signal_ends_the_process_whatever_hangs(own_server: PrivateServe
 
 
 @NUMBERS
-@pytest.mark.parametrize("how", ["time.sleep(3600)", "while True: time.sleep(0.01)", "while True: pass"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "time.sleep(3600)",
+        thorough("while True: time.sleep(0.01)"),
+        thorough("while True: pass"),
+    ],
+)
 async def test_a_third_signal_ends_a_process_whose_handler_blocks_the_loop(
     own_server: PrivateServer, number: signal.Signals, how: str
 ) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 import delayq
-from tests.clusters import TestCluster
 from tests.conftest import _USED, FOUND
 from tests.interop import redis32, report
 from tests.interop.redisson import Redisson, Release, build, missing_tools
 from tests.interop.settings import CURRENT, OLDER, Setting
-from tests.servers import Kind, PrivateServer
+from tests.support.clusters import TestCluster
+from tests.support.servers import Kind, PrivateServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

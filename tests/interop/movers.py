@@ -12,7 +12,7 @@ from delayq._engine.scripts import RESYNC
 from delayq._redis.rights import checked
 
 if TYPE_CHECKING:
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 _FORMS = [form for script in (RESYNC, *ALL) for form in (script, checked(script)) if form]
 _OURS = {form.sha.encode() for form in _FORMS}

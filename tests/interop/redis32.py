@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from tests.interop.lock import locked
-from tests.servers import Kind
+from tests.support.servers import Kind
 
 NAME = "redis-32bit"
 

@@ -24,7 +24,7 @@ from tests.interop.values import from_java
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,12 @@ import pytest
 from delayq.codecs import JavaBigInteger, JavaByte, JavaChar, JavaFloat, JavaList, JavaLong, JavaMap, JavaShort, JsonJacksonCodec
 from tests.interop import report
 from tests.interop.redisson import NEWEST_3, NEWEST_4, OLD, Release, build, missing_tools
-from tests.vectors import CODECS, DATA, check, parse
+from tests.support.vectors import CODECS, DATA, check, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.java
 
 REQUIRED = "DELAYQ_REQUIRE_REDISSON"
 SEED = 20_260_801

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from delayq.codecs import BytesCodec
 from tests.interop import report
 from tests.interop.declared import codec, declared_object, field_of, mistakes, table
@@ -12,6 +14,8 @@ from tests.interop.settings import with_each_release
 if TYPE_CHECKING:
     import delayq
     from tests.interop.redisson import Redisson
+
+pytestmark = pytest.mark.java
 
 
 @with_each_release

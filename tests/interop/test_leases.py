@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.interop.pairs import TEXT
 from tests.interop.settings import with_current
 from tests.interop.test_redisson import DEADLINE, Log, for_java, for_python, nothing_is_left, random_messages
@@ -12,7 +14,9 @@ from tests.interop.test_redisson import DEADLINE, Log, for_java, for_python, not
 if TYPE_CHECKING:
     import delayq
     from tests.interop.redisson import Redisson
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.java
 
 MESSAGES = 2000
 

@@ -20,12 +20,14 @@ from tests.interop.movers import MovedByJava
 from tests.interop.pairs import PAIRS, TEXT, Pair
 from tests.interop.redisson import JavaQueue, Redisson
 from tests.interop.settings import with_all_readers, with_current, with_movers, with_newest, with_old
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.java
 
 MESSAGES = 10_000
 MAX_DELAY_MS = 600

@@ -12,11 +12,13 @@ from tests.interop import report
 from tests.interop.pairs import TEXT
 from tests.interop.settings import with_newest
 from tests.interop.test_redisson import DEADLINE, Log, for_java, for_python, nothing_is_left, random_messages
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.interop.redisson import Redisson
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.java
 
 MOST_MS = 2000
 KILLS = 40

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
+
 import delayq
 from tests.interop import report
 from tests.interop.pairs import TEXT
 from tests.interop.test_redisson import DEADLINE, Log, consuming, offer_in_parts, random_messages
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from tests.clusters import TestCluster
     from tests.interop.redisson import Redisson
+    from tests.support.clusters import TestCluster
+
+pytestmark = pytest.mark.java
 
 MESSAGES = 4000
 MOST_MS = 4000

@@ -17,7 +17,7 @@ from delayq._redis.rights import commands, tried
 from delayq._reliable import scripts as reliable
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import DELAYED, RELIABLE, ROLES, acl_rules
-from tests.names import every_key, names
+from tests.support.names import every_key, names
 
 if TYPE_CHECKING:
     from delayq.admin.acl import Role

@@ -10,7 +10,7 @@ from redis.asyncio import Connection, Redis, RedisCluster, Sentinel, SSLConnecti
 import delayq
 import delayq._redis.url
 from delayq._redis.url import Address, ClusterAddress, SentinelAddress, from_client, from_url, redacted
-from tests.servers import one_server
+from tests.support.servers import one_server
 
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey"])

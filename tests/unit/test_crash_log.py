@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.crash_log import ACKED, DOWN, HANDLED, KILLED, LOST, STARTED, UNSETTLED, UP, Event, Log, Offers, check, read
+from tests.support.crash_log import ACKED, DOWN, HANDLED, KILLED, LOST, STARTED, UNSETTLED, UP, Event, Log, Offers, check, read
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from delayq.cli.app import app
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import duration, instant
 from delayq.cli.output import moment_cell, moment_text, span
-from tests.names import names
+from tests.support.names import names
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

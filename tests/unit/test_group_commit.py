@@ -12,7 +12,7 @@ from delayq._background import Background
 from delayq._engine.batcher import Batcher
 from delayq._redis.scripts import Request, Script
 from delayq.errors import Closed, OutcomeUnknown, ServerRefused, ServerUnavailable
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

@@ -14,7 +14,7 @@ from delayq._delayed.records import id_of, pack, payload_of
 from delayq._redis.slots import hash_tag, slot_of
 from delayq._reliable.keys import ReliableKeys
 from delayq.errors import BadName
-from tests.names import every_key, names
+from tests.support.names import every_key, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

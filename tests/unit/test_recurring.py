@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import delayq
@@ -111,7 +111,6 @@ def field(low: int, high: int) -> st.SearchStrategy[str]:
 
 
 @needs_cron
-@settings(max_examples=150)
 @given(
     change=st.sampled_from(CHANGES),
     minute=field(0, 59),

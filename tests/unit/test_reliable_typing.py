@@ -11,7 +11,7 @@ import delayq
 from delayq import DeadLetter, DeadLetters, Message, Offer, ReliableQueue
 
 if TYPE_CHECKING:
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 
 @dataclass(frozen=True)

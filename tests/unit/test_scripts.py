@@ -17,10 +17,10 @@ from delayq._redis.scripts import Script, names_in, without_unused_functions
 from delayq._reliable import scripts as reliable_scripts
 from delayq._reliable.scripts import MESSAGES
 from delayq.testing.time_travel import ADVANCE_DELAYED, ADVANCE_RELIABLE
-from tests import lua
+from tests.support import lua
 
 if TYPE_CHECKING:
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 PACKAGE = Path(str(files("delayq")))
 ALL = (RESYNC, *scripts.ALL, *reliable_scripts.ALL, ADVANCE_DELAYED, ADVANCE_RELIABLE)
@@ -163,6 +163,7 @@ def planted(text: str) -> Any:
     return SimpleNamespace(text=text)
 
 
+@pytest.mark.every_server
 async def test_every_server_compiles_every_script(server: PrivateServer) -> None:
     async with Redis.from_url(server.url) as redis:
         for script in ALL:

@@ -20,6 +20,7 @@ from delayq._engine.wakeup import NOT_ASKED, WakeupLoop
 from delayq._timer.timer import HashedWheelTimer
 from delayq.errors import ServerUnavailable
 from delayq.testing import ManualLoop
+from tests.support.depth import examples
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -550,7 +551,7 @@ _HAPPENS = st.lists(
 
 
 @given(happens=_HAPPENS, chance=st.floats(0, 1), first=st.booleans())
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=examples(2_000))
 def test_in_whatever_order_things_become_known_nothing_that_is_due_waits_for_the_re_check(
     happens: list[tuple[Any, ...]], chance: float, first: bool
 ) -> None:

@@ -6,22 +6,25 @@ import fcntl
 import os
 import pty
 import re
-import signal
 import struct
-import subprocess
 import sys
 import termios
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING
 
+from delayq.cli.app import run
+from tests.support.forks import FORKS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.process import BaseProcess
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
 _STEP = re.compile(
     r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b\][^\x07]*\x07|\x1b[()=>][0-9A-B]?|(\r)|(\n)|(\x08)|([^\x1b\r\n\x08])", re.DOTALL
@@ -88,7 +91,7 @@ def screen(raw: str, columns: int) -> list[str]:  # noqa: PLR0912 - a case for e
     return shown_lines
 
 
-def until_it_reads(process: subprocess.Popen[bytes]) -> None:
+def until_it_reads(process: BaseProcess) -> None:
     """Wait until a process is idle. Linux reports its state; elsewhere, give it a moment."""
     state, deadline = Path(f"/proc/{process.pid}/stat"), time.monotonic() + PATIENCE
     if not state.exists():
@@ -103,7 +106,7 @@ def at_terminal(
     *arguments: str,
     columns: int = 80,
     rows: int = 24,
-    act: Callable[[subprocess.Popen[bytes], str, Callable[[str], None]], None] | None = None,
+    act: Callable[[BaseProcess, str, Callable[[str], None]], None] | None = None,
     **variables: str,
 ) -> Seen:
     """Run ``delayq`` with these arguments.
@@ -120,24 +123,17 @@ def at_terminal(
     environment = {
         name: value for name, value in os.environ.items() if name not in ("DELAYQ_URL", "COLUMNS", "LINES", "NO_COLOR")
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "delayq", *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment | {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"} | variables,
-        # The process gets its own terminal session, so a typed Ctrl-C reaches only this process.
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - no other thread is at work here
-    )
-    os.close(theirs)
+    environment |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"} | variables
+    with Connection(theirs) as terminal:
+        process = FORKS.Process(target=_command, args=(terminal, arguments, environment))
+        process.start()
     written = b""
     deadline = time.monotonic() + PATIENCE
     # Reading from the terminal fails when its last program has gone.
     with suppress(OSError):
         while True:
             if not select([ours], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
                 raise AssertionError(f"it goes on and on: {written.decode(errors='replace')[-2000:]}")
             some = os.read(ours, 65536)
             if not some:
@@ -146,7 +142,23 @@ def at_terminal(
             if act is not None:
                 act(process, written.decode(errors="replace"), lambda text: _type(ours, text))
     os.close(ours)
-    return Seen(written.decode(errors="replace"), process.wait(PATIENCE), columns)
+    process.join(PATIENCE)
+    assert process.exitcode is not None, "it has closed its terminal, but goes on"
+    return Seen(written.decode(errors="replace"), process.exitcode, columns)
+
+
+def _command(terminal: Connection[bytes, bytes], arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    # The process gets its own terminal session, so a typed Ctrl-C reaches only this process.
+    os.setsid()
+    fcntl.ioctl(terminal.fileno(), termios.TIOCSCTTY, 0)
+    for stream in range(3):
+        os.dup2(terminal.fileno(), stream)
+    terminal.close()
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    sys.exit(run([*arguments]))
 
 
 def _type(terminal: int, text: str) -> None:

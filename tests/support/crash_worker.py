@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 import delayq
-from tests.crash_log import ACKED, HANDLED, LOST, STARTED, UNSETTLED, Log
+from tests.support.crash_log import ACKED, HANDLED, LOST, STARTED, UNSETTLED, Log
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

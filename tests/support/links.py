@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 Direction = Literal["requests", "replies"]
 """From the client to the server, or back."""

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.asyncio import Redis
 
-from tests.integration.reliable_store import HOUR, Store
 from tests.integration.test_faults import Faults
+from tests.support.reliable_store import HOUR, Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from delayq import Client, Message, ReliableQueue
-    from tests.servers import PrivateServer
+    from tests.support.servers import PrivateServer
 
 __all__ = ["LEASE", "faults", "jobs", "raw", "store", "take"]
 

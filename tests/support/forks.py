@@ -1,0 +1,49 @@
+"""Processes that start at once, because they are forked from one that has imported what they need."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORKS = multiprocessing.get_context("forkserver")
+# All of them come from one server, which imports this when the first one starts.
+FORKS.set_forkserver_preload(
+    ["delayq.cli.app", "tests.faults.consumers", "tests.faults.victims", "tests.support.crash_worker"],
+)
+
+
+def run_program(path: Path, output: Path, within: float = 60.0) -> int | None:
+    """Run a Python file as ``python -W error`` does.
+
+    Args:
+        path: The file.
+        output: Receives what the program writes to standard output and standard error.
+        within: The time limit, seconds.
+
+    Returns:
+        Its exit status, or None if it was killed because it took too long.
+    """
+    process = FORKS.Process(target=_program, args=(str(path), output))
+    process.start()
+    process.join(within)
+    if process.exitcode is None:
+        process.kill()
+        return None
+    return process.exitcode
+
+
+def _program(path: str, output: Path) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
+    os.environ.pop("DELAYQ_URL", None)
+    warnings.simplefilter("error")
+    runpy.run_path(path, run_name="__main__")
