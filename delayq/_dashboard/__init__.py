@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Messages = MutableMapping[str, Any]
     ASGIApp = Callable[[Messages, Callable[[], Awaitable[Messages]], Callable[[Messages], Awaitable[None]]], Awaitable[None]]
 
-_NEEDED = ("starlette", "jinja2")
+_NEEDED = ("starlette", "jinja2", "itsdangerous")
 
 
 def dashboard(

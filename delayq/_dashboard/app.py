@@ -381,13 +381,10 @@ class _Board:
 class _Static(StaticFiles):
     """Serves the files of the package. Browsers keep them, and ask whether they have changed."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def cached(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"cache-control", b"no-cache")]
-            await send(message)
-
-        await super().__call__(scope, receive, cached)
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
 
 
 class _Watched:

@@ -6,7 +6,8 @@ import json
 import math
 from codecs import getincrementaldecoder
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote_to_bytes, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -14,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from delayq._dashboard.source import SECOND, Place
 
 if TYPE_CHECKING:
-    from delayq._dashboard.source import Row
+    from delayq._dashboard.source import DelayedSource, ReliableSource, Row
 
 # Maximum number of characters of a payload on a page, and in a row of a list.
 SHOWN = 100_000
@@ -24,7 +25,7 @@ _BYTES_SHOWN = 4096
 _WHOLE = 2 * 1024 * 1024
 # The last moment that can be written as a date.
 _LAST = 253402300799 * SECOND
-_STEPS = ((86400, "d"), (3600, "h"), (60, "min"))
+_STEPS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def pretty(payload: bytes | None) -> tuple[str, str]:
@@ -107,12 +108,9 @@ def span(us: float) -> str:
     if seconds < 60:
         return f"{math.floor(seconds * 10) / 10:g} s"
     whole = int(seconds)
-    for size, unit in _STEPS:
-        if whole >= size:
-            smaller = {86400: (3600, "h"), 3600: (60, "min"), 60: (1, "s")}[size]
-            rest = whole % size // smaller[0]
-            return f"{whole // size:,} {unit}" + (f" {rest} {smaller[1]}" if rest else "")
-    return "0 s"
+    (size, unit), (smaller, of_rest) = next(steps for steps in pairwise(_STEPS) if whole >= steps[0][0])
+    rest = whole % size // smaller
+    return f"{whole // size:,} {unit}" + (f" {rest} {of_rest}" if rest else "")
 
 
 def relative(us: int | None, now: int) -> str:
@@ -170,21 +168,7 @@ def _is_score(text: str) -> bool:
         return False
 
 
-class Queue(Protocol):
-    """The queue that an address names."""
-
-    @property
-    def kind(self) -> str:
-        """The queue's kind."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The queue's name on the server."""
-        ...
-
-
-def link(page: str, source: Queue | None = None, row: Row | None = None, **more: Any) -> str:
+def link(page: str, source: DelayedSource | ReliableSource | None = None, row: Row | None = None, **more: Any) -> str:
     """Return the address of a page relative to this one, so that it works below any prefix, of a mount or of a proxy."""
     query: dict[str, Any] = {}
     if source is not None:

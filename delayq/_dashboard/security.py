@@ -7,10 +7,12 @@ import hmac
 import ipaddress
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from itsdangerous import BadSignature, TimestampSigner
 from starlette.datastructures import MutableHeaders
 
 from delayq.errors import ConfigurationError
@@ -69,9 +71,10 @@ class Guard:
         self._tokens = {
             may_act: each.encode(errors="surrogateescape") for may_act, each in ((True, token), (False, read_token)) if each
         }
-        # Derived from the tokens alone, so that several processes that serve one dashboard accept each other's cookies.
-        self._keys = {
-            may_act: hmac.digest(each, b"delayq dashboard, cookies", hashlib.sha256) for may_act, each in self._tokens.items()
+        # Their keys come from the tokens alone, so that several processes that serve one dashboard accept each other's cookies.
+        self._signers = {
+            may_act: TimestampSigner(each, "delayq dashboard", key_derivation="hmac", digest_method=hashlib.sha256)
+            for may_act, each in self._tokens.items()
         }
         # By address. The one with the latest wrong token comes last.
         self._wrong: dict[str, list[float]] = {}
@@ -102,7 +105,7 @@ class Guard:
         if not right:
             self._count_wrong(_network(address))
             return None
-        return Login(f"{int(time.time()) + _LASTS}.{secrets.token_urlsafe(16)}", right[0])
+        return Login(secrets.token_urlsafe(16), right[0])
 
     def _count_wrong(self, network: str) -> None:
         now = time.monotonic()
@@ -115,7 +118,7 @@ class Guard:
         # Without a path, the cookie applies to the pages beside the one that sets it, whatever prefix a proxy puts before them.
         response.set_cookie(
             COOKIE,
-            f"{login.name}.{self._sign(login.may_act, login.name)}",
+            self._signers[login.may_act].sign(login.name).decode(),
             max_age=_LASTS,
             path=None,
             secure=request.url.scheme == "https",
@@ -129,10 +132,9 @@ class Guard:
 
     def login(self, request: Request) -> Login | None:
         """Return the login of this request; None if there is none."""
-        name, _, signature = request.cookies.get(COOKIE, "").rpartition(".")
-        for may_act in self._keys:
-            if hmac.compare_digest(signature.encode(), self._sign(may_act, name).encode()):
-                return Login(name, may_act) if int(name.partition(".")[0]) > time.time() else None
+        for may_act, signer in self._signers.items():
+            with suppress(BadSignature):
+                return Login(signer.unsign(request.cookies.get(COOKIE, ""), max_age=_LASTS).decode(), may_act)
         return None
 
     def may_read(self, request: Request) -> bool:
@@ -141,14 +143,11 @@ class Guard:
 
     def word(self, login: Login) -> str:
         """Return the word that each form of this login contains, and that no other page can contain."""
-        return self._sign(login.may_act, f"form {login.name}")
+        return self._signers[login.may_act].get_signature(f"form {login.name}").decode()
 
     def is_ours(self, login: Login, word: str) -> bool:
         """Return whether a form comes from a page of this login."""
         return hmac.compare_digest(word.encode(), self.word(login).encode())
-
-    def _sign(self, may_act: bool, content: str) -> str:
-        return hmac.new(self._keys[may_act], content.encode(), hashlib.sha256).hexdigest()
 
 
 def _network(address: str) -> str:

@@ -12,6 +12,7 @@ import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -29,11 +30,7 @@ _SHORTEST_US = 1_000
 _LONGEST_CRON = 512
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIXED_OFFSET = re.compile(r"UTC(?:([+-])(\d\d):(\d\d))?")
-# Longer than any jump of a clock: one country has moved across the date line.
-_LONGEST_JUMP = timedelta(hours=25)
-# No clock changes twice within this time.
-_STEADY = timedelta(hours=6)
-_SECOND = timedelta(seconds=1)
+_MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +100,19 @@ def timing_of(cron: str | None, every: Duration | None, timezone: str | tzinfo) 
     return Timing(0, " ".join(cron.split()), zone_of(timezone)[0])
 
 
-def zone_of(timezone: str | tzinfo) -> tuple[str, tzinfo]:
+def zone_of(zone: str | tzinfo) -> tuple[str, tzinfo]:
     """Return a time zone, and a name for it that every process understands.
 
     Raises:
         BadInput: There is no time zone of that name, or the time zone has no name.
     """
-    name = timezone if isinstance(timezone, str) else _zone_name(timezone)
+    name = zone if isinstance(zone, str) else _zone_name(zone)
     if fixed := _FIXED_OFFSET.fullmatch(name):
         sign, hours, minutes = fixed.groups(default="0")
         offset = timedelta(hours=int(hours), minutes=int(minutes))
         if offset >= timedelta(days=1):
             raise BadInput(f"unknown time zone {name!r}")
-        return name, _fixed(-offset if sign == "-" else offset)
+        return name, timezone(-offset if sign == "-" else offset)
     try:
         return name, ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -124,38 +121,49 @@ def zone_of(timezone: str | tzinfo) -> tuple[str, tzinfo]:
         ) from None
 
 
-def _fixed(offset: timedelta) -> tzinfo:
-    return timezone(offset) if offset else UTC
-
-
 def _zone_name(zone: tzinfo) -> str:
     if isinstance(zone, ZoneInfo) and zone.key is not None:
         return zone.key
-    if isinstance(zone, timezone):
-        minutes, rest = divmod(zone.utcoffset(None), timedelta(minutes=1))
-        if not rest:
-            hours, minutes_left = divmod(abs(minutes), 60)
-            return f"UTC{'-' if minutes < 0 else '+'}{hours:02}:{minutes_left:02}" if minutes else "UTC"
+    if isinstance(zone, timezone) and not (offset := zone.utcoffset(None)) % _MINUTE:
+        return str(timezone(offset))
     raise BadInput(
         f"timezone must be a name such as Europe/Berlin, a ZoneInfo, or a datetime.timezone of whole minutes, not {zone!r}"
     )
 
 
 def cron_moments(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:
-    """Return the moments (UTC) after ``after`` that match an expression, in order; see the module for daylight saving.
-
-    The library parses the expression and counts in plain local time; this function decides which moments those times mean in a
-    zone.
+    """Yield the moments (UTC) after ``after`` that match an expression, in order; see the module for daylight saving.
 
     Raises:
         BadInput: The expression cannot be parsed.
         ConfigurationError: The library is not installed.
     """
-    fields = expression.split()
-    minute_and_hour = fields[-5:-3]
-    if any(field.startswith("*") for field in minute_and_hour):
-        return _following_the_clock(expression, zone, after)
-    return _once_a_day(expression, zone, after)
+    follows_clock = any(field.startswith("*") for field in expression.split()[-5:-3])
+    # A local time that occurs twice comes from both folds, and one that occurs once comes from both as the same moment.
+    folds = [_moments(expression, zone, after, fold, follows_clock=follows_clock) for fold in range(1 + follows_clock)]
+    last = after
+    for moment in merge(*folds):
+        if moment > last:
+            last = moment
+            yield moment
+
+
+def _moments(expression: str, zone: tzinfo, after: datetime, fold: int, *, follows_clock: bool) -> Iterator[datetime]:
+    """Yield the moments (UTC) of matching local times, from ``after`` on or a little earlier."""
+    shown = after.astimezone(zone)
+    # Within an hour that occurs twice, start from its beginning.
+    start = after + min(shown.replace(fold=either).utcoffset() or timedelta() for either in (0, 1))
+    for local in _local_times(expression, start.replace(tzinfo=None)):
+        # A skipped time of day moves to the end of the jump; clocks jump to a whole minute.
+        while not _occurs(moment := local.replace(tzinfo=zone, fold=fold)) and not follows_clock:
+            local = local.replace(second=0) + _MINUTE  # noqa: PLW2901
+        if _occurs(moment):
+            yield moment.astimezone(UTC)
+
+
+def _occurs(moment: datetime) -> bool:
+    """Return whether clocks ever show a local time, or skip it."""
+    return moment.astimezone(UTC).astimezone(moment.tzinfo).replace(tzinfo=None) == moment.replace(tzinfo=None)
 
 
 def _local_times(expression: str, after: datetime) -> Iterator[datetime]:
@@ -168,66 +176,3 @@ def _local_times(expression: str, after: datetime) -> Iterator[datetime]:
         return CronSim(expression, after)
     except CronSimError as error:
         raise BadInput(f"the cron expression {expression!r} is invalid: {error}") from None
-
-
-def _once_a_day(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:
-    # Times that the clock has already shown once, or has jumped over, are past.
-    times = _local_times(expression, _shown(zone, after))
-    last = after
-    return (last := moment for time in times if (moment := first_moment(time, zone)) > last)
-
-
-def first_moment(local: datetime, zone: tzinfo) -> datetime:
-    """Return the first moment (UTC) at which a clock in ``zone`` shows a local time; the end of the jump if it never does."""
-    # For a time that is shown twice, the first one: the moment it was computed from may have left a fold.
-    moment = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
-    if moment.astimezone(zone).replace(tzinfo=None) == local:
-        return moment
-    # The change is within the longest jump before that moment.
-    return _change(zone, moment - _LONGEST_JUMP, moment)
-
-
-def _change(zone: tzinfo, before: datetime, after: datetime) -> datetime:
-    """Return the first moment at which the clock has its offset of ``after``, which it did not have at ``before``."""
-    offset = after.astimezone(zone).utcoffset()
-    while after - before > _SECOND:
-        middle = before + (after - before) // 2 // _SECOND * _SECOND
-        if middle.astimezone(zone).utcoffset() == offset:
-            after = middle
-        else:
-            before = middle
-    return after
-
-
-def _following_the_clock(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:
-    # Called here, so that an invalid expression is found before the first moment is requested.
-    times = _local_times(expression, _shown(zone, after))
-
-    def moments() -> Iterator[datetime]:
-        nonlocal times
-        at = after.replace(microsecond=0)
-        offset = _offset(zone, at)
-        while True:
-            for time in times:
-                moment = (time - offset).replace(tzinfo=UTC)
-                # Does the clock change between these two moments?
-                while at < moment and _offset(zone, min(at + _STEADY, moment)) == offset:
-                    at = min(at + _STEADY, moment)
-                if at < moment:
-                    break
-                yield moment
-            else:
-                return
-            at = _change(zone, at, min(at + _STEADY, moment))
-            offset = _offset(zone, at)
-            times = _local_times(expression, _shown(zone, at) - _SECOND)
-
-    return moments()
-
-
-def _offset(zone: tzinfo, moment: datetime) -> timedelta:
-    return moment.astimezone(zone).utcoffset() or timedelta()
-
-
-def _shown(zone: tzinfo, moment: datetime) -> datetime:
-    return moment.astimezone(zone).replace(tzinfo=None, fold=0)

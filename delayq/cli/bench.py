@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayq.admin import inspect as inspection
+from delayq.cli.demo.figures import percentile
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, Partitions, Url, duration
-from delayq.cli.output import print_json, progress, tell
+from delayq.cli.output import print_json, progress, show_fields, tell
 from delayq.cli.running import with_client
-from delayq.cli.shown import show_fields
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -128,15 +128,14 @@ class _Bench:
 
     async def _clock_ahead(self) -> float:
         """Return by how many seconds the server's clock is ahead of ours, according to the quickest of several answers."""
-        best: tuple[float, float] | None = None
-        for _ in range(10):
+
+        async def answer() -> tuple[float, float]:
             began = time.time()
             theirs = (await self.client.server_time()).timestamp()
             ended = time.time()
-            found = ended - began, theirs - (began + ended) / 2
-            best = found if best is None else min(best, found)
-        assert best is not None, "asked ten times"
-        return best[1]
+            return ended - began, theirs - (began + ended) / 2
+
+        return min([await answer() for _ in range(10)])[1]
 
 
 def bench(
@@ -169,17 +168,15 @@ def bench(
                 with progress(f"{what:<10}", shown=not as_json) as show:
                     await part(show)
         except TimeoutError:
-            raise _TooLong from None
+            tell(f"not finished within {within}; removing the temporary queue")
+            raise typer.Exit(1) from None
         finally:
             await _shielded_removal(client, run)
         return run
 
-    try:
-        run = with_client(url, act)
-    except _TooLong:
-        tell(f"not finished within {within}; the temporary queue has been removed")
-        raise typer.Exit(1) from None
+    run = with_client(url, act)
     late = sorted(run.late_ms)
+    p50, p99 = percentile(late, 0.5), percentile(late, 0.99)
     if as_json:
         print_json(
             {
@@ -189,8 +186,8 @@ def bench(
                 "size": size,
                 "offers_per_s": round(run.offered_per_s),
                 "deliveries_per_s": round(run.delivered_per_s),
-                "late_p50_ms": round(_quantile(late, 0.5), 3),
-                "late_p99_ms": round(_quantile(late, 0.99), 3),
+                "late_p50_ms": round(p50, 3),
+                "late_p99_ms": round(p99, 3),
                 "late_max_ms": round(late[-1], 3),
             }
         )
@@ -199,16 +196,9 @@ def bench(
         [
             ("offers", f"{run.offered_per_s:,.0f} per second, {_CALLERS} callers"),
             ("deliveries", f"{run.delivered_per_s:,.0f} per second, 1 consumer"),
-            (
-                "lateness",
-                f"p50 {_quantile(late, 0.5):.2f} ms, p99 {_quantile(late, 0.99):.2f} ms, max {late[-1]:.2f} ms, n={len(late):,}",
-            ),
+            ("lateness", f"p50 {p50:.2f} ms, p99 {p99:.2f} ms, max {late[-1]:.2f} ms, n={len(late):,}"),
         ]
     )
-
-
-class _TooLong(Exception):
-    """The run did not finish within the time."""
 
 
 async def _shielded_removal(client: Client, run: _Bench) -> None:
@@ -228,7 +218,3 @@ async def _remove(client: Client, run: _Bench) -> None:
         await inspection.remove(client, "delayed", run.name)
     else:
         await inspection.remove(client, "reliable", run.name, run.partitions)
-
-
-def _quantile(ordered: list[float], part: float) -> float:
-    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]

@@ -14,10 +14,9 @@ import typer
 import delayq
 from delayq.cli.demo.command import public_part
 from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson  # noqa: TC001 - typer reads it
-from delayq.cli.output import print_json, say
+from delayq.cli.options import AsJson, RequiredUrl  # noqa: TC001 - typer reads them
+from delayq.cli.output import report
 from delayq.cli.running import server_of
-from delayq.client import URL_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -30,7 +29,7 @@ READ_TOKEN_VARIABLE = "DELAYQ_DASHBOARD_READ_TOKEN"  # noqa: S105 - the same
 
 
 def dashboard(
-    url: Annotated[str | None, typer.Option(help=f"The server. Defaults to ${URL_VARIABLE}.", show_default=False)] = None,
+    url: RequiredUrl = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 picks a free one.")] = 8765,
     token: Annotated[
@@ -94,11 +93,12 @@ async def _serve(address: str, host: str, port: int, options: dict[str, Any], *,
                 where = f"[{host}]" if ":" in host else host
                 shown = "embedded" if address.startswith("embedded:") else public_part(address)
                 read_only = options["token"] is None
-                if as_json:
-                    print_json({"url": f"http://{where}:{listening}/", "server": shown, "read_only": read_only})
-                else:
-                    access = "read-only" if read_only else "operators log in with a token"
-                    say(f"http://{where}:{listening}/ serves the queues of {shown}, {access}")
+                access = "read-only" if read_only else "operators log in with a token"
+                report(
+                    {"url": f"http://{where}:{listening}/", "server": shown, "read_only": read_only},
+                    f"http://{where}:{listening}/ serves the queues of {shown}, {access}",
+                    as_json=as_json,
+                )
             await serving
             if not server.started:
                 raise CommandFailed(f"the dashboard could not start on {host}:{port}")

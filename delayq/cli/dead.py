@@ -16,12 +16,13 @@ from delayq.cli.output import (
     payload_text,
     print_json,
     progress,
+    report,
     say,
+    show_fields,
     show_table,
 )
 from delayq.cli.queues import confirm
 from delayq.cli.running import clock, with_client
-from delayq.cli.shown import show_fields
 from delayq.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from delayq.codecs import Codec
 
 dead: typer.Typer = typer.Typer(help="List, redrive or purge the dead letters of a reliable queue.")
-
-# How many characters of the reason a table shows.
-_WHY = 32
 
 Ids = Annotated[
     list[str] | None,
@@ -76,7 +74,7 @@ def list_dead(
             _show_long(letter, how, now)
     else:
         columns = ("id", "died", "attempts", "reason", "value")
-        show_table(columns, [_row(letter, how, now) for letter in letters], wide="value")
+        show_table(columns, [_row(letter, how, now) for letter in letters], wide=["reason", "value"])
         if size > len(letters):
             say(f"{offset + 1:,} to {offset + len(letters):,} of {size:,}; use --offset and --limit for more")
     raise typer.Exit(0 if letters else 1)
@@ -140,10 +138,7 @@ def _each(name: str, words: str, ids: list[str] | None, target: Target, url: str
         return f"{looked_at:,} dead letters were checked, {size:,} are left; run the command again to continue"
 
     done = with_client(url, act, interrupted=left)
-    if as_json:
-        print_json({"queue": target.name, name: done})
-    else:
-        say(f"{words}: {done:,}")
+    report({"queue": target.name, name: done}, f"{words}: {done:,}", as_json=as_json)
     raise typer.Exit(0 if done else 1)
 
 
@@ -178,7 +173,7 @@ def _row(letter: DeadLetter[bytes], codec: Codec[Any], now: datetime) -> list[st
         letter.id,
         moment_cell(letter.died_at, now),
         str(letter.attempt),
-        why if len(why) <= _WHY else f"{why[: _WHY - 1]}…",
+        why,
         payload_text(codec, _payload(letter)),
     ]
 

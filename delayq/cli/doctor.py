@@ -13,7 +13,7 @@ from delayq.admin.doctor import diagnose
 from delayq.admin.inspect import FoundQueue
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, Partitions, Url, duration
-from delayq.cli.output import print_json, say, wrapped
+from delayq.cli.output import print_json, say, show_fields
 from delayq.cli.running import with_client
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from delayq.admin.doctor import Finding
 
 _STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
-# The columns before the text.
-_INDENT = 7
+# The width of a level; one column more comes before the text.
+_INDENT = 6
 
 
 def doctor(
@@ -75,6 +75,8 @@ def doctor(
 
 
 def _show(finding: Finding) -> None:
-    wrapped(Text(f"{finding.level:<{_INDENT}}", _STYLES[finding.level]), f"{finding.check}: {finding.text}", _INDENT)
+    level = Text(f"{finding.level:<{_INDENT}}", _STYLES[finding.level])
+    lines: list[tuple[str | Text, str]] = [(level, f"{finding.check}: {finding.text}")]
     if finding.advice:
-        wrapped(Text(" " * _INDENT), f"-> {finding.advice}", _INDENT)
+        lines.append((Text(), f"-> {finding.advice}"))
+    show_fields(lines)

@@ -10,9 +10,8 @@ from delayq.admin import inspect as inspection
 from delayq.admin.migrate import form_of
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, CodecName, Limit, Offset, Target, Url, codec_of
-from delayq.cli.output import decoded, moment_json, moment_text, payload_text, print_json, say
+from delayq.cli.output import decoded, moment_json, moment_text, payload_text, print_json, say, show_fields
 from delayq.cli.running import clock, with_client
-from delayq.cli.shown import show_fields
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -18,6 +18,7 @@ from delayq.cli.options import (
     Offset,
     Partitions,
     Reliable,
+    RequiredUrl,
     Target,
     Url,
     codec_of,
@@ -26,7 +27,7 @@ from delayq.cli.options import (
     instant,
     value_of,
 )
-from delayq.cli.output import clean, moment_json, moment_text, payload_json, payload_text, print_json, say, tell
+from delayq.cli.output import clean, moment_json, moment_text, payload_json, payload_text, print_json, report, tell
 from delayq.cli.running import clock, server_of, with_client
 from delayq.cli.shown import MessageView, show_list, show_one
 from delayq.errors import DuplicateMessage
@@ -74,7 +75,7 @@ def offer(
         str | None, typer.Option(help='If the id is taken: "raise" (the default), "ignore" or "replace".', show_default=False)
     ] = None,
     codec: CodecName = "json",
-    url: Url = None,
+    url: RequiredUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Offer a message that is due now or later.
@@ -115,10 +116,7 @@ def offer(
     except DuplicateMessage:
         tell(f"the id {id!r} is taken, and the message was not stored: see --on-duplicate")
         raise typer.Exit(1) from None
-    if as_json:
-        print_json({"queue": target.name, "id": name, "due_at": moment_json(due_at)})
-    else:
-        say(f"{name}  due {moment_text(due_at, now) if due_at is not None else 'now'}")
+    _report_due(target, name, due_at, now, as_json=as_json)
 
 
 def peek(
@@ -244,10 +242,7 @@ def cancel(
 
     if not with_client(url, act):
         raise _none_of(id)
-    if as_json:
-        print_json({"queue": target.name, "id": id, "cancelled": True})
-    else:
-        say(f"{id} is cancelled")
+    report({"queue": target.name, "id": id, "cancelled": True}, f"{id} is cancelled", as_json=as_json)
 
 
 def reschedule(
@@ -283,10 +278,7 @@ def reschedule(
     moved, due_at, now = with_client(url, act)
     if not moved:
         raise _none_of(id)
-    if as_json:
-        print_json({"queue": target.name, "id": id, "due_at": moment_json(due_at)})
-    else:
-        say(f"{id}  due {moment_text(due_at, now) if due_at is not None else 'now'}")
+    _report_due(target, id, due_at, now, as_json=as_json)
 
 
 def take(
@@ -328,6 +320,11 @@ def take(
     if not with_client(url, act):
         tell("no message is due")
         raise typer.Exit(1)
+
+
+def _report_due(target: Target, id: str, due_at: datetime | None, now: datetime, *, as_json: bool) -> None:  # noqa: A002
+    due = moment_text(due_at, now) if due_at is not None else "now"
+    report({"queue": target.name, "id": id, "due_at": moment_json(due_at)}, f"{id}  due {due}", as_json=as_json)
 
 
 def _print_taken(facts: dict[str, Any], codec: Codec[Any], payload: bytes, *, as_json: bool) -> None:

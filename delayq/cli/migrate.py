@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import signal
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
-import anyio
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -21,10 +18,13 @@ from delayq.admin.migrate import MAX_BATCH
 from delayq.admin.migrate import migrate as steps_of
 from delayq.cli.demo.command import public_part
 from delayq.cli.errors import CommandFailed
+from delayq.cli.options import RequiredUrl  # noqa: TC001 - typer reads it
+from delayq.cli.output import tell
+from delayq.cli.running import until_signalled
 from delayq.client import URL_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from rich.progress import TaskID
@@ -35,8 +35,6 @@ WARNING = (
     "Redisson before 3.21.1 cannot read the current format: while such a client is still attached, it delivers the messages "
     "before such a record again and again, and none after it. Stop or upgrade it first."
 )
-# Frames per second. Each step is far shorter.
-_REFRESH = 8
 # The length of the longest phase name, so that the bars start in the same column.
 _PHASE_WIDTH = len("ordered list, again")
 # How often a run without a terminal reports its progress, seconds.
@@ -45,7 +43,7 @@ _SAY_EVERY = 5.0
 
 def migrate(
     queue: Annotated[str, typer.Argument(help="The name of the delayed queue, as stored on the server.", show_default=False)],
-    url: Annotated[str | None, typer.Option(help=f"The server. Defaults to ${URL_VARIABLE}.", show_default=False)] = None,
+    url: RequiredUrl = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; report what would be rewritten.")] = False,
     batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="The largest number of records to rewrite in a step.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
@@ -63,11 +61,11 @@ def migrate(
     view: AbstractContextManager[Callable[[Migration], None]]
     if as_json:
         view = nullcontext(lambda _: None)
-    # Asked of stdout itself, because the environment may tell the console to write as if to a terminal.
+    # Ask stdout itself, because the environment may tell the console to write as if to a terminal.
     elif sys.stdout.isatty() and not console.is_dumb_terminal:
-        view = _Bar(console)
+        view = _bars(console)
     else:
-        view = nullcontext(_Lines())
+        view = _lines()
     started = time.monotonic()
     with view as show:
         result = _run(address, queue, dry_run, batch, show)
@@ -81,25 +79,10 @@ def migrate(
     raise typer.Exit(0 if result.complete or dry_run else 1)
 
 
-def _warn() -> None:
-    # Broken between words on a terminal, on one line in a log file.
-    Console(stderr=True, highlight=False).print(f"delayq: warning: {WARNING}", markup=False, soft_wrap=not sys.stderr.isatty())
-
-
 def _run(address: str, queue: str, dry_run: bool, batch: int, show: Callable[[Migration], None]) -> Migration:
     """Migrate. A signal that would end the process stops the migration between two steps."""
-    caught: list[int] = []
 
-    async def interruptible() -> Migration:
-        task = asyncio.current_task()
-        assert task is not None
-
-        def interrupt(number: int) -> None:
-            caught.append(number)
-            task.cancel()
-
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, interrupt, number)
+    async def migrated(_: list[int]) -> Migration:
         result: Migration | None = None
         async with delayq.connect(address) as client:
             async for result in steps_of(client, queue, dry_run=dry_run, batch=batch):
@@ -107,72 +90,58 @@ def _run(address: str, queue: str, dry_run: bool, batch: int, show: Callable[[Mi
                     show(result)
                 elif not dry_run:
                     # The server has been asked, and nothing has changed yet.
-                    _warn()
+                    tell(f"warning: {WARNING}")
         assert result is not None, "the last result is always yielded"
         return result
 
     try:
-        return anyio.run(interruptible)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("delayq: stopped; every record is intact; run the command again to continue", file=sys.stderr)
-        raise typer.Exit(128 + (caught[0] if caught else signal.SIGINT)) from None
+        return until_signalled(migrated)
+    except typer.Exit:
+        tell("stopped; every record is intact; run the command again to continue")
+        raise
 
 
-class _Bar:
-    """A progress bar, for a terminal."""
+@contextmanager
+def _bars(console: Console) -> Iterator[Callable[[Migration], None]]:
+    """Show progress bars on a terminal, one for each phase, so that the finished ones stay visible."""
+    bars = Progress(
+        TextColumn(f"{{task.description:<{_PHASE_WIDTH}}}"),
+        BarColumn(bar_width=None, style="bright_black", complete_style="green", finished_style="green"),
+        TaskProgressColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        console=console,
+        expand=True,
+    )
+    phases: dict[tuple[int, str], TaskID] = {}
 
-    def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn(f"{{task.description:<{_PHASE_WIDTH}}}"),
-            BarColumn(bar_width=None, style="bright_black", complete_style="green", finished_style="green"),
-            TaskProgressColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=console,
-            expand=True,
-            auto_refresh=False,
-        )
-        self._task: TaskID | None = None
-        self._last: Migration | None = None
-        self._shown_at = 0.0
+    def show(now: Migration) -> None:
+        phase = (now.passes, now.phase)
+        if phase not in phases:
+            phases[phase] = bars.add_task(now.phase)
+        bars.update(phases[phase], completed=now.done, total=now.total)
+        # Not earlier, so that messages printed up front are above it.
+        bars.start()
 
-    def __enter__(self) -> Callable[[Migration], None]:
-        return self._show
-
-    def __exit__(self, *_: object) -> None:
-        self._draw()
-        self._progress.stop()
-        self._progress.console.print()
-
-    def _show(self, now: Migration) -> None:
-        if self._last is None:
-            # Not earlier, so that messages printed up front are above it.
-            self._progress.start()
-        if self._last is None or now.phase != self._last.phase:
-            # One line for each phase, so that the finished ones stay visible.
-            self._draw()
-            self._task = self._progress.add_task(now.phase, total=now.total)
-        self._last = now
-        if time.monotonic() - self._shown_at >= 1 / _REFRESH:
-            self._draw()
-
-    def _draw(self) -> None:
-        if self._task is not None and self._last is not None:
-            self._progress.update(self._task, completed=self._last.done, total=self._last.total)
-            self._progress.refresh()
-            self._shown_at = time.monotonic()
+    try:
+        yield show
+    finally:
+        bars.stop()
+        console.print()
 
 
-class _Lines:
-    """Prints a line now and then, as for a log file."""
+@contextmanager
+def _lines() -> Iterator[Callable[[Migration], None]]:
+    """Print a line now and then, as for a log file."""
+    said_at = time.monotonic()
 
-    def __init__(self) -> None:
-        self._said_at = time.monotonic()
-
-    def __call__(self, now: Migration) -> None:
-        if time.monotonic() - self._said_at >= _SAY_EVERY:
-            self._said_at = time.monotonic()
+    def show(now: Migration) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= _SAY_EVERY:
+            said_at = time.monotonic()
             print(f"{now.phase}: {now.done:,} of {now.total:,}, {now.rewritten:,} rewritten", flush=True)
+
+    yield show
 
 
 def summary(result: Migration, seconds: float) -> list[str]:

@@ -28,6 +28,8 @@ Url = Annotated[
     str | None,
     typer.Option("--url", help=f"The server. Defaults to ${URL_VARIABLE}, or else to a private one.", show_default=False),
 ]
+# For commands that make no sense on an empty private server.
+RequiredUrl = Annotated[str | None, typer.Option("--url", help=f"The server. Defaults to ${URL_VARIABLE}.", show_default=False)]
 Reliable = Annotated[
     str | None, typer.Option("--queue", "-q", metavar="NAME", help="The name of a reliable queue.", show_default=False)
 ]

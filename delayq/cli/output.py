@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
 
     from delayq.codecs import Codec
 
-# Progress bars appear if the work takes longer than this, in seconds, and are drawn this many times a second.
+# Progress bars appear if the work takes longer than this, in seconds.
 _QUICK = 0.3
-_REFRESH = 8
 _FIGURE = re.compile(r"[0-9.,]+|-|")
-# Widths in columns: the least for a column that is cut off, and the width of a file.
+# Widths in columns: the least for columns that are cut off, and the width of a file.
 _NARROWEST = 8
-_ENDLESS = 100_000
+_ENDLESS = 2**31
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Return the console on which people read. In a file, lines may be of any length."""
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, emoji=False, width=_ENDLESS if piped else None)
+    piped = not (sys.stderr if stderr else sys.stdout).isatty() and (stderr or "COLUMNS" not in os.environ)
+    return Console(stderr=stderr, highlight=False, emoji=False, width=_ENDLESS if piped else None)
 
 
 def print_json(document: Any) -> None:
@@ -44,91 +43,69 @@ def print_json(document: Any) -> None:
 
 def tell(text: str) -> None:
     """Print a line on stderr. A terminal gets it broken between words, a log file on one line."""
-    line = f"delayq: {' '.join(text.split())}"
-    if sys.stderr.isatty():
-        for part in _lines(clean(line), Console(stderr=True).width, 0):
-            print(part, file=sys.stderr)
+    console(stderr=True).print(Text(clean(f"delayq: {' '.join(text.split())}")))
+
+
+def say(text: str) -> None:
+    """Print a line for people, broken between words if it is wider than the terminal."""
+    console().print(Text(clean(text)))
+
+
+def report(facts: dict[str, Any], text: str, *, as_json: bool) -> None:
+    """Print a result: its facts for programs, or a line for people."""
+    if as_json:
+        print_json(facts)
     else:
-        print(line, file=sys.stderr)
+        say(text)
 
 
-def say(text: str, *, indent: int = 0) -> None:
-    """Print a line for people. If it is wider than the terminal, it continues below, ``indent`` columns from the left."""
-    wrapped(Text(), text, indent)
+def show_fields(lines: Iterable[tuple[str | Text, str]]) -> None:
+    """Print names and their values below each other. On a terminal, a long value continues below its beginning."""
+    fields = Table.grid("", Column(overflow="fold"), padding=(0, 1, 0, 0), pad_edge=False)
+    for name, text in lines:
+        fields.add_row(name if isinstance(name, Text) else Text(f"{name}:", no_wrap=True), Text(clean(text)))
+    _print(fields)
 
 
-def wrapped(start: Text, words: str, indent: int) -> None:
-    """Print ``start`` and a line behind it, broken between words where necessary."""
-    out = console()
-    for part in _lines(start.plain + clean(words), out.width, indent):
-        out.print(Text.assemble(start, part[len(start.plain) :]), soft_wrap=True)
-        start = Text(" " * indent)
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: Sequence[str] = ()) -> None:
+    """Print a table without lines. If it does not fit, the columns ``wide`` are cut off at their ends, and others only then."""
+    _print(table(columns, rows, wide=wide))
 
 
-def _lines(text: str, width: int, indent: int) -> Iterator[str]:
-    """Break a text that is too long for one line. All lines but the first begin ``indent`` columns from the left."""
-    while True:
-        line, rest = _split(text, max(_NARROWEST + indent, width))
-        yield line
-        if not rest:
-            return
-        text = " " * indent + rest
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: Sequence[str] = ()) -> Table:
+    """Return the table that :func:`show_table` prints. Figures are right-aligned."""
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    lines = [[clean(cell) for cell in row] for row in (columns, *rows)]
+    cells = dict(zip(columns, zip(*lines, strict=True), strict=True))
+    room = console().width - sum(2 + max(map(cell_len, cells[column])) for column in columns if column not in wide)
+    for column, (title, *values) in cells.items():
+        figures = any(any(map(str.isdigit, cell)) for cell in values) and all(map(_FIGURE.fullmatch, values))
+        # Only columns that may wrap become narrower; the texts in them are cut off instead.
+        fixed = column not in wide and room >= _NARROWEST
+        result.add_column(_cell(title), justify="right" if figures else "left", no_wrap=fixed)
+    for line in lines[1:]:
+        result.add_row(*map(_cell, line))
+    return result
 
 
-def _split(text: str, room: int) -> tuple[str, str]:
-    """Return the part that fits, and the rest."""
-    if cell_len(text) <= room:
-        return text, ""
-    fits = chop_cells(text, room)[0]
-    # Between two words, unless that leaves the line half empty.
-    at = fits.rfind(" ") if text[len(fits)] != " " else len(fits)
-    at = at if at > len(fits) // 2 else len(fits)
-    return text[:at], text[at:].lstrip(" ")
+def _cell(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: str = "") -> None:
-    """Print a table without lines. If it does not fit, the column ``wide`` is cut off at its end. Figures are right-aligned."""
+def _print(drawing: Table) -> None:
+    """Print without the blanks that pad the last column."""
     out = console()
     with out.capture() as drawn:
-        out.print(table(columns, rows, wide=wide, width=out.width))
-    # Without the blanks that pad the last column.
+        out.print(drawing)
     for line in drawn.get().splitlines():
         print(line.rstrip())
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: str, width: int) -> Table:
-    """Return the table that :func:`show_table` prints."""
-    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    filled = [[clean(cell) for cell in row] for row in rows]
-    widths = {column: max(map(cell_len, (column, *(row[place] for row in filled)))) for place, column in enumerate(columns)}
-    others = [column for column in columns if column != wide]
-    room = width - sum(2 + widths[column] for column in others) if wide else width
-    while wide and room < _NARROWEST:
-        # The longest column gives way, but not its title.
-        longest = max(others, key=lambda column: widths[column] - cell_len(column))
-        if widths[longest] <= cell_len(longest):
-            break
-        widths[longest] -= 1
-        room += 1
-    for place, column in enumerate(columns):
-        cells = [row[place] for row in filled]
-        figures = any(any(map(str.isdigit, cell)) for cell in cells) and all(map(_FIGURE.fullmatch, cells))
-        result.add_column(
-            column,
-            justify="right" if figures else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            max_width=max(_NARROWEST, room) if column == wide else widths[column],
-        )
-    for row in filled:
-        result.add_row(*(Text(cell) for cell in row))
-    return result
 
 
 def clean(text: str) -> str:
     """Return the text without anything that would move a terminal's cursor or could not be written."""
     printable = "".join(character if character.isprintable() else _escaped(character) for character in text)
-    return printable.encode(sys.stdout.encoding or "utf-8", "backslashreplace").decode(sys.stdout.encoding or "utf-8")
+    encoding = sys.stdout.encoding or "utf-8"
+    return printable.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _escaped(character: str) -> str:
@@ -155,10 +132,9 @@ def moment_cell(at: datetime | None, now: datetime) -> str:
     if at is None:
         return "-"
     distance = abs((at - now).total_seconds())
-    for size, unit in ((172_800, "d"), (7200, "h"), (120, "m"), (0, "s")):
-        if distance >= size:
-            away = f"{distance / {'d': 86_400, 'h': 3600, 'm': 60, 's': 1}[unit]:.0f}{unit}"
-            break
+    units = ((86_400, "d"), (3600, "h"), (60, "m"))
+    size, unit = next((each for each in units if distance >= 2 * each[0]), (1, "s"))
+    away = f"{distance / size:.0f}{unit}"
     shown, today = _local(at), _local(now)
     if shown.date() == today.date():
         written = f"{shown:%H:%M:%S}"
@@ -225,7 +201,7 @@ def progress(what: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
     if not shown or not sys.stderr.isatty() or out.is_dumb_terminal:
         yield lambda _done, _total: None
         return
-    began, drawn = time.monotonic(), 0.0
+    began = time.monotonic()
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None, style="bright_black", complete_style="green", finished_style="green"),
@@ -234,25 +210,15 @@ def progress(what: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
         console=out,
         expand=True,
         transient=True,
-        auto_refresh=False,
     )
     task = bar.add_task(what, total=None)
-    started = False
 
     def show(done: int, total: int) -> None:
-        nonlocal drawn, started
-        now = time.monotonic()
-        if now - began < _QUICK or now - drawn < 1 / _REFRESH:
-            return
-        if not started:
-            bar.start()
-            started = True
-        drawn = now
         bar.update(task, completed=done, total=total)
-        bar.refresh()
+        if time.monotonic() - began >= _QUICK:
+            bar.start()
 
     try:
         yield show
     finally:
-        if started:
-            bar.stop()
+        bar.stop()

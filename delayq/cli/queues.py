@@ -15,9 +15,22 @@ from delayq.admin import inspect as inspection
 from delayq.admin.inspect import DelayedStats, FoundQueue
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, Delayed, Partitions, Reliable, Target, Url, Yes
-from delayq.cli.output import clean, console, moment_json, moment_text, print_json, progress, say, show_table, span, table, tell
+from delayq.cli.output import (
+    clean,
+    console,
+    moment_json,
+    moment_text,
+    print_json,
+    progress,
+    report,
+    say,
+    show_fields,
+    show_table,
+    span,
+    table,
+    tell,
+)
 from delayq.cli.running import clock, with_client
-from delayq.cli.shown import show_fields
 from delayq.errors import ServerRefused
 
 if TYPE_CHECKING:
@@ -44,7 +57,7 @@ def queues(url: Url = None, as_json: AsJson = False) -> None:
         for queue, stats in rows:
             print_json({**_about(queue), "error": stats} if isinstance(stats, str) else _figures(queue, stats))
     elif rows:
-        show_table(_COLUMNS, [_row(queue, stats) for queue, stats in rows], wide="queue")
+        show_table(_COLUMNS, [_row(queue, stats) for queue, stats in rows], wide=["queue"])
     else:
         say("no queues")
     raise typer.Exit(0 if rows else 1)
@@ -81,10 +94,11 @@ def pause(
         await target.reliable(client, "be paused").pause()
 
     with_client(url, act)
-    if as_json:
-        print_json({"queue": target.name, "paused": True})
-    else:
-        say(f"{target.name} is paused; resume it with: delayq resume {target.options}")
+    report(
+        {"queue": target.name, "paused": True},
+        f"{target.name} is paused; resume it with: delayq resume {target.options}",
+        as_json=as_json,
+    )
 
 
 def resume(
@@ -104,10 +118,11 @@ def resume(
         return await target.reliable(client, "be paused").resume()
 
     there_was_one = with_client(url, act)
-    if as_json:
-        print_json({"queue": target.name, "resumed": there_was_one})
-    else:
-        say(f"{target.name} is resumed" if there_was_one else f"{target.name} was not paused")
+    report(
+        {"queue": target.name, "resumed": there_was_one},
+        f"{target.name} is resumed" if there_was_one else f"{target.name} was not paused",
+        as_json=as_json,
+    )
     raise typer.Exit(0 if there_was_one else 1)
 
 
@@ -152,10 +167,7 @@ def purge(
         return f"{now.delayed + now.ready + now.leased:,} messages are left; run the command again to continue"
 
     dropped = with_client(url, act, interrupted=left)
-    if as_json:
-        print_json({"queue": target.name, "state": state, "dropped": dropped})
-    else:
-        say(f"dropped: {dropped:,}")
+    report({"queue": target.name, "state": state, "dropped": dropped}, f"dropped: {dropped:,}", as_json=as_json)
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -198,16 +210,14 @@ async def _once(client: Client, target: Target, interval: float, *, as_json: boo
 
 
 async def _watch(client: Client, target: Target, interval: float, *, as_json: bool) -> None:
-    out = console()
     if as_json or not sys.stdout.isatty():
         while True:
             await _once(client, target, interval, as_json=as_json)
             await asyncio.sleep(interval)
-    with Live(console=out, auto_refresh=False) as live:
+    with Live(console=console(), auto_refresh=False) as live:
         while True:
             found, now = await _stats(client, target.queue), await clock(client)
-            rows = [(name, text) for name, text in _lines(found, now)]
-            shown = table((target.queue.kind, target.name), rows, wide=target.name, width=out.width)
+            shown = table((target.queue.kind, target.name), _lines(found, now), wide=[target.name])
             shown.caption = f"{now.astimezone():%H:%M:%S}, Ctrl-C to stop"
             shown.caption_justify = "left"
             live.update(shown, refresh=True)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import typer
@@ -18,7 +18,7 @@ from delayq.client import URL_VARIABLE
 from delayq.errors import ServerRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
 T = TypeVar("T")
 
@@ -60,32 +60,45 @@ def with_client(
     """
     if not url and not os.environ.get(URL_VARIABLE):
         tell(f"neither --url nor ${URL_VARIABLE} is set: using an empty private server that ends with this command")
-    caught: list[int] = []
 
-    async def main() -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        loop = asyncio.get_running_loop()
-
-        def interrupt(number: int) -> None:
-            # Only once: a second signal must not break off the work that follows.
-            if not caught:
-                task.cancel()
-            caught.append(number)
-
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, interrupt, number)
+    async def main(caught: list[int]) -> T:
         async with delayq.connect(url or os.environ.get(URL_VARIABLE) or "embedded:") as client:
             try:
                 return await act(client)
             except asyncio.CancelledError:
-                if caught and interrupted is not None:
+                task = asyncio.current_task()
+                if caught and interrupted is not None and task is not None:
                     task.uncancel()
                     tell(f"stopped: {await interrupted(client)}")
                     raise typer.Exit(128 + caught[0]) from None
                 raise
 
+    return until_signalled(main)
+
+
+def until_signalled(main: Callable[[list[int]], Coroutine[Any, Any, T]]) -> T:
+    """Run the work of a command. A signal cancels it, and ends the process with status 128 + the signal's number.
+
+    Args:
+        main: The work. Its argument is a list of the numbers of the signals received so far.
+    """
+    caught: list[int] = []
+
+    async def interruptible() -> T:
+        loop = asyncio.get_running_loop()
+        work = asyncio.ensure_future(main(caught))
+
+        def interrupt(number: int) -> None:
+            # Only once: a second signal must not break off the work that follows.
+            if not caught:
+                work.cancel()
+            caught.append(number)
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, interrupt, number)
+        return await work
+
     try:
-        return anyio.run(main)
+        return anyio.run(interruptible)
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise typer.Exit(128 + (caught[0] if caught else signal.SIGINT)) from None

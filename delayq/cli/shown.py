@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq._reliable.error_text import unpack_error
-from delayq.cli.output import moment_cell, moment_json, moment_text, payload_json, payload_text, print_json, say, show_table
+from delayq.cli.output import (
+    moment_cell,
+    moment_json,
+    moment_text,
+    payload_json,
+    payload_text,
+    print_json,
+    say,
+    show_fields,
+    show_table,
+)
 from delayq.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -87,33 +97,19 @@ def show_list(messages: Sequence[MessageView], now: datetime, *, as_json: bool, 
         say("no messages")
         return
     leased = not mixed and messages[0].facts["state"] == "leased"
+    cells = {
+        "id": [message.facts["id"] or "-" for message in messages],
+        "state": [message.facts["state"] for message in messages],
+        "lease ends" if leased else "due": [moment_cell(message.moment, now) for message in messages],
+        "attempt": [str(message.facts.get("attempt") or "-") for message in messages],
+        "priority": [str(message.facts.get("priority") or "-") for message in messages],
+        "value": [message.text for message in messages],
+    }
     # A column that no message needs is left out.
-    with_id = any(message.facts["id"] for message in messages)
-    with_moment = any(message.moment is not None for message in messages)
-    retried = any(message.facts.get("attempt") for message in messages)
-    urgent = any(message.facts.get("priority") for message in messages)
     columns = [
-        *(["id"] if with_id else []),
-        *(["state"] if mixed else []),
-        *(["lease ends" if leased else "due"] if with_moment else []),
-        *(["attempt"] if retried else []),
-        *(["priority"] if urgent else []),
-        "value",
+        column for column, texts in cells.items() if column == "value" or (mixed if column == "state" else set(texts) != {"-"})
     ]
-    rows = []
-    for message in messages:
-        facts = message.facts
-        rows.append(
-            [
-                *([facts["id"] or "-"] if with_id else []),
-                *([facts["state"]] if mixed else []),
-                *([moment_cell(message.moment, now)] if with_moment else []),
-                *([str(facts.get("attempt", "-"))] if retried else []),
-                *([str(facts.get("priority", "-"))] if urgent else []),
-                message.text,
-            ]
-        )
-    show_table(columns, rows, wide="value")
+    show_table(columns, zip(*(cells[column] for column in columns), strict=True), wide=["value"])
 
 
 def show_one(message: MessageView, now: datetime, *, as_json: bool) -> None:
@@ -134,10 +130,3 @@ def show_one(message: MessageView, now: datetime, *, as_json: bool) -> None:
     if "error" in facts:
         lines.append(("unreadable", facts["error"]))
     show_fields(lines)
-
-
-def show_fields(lines: Sequence[tuple[str, str]]) -> None:
-    """Print names and their values below each other. On a terminal, a long value continues below its beginning."""
-    width = max(len(name) for name, _ in lines) + 2
-    for name, text in lines:
-        say(f"{name + ':':<{width}}{text}", indent=width)

@@ -1,6 +1,7 @@
 """Draws the diagrams of docs/design.md: ``python docs/images/diagrams.py`` writes them beside this file, or into a directory.
 
-They are narrow, with large letters, so that they can be read on a phone; and on a card of their own, for light and dark pages.
+They are narrow, with large letters, so that you can read them on a phone, and have a background of their own, for light and dark
+pages.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Colour = tuple[str, str]
 
 
 class Picture:
-    """An SVG that grows by one element after the other."""
+    """An SVG, built up element by element."""
 
     def __init__(self, title: str, height: int) -> None:
         self.height = height
@@ -74,7 +75,7 @@ class Picture:
         )
 
     def box(self, x: float, y: float, width: float, colour: Colour, head: str, *below: str, code: bool = False) -> None:
-        """A box with a head line, and smaller lines below it, all in the middle."""
+        """Draw a box with a bold line, and smaller lines below it, all centred."""
         self.area(x, y, width, 28 + 15 * len(below), colour)
         self.text(x + width / 2, y + 18, head, bold=True, anchor="middle", code=code, size=12.5 if code else 13)
         for number, words in enumerate(below):
@@ -161,7 +162,7 @@ def message() -> Picture:
     p.box(20, 106, 108, BLUE, "Offers", "waiting offers", "share a call")
     p.arrow((left, 87), (left, 104))
     p.box(292, 44, 108, GREEN, "take()", "waits, like loops")
-    p.box(292, 106, 108, GREEN, "Taker", "the waiting", "callers, in order")
+    p.box(292, 106, 108, GREEN, "Waiters", "callers waiting,", "in order")
     p.arrow((right, 87), (right, 104))
 
     p.box(154, 150, 112, GREY, "offer.lua", "server's time", "+ delay = due", code=True)
@@ -171,9 +172,9 @@ def message() -> Picture:
     p.arrow((middle, 208), (middle, 232))
     p.text(middle, 290, "and", size=11, colour=FAINT, anchor="middle")
 
-    p.box(292, 184, 108, GREEN, "Subscriber", "hears of a new", "head's due time")
+    p.box(292, 184, 108, GREEN, "Subscriber", "receives a new", "head's due time")
     p.arrow((266, 192), (290, 192), colour=ORANGE[0], dashed=True)
-    p.box(292, 268, 108, GREEN, "Pushes", "arms one timer,", "the earliest")
+    p.box(292, 268, 108, GREEN, "WakeupLoop", "arms one timer,", "the earliest")
     p.arrow((right, 242), (right, 266))
     p.box(292, 352, 108, GREEN, "timer wheel", "waits")
     p.arrow((right, 326), (right, 350))
@@ -191,7 +192,9 @@ def message() -> Picture:
     p.arrow((middle + 12, 500), (middle + 12, 477), colour=GREEN[0])
     p.arrow((400, 440), (405, 440), (405, 289), (401, 289), colour=GREEN[0])
     p.arrow((405, 300), (405, 128), (401, 128), colour=GREEN[0])
-    p.lines(346, 494, "The answer:", "payloads for", "the Taker, the", "next due time", size=11, colour=GREEN[0], anchor="middle")
+    p.lines(
+        346, 494, "The answer:", "payloads for", "Waiters, and the", "next due time", size=11, colour=GREEN[0], anchor="middle"
+    )
 
     p.lines(
         20,
@@ -252,7 +255,7 @@ def delayed() -> Picture:
     p.arrow((70, 281), (70, 336), colour=FAINT)
     p.text(78, 305, "take, poll,", size=11.5, colour=FAINT)
     p.text(78, 320, "async for", size=11.5, colour=FAINT)
-    p.box(16, 339, 118, GREY, "gone", "with its taker:", "at most once")
+    p.box(16, 339, 118, GREY, "gone", "handed out:", "at most once")
     p.arrow((170, 281), (240, 336), colour=BLUE[0])
     p.text(218, 305, "deliveries()", size=11.5, colour=BLUE[0])
     p.area(160, 339, 244, 82, (BLUE[0], "#f4f8fd"))
@@ -400,7 +403,7 @@ PICTURES = {"wheel": wheel, "message": message, "delayed-queue": delayed, "relia
 
 
 def draw(directory: Path) -> None:
-    """Write all of them."""
+    """Write all diagrams to a directory."""
     for name, picture in PICTURES.items():
         (directory / f"{name}.svg").write_text(str(picture()), "utf-8")
 

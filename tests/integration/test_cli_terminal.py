@@ -367,7 +367,7 @@ def test_who_reads_a_part_only_gets_it_and_nothing_else_is_said(seeded: dict[str
 
 
 def test_a_traceback_shows_no_values(seeded: dict[str, Any]) -> None:
-    bug = "import sys; from delayq.cli import messages; messages.say = None; from delayq.cli.app import run; run(sys.argv[1:])"
+    bug = "import sys; from delayq.cli import messages; messages.report = None; from delayq.cli.app import run; run(sys.argv[1:])"
     result = subprocess.run(
         [sys.executable, "-c", bug, "offer", json.dumps(SECRET), "--queue", "mails"],
         capture_output=True,

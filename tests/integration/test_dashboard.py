@@ -607,6 +607,10 @@ async def test_every_answer_has_the_headers(client: delayq.Client, reader: httpx
             assert answer.headers[name] == value
         assert "unsafe" not in answer.headers["Content-Security-Policy"]
     assert (await reader.get("/")).headers["Cache-Control"] == "no-store"
+    kept = await reader.get("static/board.css")
+    assert kept.headers["Cache-Control"] == "no-cache"
+    again = await reader.get("static/board.css", headers={"If-None-Match": kept.headers["ETag"]})
+    assert (again.status_code, again.headers["Cache-Control"]) == (304, "no-cache")
 
 
 # Actions

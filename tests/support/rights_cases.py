@@ -77,10 +77,6 @@ async def receipts(at: Prepared, *delays: float) -> list[Receipt[Any]]:
     return found
 
 
-async def nothing_there(at: Prepared) -> Any:
-    return []
-
-
 async def offer_a_head(at: Prepared) -> Any:
     await receipts(at, 60)
     return [1, SECOND_US, b"new"]

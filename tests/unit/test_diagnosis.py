@@ -18,7 +18,7 @@ from delayq.admin.catalog import QUEUE_KEYS, queue_of
 from delayq.cli.app import app
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import duration, instant
-from delayq.cli.output import moment_cell, moment_text, span
+from delayq.cli.output import moment_cell, moment_text, show_table, span
 from tests.support.names import names
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -142,3 +142,8 @@ def test_each_command_is_documented() -> None:
     commands = [one.name or (one.callback.__name__ if one.callback else "") for one in app.registered_commands]
     assert len(commands) > 15
     assert [name for name in [*commands, "dead list", "dead redrive", "dead purge"] if f"delayq {name}" not in page] == []
+
+
+def test_a_title_that_looks_like_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table(["[/red]"], [["[bold]"]])
+    assert capsys.readouterr().out == "[/red]\n[bold]\n"

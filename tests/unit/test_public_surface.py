@@ -56,6 +56,7 @@ def test_importing_delayq_loads_no_extra_and_not_yet_redis_py() -> None:
         "fastapi",
         "starlette",
         "jinja2",
+        "itsdangerous",
         "uvicorn",
         "prometheus_client",
         "opentelemetry",

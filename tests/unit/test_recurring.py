@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import delayq
 from delayq._durations import MICROSECOND
 from delayq._reliable.recurrence import is_occurrence
-from delayq._reliable.timing import AHEAD, Timing, cron_moments, first_moment, timing_of, zone_of
+from delayq._reliable.timing import AHEAD, Timing, cron_moments, timing_of, zone_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,6 +155,7 @@ def local_times(expression: str, zone: tzinfo, day: datetime) -> list[str]:
     [
         # An hour that is skipped.
         (BERLIN, datetime(2026, 3, 29), "30 2 * * *", ["03:00+0200"]),
+        (BERLIN, datetime(2026, 3, 29), "15 30 2 * * *", ["03:00+0200"]),
         (BERLIN, datetime(2026, 3, 29), "0,30 2,3 * * *", ["03:00+0200", "03:30+0200"]),
         (
             BERLIN,
@@ -167,6 +168,7 @@ def local_times(expression: str, zone: tzinfo, day: datetime) -> list[str]:
         (LORD_HOWE, datetime(2026, 10, 4), "45 2 * * *", ["02:45+1100"]),
         # An hour that occurs twice.
         (BERLIN, datetime(2026, 10, 25), "30 2 * * *", ["02:30+0200"]),
+        (BERLIN, datetime(2026, 10, 25), "15 30 2 * * *", ["02:30+0200"]),
         (BERLIN, datetime(2026, 10, 25), "*/30 2 * * *", ["02:00+0200", "02:30+0200", "02:00+0100", "02:30+0100"]),
         (NEW_YORK, datetime(2026, 11, 1), "30 1 * * *", ["01:30-0400"]),
         (LORD_HOWE, datetime(2026, 4, 5), "45 1 * * *", ["01:45+1100"]),
@@ -277,20 +279,6 @@ def test_the_same_timing_has_the_same_text() -> None:
     assert timing_of(None, 60, UTC).text == timing_of(None, timedelta(minutes=1), BERLIN).text
     for timing in (timing_of("0 3 * * *", None, BERLIN), timing_of(None, 60, UTC)):
         assert Timing.parse(timing.text) == timing
-
-
-@given(st.datetimes(datetime(2011, 1, 1), datetime(2035, 1, 1)), st.sampled_from([zone for zone, _ in CHANGES]))
-@example(datetime(2011, 12, 30, 12), "Pacific/Apia")
-@example(datetime(2011, 3, 22, fold=1), "Asia/Tehran")
-@example(datetime(2026, 3, 29, 2, 30), "Europe/Berlin")
-def test_the_first_moment_is_when_the_clock_shows_it_or_has_jumped_over_it(local: datetime, name: str) -> None:
-    local = local.replace(microsecond=0)
-    zone = ZoneInfo(name)
-    moment = first_moment(local, zone)
-    shown = moment.astimezone(zone).replace(tzinfo=None)
-    assert shown >= local
-    assert shown == local or (moment - timedelta(seconds=1)).astimezone(zone).replace(tzinfo=None) < local
-    assert moment.astimezone(zone).fold == 0
 
 
 @pytest.mark.parametrize(

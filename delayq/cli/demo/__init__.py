@@ -6,6 +6,6 @@
         │ number, delay, due time                number, arrival │
         └───────────▶ this process: matches, shows, sums up ◀────┘
 
-Its decisions are in :mod:`~delayq.cli.demo.figures`, which is pure. The two processes talk to this one in JSON lines
-(:mod:`~delayq.cli.demo.pipes`), and end when it does.
+Its decisions are in :mod:`~delayq.cli.demo.figures`, which is pure. The two processes
+(:mod:`~delayq.cli.demo.children`) report to this one in JSON lines, and end when it does.
 """

@@ -1,132 +1,96 @@
-"""The demo's two processes, as the parent sees them. The other ends of their pipes are in ``pipes.py``."""
+"""The demo's two processes: ``python -m delayq.cli.demo.children producer|consumer QUEUE ...``.
+
+Each process reports on stdout, one JSON array a line: ``[number, delay_us, due_us]`` for an offer, ``[number, at_us]`` for an
+arrival. The first line means that the process is ready. The parent never writes to stdin; a process ends when its stdin is
+closed, which also happens if the parent is killed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
+import random
 import sys
-import tempfile
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+import time
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
-import anyio
-
-from delayq.cli.errors import CommandFailed
-from delayq.client import URL_VARIABLE
+import delayq
 
 if TYPE_CHECKING:
-    from asyncio.subprocess import Process
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Iterator
 
-    from delayq.cli.demo.figures import Ledger
-
-# How long a process may take to start and warm up, and to end when asked to, seconds.
-_READY_WITHIN = 20.0
-_END_WITHIN = 5.0
-
-
-class Child:
-    """A process and its reports. Created by :func:`child`."""
-
-    def __init__(self, role: str, process: Process, stderr: IO[bytes]) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._role = role
-        self._process = process
-        self._stdin = process.stdin
-        self._stdout = process.stdout
-        self._stderr = stderr
-        self._ready = False
-
-    async def wait_until_ready(self, ledger: Ledger) -> None:
-        """Wait until the process has started and warmed up.
-
-        Raises:
-            CommandFailed: The process failed, or took too long.
-        """
-        with anyio.move_on_after(_READY_WITHIN) as scope:
-            await self.follow(ledger, until=lambda: self._ready)
-        if scope.cancelled_caught:
-            raise CommandFailed(f"the {self._role} was not ready within {_READY_WITHIN:g} s")
-        if not self._ready:
-            raise self.failed()
-
-    def begin(self) -> None:
-        """Tell the process that all processes are ready."""
-        self._stdin.write(b"go\n")
-
-    async def follow(self, ledger: Ledger, until: Callable[[], bool] = lambda: False) -> None:
-        """Record the process's reports until ``until`` returns True or the process has ended.
-
-        Raises:
-            CommandFailed: The process failed.
-        """
-        while not until():
-            line = await self._stdout.readline()
-            if not line:
-                return
-            report = json.loads(line)
-            self._ready = self._ready or "ready" in report
-            if "error" in report:
-                raise CommandFailed(report["error"])
-            if "offset_us" in report:
-                ledger.set_offset(report["offset_us"])
-            for offered in report.get("offered", ()):
-                ledger.offer(*offered)
-            for arrived in report.get("arrived", ()):
-                ledger.arrive(*arrived)
-
-    async def finish(self, ledger: Ledger) -> None:
-        """Ask the process to end, and record the rest of its reports."""
-        self._stdin.close()
-        with anyio.move_on_after(_END_WITHIN):
-            await self.follow(ledger)
-
-    def failed(self) -> CommandFailed:
-        """Return an error with the last line on stderr of a process that ended too early."""
-        self._stderr.seek(0)
-        words = self._stderr.read().decode(errors="replace").split("\n")
-        last = next((line for line in reversed(words) if line.strip()), "it ended without any output")
-        return CommandFailed(f"the {self._role} failed: {last}")
-
-    async def end(self) -> None:
-        """End the process: ask it to end, and kill it if that does not help."""
-        self._stdin.close()
-        with anyio.move_on_after(_END_WITHIN):
-            # It may have more to say than the pipe holds.
-            while await self._stdout.read(65536):
-                pass
-            await self._process.wait()
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+# Seconds between two reports. Reporting each message on its own would disturb the measurement.
+_REPORT_EVERY = 0.1
+# The number of concurrent callers. Each offers one message after the other.
+_AT_A_TIME = 8
+# The time over which the offers are spread, seconds, and the largest number of offers per second.
+_SPREAD = 1.0
+_PER_SECOND = 2000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
-@asynccontextmanager
-async def child(role: str, url: str, *arguments: str) -> AsyncIterator[Child]:
-    """Run ``delayq.cli.demo.<role>`` on the server at ``url``. It ends with the block, and when this process dies."""
-    # As in this process, modules come from the working directory only if it was asked for.
-    flags = [] if {"", str(Path.cwd())} & set(sys.path) else ["-P"]
-    with tempfile.TemporaryFile() as stderr:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *flags,
-            "-m",
-            f"delayq.cli.demo.{role}",
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=stderr,
-            # Not as an argument, because other users can read those, and the URL may contain a password.
-            env=os.environ | {URL_VARIABLE: url},
-            # Ctrl-C must reach only this process, which ends the others in order.
-            process_group=0,
-        )
-        a_child = Child(role, process, stderr)
-        try:
-            yield a_child
-        finally:
-            with anyio.CancelScope(shield=True):
-                await a_child.end()
+async def consume(reports: list[list[int]], name: str) -> None:
+    """Report when each message arrives, after a warm-up message from this process itself."""
+    async with delayq.connect() as client:
+        queue = client.delayed_queue(name)
+        await queue.offer({"number": 0})
+        async for message in queue:
+            reports.append([message["number"], time.time_ns() // 1000])  # noqa: PERF401 - endless
+
+
+async def produce(reports: list[list[int]], name: str, messages: str, max_delay: str) -> None:
+    """Offer each message after a random delay."""
+    async with delayq.connect() as client:
+        queue = client.delayed_queue(name)
+        reports.append([])
+        schedule = _schedule(int(messages))
+        await asyncio.gather(*(_offer(queue, schedule, float(max_delay), reports) for _ in range(_AT_A_TIME)))
+
+
+def _schedule(messages: int) -> Iterator[tuple[int, float]]:
+    """Yield the numbers from 1, each with the time at which to offer it."""
+    step = max(_SPREAD / messages, 1 / _PER_SECOND)
+    start = asyncio.get_running_loop().time()
+    for number in range(1, messages + 1):
+        yield number, start + number * step
+
+
+async def _offer(
+    queue: delayq.DelayedQueue[Any], schedule: Iterator[tuple[int, float]], max_delay: float, reports: list[list[int]]
+) -> None:
+    clock = asyncio.get_running_loop().time
+    for number, moment in schedule:
+        await asyncio.sleep(moment - clock())
+        delay = round(random.uniform(0, max_delay), 3)
+        receipt = await queue.offer({"number": number}, delay=delay)
+        reports.append([number, round(delay * 1_000_000), (receipt.due_at - _EPOCH) // _MICROSECOND])
+
+
+async def main(role: str, *arguments: str) -> None:
+    """Run the producer or the consumer, and write its reports at intervals, until it has finished or stdin is closed."""
+    reports: list[list[int]] = []
+    work = asyncio.create_task(produce(reports, *arguments) if role == "producer" else consume(reports, *arguments))
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        loop.remove_reader(sys.stdin)
+        work.cancel()
+
+    loop.add_reader(sys.stdin, stop)
+    while not work.done():
+        await asyncio.wait([work], timeout=_REPORT_EVERY)
+        sys.stdout.writelines(f"{json.dumps(report)}\n" for report in reports)
+        sys.stdout.flush()
+        reports.clear()
+    with suppress(asyncio.CancelledError):
+        await work
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(*sys.argv[1:]))
+    except delayq.DelayqError as error:
+        sys.exit(str(error))

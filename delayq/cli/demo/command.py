@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import json
 import math
 import os
-import signal
 import sys
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import anyio
 import typer
 from rich.console import Console
 
@@ -20,14 +17,15 @@ import delayq
 from delayq._embedded import server as embedded
 from delayq._redis.url import redacted
 from delayq.cli.demo.run import Plan, run
-from delayq.cli.demo.screen import LiveView, PlainView, SilentView, print_summary
+from delayq.cli.demo.screen import counts, headline, live, print_summary
 from delayq.cli.errors import CommandFailed
+from delayq.cli.output import print_json
+from delayq.cli.running import until_signalled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from delayq.cli.demo.figures import Result
-    from delayq.cli.demo.run import View
+    from delayq.cli.demo.figures import Ledger, Result
 
 # A day. Also keeps infinity out.
 _LONGEST = 86_400
@@ -50,15 +48,17 @@ def demo(
     with _server(url) as (address, name):
         plan = Plan(messages, max_delay, address, name)
         if as_json:
-            result = _run(plan, SilentView())
+            result = _run(plan, lambda _: None, 3600)
         # Ask stdout itself, because the environment may tell the console to write as if to a terminal.
         elif sys.stdout.isatty() and not console.is_dumb_terminal:
-            with LiveView(console, plan) as view:
-                result = _run(plan, view)
+            # Each frame costs some milliseconds of a processor that the measured processes need too.
+            with live(console, plan) as show:
+                result = _run(plan, show, 0.15)
         else:
-            result = _run(plan, PlainView(plan))
+            print(f"delayq demo: {headline(plan)}", flush=True)
+            result = _run(plan, lambda ledger: print(counts(ledger), flush=True), 1)
     if as_json:
-        print(json.dumps(result.as_json()))
+        print_json(asdict(result))
     else:
         print_summary(console, result)
     raise typer.Exit(result.exit_status)
@@ -82,23 +82,5 @@ def public_part(url: str) -> str:
     return redacted(url).replace("***@", "")
 
 
-def _run(plan: Plan, view: View) -> Result:
-    """Run the demo. A signal that would end the process stops it cleanly."""
-    caught: list[int] = []
-
-    async def interruptible() -> Result:
-        task = asyncio.current_task()
-        assert task is not None
-
-        def interrupt(number: int) -> None:
-            caught.append(number)
-            task.cancel()
-
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, interrupt, number)
-        return await run(plan, view)
-
-    try:
-        return anyio.run(interruptible)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise typer.Exit(128 + (caught[0] if caught else signal.SIGINT)) from None
+def _run(plan: Plan, show: Callable[[Ledger], None], interval: float) -> Result:
+    return until_signalled(lambda _: run(plan, show, interval))

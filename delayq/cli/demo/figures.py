@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+T = TypeVar("T", bound=float)
+
 
 def latest_offset(exchanges: Iterable[tuple[int, int]]) -> int:
-    """Return the most by which the server's clock can be ahead of the local one, in microseconds (negative: it
-    is behind).
+    """Return an upper bound of the server's lead over the local clock, in microseconds (negative: the server is behind).
 
-    Each exchange is a question to the server for its time: the local clock when it was sent, and
-    the answer. The server looked at its clock after the question was sent. Had it done so at that
-    very moment, its clock would be ahead by ``server - sent``: the truth is not more. A local
-    moment plus this is therefore never before the true moment on the server's clock, so that no
-    message is called early through an error of the estimate. Lateness is overstated by one way of
-    the quickest exchange at most.
+    Each exchange asks the server for its time: the local time when the question was sent, and the
+    answer. The server read its clock after the question was sent, so it is ahead by at most
+    ``server - sent``. A local time plus this bound is never before the same moment on the server's
+    clock, so an error of the estimate never makes a message look early. It overstates lateness by at
+    most the one-way trip of the quickest exchange.
     """
     # Both clocks are read in whole microseconds, rounded down: the difference may be one more.
     return min(server_us - sent_us for sent_us, server_us in exchanges) + 1
@@ -76,8 +76,8 @@ class Ledger:
     def set_offset(self, offset_us: int) -> None:
         """Record by how much the server's clock is ahead of the consumer's.
 
-        The largest estimate counts: between two of them the clocks may have drifted, and nothing is
-        to look early by that.
+        The largest estimate counts: the clocks may drift between two of them, and that must not make
+        a message look early.
         """
         self._offset_us = offset_us if self._offset_us is None else max(self._offset_us, offset_us)
 
@@ -89,16 +89,15 @@ class Ledger:
     def result(self, seconds: float, server: str) -> Result:
         """Return the result after ``seconds`` on ``server``. Messages that have not arrived count as lost."""
         late = sorted(self._row(number).late_us for number in self._arrived if number in self._offered)
+        shares = {"p50": 0.50, "p99": 0.99, "max": 1.0}
         return Result(
             offered=self.offered,
             delivered=self.delivered,
             early=sum(us < 0 for us in late),
             lost=self.waiting,
             duplicates=self.duplicates,
-            p50_us=percentile(late, 0.50),
-            p99_us=percentile(late, 0.99),
-            max_us=percentile(late, 1.0),
-            seconds=seconds,
+            lateness_ms={name: percentile(late, share) / 1000 if late else None for name, share in shares.items()},
+            seconds=round(seconds, 3),
             server=server,
         )
 
@@ -107,23 +106,21 @@ class Ledger:
         return Row(number, delay_us, due_us, self._arrived[number] + (self._offset_us or 0) - due_us)
 
 
-def percentile(ordered: Sequence[int], share: float) -> int | None:
-    """Return the smallest value that at least ``share`` of all values do not exceed, or None if there are none."""
-    return ordered[max(0, math.ceil(len(ordered) * share) - 1)] if ordered else None
+def percentile(ordered: Sequence[T], share: float) -> T:
+    """Return the smallest value that at least ``share`` of all values do not exceed."""
+    return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 
 @dataclass(frozen=True)
 class Result:
-    """The results of one run. Lateness is in microseconds, or None if no message was delivered."""
+    """The results of one run, in the form of the JSON output. Lateness is None if no message was delivered."""
 
     offered: int
     delivered: int
     early: int
     lost: int
     duplicates: int
-    p50_us: int | None
-    p99_us: int | None
-    max_us: int | None
+    lateness_ms: dict[str, float | None]
     seconds: float
     server: str
 
@@ -131,26 +128,9 @@ class Result:
     def exit_status(self) -> int:
         return 1 if self.early or self.lost or self.duplicates else 0
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "offered": self.offered,
-            "delivered": self.delivered,
-            "early": self.early,
-            "lost": self.lost,
-            "duplicates": self.duplicates,
-            "lateness_ms": {
-                "p50": _ms(self.p50_us),
-                "p99": _ms(self.p99_us),
-                "max": _ms(self.max_us),
-            },
-            "seconds": round(self.seconds, 3),
-            "server": self.server,
-        }
-
     def fields(self) -> list[tuple[str, str, bool]]:
         """Return the summary line by line: a name, its value, and whether the value is as expected."""
-        late = (("p50", self.p50_us), ("p99", self.p99_us), ("max", self.max_us))
-        lateness = ", ".join(f"{name} {us / 1000:.2f} ms" for name, us in late if us is not None)
+        lateness = ", ".join(f"{name} {ms:.2f} ms" for name, ms in self.lateness_ms.items() if ms is not None)
         return [
             ("offered", str(self.offered), True),
             ("delivered", str(self.delivered), self.lost == 0),
@@ -159,7 +139,3 @@ class Result:
             ("duplicates", str(self.duplicates), self.duplicates == 0),
             ("lateness", lateness or "no messages were delivered", True),
         ]
-
-
-def _ms(us: int | None) -> float | None:
-    return None if us is None else us / 1000

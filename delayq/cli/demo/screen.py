@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from typing import Self
+    from collections.abc import Callable, Iterator
 
     from rich.console import Console, RenderableType
 
@@ -33,49 +34,17 @@ _SCALE = "0 ms    2 ms    4 ms"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class SilentView:
-    """Shows nothing, for programs."""
+@contextmanager
+def live(console: Console, plan: Plan) -> Iterator[Callable[[Ledger], None]]:
+    """Draw the counts, a progress bar and a scrolling table of the last deliveries. Yield a function that redraws them."""
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as frame:
 
-    interval: float = 3600.0
+        def show(ledger: Ledger) -> None:
+            rows = max(3, min(_ROWS, console.height - _OTHER_LINES))
+            cells = max(0, min(_CELLS, console.width - _TEXT_WIDTH))
+            frame.update(picture(ledger, plan, rows, cells), refresh=True)
 
-    def show(self, ledger: Ledger) -> None:
-        """Show nothing."""
-
-
-class PlainView:
-    """Prints a line a second, for a log file."""
-
-    interval: float = 1.0
-
-    def __init__(self, plan: Plan) -> None:
-        print(f"delayq demo: {headline(plan)}", flush=True)
-
-    def show(self, ledger: Ledger) -> None:
-        print(counts(ledger), flush=True)
-
-
-class LiveView:
-    """Draws a scrolling table of the last deliveries, below the counts and a progress bar."""
-
-    # Each frame costs some milliseconds of a processor that the measured processes need too.
-    interval: float = 0.15
-
-    def __init__(self, console: Console, plan: Plan) -> None:
-        self._console = console
-        self._plan = plan
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def show(self, ledger: Ledger) -> None:
-        rows = max(3, min(_ROWS, self._console.height - _OTHER_LINES))
-        cells = max(0, min(_CELLS, self._console.width - _TEXT_WIDTH))
-        self._live.update(picture(ledger, self._plan, rows, cells), refresh=True)
+        yield show
 
 
 def headline(plan: Plan) -> str:
