@@ -104,14 +104,6 @@ def delay_us(delay: Duration | None, at: datetime | None, now: Callable[[], date
     return max(0, (at - now()) // MICROSECOND)
 
 
-def moment(ms: int) -> datetime:
-    """Return the moment ``ms`` milliseconds after the epoch; if that is past the year 9999, the last moment of that year."""
-    try:
-        return _EPOCH + timedelta(milliseconds=ms)
-    except OverflowError:
-        return datetime.max.replace(tzinfo=UTC)
-
-
 def moment_us(us: float) -> datetime:
     """Return the moment ``us`` microseconds after the epoch; if that is past the year 9999, the last moment of that year."""
     try:

@@ -31,8 +31,8 @@ def statistics_of(queues: Sequence[AnyOpen]) -> QueueStatistics:
         dead=sum(each.buried for each in counts) + sum(each.died for each in claims),
         released=sum(each.released for each in counts),
         expired=sum(each.expired for each in claims),
-        lease_ended=sum(each.returned for each in delayed),
-        quarantined=sum(each.quarantined for each in delayed),
+        lease_ended=sum(each.lease_ended for each in counts),
+        quarantined=sum(each.quarantined for each in counts),
         errors=sum(queue.pushes.errors for queue in queues),
         waiting=any(each.waiting for each in delayed) or any(each.taker.waiting for each in claims),
     )

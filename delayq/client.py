@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -15,7 +14,7 @@ from anyio import to_thread
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.open_queue import OpenDelayedQueue
 from delayq._delayed.queue import MAX_PAYLOAD, DelayedQueue
-from delayq._durations import Duration, check_count, check_flag, seconds
+from delayq._durations import Duration, check_count, check_flag, moment_us, seconds
 from delayq._embedded import server as embedded
 from delayq._figures import statistics_of, stats_of
 from delayq._reliable.keys import ReliableKeys, check_partitions
@@ -31,6 +30,7 @@ from delayq.stats import ClientStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
+    from datetime import datetime
     from types import TracebackType
     from typing import Self
 
@@ -347,8 +347,7 @@ class Client:
         Raises:
             ServerUnavailable, ServerRefused: The server does not answer, or refuses the command.
         """
-        whole, rest = await self._open_session().server.command("TIME")
-        return datetime.fromtimestamp(int(whole), UTC) + timedelta(microseconds=int(rest))
+        return moment_us(await self._open_session().server.time_us())
 
     def statistics(self) -> ClientStatistics:
         """Return what the client holds and has done so far."""
@@ -366,8 +365,8 @@ class Client:
             errors=session.server.errors,
             queues=len(queues),
             waiting=sum(transfer.waiting for transfer in transfers) + sum(queue.claims.taker.waiting for queue in reliable),
-            quarantined=sum(transfer.quarantined for transfer in transfers),
-            returned=sum(transfer.returned for transfer in transfers),
+            quarantined=sum(transfer.counts.quarantined for transfer in transfers),
+            returned=sum(transfer.counts.lease_ended for transfer in transfers),
             timer_wakeups=timer.wakeups,
             timer_lag=timer.lag,
         )

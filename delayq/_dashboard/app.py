@@ -19,7 +19,7 @@ from delayq._dashboard.queues import Queues
 from delayq._dashboard.rendering import environment, link, packed, unpacked
 from delayq._dashboard.security import Guard, SecurityHeaders, same_origin
 from delayq._dashboard.sharing import Cached
-from delayq._dashboard.source import MOST_PARTITIONS, SECOND, DelayedSource, Place, ReliableSource, server_now
+from delayq._dashboard.source import MOST_PARTITIONS, SECOND, DelayedSource, Place, ReliableSource
 from delayq._durations import MAX_MS
 from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
@@ -322,7 +322,7 @@ class _Board:
         return self._client._open_session().server  # noqa: SLF001 - a part of the library
 
     async def _now(self) -> int:
-        return await server_now(self._server())
+        return await self._server().time_us()
 
     async def _source(self, fields: Mapping[str, str]) -> AnySource:
         source = await self._queues.source(fields.get("kind", ""), fields.get("name", ""))

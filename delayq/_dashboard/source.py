@@ -10,9 +10,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.records import payload_of
-from delayq._delayed.scripts import CANCEL as CANCEL_RECORD
-from delayq._delayed.scripts import RESCHEDULE as RESCHEDULE_RECORD
+from delayq._delayed.store import DelayedStore, score_of
 from delayq._reliable.bodies import parse, parse_letter
 from delayq._reliable.dead_letters import DeadLetters
 from delayq._reliable.error_text import unpack_error
@@ -24,6 +22,7 @@ from delayq.codecs import StringCodec
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from delayq._delayed.store import PendingRecord
     from delayq._redis.client import RedisClient
     from delayq.admin.catalog import QueueKind
 
@@ -140,81 +139,43 @@ class DelayedSource:
 
     def __init__(self, server: RedisClient, name: str) -> None:
         self._server = server
-        self._keys = DelayedKeys.of(name)
+        self._store = DelayedStore(server, DelayedKeys.of(name))
         self.name = name
 
     async def counts(self) -> Counts:
-        keys, ask = self._keys, self._server.command
-        delayed, ready, leased, bad, head, now = await asyncio.gather(
-            ask("ZCARD", keys.timeout),
-            ask("LLEN", keys.ready),
-            ask("ZCARD", keys.leases),
-            ask("LLEN", keys.quarantine),
-            ask("ZRANGE", keys.timeout, 0, 0, "WITHSCORES"),
-            server_now(self._server, keys.timeout),
+        depth, bad, now = await asyncio.gather(
+            self._store.depth(), self._store.count_quarantined(), self._server.time_us(self._store.keys.timeout)
         )
-        overdue = max(0, now - _of_ms(head[1])) if head else 0
-        late = overdue or (None if ready else 0)
-        return Counts(delayed, ready, leased, bad, late, paused=False)
+        late = int(depth.overdue_us(now)) or (None if depth.ready else 0)
+        return Counts(depth.delayed, depth.ready, depth.leased, bad, late, paused=False)
 
     async def histogram(self, now: int) -> list[int]:
-        return await _bars(now, self._between)
+        return await _bars(now, lambda start, end: self.due_between(int(start), None if end == "+inf" else int(end)))
 
-    async def due_between(self, start: int, end: int) -> int:
-        return await self._between(str(start), str(end))
-
-    async def _between(self, start: str, end: str) -> int:
-        low, high = (str(int(each) / 1000) if each.isdecimal() else each for each in (start, end))
-        return int(await self._server.command("ZCOUNT", self._keys.timeout, low if low == "-inf" else f"({low}", high))
+    async def due_between(self, start: int, end: int | None) -> int:
+        return await self._store.count_due(start, end)
 
     async def page(self, state: str, offset: int, limit: int) -> list[Row]:
-        keys, ask, last = self._keys, self._server.command, offset + limit - 1
         if state == "delayed":
-            found = await ask("ZRANGE", keys.timeout, offset, last, "WITHSCORES")
-            return [_record(record, score) for record, score in zip(found[::2], found[1::2], strict=True)]
+            return [_record(found) for found in await self._store.pending_page(offset, limit)]
         if state == "leased":
-            found = await ask("ZRANGE", keys.leases, offset, last, "WITHSCORES")
-            if not found:
-                return []
-            payloads = await ask("HMGET", keys.leased, *found[::2])
-            ends = map(_of_ms, found[1::2])
-            return [Row(None, state, payload, lease_us=end) for payload, end in zip(payloads, ends, strict=True)]
-        key = keys.ready if state == "ready" else keys.quarantine
-        return [Row(None, state, payload) for payload in await ask("LRANGE", key, offset, last)]
+            leased = await self._store.leased_page(offset, limit)
+            return [Row(None, state, payload, lease_us=ends_us) for payload, ends_us in leased]
+        read = self._store.ready_page if state == "ready" else self._store.quarantined_page
+        return [Row(None, state, payload) for payload in await read(offset, limit)]
 
     async def find(self, place: Place, *, dead: bool) -> Row | None:
-        record = None if dead else await self._record(place)
-        return None if record is None else _record(record, place.due.encode())
+        found = None if dead else await self._store.find_at(place.due, place.id)
+        return None if found is None else _record(found)
 
     async def cancel(self, place: Place) -> bool:
-        record = await self._record(place)
-        if record is None:
-            return False
-        return bool(await self._server.run(CANCEL_RECORD, (self._keys.timeout, self._keys.ordered), (0, record)))
+        found = await self._store.find_at(place.due, place.id)
+        return found is not None and await self._store.cancel([found.record]) > 0
 
     async def reschedule(self, place: Place, delay_us: int) -> Place | None:
-        record = await self._record(place)
-        if record is None:
-            return None
-        due = int(await self._server.run(RESCHEDULE_RECORD, (self._keys.timeout, self._keys.channel), (record, delay_us)))
-        return Place(place.id, None, str(due)) if due >= 0 else None
-
-    async def _record(self, place: Place) -> bytes | None:
-        """Return the record with that id among those with that score. They are ordered by their bytes, and ids come first."""
-        same = (place.due, place.due)
-        low, high = 0, int(await self._server.command("ZCOUNT", self._keys.timeout, *same))
-        wanted = place.id
-        while low < high:
-            middle = (low + high) // 2
-            found = await self._server.command("ZRANGE", self._keys.timeout, *same, "BYSCORE", "LIMIT", middle, 1)
-            if not found:
-                return None
-            record: bytes = found[0]
-            here = record[: len(wanted)]
-            if here == wanted:
-                return record
-            low, high = (middle + 1, high) if here < wanted else (low, middle)
-        return None
+        found = await self._store.find_at(place.due, place.id)
+        due_us = None if found is None else await self._store.reschedule(found.record, delay_us)
+        return None if due_us is None else Place(place.id, None, score_of(due_us))
 
 
 class ReliableSource:
@@ -380,19 +341,9 @@ class ReliableSource:
         return sum(counts)
 
 
-async def server_now(server: RedisClient, key: str | None = None) -> int:
-    """Return the server's time, in microseconds."""
-    whole, rest = await server.command("TIME", key=key)
-    return int(whole) * SECOND + int(rest)
-
-
 async def _bars(now: int, between: Callable[[str, str], Awaitable[int]]) -> list[int]:
     edges = [str(now), *(str(now + horizon) for horizon in HORIZONS), "+inf"]
     return list(await asyncio.gather(*(between(start, end) for start, end in pairwise(edges))))
-
-
-def _of_ms(score: bytes) -> int:
-    return _whole(float(score) * 1000)
 
 
 def _whole(moment: float) -> int:
@@ -400,13 +351,11 @@ def _whole(moment: float) -> int:
     return int(min(max(moment, 0.0), 2.0**62)) if moment == moment else 0  # noqa: PLR0124 - NaN
 
 
-def _record(record: bytes, score: bytes) -> Row:
-    payload = payload_of(record)
-    # An old record begins with its id, a current one with a mark.
-    header = record[:9] if record[:1] == b"\x08" else record[:8]
-    place = Place(header, None, score.decode(errors="replace"))
-    due = _of_ms(score)
-    return Row(place, "unreadable", record, due) if payload is None else Row(place, "delayed", payload, due)
+def _record(found: PendingRecord) -> Row:
+    place = Place(found.start, None, found.score.decode(errors="replace"))
+    payload = found.payload
+    state = "unreadable" if payload is None else "delayed"
+    return Row(place, state, found.record if payload is None else payload, found.due_us)
 
 
 def _live(place: Place, facts: Sequence[Any], lease: bytes | None = None, expires: bytes | None = None) -> Row:

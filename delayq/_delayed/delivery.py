@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio
 
 from delayq._delayed.leases import LOST
-from delayq._durations import Duration, microseconds, moment
+from delayq._durations import Duration, microseconds, moment_us
 from delayq._engine.leaving import paced, settle_quietly
 from delayq.errors import LeaseLost
 
@@ -60,7 +60,7 @@ class Delivery(Generic[T]):
     @property
     def lease_ends_at(self) -> datetime:
         """The time the lease ends, by the server's clock (UTC)."""
-        return moment(self._lease.ends_us // 1000)
+        return moment_us(self._lease.ends_us)
 
     async def ack(self) -> None:
         """Acknowledge the message: it is removed for good. Concurrent calls share a round trip.
@@ -102,7 +102,7 @@ class Delivery(Generic[T]):
         self._keeper.let_go(self._lease)
         if self._settled:
             return
-        if error is None and self._ahead and not self._leases.is_behind:
+        if error is None and self._ahead and not self._leases.backlogged:
             self._leases.ack_unattended(self._lease)
             self._settled = True
             return

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delayq._redis.slots import PARTITION, RELIABLE, checked_name, hash_tag
 from delayq.errors import BadName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from delayq._redis.scripts import Script
 
 _ORDERED, _TIMEOUT, _CHANNEL = "redisson_delay_queue", "redisson_delay_queue_timeout", "redisson_delay_queue_channel"
 _QUARANTINE, _LEASES, _LEASED, _TURNS = "delayq_quarantine", "delayq_leases", "delayq_leased", "delayq_turns"
@@ -49,6 +51,7 @@ class DelayedKeys:
     """HASH of the payloads and records of those messages by token."""
     turns: str
     """Channel on which a client announces that it has moved the due messages, so that the others need not look."""
+    _of_scripts: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, name: str, mapper: Callable[[str], str] | None = None) -> DelayedKeys:
@@ -78,6 +81,24 @@ class DelayedKeys:
         )
         if hash_tag(keys.ready) != hash_tag(keys.ordered):
             raise BadName(f"the keys of {mapped!r} would be in different cluster slots: use no braces, or a single {{tag}}")
+        return keys
+
+    def of_script(self, script: Script, **of_call: str) -> Sequence[str]:
+        """Return the keys to pass to a script, in the order of its declaration.
+
+        Args:
+            script: Its declaration names each key as this class does, except those in ``of_call``.
+            of_call: The keys that differ from call to call.
+        """
+        known = self._of_scripts.get(script.name)
+        if known is None:
+            known = tuple("" if name in of_call else getattr(self, name) for name in script.keys)
+            self._of_scripts[script.name] = known
+        if not of_call:
+            return known
+        keys = [*known]
+        for name, key in of_call.items():
+            keys[script.keys.index(name)] = key
         return keys
 
     def fence(self, call: str) -> str:

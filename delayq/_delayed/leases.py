@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from delayq._delayed.scripts import ACK, EXTEND, NACK, RELEASE
 from delayq._engine.batcher import Batcher
 from delayq._engine.leases import fresh_until, heed, settle, settled
-from delayq._redis.scripts import Request
 from delayq.errors import LeaseLost, OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delayq._delayed.keys import DelayedKeys
+    from delayq._delayed.store import DelayedStore, Transferred
     from delayq._engine.context import EngineContext
     from delayq._engine.counters import Counts
 
@@ -41,38 +39,33 @@ class Lease:
 class Leases:
     """The leases of one queue. Acknowledgements from concurrent callers share a call."""
 
-    def __init__(
-        self, keys: DelayedKeys, services: EngineContext, announced: Callable[[int], None], counts: Counts, *, listed: bool
-    ) -> None:
+    def __init__(self, store: DelayedStore, services: EngineContext, on_due: Callable[[int], None], counts: Counts) -> None:
         """Args:
-        announced: Called with the due time of a message that was offered again, in ms.
-        listed: Whether the ordered list is maintained.
+        on_due: Called with the due time of a message that was offered again, in microseconds.
         """
-        self._keys = keys
-        self._server = services.server
+        self._store = store
         self._clock = services.clock
-        self._announced = announced
+        self._on_due = on_due
         self._counts = counts
-        self._listed = int(listed)
         self._acks: Batcher[Lease, bool | OutcomeUnknown] = Batcher(
             services.server,
             services.background,
-            request=lambda leases, _: Request(ACK, (keys.leases, keys.leased), [lease.token for lease in leases]),
+            request=lambda leases, _: store.ack_request([lease.token for lease in leases]),
             repeat=lambda request, leases, lost: settle(
                 services.server, services.clock, request, [lease.ends_us for lease in leases], lost
             ),
             results=lambda _, answer: settled(answer, counts),
             max_items=_ACKS_AT_A_TIME,
             max_bytes=_ACKS_AT_A_TIME,
-            unattended=lambda _, outcome: heed(keys.name, None, outcome),
+            unattended=lambda _, outcome: heed(store.keys.name, None, outcome),
         )
 
     @property
     def name(self) -> str:
-        return self._keys.name
+        return self._store.keys.name
 
     @property
-    def is_behind(self) -> bool:
+    def backlogged(self) -> bool:
         """Whether enough acknowledgements are in flight that a caller with another one waits for its answer."""
         return self._acks.unanswered >= 2 * _ACKS_AT_A_TIME
 
@@ -95,14 +88,11 @@ class Leases:
 
     async def nack(self, lease: Lease, delay_us: int) -> None:
         """Offer the message again, due after ``delay_us`` microseconds. Raises the same errors as :meth:`ack`."""
-        keys = self._keys
-        due_ms = await self._server.run(
-            NACK, (keys.leases, keys.leased, keys.timeout, keys.ordered, keys.channel), (lease.token, delay_us, self._listed)
-        )
-        if due_ms < 0:
+        due_us = await self._store.nack(lease.token, delay_us)
+        if due_us is None:
             raise LeaseLost(LOST)
         self._counts.retried += 1
-        self._announced(int(due_ms))
+        self._on_due(due_us)
 
     async def extend(self, leases: Sequence[Lease], lease_us: int) -> list[bool]:
         """Extend leases to end ``lease_us`` microseconds from now. Returns which of them are still ours.
@@ -113,32 +103,26 @@ class Leases:
         held: list[bool] = []
         for at in range(0, len(leases), _ACKS_AT_A_TIME):
             some = leases[at : at + _ACKS_AT_A_TIME]
-            tokens = [lease.token for lease in some]
-            ends_ms, *ours = await self._server.run(EXTEND, (self._keys.leases,), (lease_us, *tokens))
+            ends_us, ours = await self._store.extend([lease.token for lease in some], lease_us)
             for lease, mine in zip(some, ours, strict=True):
                 if mine:
-                    lease.ends_us = ends_ms * 1000
-                    lease.fresh_until = fresh_until(self._clock, lease.ends_us, lease_us)
-                held.append(bool(mine))
+                    lease.ends_us = ends_us
+                    lease.fresh_until = fresh_until(self._clock, ends_us, lease_us)
+            held += ours
         return held
 
-    def made(self, call: str, payloads: Sequence[bytes], now_us: int, lease_us: int) -> list[Lease]:
-        """Create the leases for the payloads that one call handed out at ``now_us``, in order.
+    def made(self, call: str, reply: Transferred, lease_us: int) -> list[Lease]:
+        """Create the leases for the payloads that one call handed out, in order.
 
         The tokens are those that ``transfer.lua`` makes.
         """
-        ends_us = -(-(now_us + lease_us) // 1000) * 1000
+        ends_us = reply.lease_ends_us(lease_us)
         fresh = fresh_until(self._clock, ends_us, lease_us)
-        return [Lease(f"{call}:{place:03}", payload, ends_us, fresh) for place, payload in enumerate(payloads, 1)]
-
-    def releasing(self, tokens: Sequence[str]) -> Request:
-        """Build the call that gives leases back to the head of the ready list, in order, except those that are no longer ours."""
-        keys = self._keys
-        return Request(RELEASE, (keys.ready, keys.timeout, keys.ordered, keys.leases, keys.leased), tokens)
+        return [Lease(f"{call}:{place:03}", payload, ends_us, fresh) for place, payload in enumerate(reply.payloads, 1)]
 
     async def release(self, lease: Lease) -> None:
         """Give an untouched message back to the head of the ready list."""
-        await self._server.run(*self.releasing([lease.token]))
+        await self._store.send(self._store.release_request([lease.token]))
 
     async def aclose(self, grace: float) -> None:
         """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""

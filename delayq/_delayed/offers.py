@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
-from itertools import chain
-from itertools import repeat as again
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from delayq._delayed.scripts import OFFER
 from delayq._engine.batcher import Batcher
 from delayq._engine.durability import DurableBatchers
-from delayq._redis.scripts import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from delayq._delayed.keys import DelayedKeys
+    from delayq._delayed.store import DelayedStore, Offer, Stored
     from delayq._engine.context import EngineContext
     from delayq._engine.counters import Counts
     from delayq._engine.durability import Durability, Results, Unconfirmed, WaitingServer
     from delayq._redis.client import RedisClient
+    from delayq._redis.scripts import Request
     from delayq.errors import OutcomeUnknown
 
 # Maximum number of messages, and of bytes, that share one script call: a script blocks the whole server while it runs.
 MESSAGES_AT_A_TIME = 200
 _BYTES_AT_A_TIME = 256 * 1024
 
-Offer = tuple[int, bytes]
-"""The delay in microseconds, and the payload."""
-Stored = tuple[bytes, int, int]
-"""The id, the due time in ms, and the size of a length field on that server, in bytes."""
 
-
-class Offers:
+class DelayedOffers:
     """Stores the messages offered to one queue.
 
     Attributes:
         commits: The group commit that stores messages. Its items are offers, each as large as its payload.
     """
 
-    def __init__(
-        self, keys: DelayedKeys, services: EngineContext, announced: Callable[[int], None], counts: Counts, *, listed: bool
-    ) -> None:
+    def __init__(self, store: DelayedStore, services: EngineContext, on_due: Callable[[int], None], counts: Counts) -> None:
         """Args:
-        announced: Called with the earliest due time of the messages stored, in ms.
-        listed: Whether the ordered list is maintained.
+        on_due: Called with the earliest due time of the messages stored, in microseconds.
         """
-        self._keys = keys
-        self._listed = int(listed)
-        self._announced = announced
+        self._store = store
+        self._on_due = on_due
         self._counts = counts
         self._background = services.background
-        self._promised: DurableBatchers[Offer, Stored] = DurableBatchers(services.server, keys.timeout, self._new_commits)
+        self._promised: DurableBatchers[Offer, Stored] = DurableBatchers(services.server, store.keys.timeout, self._new_commits)
         self.commits: Batcher[Offer, Stored] = self._promised.plain
 
     async def under(self, promise: Durability) -> Batcher[Offer, Stored | Unconfirmed[Stored]]:
@@ -71,7 +59,7 @@ class Offers:
         return Batcher(
             server,
             self._background,
-            request=self._request,
+            request=lambda offers, _: self._store.offer_request(offers),
             repeat=repeat,
             results=reading(self._results),
             max_items=MESSAGES_AT_A_TIME,
@@ -79,14 +67,9 @@ class Offers:
             expires=True,
         )
 
-    def _request(self, offers: Sequence[Offer], _lane: int) -> Request:
-        keys = self._keys
-        parts = cast("Iterable[bytes | int]", chain.from_iterable(offers))
-        return Request(OFFER, (keys.timeout, keys.ordered, keys.channel), [self._listed, *parts])
-
-    def _results(self, offers: Sequence[Offer], answer: list[Any]) -> list[Stored]:
-        ids, dues = answer[1::2], answer[2::2]
-        self._counts.offered += len(ids)
+    def _results(self, _offers: Sequence[Offer], reply: list[Any]) -> list[Stored]:
+        first_us, stored = self._store.parse_offered(reply)
+        self._counts.offered += len(stored)
         # Our own subscription reports this as well, unless it is interrupted at the moment.
-        self._announced(min(dues))
-        return list(zip(ids, dues, again(answer[0], len(offers)), strict=True))
+        self._on_due(first_us)
+        return stored

@@ -6,10 +6,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from delayq._delayed.listing import DueOrder, OrderedList
 from delayq._delayed.records import payload_of
-from delayq._delayed.scripts import CANCEL, EXPIRE, POLL_LAST, PURGE
-from delayq._durations import Duration, check_count, microseconds, moment
+from delayq._delayed.store import BATCH
+from delayq._durations import Duration, check_count, microseconds, moment_us
 from delayq._logging import about
 from delayq.errors import BadInput
 
@@ -17,17 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from datetime import datetime
 
+    from delayq._delayed.hand_outs import HandOut, HandOuts
     from delayq._delayed.keys import DelayedKeys
-    from delayq._delayed.listing import Listing
-    from delayq._delayed.transfer import HandOut, TransferTask
-    from delayq._redis.client import RedisClient
+    from delayq._delayed.store import DelayedStore, PendingRecord
     from delayq.codecs import Codec
 
 _log = logging.getLogger("delayq")
 
 T = TypeVar("T")
-
-_BATCH = 100
 
 
 class Pending(Generic[T]):
@@ -45,27 +41,21 @@ class Pending(Generic[T]):
 
     def __init__(
         self,
-        transfer: TransferTask,
-        server: RedisClient,
+        store: DelayedStore,
+        hand_outs: HandOuts,
         codec: Codec[T],
         encode: Callable[[T], bytes],
-        *,
-        listed: bool,
         keys_of: Callable[[str], DelayedKeys],
     ) -> None:
-        keys = transfer.keys
-        self._keys = keys
-        self._server = server
-        self._transfer = transfer
+        self._store = store
+        self._hand_outs = hand_outs
         self._codec = codec
         self._encode = encode
-        self._listed = int(listed)
-        self._listing: Listing = OrderedList(keys, server) if listed else DueOrder(keys, server)
         self._keys_of = keys_of
 
     async def size(self) -> int:
         """Return the number of pending messages."""
-        return await self._listing.size()
+        return await self._store.count_pending()
 
     async def peek(self) -> T | None:
         """Return the message that was offered first, whenever it is due, without removing it; None if there is none.
@@ -73,7 +63,7 @@ class Pending(Generic[T]):
         Records that cannot be read are skipped.
         """
         place = 0
-        while (record := await self._listing.at(place)) is not None:
+        while (record := await self._store.record_at(place)) is not None:
             if (payload := payload_of(record)) is not None:
                 return self._codec.decode(payload)
             place += 1
@@ -103,7 +93,7 @@ class Pending(Generic[T]):
         started = asyncio.get_running_loop().time()
         try:
             while len(values) < n:
-                handed, left, payloads = await self._transfer.poll_pending(min(_BATCH, n - len(values)), listed=self._listed)
+                handed, left, payloads = await self._hand_outs.poll_pending(min(BATCH, n - len(values)))
                 taken.append(handed)
                 if not left:
                     break
@@ -113,31 +103,35 @@ class Pending(Generic[T]):
                     except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
                         unreadable.append((payload, error))
         except BaseException:
-            self._transfer.lose(taken)
+            self._hand_outs.lose(taken)
             raise
-        await self._transfer.confirm_all(taken, started)
+        await self._hand_outs.confirm_all(taken, started)
         # Only now: a call that fails gives the unreadable ones back with the rest.
+        name = self._store.keys.name
         for payload, reason in unreadable:
-            self._transfer.set_aside(payload)
-            _log.warning("queue %r: quarantined an unreadable message: %s", self._keys.name, reason, extra=about(self._keys.name))
+            self._hand_outs.set_aside(payload)
+            _log.warning("queue %r: quarantined an unreadable message: %s", name, reason, extra=about(name))
         return values
 
     async def read_all(self) -> list[T]:
         """Return every pending message, in offer order, without removing any."""
         records: dict[bytes, None] = {}
-        async for page in self._listing.pages():
+        async for page in self._store.pages():
             records |= dict.fromkeys(page)
-        payloads = map(payload_of, self._listing.offer_order(records))
+        payloads = map(payload_of, self._store.offer_order(records))
         return [self._codec.decode(payload) for payload in payloads if payload is not None]
 
     async def entries(self) -> list[tuple[T, datetime]]:
         """Return every pending message with its due time (UTC), in due order, without removing any."""
-        scores: dict[bytes, float] = {}
-        async for page in DueOrder(self._keys, self._server).scored_pages():
-            scores |= page
-        found = [(score, record, payload_of(record)) for record, score in scores.items()]
-        due_order = sorted((score, record, payload) for score, record, payload in found if payload is not None)
-        return [(self._codec.decode(payload), moment(_whole_ms(score))) for score, _, payload in due_order]
+        records: dict[bytes, PendingRecord] = {}
+        async for page in self._store.scored_pages():
+            records |= {found.record: found for found in page}
+        due_order = sorted(records.values(), key=lambda found: (found.due_us, found.record))
+        return [
+            (self._codec.decode(payload), moment_us(found.due_us))
+            for found in due_order
+            if (payload := found.payload) is not None
+        ]
 
     async def contains(self, value: T) -> bool:
         """Return whether an equal message is pending."""
@@ -147,7 +141,7 @@ class Pending(Generic[T]):
         """Return whether an equal message is pending for each of ``values``; True if there are none."""
         missing = {self._encode(value) for value in values}
         if missing:
-            async for page in self._listing.pages():
+            async for page in self._store.pages():
                 missing.difference_update(map(payload_of, page))
                 if not missing:
                     break
@@ -161,7 +155,7 @@ class Pending(Generic[T]):
         wanted = self._encode(value)
         while found := await self._find(lambda payload: payload == wanted):
             for record in found:
-                if await self._cancel([record]):
+                if await self._store.cancel([record], stale=True):
                     return True
             # All of them came due during the search. There may be others.
         return False
@@ -186,42 +180,33 @@ class Pending(Generic[T]):
             BadName: As for :meth:`delayq.Client.delayed_queue`.
             OutcomeUnknown: It may have been moved.
         """
-        keys = (self._keys.timeout, self._keys.ordered, self._keys.quarantine, self._keys_of(name).ready)
+        destination = self._keys_of(name).ready
         while True:
-            left, *payloads = await self._server.run(POLL_LAST, keys, (self._listed, _BATCH))
-            if payloads:
-                return self._codec.decode(payloads[0])
+            left, payload = await self._store.poll_last(destination)
+            if payload is not None:
+                return self._codec.decode(payload)
             if not left:
                 return None
 
     async def clear(self) -> bool:
         """Drop every pending message, and return whether there were any. Ready messages stay."""
-        return bool(await self._server.run(PURGE, (self._keys.timeout, self._keys.ordered, self._keys.ready), ("delayed",)))
+        return await self._store.purge("delayed") > 0
 
     async def expire(self, duration: Duration) -> bool:
         """Make all pending messages disappear ``duration`` from now, and return whether there were any."""
-        ttl_ms = -(-microseconds(duration, "duration") // 1000)
-        return bool(await self._server.run(EXPIRE, (self._keys.timeout, self._keys.ordered), (ttl_ms,)))
+        return await self._store.expire(microseconds(duration, "duration"))
 
     async def _find(self, condition: Callable[[bytes | None], bool]) -> list[bytes]:
         """Return the records whose payloads satisfy the condition, in offer order."""
         found: dict[bytes, None] = {}
-        async for page in self._listing.pages():
+        async for page in self._store.pages():
             found |= dict.fromkeys(record for record in page if condition(payload_of(record)))
-        return self._listing.offer_order(found)
+        return self._store.offer_order(found)
 
     async def _remove_if(self, unwanted: Callable[[bytes | None], bool]) -> bool:
         # Find first, remove afterwards: removing while reading would shift the pages.
         records = await self._find(unwanted)
         removed = 0
-        for at in range(0, len(records), _BATCH):
-            removed += await self._cancel(records[at : at + _BATCH])
+        for at in range(0, len(records), BATCH):
+            removed += await self._store.cancel(records[at : at + BATCH], stale=True)
         return removed > 0
-
-    async def _cancel(self, records: list[bytes]) -> int:
-        # Also removes a record that is only in the list, as another program's crash may have left it.
-        return int(await self._server.run(CANCEL, (self._keys.timeout, self._keys.ordered), (1, *records)))
-
-
-def _whole_ms(score: float) -> int:
-    return int(min(max(score, 0.0), 2.0**53))

@@ -15,8 +15,8 @@ from delayq._delayed.open_queue import OpenDelayedQueue
 from delayq._delayed.pending import Pending
 from delayq._delayed.ready import Ready
 from delayq._delayed.records import pack
-from delayq._delayed.scripts import CANCEL, RESCHEDULE
-from delayq._durations import Duration, check_count, check_max_payload, delay_us, microseconds, moment, seconds
+from delayq._delayed.store import UNIT_US, parse_score
+from delayq._durations import Duration, check_count, check_max_payload, delay_us, microseconds, moment_us, seconds
 from delayq._engine import durability as durabilities
 from delayq._engine.durability import Unconfirmed
 from delayq._engine.waiters import Loop, Reader
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from delayq._delayed.keys import DelayedKeys
     from delayq._delayed.leases import Lease
-    from delayq._delayed.offers import Offer, Stored
+    from delayq._delayed.store import Offer, Stored
     from delayq._engine.batcher import Batcher
     from delayq._engine.session import Session
     from delayq.codecs import Codec
@@ -66,13 +66,13 @@ class Receipt(Generic[T]):
         due_at: When the message is due, by the server's clock (UTC). Later moments appear as the last moment of the year 9999.
     """
 
-    __slots__ = ("_due_ms", "_id", "_length_bytes", "_payload", "_queue")
+    __slots__ = ("_id", "_length_bytes", "_payload", "_queue", "_score")
 
     def __init__(self, queue: DelayedQueue[T], payload: bytes, stored: Stored) -> None:
         self._queue = queue
         # The parts of the record: the server finds a message by its complete record.
         self._payload = payload
-        self._id, self._due_ms, self._length_bytes = stored
+        self._id, self._score, self._length_bytes = stored
 
     @property
     def id(self) -> str:
@@ -80,7 +80,7 @@ class Receipt(Generic[T]):
 
     @property
     def due_at(self) -> datetime:
-        return moment(self._due_ms)
+        return moment_us(parse_score(self._score))
 
     async def cancel(self) -> bool:
         """Remove the message from the queue.
@@ -107,10 +107,10 @@ class Receipt(Generic[T]):
             BadDelay: As for :meth:`DelayedQueue.offer`.
             OutcomeUnknown: The reply was lost: it may have been rescheduled. With any other error, it was not.
         """
-        due_ms = await self._queue._reschedule(self._record(), delay, at)  # noqa: SLF001
-        if due_ms is None:
+        due_us = await self._queue._reschedule(self._record(), delay, at)  # noqa: SLF001
+        if due_us is None:
             return False
-        self._due_ms = due_ms
+        self._score = due_us // UNIT_US
         return True
 
     def _record(self) -> bytes:
@@ -149,18 +149,17 @@ class DelayedQueue(Generic[T]):
         check_max_payload(max_payload)
         self._max_payload = max_payload
         self._session = session
-        self._server = session.server
         self._open = session.scheduler.open(
             self._keys.channel, lambda services: OpenDelayedQueue(self._keys, services, listed=listed)
         )
         if self._open.keys.ready != self._keys.ready:
             # "a" and "{a}": Redisson gives both the same keys, except for the ready list.
             raise BadName(f"{name!r} shares its keys with {self._open.keys.ready!r}, which is open on this client")
-        if self._open.listed != listed:
-            raise ConfigurationError(f"queue {name!r} is open on this client with ordered_list={self._open.listed}")
+        if self._open.store.listed != listed:
+            raise ConfigurationError(f"queue {name!r} is open on this client with ordered_list={self._open.store.listed}")
         self._taker = self._open.transfer.taker
-        self.ready: Ready[T] = Ready(self._keys, self._server, codec)
-        self.pending: Pending[T] = Pending(self._open.transfer, self._server, codec, self._encode, listed=listed, keys_of=keys_of)
+        self.ready: Ready[T] = Ready(self._open.store, codec)
+        self.pending: Pending[T] = Pending(self._open.store, self._open.transfer.hand_outs, codec, self._encode, keys_of)
 
     @property
     def name(self) -> str:
@@ -381,17 +380,18 @@ class DelayedQueue(Generic[T]):
         reader: Reader[Lease] = Reader()
         # Looked up each time: consumers with leases of this length are forgotten between two loops.
         return Loop(
-            self._deliveries(lease_us, retry_us, reader), lambda: self._open.transfer.lessee(lease_us).taker.abandon(reader)
+            self._deliveries(lease_us, retry_us, reader),
+            lambda: self._open.transfer.leased_waiters(lease_us).taker.abandon(reader),
         )
 
     async def _deliveries(self, lease_us: int, retry_us: int, reader: Reader[Lease]) -> AsyncGenerator[Delivery[T], None]:
-        lessee = self._open.transfer.lessee(lease_us)
-        async with aclosing(lessee.taker.batches(reader)) as batches:
+        waiters = self._open.transfer.leased_waiters(lease_us)
+        async with aclosing(waiters.taker.batches(reader)) as batches:
             async for batch in batches:
                 while batch:
-                    if lessee.keeper.is_short(batch[0][1]):
+                    if waiters.keeper.is_short(batch[0][1]):
                         # Still in the batch: if we are cancelled now, it goes back.
-                        lost = {id(lease) for lease in await lessee.keeper.freshen([lease for _, lease in batch])}
+                        lost = {id(lease) for lease in await waiters.keeper.freshen([lease for _, lease in batch])}
                         for taken in [taken for taken in batch if id(taken[1]) in lost]:
                             batch.remove(taken)
                         continue
@@ -399,11 +399,11 @@ class DelayedQueue(Generic[T]):
                     try:
                         value = self._codec.decode(lease.payload)
                     except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
-                        self._open.transfer.set_aside(lease.payload, lease)
+                        self._open.transfer.hand_outs.set_aside(lease.payload, lease)
                         self._report(error)
                     else:
                         self._open.counts.delivered += 1
-                        yield Delivery(value, lease, self._open.transfer.leases, lessee.keeper, retry_us, batch)
+                        yield Delivery(value, lease, self._open.transfer.leases, waiters.keeper, retry_us, batch)
 
     # Closing
 
@@ -448,7 +448,7 @@ class DelayedQueue(Generic[T]):
         try:
             return self._codec.decode(payload)
         except Exception as error:
-            self._open.transfer.set_aside(payload)
+            self._open.transfer.hand_outs.set_aside(payload)
             if isinstance(error, DecodeError):
                 raise
             raise DecodeError(type(self._codec).__name__, payload) from error
@@ -458,15 +458,13 @@ class DelayedQueue(Generic[T]):
 
     async def _cancel(self, record: bytes) -> bool:
         self._check_open()
-        return bool(await self._server.run(CANCEL, (self._keys.timeout, self._keys.ordered), (0, record)))
+        return await self._open.store.cancel([record]) > 0
 
     async def _reschedule(self, record: bytes, delay: Duration | None, at: datetime | None) -> int | None:
         self._check_open()
         if delay is None and at is None:
             raise BadDelay("pass delay or at")
-        keys = (self._keys.timeout, self._keys.channel)
-        due_ms = int(await self._server.run(RESCHEDULE, keys, (record, delay_us(delay, at))))
-        if due_ms < 0:
-            return None
-        self._open.transfer.announced(due_ms)
-        return due_ms
+        due_us = await self._open.store.reschedule(record, delay_us(delay, at))
+        if due_us is not None:
+            self._open.transfer.on_due(due_us)
+        return due_us

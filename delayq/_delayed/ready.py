@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from delayq._delayed.scripts import PURGE
-
 if TYPE_CHECKING:
-    from delayq._delayed.keys import DelayedKeys
-    from delayq._redis.client import RedisClient
+    from delayq._delayed.store import DelayedStore
     from delayq.codecs import Codec
 
 T = TypeVar("T")
@@ -19,18 +16,17 @@ _PAGE = 1000
 class Ready(Generic[T]):
     """The list of messages that are due. Every method may raise the errors of :class:`~delayq.errors.ServerError`."""
 
-    def __init__(self, keys: DelayedKeys, server: RedisClient, codec: Codec[T]) -> None:
-        self._keys = keys
-        self._server = server
+    def __init__(self, store: DelayedStore, codec: Codec[T]) -> None:
+        self._store = store
         self._codec = codec
 
     async def size(self) -> int:
         """Return the number of ready messages."""
-        return int(await self._server.command("LLEN", self._keys.ready))
+        return await self._store.count_ready()
 
     async def leased(self) -> int:
         """Return the number of messages leased by :meth:`DelayedQueue.deliveries`. They do not count in :meth:`size`."""
-        return int(await self._server.command("ZCARD", self._keys.leases))
+        return await self._store.count_leased()
 
     async def read_all(self) -> list[T]:
         """Return every ready message without removing any, starting with the one that is taken next.
@@ -43,11 +39,11 @@ class Ready(Generic[T]):
         """
         values: list[T] = []
         while True:
-            page = await self._server.command("LRANGE", self._keys.ready, len(values), len(values) + _PAGE - 1)
+            page = await self._store.ready_page(len(values), _PAGE)
             values += map(self._codec.decode, page)
             if len(page) < _PAGE:
                 return values
 
     async def clear(self) -> bool:
         """Drop every ready message, and return whether there were any. Pending messages stay."""
-        return bool(await self._server.run(PURGE, (self._keys.timeout, self._keys.ordered, self._keys.ready), ("ready",)))
+        return await self._store.purge("ready") > 0

@@ -12,7 +12,7 @@ from delayq._redis.dedicated import DedicatedConnection, keep_linked
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delayq._delayed.keys import DelayedKeys
+    from delayq._delayed.store import DelayedStore
     from delayq._engine.context import EngineContext
     from delayq._timer.wheel import Timeout
 
@@ -32,11 +32,11 @@ class ReadyWatch:
     blocks just as well and changes nothing: the payload is taken afterwards, by the script that accounts for it.
     """
 
-    def __init__(self, keys: DelayedKeys, services: EngineContext, found: Callable[[], None]) -> None:
+    def __init__(self, store: DelayedStore, services: EngineContext, found: Callable[[], None]) -> None:
         """Args:
         found: Called when the list has an item. Callers that still need more after that call :meth:`start`.
         """
-        self._keys = keys
+        self._store = store
         self._nodes = services.nodes
         self._timer = services.timer
         self._background = services.background
@@ -60,7 +60,7 @@ class ReadyWatch:
         self._stay()
         self._missing.set()
         if self._task is None:
-            self._task = self._background.spawn(self._run(), f"ready watch {self._keys.name}")
+            self._task = self._background.spawn(self._run(), f"ready watch {self._store.keys.name}")
 
     def overlooked(self) -> None:
         """Check that the watch reports an item that the server says is in the list.
@@ -95,16 +95,18 @@ class ReadyWatch:
             self._linger = None
 
     async def _run(self) -> None:
-        def interrupted(error: Exception) -> None:
-            _log.warning("queue %r: watching the ready list failed: %s", self._keys.name, error, extra=about(self._keys.name))
+        keys = self._store.keys
 
-        await keep_linked(self._nodes, self._keys.ready, self._watch, interrupted, self._retry_most)
+        def interrupted(error: Exception) -> None:
+            _log.warning("queue %r: watching the ready list failed: %s", keys.name, error, extra=about(keys.name))
+
+        await keep_linked(self._nodes, keys.ready, self._watch, interrupted, self._retry_most)
 
     async def _watch(self, link: DedicatedConnection) -> None:
         self._link = link
         while True:
             await self._missing.wait()
-            await link.send("BLMOVE", self._keys.ready, self._keys.ready, "LEFT", "LEFT", 0)
+            await link.send(*self._store.wait_for_ready)
             self._blocked = True
             try:
                 found = await link.read()

@@ -17,6 +17,8 @@ class Counts:
         retried: Messages given back after a failure, to be tried again.
         buried: Messages made dead letters by their holder.
         released: Messages given back untouched by their holder.
+        lease_ended: Messages of a delayed queue found with their lease ended.
+        quarantined: Unreadable records of a delayed queue.
     """
 
     offered: int = 0
@@ -25,6 +27,8 @@ class Counts:
     retried: int = 0
     buried: int = 0
     released: int = 0
+    lease_ended: int = 0
+    quarantined: int = 0
 
 
 class Depth(NamedTuple):

@@ -71,8 +71,13 @@ class OpenQueue(Protocol):
         """
         ...
 
-    def heard(self, moment: int) -> None:
-        """Act on a notification: a message is due at ``moment``."""
+    @property
+    def unit_us(self) -> int:
+        """The unit of the moments on the queue's channels, in microseconds."""
+        ...
+
+    def on_due(self, due_us: int) -> None:
+        """Act on a notification: a message is due at ``due_us`` microseconds."""
         ...
 
     def noticed(self, notice: TransferNotice) -> None:
@@ -264,4 +269,4 @@ class Scheduler:
             _log.warning("queue %r: received a notification that is not a number", queue.name, extra=about(queue.name))
             queue.push()
         else:
-            queue.heard(moment)
+            queue.on_due(moment * queue.unit_us)

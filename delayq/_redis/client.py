@@ -289,6 +289,15 @@ class RedisClient:
         key = key or (command[1] if len(command) > 1 and isinstance(command[1], str) else None)
         return await self._repeat(key, command, None, repeatable=True)
 
+    async def time_us(self, key: str | None = None) -> int:
+        """Return the time of a server, in microseconds: the one that has ``key``, or any. Raises as :meth:`run` does."""
+        whole, rest = await self.command("TIME", key=key)
+        return int(whole) * 1_000_000 + int(rest)
+
+    async def empty(self) -> None:
+        """Delete everything on the server. Raises as :meth:`run` does."""
+        await self.command("FLUSHALL")
+
     async def everywhere(self, *command: str | bytes | int) -> list[Any]:
         """Ask every server that has keys a question that changes nothing, and return the answers of those that are up.
 

@@ -96,8 +96,12 @@ class OpenReliableQueue:
             self.recurrence.learn()
         self.claims.pushes.next_due(due_us)
 
-    def heard(self, moment: int) -> None:
-        self.claims.announced(moment)
+    @property
+    def unit_us(self) -> int:
+        return 1
+
+    def on_due(self, due_us: int) -> None:
+        self.claims.announced(due_us)
 
     def noticed(self, notice: TransferNotice) -> None:
         self.claims.noticed(notice)

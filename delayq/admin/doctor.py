@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from delayq._delayed.keys import DelayedKeys
+from delayq._redis import server_info
 from delayq._redis.slots import SLOTS
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin import inspect as inspection
@@ -77,7 +78,11 @@ async def diagnose(
     Raises:
         ServerUnavailable: The server does not answer.
     """
-    for info in await _infos(client):
+    try:
+        infos = await server_info.info(client._open_session().server)
+    except ServerRefused:
+        infos = [{}]
+    for info in infos:
         for finding in _of_server(info):
             yield finding
     for finding in await _cluster(client):
@@ -97,20 +102,6 @@ async def diagnose(
         yield finding
     for queue in found:
         yield await _queue(client, queue, overdue)
-
-
-async def _infos(client: Client) -> list[Mapping[str, str]]:
-    try:
-        answers = await client._open_session().server.everywhere("INFO")
-    except ServerRefused:
-        return [{}]
-    return [read_info(answer.decode(errors="replace")) for answer in answers]
-
-
-def read_info(text: str) -> dict[str, str]:
-    """Parse the reply to ``INFO`` into values by name."""
-    lines = (line.partition(":") for line in text.splitlines() if line and not line.startswith("#"))
-    return {name: value for name, _, value in lines}
 
 
 def _of_server(info: Mapping[str, str]) -> Iterator[Finding]:
@@ -183,13 +174,12 @@ def _memory(info: Mapping[str, str]) -> Finding:
 async def _cluster(client: Client) -> list[Finding]:
     server, spread = client._open_session().server, client._open_session().nodes.spread
     try:
-        (answer, *_) = await server.everywhere("CLUSTER", "INFO")
+        info = await server_info.cluster_info(server)
     except ServerRefused as error:
         if spread:
             return [Finding("note", "cluster", f"this user may not run CLUSTER INFO: {error}")]
         # A single server that is not in a cluster replies with an error.
         return []
-    info = read_info(answer.decode(errors="replace"))
     covered = int(info.get("cluster_slots_ok", 0))
     text = f"{info.get('cluster_state', '?')}, {covered:,} of {SLOTS:,} slots served by {info.get('cluster_size', '?')} masters"
     if not spread and info.get("cluster_size", "1") != "1":
@@ -224,7 +214,7 @@ async def _clock(client: Client) -> Finding:
 async def _rights(client: Client, queues: Sequence[FoundQueue], role: Role | None) -> AsyncIterator[Finding]:
     server = client._open_session().server
     try:
-        user = (await server.command("ACL", "WHOAMI", key="")).decode(errors="replace")
+        user = await server_info.user_name(server)
     except ServerRefused:
         user = "?"
     able: list[str] = []
@@ -282,18 +272,15 @@ async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> 
         delayed = DelayedKeys.of(queue.name)
         key, channel = delayed.timeout, delayed.channel
     commands = [rule[1:] for rule in _rules(role, queue) if rule.startswith("+") and "|" not in rule]
-    infos = await server.command("COMMAND", "INFO", *commands, key=key)
-    for command, info in zip(commands, infos, strict=True):
-        if not info:
-            continue
+    for command, arity in (await server_info.arities(server, commands, key)).items():
         if command in _WITHOUT_KEY:
             arguments = list(_WITHOUT_KEY[command])
         else:
             arguments = [channel if command in _WITH_CHANNEL else key]
-            arguments += ["1"] * (abs(int(info[1])) - 2)
-        answer = await server.command("ACL", "DRYRUN", user, command, *arguments, key=key)
-        if answer != b"OK":
-            yield f"+{command}" if b"command" in answer else f"~{key}" if b"key" in answer else f"&{channel}"
+            arguments += ["1"] * (arity - 2)
+        refusal = await server_info.refusal(server, user, [command, *arguments], key)
+        if refusal:
+            yield f"+{command}" if "command" in refusal else f"~{key}" if "key" in refusal else f"&{channel}"
 
 
 async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:

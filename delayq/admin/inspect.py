@@ -6,15 +6,14 @@ Nothing here opens a queue, so looking at a queue moves no messages.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.listing import DueOrder
 from delayq._delayed.records import any_id_of, payload_of
-from delayq._delayed.scripts import CANCEL, PURGE, RESCHEDULE
-from delayq._durations import delay_us, moment
+from delayq._delayed.store import DelayedStore
+from delayq._durations import delay_us, moment_us
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.views import count
 from delayq.admin.catalog import QueueKind, find_queues
@@ -22,6 +21,8 @@ from delayq.errors import BadDelay, BadInput, ServerRefused
 from delayq.stats import Stats
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from delayq._durations import Duration
     from delayq._redis.client import RedisClient
     from delayq.client import Client
@@ -109,25 +110,21 @@ async def delayed_stats(client: Client, name: str) -> DelayedStats:
 
     For a reliable queue, use :meth:`delayq.ReliableQueue.stats`.
     """
-    server, keys = _server(client), _keys(client, name)
-    delayed = int(await server.command("ZCARD", keys.timeout))
-    ready = int(await server.command("LLEN", keys.ready))
-    leased = int(await server.command("ZCARD", keys.leases))
+    store = _store(client, name)
+    depth = await store.depth()
     try:
-        quarantined: int | None = int(await server.command("LLEN", keys.quarantine))
+        quarantined: int | None = await store.count_quarantined()
     except ServerRefused:
         quarantined = None
-    head = await server.command("ZRANGE", keys.timeout, 0, 0, "WITHSCORES")
-    if not head:
-        return DelayedStats(delayed, ready, leased, quarantined, 0.0, None)
-    due_at = moment(_whole_ms(head[1]))
+    if depth.head_us is None:
+        return DelayedStats(depth.delayed, depth.ready, depth.leased, quarantined, 0.0, None)
     try:
-        now = await client.server_time()
+        now_us = await _server(client).time_us(store.keys.timeout)
     except ServerRefused:
         # A user that may only inspect queues may not ask for the time.
-        now = datetime.now(UTC)
-    age = max(0.0, (now - due_at).total_seconds())
-    return DelayedStats(delayed, ready, leased, quarantined, age, due_at)
+        now_us = time.time_ns() // 1000
+    age = depth.overdue_us(now_us) / 1_000_000
+    return DelayedStats(depth.delayed, depth.ready, depth.leased, quarantined, age, moment_us(depth.head_us))
 
 
 async def reliable_stats(client: Client, name: str, partitions: int | None = None) -> Stats:
@@ -146,27 +143,18 @@ async def records(
     client: Client, name: str, state: PendingState | Literal["quarantined"], *, offset: int = 0, limit: int = 100
 ) -> list[Record]:
     """Return messages of a delayed queue, in the order in which they will come. Raises as :func:`queues`."""
-    server, keys = _server(client), _keys(client, name)
+    store = _store(client, name)
     if limit < 1:
         return []
-    last = offset + limit - 1
     if state == "delayed":
-        found = await server.command("ZRANGE", keys.timeout, offset, last, "WITHSCORES")
-        return [_record(record, _whole_ms(score)) for record, score in zip(found[::2], found[1::2], strict=True)]
+        return [_record(found.record, found.due_us) for found in await store.pending_page(offset, limit)]
     if state == "ready":
-        return [Record(None, None, payload, payload) for payload in await server.command("LRANGE", keys.ready, offset, last)]
+        return [Record(None, None, payload, payload) for payload in await store.ready_page(offset, limit)]
     if state == "quarantined":
         # Records, and payloads that could not be decoded: nothing tells them apart for sure.
-        return [_record(raw, None) for raw in await server.command("LRANGE", keys.quarantine, offset, last)]
-    found = await server.command("ZRANGE", keys.leases, offset, last, "WITHSCORES")
-    if not found:
-        return []
-    payloads = await server.command("HMGET", keys.leased, *found[::2])
-    return [
-        Record(None, moment(_whole_ms(score)), payload, payload)
-        for score, payload in zip(found[1::2], payloads, strict=True)
-        if payload is not None  # acknowledged or retried meanwhile
-    ]
+        return [_record(raw, None) for raw in await store.quarantined_page(offset, limit)]
+    leased = await store.leased_page(offset, limit)
+    return [Record(None, moment_us(ends_us), payload, payload) for payload, ends_us in leased]
 
 
 async def find(client: Client, name: str, id: str) -> Record | None:  # noqa: A002
@@ -181,20 +169,14 @@ async def find(client: Client, name: str, id: str) -> Record | None:  # noqa: A0
         wanted = b""
     if len(wanted) != _ID_BYTES:
         raise BadInput(f"the id of a message in a delayed queue must have 16 hexadecimal digits, unlike {id!r}")
-    async for page in DueOrder(_keys(client, name), _server(client)).scored_pages():
-        for record, score in page.items():
-            if any_id_of(record) == wanted:
-                return _record(record, _whole_ms(score))
-    return None
+    found = await _store(client, name).find(wanted)
+    return None if found is None else _record(found.record, found.due_us)
 
 
 async def cancel(client: Client, name: str, id: str) -> bool:  # noqa: A002
     """Remove the pending message with that id, and return whether there was one. Raises as :func:`find`."""
     found = await find(client, name, id)
-    if found is None:
-        return False
-    keys = _keys(client, name)
-    return bool(await _server(client).run(CANCEL, (keys.timeout, keys.ordered), (0, found.raw)))
+    return found is not None and await _store(client, name).cancel([found.raw]) > 0
 
 
 async def reschedule(
@@ -210,17 +192,13 @@ async def reschedule(
         raise BadDelay("pass delay or at")
     wait_us = delay_us(delay, at)
     found = await find(client, name, id)
-    if found is None:
-        return None
-    keys = _keys(client, name)
-    due_ms = int(await _server(client).run(RESCHEDULE, (keys.timeout, keys.channel), (found.raw, wait_us)))
-    return None if due_ms < 0 else moment(due_ms)
+    due_us = None if found is None else await _store(client, name).reschedule(found.raw, wait_us)
+    return None if due_us is None else moment_us(due_us)
 
 
 async def purge(client: Client, name: str, state: Literal["delayed", "ready", "all"] = "all") -> int:
     """Drop pending messages, ready ones, or both, at once, and return how many there were. Raises as :func:`queues`."""
-    keys = _keys(client, name)
-    return int(await _server(client).run(PURGE, (keys.timeout, keys.ordered, keys.ready), (state,)))
+    return await _store(client, name).purge(state)
 
 
 async def remove(client: Client, kind: QueueKind, name: str, partitions: int | None = None) -> int:
@@ -228,12 +206,9 @@ async def remove(client: Client, kind: QueueKind, name: str, partitions: int | N
 
     Use it only if no other client uses the name: calls that other clients make meanwhile may bring keys back.
     """
-    server = _server(client)
     if kind == "delayed":
-        keys = _keys(client, name)
-        doomed = [keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.leases, keys.leased]
-        return sum([int(await server.command("UNLINK", key)) for key in doomed])
-    removed = 0
+        return await _store(client, name).remove()
+    server, removed = _server(client), 0
     for place in [None] if partitions is None else [*range(partitions)]:
         one = ReliableKeys.of(name, client._name_mapper, place)
         found = {key.decode(errors="surrogateescape") async for key in server.scan(one.pattern, one.wake)}
@@ -247,16 +222,12 @@ def _server(client: Client) -> RedisClient:
     return session.server
 
 
-def _keys(client: Client, name: str) -> DelayedKeys:
-    return DelayedKeys.of(name, client._name_mapper)
+def _store(client: Client, name: str) -> DelayedStore:
+    return DelayedStore(_server(client), DelayedKeys.of(name, client._name_mapper))
 
 
-def _record(raw: bytes, due_ms: int | None) -> Record:
+def _record(raw: bytes, due_us: int | None) -> Record:
     record_id = any_id_of(raw)
     return Record(
-        None if record_id is None else record_id.hex(), None if due_ms is None else moment(due_ms), payload_of(raw), raw
+        None if record_id is None else record_id.hex(), None if due_us is None else moment_us(due_us), payload_of(raw), raw
     )
-
-
-def _whole_ms(score: bytes | float) -> int:
-    return int(min(max(float(score), 0.0), 2.0**53))

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import payload_of
-from delayq._delayed.scripts import MIGRATE
+from delayq._delayed.store import DelayedStore
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 
-    from delayq._redis.client import RedisClient
     from delayq.client import Client
 
 T = TypeVar("T")
@@ -133,7 +132,7 @@ async def migrate(client: Client, name: str, *, dry_run: bool = False, batch: in
     session = client._open_session()  # noqa: SLF001 - part of the client, in a module of its own
     session.check_loop()
     keys = DelayedKeys.of(name, client._name_mapper)  # noqa: SLF001
-    async for progress in _Run(keys, session.server, batch, dry_run=dry_run).run():
+    async for progress in _Run(DelayedStore(session.server, keys), batch, dry_run=dry_run).run():
         yield progress
 
 
@@ -148,13 +147,12 @@ class _Run:
     still there after a whole walk of the list, is not in the list.
     """
 
-    def __init__(self, keys: DelayedKeys, server: RedisClient, batch: int, *, dry_run: bool) -> None:
-        self._keys = keys
-        self._server = server
+    def __init__(self, store: DelayedStore, batch: int, *, dry_run: bool) -> None:
+        self._store = store
         self._pace = _Pace(batch)
         self._rewrite = not dry_run
         self._found: Counter[str] = Counter()
-        self._now = Migration(keys.name, dry_run, 8, self._found)
+        self._now = Migration(store.keys.name, dry_run, 8, self._found)
         # Results of the first pass: the list entries that are also in the sorted set, and the sorted set.
         self._in_both: Counter[str] = Counter()
         self._in_set: Counter[str] = Counter()
@@ -185,17 +183,17 @@ class _Run:
         held = 0
         cursor = b"0"
         while True:
-            cursor, page = await self._pace.timed(self._server.command("ZSCAN", self._keys.timeout, cursor, "COUNT", _PAGE))
-            for record in page[::2]:
+            cursor, page = await self._pace.timed(self._store.scan_pending(cursor, _PAGE))
+            for record in page:
                 form = form_of(record)
                 if first:
                     self._in_set[form] += 1
                 if self._rewrite and self._is_outdated(form):
                     outdated.append(record)
                     held += len(record)
-            self._advance(len(page) // 2)
+            self._advance(len(page))
             yield self._progress()
-            last = int(cursor) == 0
+            last = cursor == b"0"
             if outdated and (last or held > _HELD):
                 async for progress in self._rewrite_alone(outdated):
                     yield progress
@@ -242,15 +240,10 @@ class _Run:
         self, before: int, limit: int, records: Sequence[bytes] = ()
     ) -> tuple[int, int, Counter[str], Counter[str], Counter[str]]:
         """Return the list's length, the index reached, and counts by form: in the list, in both, in the set only."""
-        keys = (self._keys.timeout, self._keys.ordered)
-        call = self._server.run(MIGRATE, keys, (int(self._rewrite), before, limit, *records))
-        if limit or records:
-            reply = await self._pace.timed(call, adapt=True)
-        else:
-            reply = await self._pace.empty(call)
-        width, length, reached, merged, *counts = reply
-        self._now = replace(self._now, length_bytes=width, merged=self._now.merged + merged)
-        return length, reached, _by_form(counts[0::3]), _by_form(counts[1::3]), _by_form(counts[2::3])
+        call = self._store.migrate_step(before, limit, records, rewrite=self._rewrite)
+        step = await (self._pace.timed(call, adapt=True) if limit or records else self._pace.empty(call))
+        self._now = replace(self._now, length_bytes=step.length_bytes, merged=self._now.merged + step.merged)
+        return step.length, step.reached, _by_form(step.listed), _by_form(step.in_both), _by_form(step.alone)
 
     def _is_outdated(self, form: str) -> bool:
         return form not in (_up_to_date(self._now.length_bytes), _MALFORMED)
@@ -263,7 +256,7 @@ class _Run:
         alone = self._in_set - self._in_both
         if self._rewrite:
             # Rewritten records may have been seen again while the set was read, so derive the count from its size.
-            size = int(await self._server.command("ZCARD", self._keys.timeout))
+            size = await self._store.count_scored()
             listed = self._in_both.total() - self._in_both[_MALFORMED]
             known = listed + self._alone - self._now.merged + self._in_set[_MALFORMED]
             alone = +Counter({_up_to_date(self._now.length_bytes): size - known, _MALFORMED: alone[_MALFORMED]})
@@ -274,7 +267,7 @@ class _Run:
         self._now = replace(self._now, phase=phase + again, done=0, total=total)
 
     async def _begin_scan(self) -> None:
-        self._begin("sorted set", int(await self._server.command("ZCARD", self._keys.timeout)))
+        self._begin("sorted set", await self._store.count_scored())
 
     def _advance(self, count: int) -> None:
         done = self._now.done + count

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -14,21 +14,22 @@ from anyio import to_thread
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.open_queue import OpenDelayedQueue
 from delayq._delayed.queue import DelayedQueue
-from delayq._durations import Duration, microseconds, seconds
+from delayq._delayed.store import DelayedStore
+from delayq._durations import Duration, microseconds, moment_us, seconds
 from delayq._embedded.server import EmbeddedServer
-from delayq._engine.scripts import RESYNC
 from delayq._redis.scripts import Script
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.scripts import MESSAGES
 from delayq._reliable.views import count
-from delayq.admin.catalog import known_queue
+from delayq.admin.catalog import find_queues
 from delayq.client import Client, connect
 from delayq.errors import BadInput, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable
+    from datetime import datetime
 
     from delayq._engine.session import Session
     from delayq._redis.client import RedisClient
@@ -39,7 +40,6 @@ Keys = DelayedKeys | ReliableKeys
 # Moments stay after the epoch.
 _MOST_US = 20 * 365 * 86_400_000_000
 _LOOK_AGAIN = 0.002
-_SCAN = 500
 
 # Clients that have a private server.
 _private: WeakSet[Client] = WeakSet()
@@ -80,7 +80,7 @@ async def running(
         await to_thread.run_sync(own.start)
     try:
         async with connect(own.url, resync_interval=resync_interval, name_mapper=name_mapper) as client:
-            await _session(client).server.command("FLUSHALL")
+            await _session(client).server.empty()
             _private.add(client)
             yield client
     finally:
@@ -112,7 +112,7 @@ async def advance(target: Target, by: Duration) -> None:
             names = (*keys.messages, keys.wake, keys.done, keys.dead, keys.dead_messages, keys.schedules)
             await session.server.run(ADVANCE_RELIABLE, names, (by_us,))
         else:
-            await session.server.run(ADVANCE_DELAYED, (keys.timeout, keys.ordered, keys.channel, keys.leases), (by_us,))
+            await session.server.run(ADVANCE_DELAYED, keys.of_script(ADVANCE_DELAYED), (by_us,))
     await _wake(session)
 
 
@@ -134,8 +134,7 @@ class Clock:
 
     async def now(self) -> datetime:
         """Return the server's time (UTC) plus the time by which this clock has been advanced."""
-        whole, rest = await _session(self._target).server.command("TIME")
-        return datetime.fromtimestamp(int(whole), UTC) + timedelta(microseconds=int(rest)) + self._passed
+        return moment_us(await _session(self._target).server.time_us()) + self._passed
 
 
 async def settled(target: Target, *, within: Duration = 10.0) -> None:
@@ -172,27 +171,11 @@ async def _keys_of(target: Target) -> list[Keys]:
         if isinstance(queue, OpenDelayedQueue | OpenReliableQueue):
             found[queue.channels[0]] = queue.keys
     if target in _private:
-        for keys in _named_by([key async for key in _scan(session.server)]):
-            found.setdefault(keys.channel if isinstance(keys, DelayedKeys) else keys.wake, keys)
+        for (kind, name), partitions in (await find_queues(session.server)).items():
+            for partition in partitions:
+                keys = DelayedKeys.of(name) if kind == "delayed" else ReliableKeys.of(name, partition=partition)
+                found.setdefault(keys.channel if isinstance(keys, DelayedKeys) else keys.wake, keys)
     return list(found.values())
-
-
-async def _scan(server: RedisClient) -> AsyncIterator[str]:
-    cursor: bytes | str | int = b"0"
-    while True:
-        cursor, keys = await server.command("SCAN", cursor, "COUNT", _SCAN)
-        for key in keys:
-            yield key.decode(errors="replace")
-        if int(cursor) == 0:
-            return
-
-
-def _named_by(keys: Iterable[str]) -> list[Keys]:
-    """Return the keys of the queues to which these keys belong, each partition separately."""
-    found: list[Keys] = []
-    for kind, name, partition in dict.fromkeys(filter(None, map(known_queue, keys))):
-        found.append(DelayedKeys.of(name) if kind == "delayed" else ReliableKeys.of(name, partition=partition))
-    return found
 
 
 async def _wake(session: Session) -> None:
@@ -218,8 +201,9 @@ async def _busy(server: RedisClient, keys: Keys) -> str:
     if isinstance(keys, ReliableKeys):
         _, ready, leased, *_ = await count(server, keys)
         return f"{keys.name!r} has {ready} ready and {leased} leased" if ready or leased else ""
-    _, wait_us, ready = await server.run(RESYNC, (keys.timeout, keys.leases, keys.ready), ("delayed",))
-    leased = await server.command("ZCARD", keys.leases)
+    store = DelayedStore(server, keys)
+    wait_us, ready = await store.resync()
+    leased = await store.count_leased()
     if wait_us and not ready and not leased:
         return ""
     return f"{keys.name!r} has {ready} ready, {leased} leased{'' if wait_us else ', and others just came due'}"

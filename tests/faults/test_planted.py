@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delayq._delayed import scripts
-from delayq._delayed.transfer import TransferTask
+from delayq._delayed.hand_outs import HandOuts
 from delayq._engine.scheduler import Scheduler
 from delayq._engine.waiters import Waiters
 from delayq._engine.wakeup import WakeupLoop
@@ -95,10 +95,10 @@ def drops_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never ask for lost replies. Messages come back by themselves only long after the storm is over."""
 
-    async def forget(task: Any) -> None:
-        task._lost.clear()
+    async def forget(calls: Any) -> None:
+        calls._lost.clear()
 
-    monkeypatch.setattr(TransferTask, "_recover", forget)
+    monkeypatch.setattr(HandOuts, "recover", forget)
 
 
 def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,7 +211,7 @@ async def test_a_dashboard_changes_nothing_of_a_delayed_queue(server: PrivateSer
         await raw.rpush(NAME, b"2")
         before = await contents(raw)
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
-        mine = delayq.Receipt(queue, receipt._payload, (receipt._id, receipt._due_ms, receipt._length_bytes))
+        mine = delayq.Receipt(queue, receipt._payload, (receipt._id, receipt._score, receipt._length_bytes))
         pending = queue.pending
         for change in (
             lambda: queue.offer(1),

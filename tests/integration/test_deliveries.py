@@ -16,7 +16,7 @@ import delayq
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.ready_watch import LINGER
 from delayq._delayed.records import pack
-from delayq._delayed.scripts import ACK, NACK, SET_ASIDE, TRANSFER
+from delayq._delayed.scripts import ACK, NACK, TRANSFER
 from tests.integration.test_faults import Faults
 from tests.support.waiting import until
 
@@ -274,13 +274,13 @@ async def test_what_the_codec_cannot_read_goes_to_quarantine(
 async def test_an_unreadable_payload_whose_lease_has_ended_is_not_quarantined_by_who_had_it(
     queue: DelayedQueue[int], raw: Redis
 ) -> None:
-    keys, server = queue._open.transfer.keys, queue._server
+    store = queue._open.store
     await raw.zadd(LEASES, {"call:001": 1e15})
     await raw.hset(LEASED, "call:001", b"{")
     for token, carried_out, left in (("gone:001", 0, 0), ("call:001", 1, 1), ("call:001", 0, 1)):
-        names = (keys.quarantine, keys.leases, keys.leased, keys.fence("aside"))
-        assert await server.run(SET_ASIDE, names, (60_000, token, b"{")) == carried_out
-        assert await raw.llen(keys.quarantine) == left
+        aside = store.set_aside_request(store.keys.fence("aside"), 60_000_000, token, b"{")
+        assert await store.send(aside) == carried_out
+        assert await raw.llen(store.keys.quarantine) == left
     assert await raw.exists(LEASES, LEASED) == 0
 
 

@@ -11,10 +11,10 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
+from delayq._delayed.hand_outs import HandOut
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
 from delayq._delayed.scripts import GIVE_BACK, OFFER, POLL_PENDING, SET_ASIDE, TRANSFER
-from delayq._delayed.transfer import HandOut
 from delayq._redis import hand_back
 from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack
@@ -154,16 +154,15 @@ async def test_what_a_lost_answer_had_handed_out_goes_back_even_if_that_fails_fi
 async def test_a_call_that_was_given_up_hands_nothing_out_when_it_arrives_late(
     client: Client, queue: DelayedQueue[int], server: PrivateServer
 ) -> None:
-    transfer = queue._open.transfer
-    keys, internal = transfer.keys, queue._server
-    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.fence("late"), keys.leases, keys.leased, keys.turns)
-    give_up = transfer.back_by_name(HandOut("late")).request
+    ours = queue._open.store
+    give_up = queue._open.transfer.hand_outs.back_by_name(HandOut("late")).request
     async with Redis.from_url(server.url) as raw:
         await raw.rpush("orders", 1, 2)
-        assert await internal.run(*give_up) == 0
-        assert (await internal.run(TRANSFER, names, (100, 5, 1000, 60_000_000, 0, "late", "")))[-1] == []
+        assert await ours.send(give_up) == 0
+        reply = await ours.transfer("late", take=5, lease_us=60_000_000, each=False, signature="", confirm=lambda: None)
+        assert not reply.payloads
         assert await queue.drain() == [1, 2]
-        assert await internal.run(*give_up) == 0
+        assert await ours.send(give_up) == 0
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
@@ -339,7 +338,7 @@ async def test_a_poll_of_pending_messages_that_fails_quarantines_nothing(
         faults.plan = lambda name, n: "lost" if name == POLL_PENDING.name and n == 2 else None
         with pytest.raises(delayq.OutcomeUnknown):
             await queue.pending.poll_many(150)
-        await until(lambda: not queue._open.transfer._lost)
+        await until(lambda: not queue._open.transfer.hand_outs._lost)
         assert await queue.pending.size() == 151
         assert await raw.keys("delayq_quarantine*") == []
         assert await queue.pending.poll_many(150) == list(range(150))

@@ -227,29 +227,29 @@ async def test_no_call_shares_the_connection_by_which_others_are_proven_dead(own
 async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._delayed.transfer._LATE", 0.0)
+    monkeypatch.setattr("delayq._delayed.hand_outs._LATE", 0.0)
     async with delayq.connect(own_server.unix_url) as client:
         queue = client.delayed_queue("orders")
         await queue.offer_many([(n, 60) for n in range(150)])
-        transfer = queue._open.transfer
-        poll_pending, calls = transfer.poll_pending, 0
+        hand_outs = queue._open.transfer.hand_outs
+        poll_pending, calls = hand_outs.poll_pending, 0
 
-        async def poll(limit: int, *, listed: int) -> Any:
+        async def poll(limit: int) -> Any:
             nonlocal calls
             calls += 1
-            polled = await poll_pending(limit, listed=listed)
+            polled = await poll_pending(limit)
             if calls == 1:
                 # The first part goes back before the second one has come.
-                await client._session.server.run(*transfer.back_by_name(polled[0]).request)  # type: ignore[union-attr]
+                await queue._open.store.send(hand_outs.back_by_name(polled[0]).request)
             return polled
 
-        monkeypatch.setattr(transfer, "poll_pending", poll)
+        monkeypatch.setattr(hand_outs, "poll_pending", poll)
         with pytest.raises(delayq.ServerUnavailable, match="poll fewer"):
             await queue.pending.poll_many(150)
-        await until(lambda: not transfer._lost)
+        await until(lambda: not hand_outs._lost)
         assert await queue.pending.read_all() == [*range(150)]
         monkeypatch.undo()
-        monkeypatch.setattr("delayq._delayed.transfer._LATE", 0.0)
+        monkeypatch.setattr("delayq._delayed.hand_outs._LATE", 0.0)
         assert await queue.pending.poll_many(150) == [*range(150)]
 
 

@@ -11,9 +11,9 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._delayed import transfer as transfers
+from delayq._delayed import hand_outs
 from delayq._delayed.confirmed import Confirmed
-from delayq._delayed.transfer import HandOut
+from delayq._delayed.hand_outs import HandOut
 from delayq._redis import hand_back
 from tests.support.links import Links
 from tests.support.waiting import until
@@ -89,7 +89,7 @@ async def test_closing_while_the_server_is_busy_loses_nothing(own_server: Privat
 
 async def queue_waits_for_an_answer(client: Client, queue: Any) -> None:
     queue._open.transfer.pushes.push()
-    await until(lambda: queue._open.transfer._under_way)
+    await until(lambda: queue._open.transfer.hand_outs._under_way)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -109,7 +109,7 @@ async def test_a_task_that_is_cancelled_while_it_takes_and_again_while_it_closes
 
         task = asyncio.create_task(work())
         queue = await opened
-        await until(lambda: queue._open.transfer._under_way)
+        await until(lambda: queue._open.transfer.hand_outs._under_way)
         for _ in range(times):
             task.cancel()
             await asyncio.sleep(0.001)
@@ -197,7 +197,7 @@ async def all_listed(queue: DelayedQueue[int]) -> bool:
 async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
     own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfers, "CONFIRM_US", 500_000)
+    monkeypatch.setattr(hand_outs, "CONFIRM_US", 500_000)
     async with Links(own_server) as links:
         async with delayq.connect(links.url) as client:
             queue: DelayedQueue[int] = client.delayed_queue("orders")
@@ -221,7 +221,7 @@ async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
 async def test_a_confirmation_that_is_lost_is_repeated_and_doubles_nothing(
     own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfers, "CONFIRM_US", 3_000_000)
+    monkeypatch.setattr(hand_outs, "CONFIRM_US", 3_000_000)
     async with Links(own_server) as links, delayq.connect(links.url, resync_interval=0.2) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await filled(raw, "orders", 1)
@@ -260,7 +260,7 @@ async def test_a_confirmation_that_a_new_master_lacks_is_repeated(own_server: Pr
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await filled(raw, "orders", 1)
         assert await queue.poll(5) == 0
-        confirmed = queue._open.transfer._confirmed
+        confirmed = queue._open.transfer.hand_outs._confirmed
         await until(lambda: confirmed._tokens and confirmed._path)
         # Pretend that a replica has become the master, having received the call but not its confirmation.
         (_, token), *_ = confirmed._tokens
@@ -293,7 +293,7 @@ async def test_what_went_back_is_not_confirmed_once_more(
         await until(lambda: is_confirmed(raw))
         await raw.hset("delayq_leased:{orders}", tokens[-1], "1:0")
         await raw.zadd("delayq_leases:{orders}", {tokens[-1]: int(time.time() * 1000) + 300_000})
-        confirmed = queue._open.transfer._confirmed
+        confirmed = queue._open.transfer.hand_outs._confirmed
         before = confirmed._path
         await raw.client_kill_filter(_type="normal", skipme=True)
         # The re-check has noticed that the connection broke.
@@ -309,12 +309,12 @@ async def test_the_fence_of_a_call_stays_until_it_is_known_to_be_over(
     async with delayq.connect(own_server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.drain()
-        transfer = queue._open.transfer
-        handed = HandOut(transfer.new_call())
+        calls = queue._open.transfer.hand_outs
+        handed = HandOut(calls.new_call())
         over = asyncio.Event()
 
         async def call() -> None:
-            with transfer.handing_out(handed):
+            with calls.handing_out(handed):
                 await over.wait()
                 if not answered:
                     raise delayq.OutcomeUnknown("the connection broke")
@@ -323,7 +323,7 @@ async def test_the_fence_of_a_call_stays_until_it_is_known_to_be_over(
         await asyncio.sleep(0)
         # Meanwhile the call is given back by its name.
         await queue.aclose()
-        fence = queue._open.transfer.keys.fence(handed.call)
+        fence = queue._open.keys.fence(handed.call)
         assert await raw.exists(fence)
         over.set()
         await asyncio.wait({calling})

@@ -292,10 +292,10 @@ async def test_a_producer_moves_what_is_due_and_leaves_it_to_a_consumer_that_is_
             await crowd.subscribed(raw)
 
             async def ten_moments() -> float:
-                before = calls[queue._server]
+                before = calls[queue._session.server]
                 await crowd.offer({next(values): 0.05 + n * APART for n in range(10)}, by=queue)
                 await crowd.complete()
-                return calls[queue._server] - before
+                return calls[queue._session.server] - before
 
             await ten_moments()
             await one_of_many(ten_moments, 3)
@@ -349,10 +349,10 @@ async def test_a_message_without_delay_reaches_a_call_that_waits_and_did_not_ask
         for value in range(1, 30):
             taking = asyncio.create_task(kind.take(queue))
             await until(lambda: client.statistics().waiting and kind.pushes(queue).knows)
-            made = calls[queue._server]
+            made = calls[queue._session.server]
             await kind.offer(theirs, {value: 0})
             assert await asyncio.wait_for(taking, 20) == value
-            assert calls[queue._server] > made
+            assert calls[queue._session.server] > made
 
 
 async def test_a_message_that_came_while_nobody_waited_reaches_whoever_waits_next(server: PrivateServer, kind: Kind) -> None:

@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import delayq
+from delayq._delayed import scripts
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import payload_of
 from delayq._delayed.scripts import MIGRATE
@@ -313,7 +314,7 @@ def narrow() -> Script:
 
 
 async def test_a_32_bit_server_gets_its_own_form(client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migration, "MIGRATE", narrow())
+    monkeypatch.setattr(scripts, "MIGRATE", narrow())
     records = some_records(100)
     raw.put(*records[:60])
     raw.put(*records[60:], where="set")

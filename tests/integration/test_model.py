@@ -200,10 +200,10 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
 
         async def remove_newest(self) -> int | None:
             known = {receipt.id for receipt in self.pending}
-            redis = self.queue._server
-            for record in await redis.command("ZRANGE", "redisson_delay_queue_timeout:{orders}", 0, -1):
+            store = self.queue._open.store
+            for record, _ in await store.pending_page(0, 1_000):
                 if record[1:9].hex() not in known:
-                    assert await self.queue._cancel(record)
+                    assert await store.cancel([record])
                     return int(record[17:])
             return None
 

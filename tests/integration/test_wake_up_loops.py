@@ -180,7 +180,7 @@ async def test_a_notification_whose_handling_raises_is_logged_and_the_next_one_i
         queue: DelayedQueue[str] = client.delayed_queue("orders")
         await subscribed(raw, CHANNEL.format("orders"), TURNS.format("orders"))
         with monkeypatch.context() as broken:
-            broken.setattr(queue._open.transfer, "announced", lambda _moment: 1 / 0)
+            broken.setattr(queue._open.transfer, "on_due", lambda _moment: 1 / 0)
             await raw.publish(CHANNEL.format("orders"), "5")
             await until(lambda: "ZeroDivisionError" in caplog.text)
         await hears(queue, own_server)

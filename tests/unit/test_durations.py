@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayq._durations import MAX_MS, delay_us, microseconds, moment, seconds
+from delayq._durations import MAX_MS, delay_us, microseconds, moment_us, seconds
 from delayq.errors import BadDelay
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
@@ -65,6 +65,6 @@ def test_a_moment_needs_a_timezone_and_stands_alone() -> None:
 
 
 def test_a_moment_past_the_calendar_is_its_last_one() -> None:
-    assert moment(0) == datetime(1970, 1, 1, tzinfo=UTC)
-    assert moment(1_700_000_000_123) == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
-    assert moment(MAX_MS) == datetime.max.replace(tzinfo=UTC)
+    assert moment_us(0) == datetime(1970, 1, 1, tzinfo=UTC)
+    assert moment_us(1_700_000_000_123_000) == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
+    assert moment_us(MAX_MS * 1000) == datetime.max.replace(tzinfo=UTC)

@@ -1,0 +1,520 @@
+"""The commands and scripts of one delayed queue in Redisson's layout, as typed calls.
+
+Redisson counts in milliseconds, delayq in microseconds: this module converts, so that no other part of delayq has to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from delayq._delayed import scripts
+from delayq._delayed.listing import paged
+from delayq._delayed.records import any_id_of, id_of, payload_of
+from delayq._engine.scripts import RESYNC
+from delayq._redis.client import Confirmation
+from delayq._redis.scripts import Request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+    from delayq._delayed.keys import DelayedKeys
+    from delayq._redis.client import RedisClient
+    from delayq._redis.scripts import Script
+
+Offer = tuple[int, bytes]
+"""The delay in microseconds, and the payload."""
+Stored = tuple[bytes, int, int]
+"""The id, the score, and the size of a length field on that server, in bytes. :func:`parse_score` returns the due time."""
+
+UNIT_US = 1000
+"""One unit of the moments in Redisson's layout, in microseconds."""
+
+BATCH = 100
+"""The maximum number of messages that one call moves, takes or removes: a script blocks the whole server while it runs."""
+# Maximum number of bytes that a call hands out, not counting the first message: an answer has to cross a slow network in
+# reasonable time.
+_MOST_BYTES = 512 * 1024
+# Beyond 2**53 ms a score is not exact.
+_MAX_SCORE = 2.0**53
+
+
+class PendingRecord(NamedTuple):
+    """A record of a message that is not due yet, or has not been moved yet.
+
+    Attributes:
+        record: The record.
+        score: The due time as the server writes it, in ms.
+    """
+
+    record: bytes
+    score: bytes
+
+    @property
+    def due_us(self) -> int:
+        """When the message is due, in microseconds."""
+        return parse_score(self.score)
+
+    @property
+    def payload(self) -> bytes | None:
+        """The payload; None if the record cannot be read."""
+        return payload_of(self.record)
+
+    @property
+    def start(self) -> bytes:
+        """The bytes that :meth:`DelayedStore.find_at` takes: the record up to its id, as an old record begins with the id."""
+        return self.record[:9] if self.record[:1] == b"\x08" else self.record[:8]
+
+
+class LeasedPayload(NamedTuple):
+    """A payload that a client holds, and the end of its lease in microseconds."""
+
+    payload: bytes
+    ends_us: int
+
+
+class DelayedDepth(NamedTuple):
+    """The number of messages in each state.
+
+    Attributes:
+        delayed: Records in the sorted set: not due yet, or not moved yet.
+        ready: Payloads on the ready list.
+        leased: Leases that clients hold.
+        head_us: When the first pending message is due, in microseconds; None if there is none.
+    """
+
+    delayed: int
+    ready: int
+    leased: int
+    head_us: int | None
+
+    def overdue_us(self, now_us: float) -> float:
+        """Return how long the first pending message has been due, in microseconds; 0 if it is not due, or there is none."""
+        return 0 if self.head_us is None else max(0, now_us - self.head_us)
+
+
+class Transferred(NamedTuple):
+    """The reply of the transfer script.
+
+    Attributes:
+        now_us: The server's time, in microseconds.
+        wait_us: The time until the next message is due or the next lease ends: 0 if it is, -1 if there is none.
+        moved: The number of messages that were due.
+        quarantined: How many of them cannot be read.
+        returned: The number of messages whose lease had ended.
+        left: The number of payloads on the ready list.
+        listeners: How many clients heard the notice; 0 if there was none, -1 if the user may not publish it.
+        payloads: The payloads handed to the caller.
+    """
+
+    now_us: int
+    wait_us: int
+    moved: int
+    quarantined: int
+    returned: int
+    left: int
+    listeners: int
+    payloads: list[bytes]
+
+    @property
+    def settled_us(self) -> int:
+        """The moment before which nothing is due any more: another message due in this very millisecond may still be offered."""
+        return self.now_us - self.now_us % UNIT_US
+
+    def lease_ends_us(self, lease_us: int) -> int:
+        """Return when a lease that begins with this call ends, in microseconds: scripts round up to whole milliseconds."""
+        return -(-(self.now_us + lease_us) // UNIT_US) * UNIT_US
+
+
+class MigrationStep(NamedTuple):
+    """The reply of the migration script. Each count has one number for each form of records.
+
+    Attributes:
+        length_bytes: The size of a length field on this server, in bytes.
+        length: The length of the ordered list.
+        reached: The index of the first entry examined.
+        merged: The number of records that were there in both forms.
+        listed: Counts of the entries of the ordered list.
+        in_both: Counts of those that are in the sorted set too.
+        alone: Counts of the records that were given.
+    """
+
+    length_bytes: int
+    length: int
+    reached: int
+    merged: int
+    listed: list[int]
+    in_both: list[int]
+    alone: list[int]
+
+
+def parse_score(score: bytes | float) -> int:
+    """Return the moment of a score, in microseconds. A message with a fractional score is due at the next whole millisecond."""
+    # Another program may have left an infinity.
+    return math.ceil(min(max(float(score), 0.0), _MAX_SCORE)) * UNIT_US
+
+
+def score_of(moment_us: float) -> str:
+    """Return the score of a moment, with a fraction between two milliseconds."""
+    return f"{moment_us / UNIT_US:.16g}"
+
+
+class DelayedStore:
+    """Makes the calls for one queue.
+
+    Methods whose names end in ``_request`` build a call for another object to send; it may share a call, or repeat it. All other
+    methods may raise the errors of :class:`~delayq.errors.ServerError`.
+
+    Attributes:
+        keys: The queue's keys.
+        listed: Whether the ordered list is maintained. If not, the sorted set is read in its place.
+    """
+
+    def __init__(self, client: RedisClient, keys: DelayedKeys, *, listed: bool = True) -> None:
+        self._client = client
+        self.keys: DelayedKeys = keys
+        self.listed: bool = listed
+
+    def path(self) -> object:
+        """Return a value that changes when the next call may reach another server than the last one.
+
+        Raises:
+            ServerUnavailable: No server is known to have the queue now.
+        """
+        return self._client.path(self.keys.ready)
+
+    async def send(self, request: Request) -> Any:
+        """Make a call that was built here, and retry it where that is safe."""
+        return await self._client.run(*request)
+
+    async def _run(self, script: Script, *args: str | bytes | int) -> Any:
+        return await self._client.run(script, self.keys.of_script(script), args)
+
+    async def _count(self, *command: str) -> int:
+        count: int = await self._client.command(*command)
+        return count
+
+    async def _list(self, key: str, offset: int, limit: int) -> list[bytes]:
+        entries: list[bytes] = await self._client.command("LRANGE", key, offset, offset + limit - 1)
+        return entries
+
+    # Offering
+
+    def offer_request(self, offers: Iterable[Offer]) -> Request:
+        """Build the call that stores messages."""
+        parts = cast("Iterable[bytes | int]", chain.from_iterable(offers))
+        return Request(scripts.OFFER, self.keys.of_script(scripts.OFFER), [int(self.listed), *parts])
+
+    def parse_offered(self, reply: list[Any]) -> tuple[int, list[Stored]]:
+        """Return the earliest due time, in microseconds, and each message as it was stored."""
+        ids, scores = reply[1::2], reply[2::2]
+        return min(scores) * UNIT_US, list(zip(ids, scores, repeat(reply[0], len(ids)), strict=True))
+
+    # Taking
+
+    async def transfer(
+        self,
+        call: str,
+        *,
+        take: int,
+        lease_us: int,
+        each: bool,
+        signature: str,
+        confirm: Callable[[], Confirmation | None],
+    ) -> Transferred:
+        """Move due messages to the ready list, up to :data:`BATCH`, and take payloads from its head.
+
+        Args:
+            call: The name of the call.
+            take: The maximum number of payloads to take.
+            lease_us: How long they are leased, in microseconds.
+            each: Whether each payload has a lease of its own.
+            signature: Published for the other clients; empty for no notice.
+            confirm: Called if there are payloads. Returns the commands to send before this returns.
+        """
+        reply = await self._client.run_once(
+            scripts.TRANSFER,
+            self.keys.of_script(scripts.TRANSFER, fence=self.keys.fence(call)),
+            (BATCH, take, _MOST_BYTES, lease_us, int(each), call, signature),
+            lambda reply: confirm() if reply[-1] else None,
+        )
+        return Transferred._make(reply)
+
+    def confirmation(self, token: str, on_reply: Callable[[Any], object]) -> Confirmation:
+        """Return the commands that end the lease of a call whose answer has arrived.
+
+        ``on_reply`` is called with the reply to the last one, and with errors.
+        """
+        # In this order: a field without an entry in the sorted set would never be found.
+        return Confirmation((("HDEL", self.keys.leased, token), ("ZREM", self.keys.leases, token)), on_reply)
+
+    async def poll_pending(self, call: str, token: str, limit: int, lease_us: int) -> tuple[int, list[bytes]]:
+        """Take pending messages, due or not, under one lease.
+
+        Returns:
+            The number of records that left the pending ones, including those that cannot be read, and the payloads.
+        """
+        left, payloads = await self._client.run_once(
+            scripts.POLL_PENDING,
+            self.keys.of_script(scripts.POLL_PENDING, fence=self.keys.fence(call)),
+            (limit, _MOST_BYTES, int(self.listed), lease_us, token),
+            lambda _: None,
+        )
+        return left, payloads
+
+    def give_back_request(self, fence: str, fence_us: int, token: str, places: int, payloads: Iterable[bytes]) -> Request:
+        """Build the call that puts back what a call has handed out, then ``payloads``, ahead of everything on the ready list.
+
+        Args:
+            fence: The key that makes a repetition harmless.
+            fence_us: How long that key stays, in microseconds.
+            token: The call whose leases end.
+            places: How many leases it may have made, one for each payload; 0 if it made one for all.
+            payloads: Payloads that this client holds, in the order in which they are to be taken again.
+        """
+        keys = self.keys.of_script(scripts.GIVE_BACK, fence=fence)
+        return Request(scripts.GIVE_BACK, keys, (fence_us // UNIT_US, token, places, *payloads))
+
+    def set_aside_request(self, fence: str, fence_us: int, token: str, payload: bytes) -> Request:
+        """Build the call that quarantines a payload and ends its lease; ``token`` is empty if it has none."""
+        keys = self.keys.of_script(scripts.SET_ASIDE, fence=fence)
+        return Request(scripts.SET_ASIDE, keys, (fence_us // UNIT_US, token, payload))
+
+    # Leases
+
+    def ack_request(self, tokens: Sequence[str]) -> Request:
+        """Build the call that deletes leased messages. Its reply says of each whether it was there."""
+        return Request(scripts.ACK, self.keys.of_script(scripts.ACK), tokens)
+
+    def release_request(self, tokens: Sequence[str]) -> Request:
+        """Build the call that puts leased messages back at the head of the ready list, in order."""
+        return Request(scripts.RELEASE, self.keys.of_script(scripts.RELEASE), tokens)
+
+    async def ack(self, token: str) -> bool:
+        """Delete leased messages. Returns whether they were there."""
+        (held,) = await self._run(scripts.ACK, token)
+        return bool(held)
+
+    async def nack(self, token: str, delay_us: int) -> int | None:
+        """Offer a leased message again. Returns when it is due, in microseconds; None if the lease had ended."""
+        return _moment_or_none(await self._run(scripts.NACK, token, delay_us, int(self.listed)))
+
+    async def extend(self, tokens: Iterable[str], lease_us: int) -> tuple[int, list[bool]]:
+        """Make leases end ``lease_us`` microseconds from now. Returns their new end, in microseconds, and which were there."""
+        ends_ms, *held = await self._run(scripts.EXTEND, lease_us, *tokens)
+        return ends_ms * UNIT_US, [bool(one) for one in held]
+
+    # Looking
+
+    async def depth(self) -> DelayedDepth:
+        """Return the number of messages in each state."""
+        delayed, ready, leased, head = await asyncio.gather(
+            self.count_scored(), self.count_ready(), self.count_leased(), self.pending_page(0, 1)
+        )
+        return DelayedDepth(delayed, ready, leased, head[0].due_us if head else None)
+
+    async def count_pending(self) -> int:
+        """Return the number of pending messages: the length of the ordered list, where there is one."""
+        return await (self._count("LLEN", self.keys.ordered) if self.listed else self.count_scored())
+
+    async def count_scored(self) -> int:
+        """Return the number of records in the sorted set."""
+        return await self._count("ZCARD", self.keys.timeout)
+
+    async def count_ready(self) -> int:
+        """Return the number of payloads on the ready list."""
+        return await self._count("LLEN", self.keys.ready)
+
+    async def count_leased(self) -> int:
+        """Return the number of leases that clients hold."""
+        return await self._count("ZCARD", self.keys.leases)
+
+    async def count_quarantined(self) -> int:
+        """Return the number of records and payloads in quarantine."""
+        return await self._count("LLEN", self.keys.quarantine)
+
+    async def count_due(self, after_us: float | None, through_us: float | None) -> int:
+        """Return how many pending messages are due after one moment and by another, in microseconds; None for no limit."""
+        low = "-inf" if after_us is None else f"({score_of(after_us)}"
+        high = "+inf" if through_us is None else score_of(through_us)
+        return await self._count("ZCOUNT", self.keys.timeout, low, high)
+
+    async def pending_page(self, offset: int, limit: int) -> list[PendingRecord]:
+        """Return pending records in due order."""
+        return _records(await self._client.command("ZRANGE", self.keys.timeout, offset, offset + limit - 1, "WITHSCORES"))
+
+    async def ready_page(self, offset: int, limit: int) -> list[bytes]:
+        """Return payloads of the ready list, starting with the one that is taken next."""
+        return await self._list(self.keys.ready, offset, limit)
+
+    async def quarantined_page(self, offset: int, limit: int) -> list[bytes]:
+        """Return records and payloads in quarantine, oldest first."""
+        return await self._list(self.keys.quarantine, offset, limit)
+
+    async def leased_page(self, offset: int, limit: int) -> list[LeasedPayload]:
+        """Return what clients hold, by the end of the lease."""
+        found = await self._client.command("ZRANGE", self.keys.leases, offset, offset + limit - 1, "WITHSCORES")
+        if not found:
+            return []
+        payloads = await self._client.command("HMGET", self.keys.leased, *found[::2])
+        return [
+            LeasedPayload(payload, parse_score(score))
+            for payload, score in zip(payloads, found[1::2], strict=True)
+            if payload is not None  # acknowledged or retried meanwhile
+        ]
+
+    async def record_at(self, place: int) -> bytes | None:
+        """Return the pending record at a position in offer order, counted from 0; None beyond the last."""
+        if self.listed:
+            record: bytes | None = await self._client.command("LINDEX", self.keys.ordered, place)
+            return record
+        head: list[bytes] = await self._client.command("ZRANGE", self.keys.timeout, place, place)
+        return head[0] if head else None
+
+    async def pages(self) -> AsyncIterator[list[bytes]]:
+        """Yield all pending records that are there throughout, in overlapping pages. :meth:`offer_order` sorts them."""
+        if not self.listed:
+            async for scored in self.scored_pages():
+                yield [found.record for found in scored]
+            return
+
+        async def read(start: int, count: int) -> list[bytes]:
+            # Counted from the tail: messages leave at the head as they come due, which moves no page.
+            return (await self._list(self.keys.ordered, -(start + count), count))[::-1]
+
+        async for page in paged(read, lambda record: record):
+            yield page
+
+    async def scored_pages(self) -> AsyncIterator[list[PendingRecord]]:
+        """Yield the records of :meth:`pages`, with due times, from the record that is due last to the next one due."""
+
+        async def read(start: int, count: int) -> list[PendingRecord]:
+            # From the far end: messages that come due meanwhile leave at the other end, which moves no page.
+            return _records(await self._client.command("ZREVRANGE", self.keys.timeout, start, start + count - 1, "WITHSCORES"))
+
+        async for page in paged(read, lambda found: found.record):
+            yield page
+
+    def offer_order(self, records: Iterable[bytes]) -> list[bytes]:
+        """Return records, in the order in which :meth:`pages` yields them, in the order in which they were offered."""
+        # Our ids sort by offer order. Messages that Java offered have random ids, and come in any order.
+        return list(records)[::-1] if self.listed else sorted(records, key=id_of)
+
+    async def find(self, record_id: bytes) -> PendingRecord | None:
+        """Return the pending record with an id; None if there is none.
+
+        Reads all records in pages, since no key leads from an id to its record. :meth:`find_at` is quick, but needs the due time.
+        """
+        async for page in self.scored_pages():
+            for found in page:
+                if any_id_of(found.record) == record_id:
+                    return found
+        return None
+
+    async def find_at(self, score: str, start: bytes) -> PendingRecord | None:
+        """Return the pending record with a score and its first bytes; None if there is none.
+
+        Takes a few look-ups, however many messages are due at that moment: the server orders them by their bytes.
+        """
+        low, high = 0, await self._count("ZCOUNT", self.keys.timeout, score, score)
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._client.command("ZRANGE", self.keys.timeout, score, score, "BYSCORE", "LIMIT", middle, 1)
+            if not found:
+                return None
+            here = found[0][: len(start)]
+            if here == start:
+                return PendingRecord(found[0], score.encode())
+            low, high = (middle + 1, high) if here < start else (low, middle)
+        return None
+
+    # Changing
+
+    async def cancel(self, records: Sequence[bytes], *, stale: bool = False) -> int:
+        """Remove pending records, and return how many there were.
+
+        Args:
+            records: The whole records.
+            stale: Whether to also remove those that are in the ordered list only, as another program's crash may leave them.
+        """
+        count: int = await self._run(scripts.CANCEL, int(stale), *records)
+        return count
+
+    async def reschedule(self, record: bytes, delay_us: int) -> int | None:
+        """Make a pending message due ``delay_us`` from now. Returns when that is, in microseconds; None if it is not pending."""
+        return _moment_or_none(await self._run(scripts.RESCHEDULE, record, delay_us))
+
+    async def poll_last(self, destination: str) -> tuple[int, bytes | None]:
+        """Move the message that was offered last to the head of a list.
+
+        Returns:
+            How many records left the pending ones, and the payload; None if all of them could not be read.
+        """
+        keys = self.keys.of_script(scripts.POLL_LAST, destination=destination)
+        left, *payloads = await self._client.run(scripts.POLL_LAST, keys, (int(self.listed), BATCH))
+        return left, payloads[0] if payloads else None
+
+    async def expire(self, ttl_us: int) -> bool:
+        """Make all pending messages disappear after a while, and return whether there were any."""
+        return bool(await self._run(scripts.EXPIRE, -(-ttl_us // UNIT_US)))
+
+    async def purge(self, state: Literal["delayed", "ready", "all"]) -> int:
+        """Drop the pending messages, the ready ones, or both, and return how many there were."""
+        count: int = await self._run(scripts.PURGE, state)
+        return count
+
+    async def remove(self) -> int:
+        """Delete all keys of the queue, and return how many there were."""
+        keys = self.keys
+        doomed = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.leases, keys.leased)
+        return sum([await self._count("UNLINK", key) for key in doomed])
+
+    # Migrating
+
+    async def migrate_step(self, before: int, limit: int, records: Iterable[bytes], *, rewrite: bool) -> MigrationStep:
+        """Look at entries of the ordered list and records of the sorted set, and rewrite those in an old form.
+
+        Args:
+            before: Examine entries of the ordered list before this index.
+            limit: The maximum number of these entries.
+            records: Records that are in the sorted set only.
+            rewrite: Whether to change anything.
+        """
+        width, length, reached, merged, *counts = await self._run(scripts.MIGRATE, int(rewrite), before, limit, *records)
+        return MigrationStep(width, length, reached, merged, counts[0::3], counts[1::3], counts[2::3])
+
+    async def scan_pending(self, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
+        """Return the next cursor and about ``count`` records of the sorted set. The cursor is ``b"0"`` at both ends."""
+        cursor, page = await self._client.command("ZSCAN", self.keys.timeout, cursor, "COUNT", count)
+        return cursor, page[::2]
+
+    # Waking
+
+    @property
+    def resync_keys(self) -> tuple[str, ...]:
+        """The keys that the re-check's script examines for a delayed queue."""
+        return self.keys.timeout, self.keys.leases, self.keys.ready
+
+    async def resync(self) -> tuple[int, int]:
+        """Look at the queue as the re-check does.
+
+        Returns:
+            The microseconds until a message is due or a lease ends (0: now, -1: never), and the number of ready messages.
+        """
+        _, wait_us, ready = await self._client.run(RESYNC, self.resync_keys, ("delayed",))
+        return wait_us, ready
+
+    @property
+    def wait_for_ready(self) -> tuple[str | int, ...]:
+        """The command that blocks until the ready list has an item, and changes nothing."""
+        return "BLMOVE", self.keys.ready, self.keys.ready, "LEFT", "LEFT", 0
+
+
+def _records(flat: list[bytes]) -> list[PendingRecord]:
+    return [PendingRecord(record, score) for record, score in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def _moment_or_none(due_ms: int) -> int | None:
+    return None if due_ms < 0 else due_ms * UNIT_US
