@@ -40,7 +40,7 @@ from delayq.errors import (
     TimerFull,
     TimerStopped,
 )
-from delayq.stats import ClientStatistics, QueueStatistics, Stats
+from delayq.stats import ClientStats, QueueDepth, QueueStats
 
 __all__ = [
     "Backoff",
@@ -48,7 +48,7 @@ __all__ = [
     "BadInput",
     "BadName",
     "Client",
-    "ClientStatistics",
+    "ClientStats",
     "Closed",
     "CodecError",
     "ConfigurationError",
@@ -71,8 +71,9 @@ __all__ = [
     "PartitionedDeadLetters",
     "PartitionedQueue",
     "PayloadTooLarge",
+    "QueueDepth",
     "QueueFull",
-    "QueueStatistics",
+    "QueueStats",
     "Receipt",
     "Reject",
     "ReliableQueue",
@@ -81,7 +82,6 @@ __all__ = [
     "ServerError",
     "ServerRefused",
     "ServerUnavailable",
-    "Stats",
     "StringCodec",
     "Timeout",
     "TimerError",

@@ -16,7 +16,6 @@ from delayq._delayed.open_queue import OpenDelayedQueue
 from delayq._delayed.queue import MAX_PAYLOAD, DelayedQueue
 from delayq._durations import Duration, check_count, check_flag, moment_us, seconds
 from delayq._embedded import server as embedded
-from delayq._figures import statistics_of, stats_of
 from delayq._reliable.keys import ReliableKeys, check_partitions
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.partitions import PartitionedQueue
@@ -26,10 +25,10 @@ from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
 from delayq.errors import BadInput, Closed, ConfigurationError, EmbeddedServerError, ServerError, ServerUnavailable
 from delayq.instrumentation import Hooks
-from delayq.stats import ClientStatistics
+from delayq.stats import ClientStats, QueueDepth, QueueStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -37,12 +36,10 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
 
     from delayq._engine.session import Session
-    from delayq._figures import AnyOpen
     from delayq._reliable.settings import Expired, WhenFull
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.instrumentation import Observer
-    from delayq.stats import QueueStatistics, Stats
 
 T = TypeVar("T")
 
@@ -349,14 +346,12 @@ class Client:
         """
         return moment_us(await self._open_session().server.time_us())
 
-    def statistics(self) -> ClientStatistics:
+    def statistics(self) -> ClientStats:
         """Return what the client holds and has done so far."""
         session = self._open_session()
-        queues = session.scheduler.queues
-        transfers = [queue.transfer for queue in queues if isinstance(queue, OpenDelayedQueue)]
-        reliable = [queue for queue in queues if isinstance(queue, OpenReliableQueue)]
+        queues = [queue.stats() for parts in self._open_queues().values() for queue in parts]
         timer = session.timer.statistics()
-        return ClientStatistics(
+        return ClientStats(
             connections=session.nodes.open,
             connections_opened=session.nodes.opened,
             timers=session.timer.pending_timeouts,
@@ -364,18 +359,18 @@ class Client:
             round_trips=session.server.round_trips + session.scheduler.subscriber.round_trips,
             errors=session.server.errors,
             queues=len(queues),
-            waiting=sum(transfer.waiting for transfer in transfers) + sum(queue.claims.taker.waiting for queue in reliable),
-            quarantined=sum(transfer.counts.quarantined for transfer in transfers),
-            returned=sum(transfer.counts.lease_ended for transfer in transfers),
+            waiting=sum(queue.waiting for queue in queues),
+            quarantined=sum(queue.quarantined for queue in queues),
+            returned=sum(queue.lease_ended for queue in queues),
             timer_wakeups=timer.wakeups,
             timer_lag=timer.lag,
         )
 
-    def queue_statistics(self) -> list[QueueStatistics]:
+    def queue_statistics(self) -> list[QueueStats]:
         """Return what the client has done with each open queue."""
-        return [statistics_of(queues) for queues in self._open_queues().values()]
+        return [QueueStats.total([part.stats() for part in parts]) for parts in self._open_queues().values()]
 
-    async def queue_stats(self, *, without: Container[tuple[str, str]] = ()) -> dict[tuple[str, str], Stats | ServerError]:
+    async def queue_depths(self, *, without: Container[tuple[str, str]] = ()) -> dict[tuple[str, str], QueueDepth | ServerError]:
         """Return how many messages each open queue holds, by the queue's kind and name as in :meth:`queue_statistics`.
 
         For a delayed queue, ``delayed`` counts the pending messages, and ``oldest_due_age`` is the age of the oldest message that
@@ -388,7 +383,7 @@ class Client:
         queues = {name: parts for name, parts in self._open_queues().items() if name not in without}
         asked = [part for parts in queues.values() for part in parts]
         depths = dict(zip(asked, await asyncio.gather(*(part.depth() for part in asked), return_exceptions=True), strict=True))
-        return {name: stats_of([depths[part] for part in parts]) for name, parts in queues.items()}
+        return {name: _total([depths[part] for part in parts]) for name, parts in queues.items()}
 
     def observe(self, observer: Observer) -> None:
         """Notify ``observer`` of what happens to messages, from now on or from when the client opens.
@@ -445,9 +440,9 @@ class Client:
         except EmbeddedServerError as error:
             raise ServerUnavailable(str(error)) from error
 
-    def _open_queues(self) -> dict[tuple[str, str], list[AnyOpen]]:
+    def _open_queues(self) -> dict[tuple[str, str], list[OpenDelayedQueue | OpenReliableQueue]]:
         """Return the open queues by kind and name: several for a queue that has partitions."""
-        found: dict[tuple[str, str], list[AnyOpen]] = {}
+        found: dict[tuple[str, str], list[OpenDelayedQueue | OpenReliableQueue]] = {}
         for queue in self._open_session().scheduler.queues:
             if isinstance(queue, OpenDelayedQueue | OpenReliableQueue):
                 found.setdefault((queue.kind, queue.whole), []).append(queue)
@@ -457,3 +452,15 @@ class Client:
         if self._session is None or self._closed:
             raise Closed("the client is closed" if self._closed else "open the client first: async with connect(...) as client")
         return self._session
+
+
+def _total(depths: Sequence[QueueDepth | BaseException]) -> QueueDepth | ServerError:
+    """Return the figures of a queue from those of its partitions, or the first error among them."""
+    known = []
+    for depth in depths:
+        if isinstance(depth, ServerError):
+            return depth
+        if isinstance(depth, BaseException):
+            raise depth
+        known.append(depth)
+    return QueueDepth.total(known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -12,17 +12,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Stats:
-    """The number of messages in each state.
+class QueueDepth:
+    """The number of messages that the server has of a queue, by state.
 
     Attributes:
-        delayed: Messages that are not due yet.
+        delayed: Messages that are not due yet; for a delayed queue, also those that are due and have not been transferred yet.
         ready: Messages that are due and not held by a worker, including those whose lease has ended.
         leased: Messages held by workers. This and ``delayed`` are exact up to a thousand leases; beyond that, delayed messages
             may be counted here, as many as there are ended leases whose messages have not been claimed again yet.
-        dead: Dead letters.
-        oldest_due_age: How long the oldest ready message has been due, seconds; 0 if there is none.
-        paused: Whether the queue is paused.
+        dead: Dead letters of a reliable queue.
+        oldest_due_age: How long the oldest ready message has been due, seconds; 0 if there is none. For a delayed queue, how long
+            the first ``delayed`` message has been due.
+        paused: Whether a reliable queue is paused.
+        quarantined: Unreadable records of a delayed queue; None if unknown.
     """
 
     delayed: int
@@ -30,10 +32,11 @@ class Stats:
     leased: int
     dead: int
     oldest_due_age: float
-    paused: bool
+    paused: bool = False
+    quarantined: int | None = 0
 
     @classmethod
-    def total(cls, parts: Sequence[Stats]) -> Stats:
+    def total(cls, parts: Sequence[QueueDepth]) -> QueueDepth:
         """Return the figures of a queue from those of its partitions; paused if any partition is."""
         return cls(
             sum(part.delayed for part in parts),
@@ -46,7 +49,7 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class ClientStatistics:
+class ClientStats:
     """The state of a client, and counts of its work so far.
 
     Attributes:
@@ -79,8 +82,8 @@ class ClientStatistics:
     timer_lag: float
 
 
-@dataclass(frozen=True)
-class QueueStatistics:
+@dataclass(frozen=True, kw_only=True)
+class QueueStats:
     """Counts of a client's work on a queue since it opened the queue, without the work of other processes.
 
     Attributes:
@@ -105,10 +108,19 @@ class QueueStatistics:
     delivered: int
     acked: int
     retried: int
-    dead: int
-    released: int
-    expired: int
-    lease_ended: int
-    quarantined: int
+    dead: int = 0
+    released: int = 0
+    expired: int = 0
+    lease_ended: int = 0
+    quarantined: int = 0
     errors: int
     waiting: bool
+
+    @classmethod
+    def total(cls, parts: Sequence[QueueStats]) -> QueueStats:
+        """Return the counts of a queue from those of its partitions; waiting if any partition is."""
+        sums = {name: sum(getattr(part, name) for part in parts) for name in _COUNTS}
+        return replace(parts[0], waiting=any(part.waiting for part in parts), **sums)
+
+
+_COUNTS = tuple(each.name for each in fields(QueueStats) if each.name not in ("name", "kind", "waiting"))

@@ -19,7 +19,7 @@ from delayq._dashboard.queues import Queues
 from delayq._dashboard.rendering import environment, link, packed, unpacked
 from delayq._dashboard.security import Guard, SecurityHeaders, same_origin
 from delayq._dashboard.sharing import Cached
-from delayq._dashboard.source import MOST_PARTITIONS, SECOND, DelayedSource, Place, ReliableSource
+from delayq._dashboard.source import MOST_PARTITIONS, SECOND, DelayedSource, Place, ReliableSource, late_us, undeliverable
 from delayq._durations import MAX_MS
 from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from delayq._dashboard.security import Login
-    from delayq._dashboard.source import Counts
     from delayq._redis.client import RedisClient
+    from delayq.admin.catalog import QueueKind
     from delayq.client import Client
+    from delayq.stats import QueueDepth
 
     AnySource = DelayedSource | ReliableSource
     Page = Callable[[Request], Awaitable[Response]]
@@ -132,7 +133,7 @@ class _Board:
         names = [key for key in await self._queues.names() if wanted.casefold() in key[1].casefold()]
         offset = _whole(request.query_params.get("offset"))
         sources = await self._queues.sources(names[offset : offset + _QUEUES_PER_PAGE])
-        counted = await asyncio.gather(*(self._watch(source).counts.at_most(_FRESH) for source in sources))
+        counted = await asyncio.gather(*(self._watch(source).depth.at_most(_FRESH) for source in sources))
         return await self._page(
             request,
             "overview.html",
@@ -151,18 +152,18 @@ class _Board:
             raise HTTPException(404, "Unknown message state.")
         offset = _offset(request, source)
         now = await self._now()
-        counts, bars, rows = await asyncio.gather(source.counts(), source.histogram(now), source.page(state, offset, PAGE))
-        total = _of_state(counts, state)
+        depth, bars, rows = await asyncio.gather(source.depth(), source.histogram(now), source.page(state, offset, PAGE))
+        total = _of_state(depth, state)
         return await self._page(
             request,
             "queue.html",
             source=source,
-            counts=counts,
+            depth=depth,
             bars=list(zip(_BARS, bars, (_share(bar, bars) for bar in bars), strict=True)),
             state=state,
             total=total,
             # Leased messages are stored among delayed ones, and are left out of their pages.
-            reach=total + counts.leased if source.kind == "reliable" and state == "delayed" else total,
+            reach=total + depth.leased if source.kind == "reliable" and state == "delayed" else total,
             rows=rows,
             offset=offset,
             limit=PAGE,
@@ -173,9 +174,9 @@ class _Board:
     async def _dead(self, request: Request) -> Response:
         source = await self._reliable(request.query_params)
         offset = _offset(request, source)
-        counts, rows, now = await asyncio.gather(source.counts(), source.page("dead", offset, PAGE), self._now())
+        depth, rows, now = await asyncio.gather(source.depth(), source.page("dead", offset, PAGE), self._now())
         return await self._page(
-            request, "dead.html", source=source, counts=counts, rows=rows, offset=offset, limit=PAGE, total=counts.dead, now=now
+            request, "dead.html", source=source, depth=depth, rows=rows, offset=offset, limit=PAGE, total=depth.dead, now=now
         )
 
     async def _message(self, request: Request) -> Response:
@@ -393,14 +394,17 @@ class _Watched:
     def __init__(self, source: AnySource, now: Callable[[], Awaitable[int]]) -> None:
         self.source = source
         self._now = now
-        self.counts: Cached[Counts | str] = Cached(self._counts)
+        self.depth: Cached[QueueDepth | str] = Cached(self._depth)
         self.figures: Cached[str] = Cached(self._figures)
-        self._before: tuple[int, Counts, int] | None = None
+        self._before: tuple[int, QueueDepth, int] | None = None
 
-    async def _counts(self) -> Counts | str:
-        """Return the counts, or why they are unknown: a queue whose keys hold something else must not hide the others."""
+    async def _depth(self) -> QueueDepth | str:
+        """Return the number of messages in each state, or why it is unknown.
+
+        A queue whose keys hold something else must not hide the others.
+        """
         try:
-            return await self.source.counts()
+            return await self.source.depth()
         except ServerRefused as error:
             return str(error)
 
@@ -408,34 +412,34 @@ class _Watched:
         """Return an event with the current figures."""
         before, self._before = self._before, None
         now = await self._now()
-        counts = await self.source.counts()
+        depth = await self.source.depth()
         # Messages that come due until the next look, and a little more, as the next one may be late.
         soon = await self.source.due_between(now, now + int(_EVERY * SECOND))
-        self._before = now, counts, soon
+        self._before = now, depth, soon
         if before is not None and now - before[0] > 3 * _EVERY * SECOND:
             # The queue had no viewers for a while: too much may have come and gone.
             before = None
-        return f"data: {json.dumps(_figures(now, counts, before))}\n\n"
+        return f"data: {json.dumps(_figures(now, self.source.kind, depth, before))}\n\n"
 
 
-def _figures(now: int, counts: Counts, before: tuple[int, Counts, int] | None) -> dict[str, Any]:
+def _figures(now: int, kind: QueueKind, depth: QueueDepth, before: tuple[int, QueueDepth, int] | None) -> dict[str, Any]:
     """Return the figures that the live view shows.
 
     ``gone`` is how many messages were taken per second, at least: they were due, and are not there any more.
     """
-    gone = None
+    late, gone = late_us(depth, kind), None
     if before is not None:
         then, earlier, soon = before
         seconds = max((now - then) / SECOND, 0.001)
-        left = earlier.ready + soon - counts.ready
+        left = earlier.ready + soon - depth.ready
         gone = round(max(0, left) / seconds, 1)
     return {
-        "delayed": counts.delayed,
-        "ready": counts.ready,
-        "leased": counts.leased,
-        "dead": counts.dead,
-        "paused": counts.paused,
-        "late_ms": None if counts.late_us is None else counts.late_us // 1000,
+        "delayed": depth.delayed,
+        "ready": depth.ready,
+        "leased": depth.leased,
+        "dead": undeliverable(depth),
+        "paused": depth.paused,
+        "late_ms": None if late is None else late // 1000,
         "gone": gone,
     }
 
@@ -490,5 +494,5 @@ def _share(bar: int, bars: Iterable[int]) -> int:
     return 0 if not bar else max(1, round(100 * bar / most))
 
 
-def _of_state(counts: Counts, state: str) -> int:
-    return {"delayed": counts.delayed, "ready": counts.ready, "leased": counts.leased}.get(state, counts.dead)
+def _of_state(depth: QueueDepth, state: str) -> int:
+    return {"delayed": depth.delayed, "ready": depth.ready, "leased": depth.leased}.get(state, undeliverable(depth))

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote_to_bytes, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from delayq._dashboard.source import SECOND, Place
+from delayq._dashboard.source import SECOND, Place, late_us, undeliverable
 
 if TYPE_CHECKING:
     from delayq._dashboard.source import DelayedSource, ReliableSource, Row
@@ -188,9 +188,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = {
-        each.__name__: each for each in (pretty, preview, moment, iso, span, relative, number, size, name_of, packed, quoted)
-    }
+    of_values = (pretty, preview, moment, iso, span, relative, number, size, name_of, packed, quoted)
+    filters = {each.__name__: each for each in (*of_values, late_us, undeliverable)}
     made.filters.update(filters)
     made.globals["link"] = link
     return made

@@ -7,7 +7,7 @@ import heapq
 import json
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore, score_of
@@ -15,15 +15,16 @@ from delayq._reliable.bodies import parse, parse_letter
 from delayq._reliable.dead_letters import DeadLetters
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.scripts import CANCEL, GET, RESCHEDULE, RESUME
-from delayq._reliable.views import count, page
+from delayq._reliable.store import ReliableStore
 from delayq.codecs import StringCodec
+from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from delayq._delayed.store import PendingRecord
     from delayq._redis.client import RedisClient
+    from delayq._reliable.replies import MessageTimes, StoredLetter, StoredMessage
     from delayq.admin.catalog import QueueKind
 
 R = TypeVar("R")
@@ -33,25 +34,6 @@ SECOND = 1_000_000
 MOST_PARTITIONS = 1024
 # Ends of the bars of a histogram. There is another bar beyond the last one.
 HORIZONS = (60 * SECOND, 3600 * SECOND, 86400 * SECOND)
-# With more leases than this, they are not examined one by one. As in stats.lua.
-_LEASES_LOOKED_AT = 1000
-
-
-@dataclass(frozen=True)
-class Counts:
-    """The number of messages in each state.
-
-    Attributes:
-        late_us: How long the oldest message that is due and not taken has been due, in microseconds; 0 if there is none, None
-            if unknown: Redisson's ready list has no times.
-    """
-
-    delayed: int
-    ready: int
-    leased: int
-    dead: int
-    late_us: int | None
-    paused: bool
 
 
 @dataclass(frozen=True)
@@ -101,7 +83,7 @@ class Source(Protocol):
         """The number of partitions that are known."""
         ...
 
-    async def counts(self) -> Counts:
+    async def depth(self) -> QueueDepth:
         """Return the number of messages in each state."""
         ...
 
@@ -142,12 +124,11 @@ class DelayedSource:
         self._store = DelayedStore(server, DelayedKeys.of(name))
         self.name = name
 
-    async def counts(self) -> Counts:
+    async def depth(self) -> QueueDepth:
         depth, bad, now = await asyncio.gather(
             self._store.depth(), self._store.count_quarantined(), self._server.time_us(self._store.keys.timeout)
         )
-        late = int(depth.overdue_us(now)) or (None if depth.ready else 0)
-        return Counts(depth.delayed, depth.ready, depth.leased, bad, late, paused=False)
+        return QueueDepth(depth.delayed, depth.ready, depth.leased, 0, depth.overdue_us(now) / SECOND, quarantined=bad)
 
     async def histogram(self, now: int) -> list[int]:
         return await _bars(now, lambda start, end: self.due_between(int(start), None if end == "+inf" else int(end)))
@@ -187,9 +168,7 @@ class ReliableSource:
     def __init__(self, server: RedisClient, name: str, partitions: Iterable[int | None]) -> None:
         self._server = server
         self.name = name
-        self._parts: dict[int | None, ReliableKeys] = {
-            number: ReliableKeys.of(name, partition=number) for number in sorted(partitions, key=lambda each: each or 0)
-        }
+        self._parts = {number: self._store(number) for number in sorted(partitions, key=lambda each: each or 0)}
 
     @property
     def partitions(self) -> int | None:
@@ -200,58 +179,46 @@ class ReliableSource:
         """Return whether there is such a partition. Pass None for a queue without partitions."""
         return partition in self._parts
 
-    async def counts(self) -> Counts:
-        parts = await self._each(lambda keys: count(self._server, keys))
-        delayed, ready, leased, dead, late, paused = zip(*parts, strict=True)
-        return Counts(sum(delayed), sum(ready), sum(leased), sum(dead), max(late), any(paused))
+    async def depth(self) -> QueueDepth:
+        return QueueDepth.total(await self._each(lambda _, store: store.depth()))
 
     async def histogram(self, now: int) -> list[int]:
-        parts = await self._each(lambda keys: self._bars_of(keys, now))
+        edges = [now, *(now + horizon for horizon in HORIZONS)]
+        parts = await self._each(lambda _, store: store.histogram(edges))
         return [sum(bars) for bars in zip(*parts, strict=True)]
 
     async def due_between(self, start: int, end: int) -> int:
-        return sum(await self._each(lambda keys: self._between(keys, str(start), str(end))))
+        return sum(await self._each(lambda _, store: store.count_due(start, end)))
 
     async def page(self, state: str, offset: int, limit: int) -> list[Row]:
-        if state == "dead":
-            return await self._dead(offset, limit)
-        if len(self._parts) == 1:
-            return (await self._each(lambda keys: self._page(keys, state, offset, limit)))[0]
         # Each partition may have all the messages that come first.
-        parts = await self._each(lambda keys: self._page(keys, state, 0, offset + limit))
-        order = heapq.merge(*parts, key=lambda row: (-row.priority if state == "ready" else 0, row.due_us or row.lease_us or 0))
-        return [*islice(order, offset, offset + limit)]
-
-    async def _dead(self, offset: int, limit: int) -> list[Row]:
         single = len(self._parts) == 1
-        start, count = (offset, limit) if single else (0, offset + limit)
-        parts = await self._each(lambda keys: self._dead_page(keys, start, count))
-        order = heapq.merge(*parts, key=lambda row: row.died_us or 0)
-        return [*order] if single else [*islice(order, offset, offset + limit)]
+        first, count = (offset, limit) if single else (0, offset + limit)
+        if state == "dead":
+            parts = await self._each(lambda number, store: _dead_page(number, store, first, count))
+            order = heapq.merge(*parts, key=lambda row: row.died_us or 0)
+        else:
+            parts = await self._each(lambda number, store: _live_page(number, store, state, first, count))
+            order = heapq.merge(
+                *parts, key=lambda row: (-row.priority if state == "ready" else 0, row.due_us or row.lease_us or 0)
+            )
+        return parts[0] if single else [*islice(order, offset, offset + limit)]
 
     async def find(self, place: Place, *, dead: bool) -> Row | None:
-        keys = self._parts.get(place.partition)
-        if keys is None:
+        store = self._parts.get(place.partition)
+        if store is None:
             return None
-        ask = self._server.command
         if dead:
-            score = await ask("ZSCORE", keys.dead, place.id)
-            letter = await ask("HGET", keys.dead_messages, place.id)
-            return None if score is None or letter is None else _letter(place, letter, score)
-        (found,) = await self._server.run(GET, keys.messages, (place.id,))
-        if found is None:
-            return None
-        lease = await ask("HGET", keys.leases, place.id)
-        expires = await ask("HGET", keys.messages[13], place.id)
-        return _live(place, found, lease, expires)
+            letter = await store.dead_letter(place.id)
+            return None if letter is None else _letter(place, letter)
+        found = await store.get(place.id)
+        return None if found is None else _live(place, found, await store.times(place.id))
 
     async def cancel(self, place: Place) -> bool:
-        keys = self._parts[place.partition]
-        return bool((await self._server.run(CANCEL, keys.messages, (place.id,)))[0])
+        return await self._parts[place.partition].cancel(place.id)
 
     async def reschedule(self, place: Place, delay_us: int) -> Place | None:
-        keys = self._parts[place.partition]
-        return place if await self._server.run(RESCHEDULE, (*keys.messages, keys.wake), (place.id, delay_us)) else None
+        return place if await self._parts[place.partition].reschedule(place.id, delay_us) else None
 
     async def redrive(self, places: Sequence[Place] | None) -> int:
         """Redrive dead letters; all of them if None."""
@@ -263,29 +230,31 @@ class ReliableSource:
 
     async def pause(self, partitions: int | None) -> None:
         """Stop all claims. Partitions that have never been seen are paused too, if ``partitions`` says that they exist."""
-        for keys in self._all(partitions):
-            await self._server.command("SET", keys.paused, "1")
+        for store in self._all(partitions):
+            await store.pause()
 
     async def resume(self, partitions: int | None) -> None:
         """End a pause."""
-        for keys in self._all(partitions):
-            await self._server.run(RESUME, (keys.paused, keys.wake))
+        for store in self._all(partitions):
+            await store.resume()
 
     # Internals
 
-    async def _each(self, of: Callable[[ReliableKeys], Awaitable[R]]) -> list[R]:
+    def _store(self, partition: int | None) -> ReliableStore:
+        return ReliableStore(self._server, ReliableKeys.of(self.name, partition=partition))
+
+    async def _each(self, of: Callable[[int | None, ReliableStore], Awaitable[R]]) -> list[R]:
         # Wait for all calls, so that none continues behind the page.
-        outcomes = await asyncio.gather(*(of(keys) for keys in self._parts.values()), return_exceptions=True)
+        outcomes = await asyncio.gather(*(of(*part) for part in self._parts.items()), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
         return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
-    def _all(self, partitions: int | None) -> list[ReliableKeys]:
+    def _all(self, partitions: int | None) -> list[ReliableStore]:
         if self.partitions is None:
             return [*self._parts.values()]
-        count = min(MOST_PARTITIONS, max(partitions or 0, self.partitions))
-        return [ReliableKeys.of(self.name, partition=number) for number in range(count)]
+        return [self._store(number) for number in range(min(MOST_PARTITIONS, max(partitions or 0, self.partitions)))]
 
     def _letters(self, places: Sequence[Place] | None) -> list[tuple[DeadLetters[str], list[bytes] | None]]:
         chosen: dict[int | None, list[bytes]] = {}
@@ -293,52 +262,32 @@ class ReliableSource:
             # By name: ids written by other programs may not be text, and several letters may have the same id.
             chosen.setdefault(place.partition, []).append(place.id)
         return [
-            (DeadLetters(keys, self._server, StringCodec()), None if places is None else chosen[number])
-            for number, keys in self._parts.items()
+            (DeadLetters(store, StringCodec()), None if places is None else chosen[number])
+            for number, store in self._parts.items()
             if places is None or number in chosen
         ]
 
-    def _number(self, keys: ReliableKeys) -> int | None:
-        return next(number for number, each in self._parts.items() if each is keys)
 
-    async def _page(self, keys: ReliableKeys, state: str, offset: int, limit: int) -> list[Row]:
-        number = self._number(keys)
-        return [_live(Place(id, number), facts) for id, facts in await page(self._server, keys, state, offset, limit)]  # noqa: A001
+async def _live_page(partition: int | None, store: ReliableStore, state: str, offset: int, limit: int) -> list[Row]:
+    return [_live(Place(found.id, partition), found) for found in await store.page(state, offset, limit)]
 
-    async def _dead_page(self, keys: ReliableKeys, offset: int, limit: int) -> list[Row]:
-        found = await self._server.command("ZRANGE", keys.dead, offset, offset + limit - 1, "WITHSCORES")
-        if not found:
-            return []
-        letters = await self._server.command("HMGET", keys.dead_messages, *found[::2])
-        number = self._number(keys)
-        rows = zip(found[::2], letters, found[1::2], strict=True)
-        return [_letter(Place(id, number), letter, at) for id, letter, at in rows if letter is not None]  # noqa: A001
 
-    async def _bars_of(self, keys: ReliableKeys, now: int) -> list[int]:
-        bars = await _bars(now, lambda start, end: self._between(keys, start, end))
-        ends = await self._lease_ends(keys)
-        for end in ends:
-            # The end of a lease is stored among the due times of other messages, but is not one.
-            if end > now:
-                bars[sum(end > now + horizon for horizon in HORIZONS)] -= 1
-        return [max(0, bar) for bar in bars]
+async def _dead_page(partition: int | None, store: ReliableStore, offset: int, limit: int) -> list[Row]:
+    return [_letter(Place(letter.name, partition), letter) for letter in await store.dead_page(offset, limit)]
 
-    async def _lease_ends(self, keys: ReliableKeys) -> list[float]:
-        if await self._server.command("HLEN", keys.leases) > _LEASES_LOOKED_AT:
-            return []
-        ids = await self._server.command("HKEYS", keys.leases)
-        if not ids:
-            return []
-        scores = await asyncio.gather(*(self._server.command("ZMSCORE", key, *ids) for key in await self._live(keys)))
-        return [float(score) for some in scores for score in some if score is not None]
 
-    async def _live(self, keys: ReliableKeys) -> tuple[str, ...]:
-        return keys.live if await self._server.command("EXISTS", *keys.live[1:]) else keys.live[:1]
+def late_us(depth: QueueDepth, kind: QueueKind) -> int | None:
+    """Return how long the oldest message that is due and not taken has been due, in microseconds; 0 if there is none.
 
-    async def _between(self, keys: ReliableKeys, start: str, end: str) -> int:
-        low = start if start == "-inf" else f"({start}"
-        counts = await asyncio.gather(*(self._server.command("ZCOUNT", key, low, end) for key in await self._live(keys)))
-        return sum(counts)
+    None if that is unknown: Redisson's ready list has no times.
+    """
+    late = round(depth.oldest_due_age * SECOND)
+    return None if kind == "delayed" and depth.ready and not late else late
+
+
+def undeliverable(depth: QueueDepth) -> int:
+    """Return the number of a reliable queue's dead letters, or of a delayed queue's unreadable records."""
+    return depth.dead + (depth.quarantined or 0)
 
 
 async def _bars(now: int, between: Callable[[str, str], Awaitable[int]]) -> list[int]:
@@ -358,43 +307,38 @@ def _record(found: PendingRecord) -> Row:
     return Row(place, state, found.record if payload is None else payload, found.due_us)
 
 
-def _live(place: Place, facts: Sequence[Any], lease: bytes | None = None, expires: bytes | None = None) -> Row:
-    state, priority, moment, attempt, body, error = facts
-    at = _whole(float(moment or 0))
-    enqueued, headers, payload = _body(body)
-    leased = state == b"leased"
-    due: int | None = at
-    if leased:
-        parts = (lease or b"").split(b":", 2)
-        due = _whole(float(parts[1])) if len(parts) == 3 else None
+def _live(place: Place, found: StoredMessage, times: MessageTimes | None = None) -> Row:
+    enqueued, headers, payload = _body(found.body)
+    leased = found.state == "leased"
+    due_us = found.moment_us if not leased else None if times is None else times.due_us
     return Row(
         place,
-        state.decode(),
+        found.state,
         payload,
-        due_us=due,
-        lease_us=at if leased else None,
+        due_us=due_us,
+        lease_us=found.moment_us if leased else None,
         enqueued_us=enqueued,
-        expires_us=None if expires is None else _whole(float(expires)),
-        priority=int(priority),
-        attempt=int(attempt),
-        error="" if error is None else unpack_error(error.decode(errors="replace"))[1],
+        expires_us=None if times is None else times.expires_us,
+        priority=found.priority,
+        attempt=found.attempt,
+        error="" if found.error is None else unpack_error(found.error)[1],
         headers=headers,
     )
 
 
-def _letter(place: Place, letter: bytes, died: bytes) -> Row:
+def _letter(place: Place, stored: StoredLetter) -> Row:
     try:
-        why, body = parse_letter(letter)
+        why, body = parse_letter(stored.letter)
     except ValueError:
         # A letter that cannot be read must not hide the others.
-        return Row(place, "dead", letter, died_us=_whole(float(died)), reason="unreadable")
+        return Row(place, "dead", stored.letter, died_us=stored.died_us, reason="unreadable")
     enqueued, headers, payload = _body(body)
     line, error = unpack_error(str(why.get("error") or ""))
     return Row(
         place,
         "dead",
         payload,
-        died_us=_whole(float(died)),
+        died_us=stored.died_us,
         enqueued_us=enqueued,
         priority=_number(why.get("priority")),
         attempt=_number(why.get("attempt")),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from delayq._delayed.store import DelayedStore, Transferred
     from delayq._engine.context import EngineContext
-    from delayq._engine.counters import Counts
+    from delayq._engine.counters import Counters
 
 _ACKS_AT_A_TIME = 200
 
@@ -39,7 +39,7 @@ class Lease:
 class Leases:
     """The leases of one queue. Acknowledgements from concurrent callers share a call."""
 
-    def __init__(self, store: DelayedStore, services: EngineContext, on_due: Callable[[int], None], counts: Counts) -> None:
+    def __init__(self, store: DelayedStore, services: EngineContext, on_due: Callable[[int], None], counts: Counters) -> None:
         """Args:
         on_due: Called with the due time of a message that was offered again, in microseconds.
         """

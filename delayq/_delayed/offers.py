@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
     from delayq._delayed.store import DelayedStore, Offer, Stored
     from delayq._engine.context import EngineContext
-    from delayq._engine.counters import Counts
-    from delayq._engine.durability import Durability, Results, Unconfirmed, WaitingServer
+    from delayq._engine.counters import Counters
+    from delayq._engine.durability import Results, Unconfirmed
     from delayq._redis.client import RedisClient
+    from delayq._redis.durability import Durability, WaitingServer
     from delayq._redis.scripts import Request
     from delayq.errors import OutcomeUnknown
 
@@ -30,7 +31,7 @@ class DelayedOffers:
         commits: The group commit that stores messages. Its items are offers, each as large as its payload.
     """
 
-    def __init__(self, store: DelayedStore, services: EngineContext, on_due: Callable[[int], None], counts: Counts) -> None:
+    def __init__(self, store: DelayedStore, services: EngineContext, on_due: Callable[[int], None], counts: Counters) -> None:
         """Args:
         on_due: Called with the earliest due time of the messages stored, in microseconds.
         """

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Literal
 from delayq._delayed.offers import DelayedOffers
 from delayq._delayed.store import UNIT_US, DelayedStore
 from delayq._delayed.transfer import TransferTask
-from delayq._engine.counters import Counts, Depth
+from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
     from delayq._delayed.keys import DelayedKeys
     from delayq._engine.context import EngineContext
+    from delayq._engine.counters import Counters
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.hand_back import LastCalls
@@ -36,7 +37,7 @@ class OpenDelayedQueue:
         self.keys: DelayedKeys = keys
         self.store: DelayedStore = DelayedStore(services.server, keys, listed=listed)
         self.transfer: TransferTask = TransferTask(self.store, services)
-        self.counts: Counts = self.transfer.counts
+        self.counts: Counters = self.transfer.counts
         self.offers: DelayedOffers = DelayedOffers(self.store, services, self.transfer.on_due, self.counts)
         self.hooks: Hooks = services.hooks
         self._clock = services.clock
@@ -81,11 +82,27 @@ class OpenDelayedQueue:
     def push(self) -> None:
         self.transfer.pushes.push()
 
-    async def depth(self) -> Depth:
+    async def depth(self) -> QueueDepth:
         """Return the number of messages in each state. The age covers only due messages that are still pending."""
         depth = await self.store.depth()
         age = depth.overdue_us(-self._clock.seconds_from_now(0) * 1_000_000) / 1_000_000
-        return Depth(depth.delayed, depth.ready, depth.leased, 0, age, paused=False)
+        return QueueDepth(depth.delayed, depth.ready, depth.leased, 0, age)
+
+    def stats(self) -> QueueStats:
+        """Return what this client has done with the queue."""
+        counts, transfer = self.counts, self.transfer
+        return QueueStats(
+            name=self.whole,
+            kind=self.kind,
+            offered=counts.offered,
+            delivered=counts.delivered,
+            acked=counts.acked,
+            retried=counts.retried,
+            lease_ended=counts.lease_ended,
+            quarantined=counts.quarantined,
+            errors=self.pushes.errors,
+            waiting=transfer.waiting,
+        )
 
     async def count_due(self) -> int:
         """Return how many messages are due now and not taken, including those that are still pending."""

@@ -11,7 +11,7 @@ from delayq._delayed.hand_outs import HandOuts
 from delayq._delayed.leases import Lease, Leases
 from delayq._delayed.ready_watch import ReadyWatch
 from delayq._delayed.store import BATCH
-from delayq._engine.counters import Counts
+from delayq._engine.counters import Counters
 from delayq._engine.lease_keeper import LeaseKeeper
 from delayq._engine.waiters import Waiters
 from delayq._engine.wakeup import NOT_ASKED, WakeupLoop, due_us
@@ -62,7 +62,7 @@ class TransferTask:
     """
 
     def __init__(self, store: DelayedStore, services: EngineContext) -> None:
-        self.counts: Counts = Counts()
+        self.counts: Counters = Counters()
         self._store = store
         self._services = services
         self.hand_outs: HandOuts = HandOuts(store, services)

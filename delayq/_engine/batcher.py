@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from delayq._background import Background
-    from delayq._engine.durability import WaitingServer
     from delayq._redis.client import RedisClient
     from delayq._redis.connection import Connection
+    from delayq._redis.durability import WaitingServer
     from delayq._redis.scripts import Request
 
 _log = logging.getLogger("delayq")

@@ -1,13 +1,12 @@
-"""Counts what one open queue has done so far, and how many messages it holds."""
+"""Counts what one open queue has done so far."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
 @dataclass(slots=True)
-class Counts:
+class Counters:
     """Message counters of one queue on this client, from the moment the queue was opened.
 
     Attributes:
@@ -29,14 +28,3 @@ class Counts:
     released: int = 0
     lease_ended: int = 0
     quarantined: int = 0
-
-
-class Depth(NamedTuple):
-    """The number of messages in each state, as in :class:`delayq.Stats`."""
-
-    delayed: int
-    ready: int
-    leased: int
-    dead: int
-    oldest_due_age: float
-    paused: bool

@@ -11,7 +11,7 @@ from delayq.errors import OutcomeUnknown, ServerError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayq._engine.counters import Counts
+    from delayq._engine.counters import Counters
     from delayq._engine.server_clock import ServerClock
     from delayq._redis.client import RedisClient
     from delayq._redis.scripts import Request
@@ -73,8 +73,8 @@ async def settle(
     return [bool(done) or clock.seconds_until(ends) > _SURELY or lost for done, ends in zip(again, ends_us, strict=True)]
 
 
-def settled(answer: Sequence[int | OutcomeUnknown], counts: Counts) -> list[bool | OutcomeUnknown]:
+def settled(answer: Sequence[int | OutcomeUnknown], counters: Counters) -> list[bool | OutcomeUnknown]:
     """Count the successful acknowledgements in an answer of the server, or of :func:`settle`, and return each lease's outcome."""
     outcomes = [done if isinstance(done, OutcomeUnknown) else bool(done) for done in answer]
-    counts.acked += outcomes.count(True)
+    counters.acked += outcomes.count(True)
     return outcomes

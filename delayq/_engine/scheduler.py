@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq._engine.context import EngineContext
-from delayq._engine.scripts import RESYNC
 from delayq._engine.server_clock import ServerClock
 from delayq._engine.stagger import parse, parse_moment
+from delayq._engine.store import resync
 from delayq._engine.subscriber import Subscriber
 from delayq._engine.wakeup import due_us
 from delayq._logging import about
@@ -198,20 +198,19 @@ class Scheduler:
     async def _check(self, queues: list[tuple[OpenQueue, tuple[str, ...]]]) -> None:
         at_a_time = 1 if self.services.nodes.spread else _AT_A_TIME
         parts = [queues[at : at + at_a_time] for at in range(0, len(queues), at_a_time)]
-        calls = [([key for _, keys in some for key in keys], [queue.kind for queue, _ in some]) for some in parts]
+        calls = [[(queue.kind, keys) for queue, keys in some] for some in parts]
         asked_at = self.services.clock.local()
         errors = []
-        for some, answer in zip(parts, await self.services.server.run_all(RESYNC, calls), strict=True):
-            if isinstance(answer, BaseException):
+        for some, reply in zip(parts, await resync(self.services.server, calls), strict=True):
+            if isinstance(reply, BaseException):
                 # A failed call must not keep the other queues from hearing their results.
-                errors.append(answer)
+                errors.append(reply)
                 continue
-            now, *facts = answer
-            for (queue, _), wait_us, ready in zip(some, facts[::2], facts[1::2], strict=True):
+            for (queue, _), next_due in zip(some, reply.queues, strict=True):
                 # The queue may have been closed in the meantime.
                 if (clock := self._clocks.get(queue)) is not None:
-                    clock.observe(now, asked_at)
-                    queue.resynced(due_us(now, wait_us), ready)
+                    clock.observe(reply.now_us, asked_at)
+                    queue.resynced(due_us(reply.now_us, next_due.wait_us), next_due.extra)
         if errors:
             raise errors[0]
 

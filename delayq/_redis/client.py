@@ -294,7 +294,7 @@ class RedisClient:
         whole, rest = await self.command("TIME", key=key)
         return int(whole) * 1_000_000 + int(rest)
 
-    async def empty(self) -> None:
+    async def flush(self) -> None:
         """Delete everything on the server. Raises as :meth:`run` does."""
         await self.command("FLUSHALL")
 

@@ -5,59 +5,61 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from delayq._redis.client import RedisClient
 
+# Commands whose first argument is not a key, with arguments that work.
+_WITHOUT_KEY: dict[str, tuple[str, ...]] = {
+    "eval": ("return 1", "0"),
+    "evalsha": ("0" * 40, "0"),
+    "ping": (),
+    "time": (),
+    "asking": (),
+    "role": (),
+    "select": ("0",),
+    "unsubscribe": (),
+}
+_WITH_CHANNEL = ("subscribe", "publish")
 
-async def info(client: RedisClient) -> list[dict[str, str]]:
-    """Return the ``INFO`` of each server that has keys and is up, as values by name. Raises as :meth:`RedisClient.everywhere`."""
-    return [read_info(reply.decode(errors="replace")) for reply in await client.everywhere("INFO")]
+
+async def servers(client: RedisClient) -> list[dict[str, str]]:
+    """Return what every server tells about itself, by name. Raises as :meth:`RedisClient.everywhere` does."""
+    return [read_info(reply) for reply in await client.everywhere("INFO")]
 
 
-async def cluster_info(client: RedisClient) -> dict[str, str]:
-    """Return the state of the cluster as one of its servers sees it. Raises as :meth:`RedisClient.everywhere`.
-
-    A single server that is not in a cluster refuses the question.
-    """
-    reply, *_ = await client.everywhere("CLUSTER", "INFO")
-    return read_info(reply.decode(errors="replace"))
+async def cluster(client: RedisClient) -> dict[str, str]:
+    """Return what the cluster tells about itself, by name. Raises as :meth:`RedisClient.everywhere` does."""
+    return read_info((await client.everywhere("CLUSTER", "INFO"))[0])
 
 
-def read_info(text: str) -> dict[str, str]:
-    """Parse the reply to ``INFO`` into values by name."""
-    lines = (line.partition(":") for line in text.splitlines() if line and not line.startswith("#"))
+def read_info(reply: bytes) -> dict[str, str]:
+    """Parse such a reply."""
+    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines() if line and not line.startswith("#"))
     return {name: value for name, _, value in lines}
 
 
-async def user_name(client: RedisClient) -> str:
-    """Return the name of the user under which the client is connected. Raises as :meth:`RedisClient.run`."""
-    reply: bytes = await client.command("ACL", "WHOAMI", key="")
-    return reply.decode(errors="replace")
+async def user(client: RedisClient) -> str:
+    """Return the name of the user. Raises as :meth:`RedisClient.command` does."""
+    name: bytes = await client.command("ACL", "WHOAMI", key="")
+    return name.decode(errors="replace")
 
 
-async def arities(client: RedisClient, commands: Sequence[str], key: str) -> dict[str, int]:
-    """Return how many words each command takes at least, its name included; without those that the server does not know.
+async def missing_rights(client: RedisClient, user: str, commands: Sequence[str], key: str, channel: str) -> AsyncIterator[str]:
+    """Yield the rights that a user lacks to run commands on a key or a channel, as ACL rules.
 
-    Raises as :meth:`RedisClient.run`.
-
-    Args:
-        client: Asks.
-        commands: The commands.
-        key: Asks the server that has this key.
+    Raises:
+        ServerRefused: The server does not tell.
     """
     infos = await client.command("COMMAND", "INFO", *commands, key=key)
-    return {command: abs(int(facts[1])) for command, facts in zip(commands, infos, strict=True) if facts}
-
-
-async def refusal(client: RedisClient, user: str, command: Sequence[str], key: str) -> str:
-    """Return why a user may not run a command; empty if it may. Needs Redis 7 or Valkey. Raises as :meth:`RedisClient.run`.
-
-    Args:
-        client: Asks.
-        user: The user.
-        command: The command and its arguments.
-        key: Asks the server that has this key.
-    """
-    reply: bytes = await client.command("ACL", "DRYRUN", user, *command, key=key)
-    return "" if reply == b"OK" else reply.decode(errors="replace")
+    for command, info in zip(commands, infos, strict=True):
+        if not info:
+            continue
+        if command in _WITHOUT_KEY:
+            arguments = list(_WITHOUT_KEY[command])
+        else:
+            arguments = [channel if command in _WITH_CHANNEL else key]
+            arguments += ["1"] * (abs(int(info[1])) - 2)
+        answer = await client.command("ACL", "DRYRUN", user, command, *arguments, key=key)
+        if answer != b"OK":
+            yield f"+{command}" if b"command" in answer else f"~{key}" if b"key" in answer else f"&{channel}"

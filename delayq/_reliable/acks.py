@@ -7,25 +7,23 @@ from typing import TYPE_CHECKING
 
 from delayq._engine.batcher import Batcher
 from delayq._engine.leases import LOST, fresh_until, heed, settle, settled
-from delayq._redis.scripts import Request
-from delayq._reliable.scripts import ACK, BURY, EXTEND, NACK, RELEASE
 from delayq.errors import Closed, LeaseLost, OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delayq._engine.context import EngineContext
-    from delayq._engine.counters import Counts
-    from delayq._reliable.claims import Claim, Policy
-    from delayq._reliable.keys import ReliableKeys
+    from delayq._engine.counters import Counters
+    from delayq._redis.scripts import Request
+    from delayq._reliable.replies import Claim
+    from delayq._reliable.settings import Policy
+    from delayq._reliable.store import ReliableStore
 
 _log = logging.getLogger("delayq")
 
 _AT_A_TIME = 200
 # Maximum number of acknowledgements in flight for which no caller waits.
 _MOST_UNANSWERED = 2 * _AT_A_TIME
-
-Part = str | bytes | int
 
 
 class Acknowledger:
@@ -35,11 +33,10 @@ class Acknowledger:
         done: Number of claims settled, or found lost, so far.
     """
 
-    def __init__(self, keys: ReliableKeys, policy: Policy, services: EngineContext, counts: Counts) -> None:
-        self._keys = keys
-        self._counts = counts
+    def __init__(self, store: ReliableStore, policy: Policy, services: EngineContext, counters: Counters) -> None:
+        self._store = store
+        self._counters = counters
         self._policy = policy
-        self._server = services.server
         self._clock = services.clock
         self._suspects = services.suspects
         self._closed = False
@@ -91,21 +88,18 @@ class Acknowledger:
 
     async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
         """Make the message due again after ``delay_us`` microseconds. Raises the same errors as :meth:`ack`."""
-        keys = (*self._keys.messages, self._keys.wake)
-        await self._settle_one(Request(NACK, keys, (*claim.name, delay_us, error)), claim)
-        self._counts.retried += 1
+        await self._settle_one(self._store.nack_request(claim, delay_us, error), claim)
+        self._counters.retried += 1
 
     async def bury(self, claim: Claim, why: str) -> None:
         """Make the message a dead letter. ``why`` is JSON on one line. Raises the same errors as :meth:`ack`."""
-        keys = (*self._keys.messages, self._keys.dead, self._keys.dead_messages)
-        await self._settle_one(Request(BURY, keys, (*claim.name, why)), claim)
-        self._counts.buried += 1
+        await self._settle_one(self._store.bury_request(claim, why), claim)
+        self._counters.buried += 1
 
     async def release(self, claim: Claim) -> None:
         """Return the message to the state it was in before it was claimed. Raises the same errors as :meth:`ack`."""
-        keys = (*self._keys.messages, self._keys.wake)
-        await self._settle_one(Request(RELEASE, keys, claim.name), claim)
-        self._counts.released += 1
+        await self._settle_one(self._store.release_request([claim]), claim)
+        self._counters.released += 1
 
     async def extend(self, claims: Sequence[Claim], lease_us: int) -> list[bool]:
         """Extend leases to end ``lease_us`` microseconds from now. Returns which of them are still ours.
@@ -118,17 +112,16 @@ class Acknowledger:
         held: list[bool] = []
         for at in range(0, len(claims), _AT_A_TIME):
             some = claims[at : at + _AT_A_TIME]
-            names = [part for claim in some for part in claim.name]
             asked_at = self._clock.local()
-            now, *ours = await self._server.run(EXTEND, (*self._keys.messages, self._keys.wake), (lease_us, *names))
-            self._clock.observe(now, asked_at)
+            now_us, ours = await self._store.extend(some, lease_us)
+            self._clock.observe(now_us, asked_at)
             for claim, mine in zip(some, ours, strict=True):
                 if mine:
-                    claim.ends_us = now + lease_us
+                    claim.ends_us = now_us + lease_us
                     claim.fresh_until = fresh_until(self._clock, claim.ends_us, self._policy.lease_us)
                 elif claim.is_suspect:
                     self._suspects.over(claim)
-                held.append(bool(mine))
+                held.append(mine)
         return held
 
     async def aclose(self, grace: float) -> None:
@@ -142,16 +135,13 @@ class Acknowledger:
 
     def _acked(self, claims: Sequence[Claim], answer: Sequence[int | OutcomeUnknown]) -> list[bool | OutcomeUnknown]:
         self.done += len(claims)
-        return settled(answer, self._counts)
+        return settled(answer, self._counters)
 
     def _acks_of(self, claims: Sequence[Claim], _lane: int) -> Request:
-        args: list[Part] = [self._policy.remember_us]
-        for claim in claims:
-            args += claim.name
-        return Request(ACK, (*self._keys.messages, self._keys.done), args)
+        return self._store.ack_request(claims, self._policy.remember_us)
 
     def _heed(self, claim: Claim, outcome: bool | OutcomeUnknown | BaseException) -> None:
-        heed(self._keys.name, claim.id, outcome)
+        heed(self._store.keys.name, claim.id, outcome)
 
     async def _settle_one(self, request: Request, claim: Claim) -> None:
         self._check_open()
@@ -166,7 +156,7 @@ class Acknowledger:
     async def _settle(
         self, request: Request, claims: Sequence[Claim], lost: OutcomeUnknown | None = None
     ) -> list[bool | OutcomeUnknown]:
-        return await settle(self._server, self._clock, request, [claim.ends_us for claim in claims], lost)
+        return await settle(self._store.client, self._clock, request, [claim.ends_us for claim in claims], lost)
 
 
 def _demand(done: bool | OutcomeUnknown) -> None:

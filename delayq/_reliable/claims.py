@@ -7,7 +7,6 @@ import itertools
 import logging
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delayq._engine.leases import fresh_until
@@ -15,8 +14,6 @@ from delayq._engine.waiters import Waiters
 from delayq._engine.wakeup import NOT_ASKED, WakeupLoop, due_us
 from delayq._logging import about
 from delayq._redis.hand_back import HandBack
-from delayq._redis.scripts import Request
-from delayq._reliable.scripts import CLAIM, RELEASE
 from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -26,68 +23,15 @@ if TYPE_CHECKING:
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.suspects import Suspects
     from delayq._redis.hand_back import LastCalls
-    from delayq._reliable.keys import ReliableKeys
+    from delayq._reliable.replies import Claim
+    from delayq._reliable.settings import Policy
+    from delayq._reliable.store import ReliableStore
 
 _log = logging.getLogger("delayq")
 
 # Maximum number of messages claimed per script call: a script blocks the whole server while it runs.
 BATCH = 100
 _RETURN_WITHIN = 0.1
-_SCAN = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The settings with which one client uses a queue.
-
-    Attributes:
-        lease_us: Length of a worker's lease on a message, in microseconds.
-        max_attempts: Number of attempts after which a message becomes a dead letter; 0 for no limit.
-        expired: How to treat a message past its time to live: ``drop`` or ``dead``.
-        remember_us: How long the id of a handled message still counts as a duplicate, in microseconds.
-        max_size: Number of live messages beyond which offers are refused; 0 for no limit.
-    """
-
-    lease_us: int
-    max_attempts: int
-    expired: str
-    remember_us: int
-    max_size: int
-
-
-@dataclass(slots=True, eq=False)
-class Claim:
-    """A message that belongs to this client until its lease ends.
-
-    Attributes:
-        id: The message's id, as stored on the server.
-        token: Identifies the lease.
-        priority: 0 to 9.
-        attempt: The number of this attempt, from 1.
-        due_us: When the message was due, in microseconds.
-        body: The body stored under the message's id.
-        ends_us: When the lease ends, in microseconds.
-        fresh_until: Local time until which at least half of the lease is left, in seconds.
-        forgiven: Number of attempts that do not count towards the message's death, because its worker died, perhaps of another
-            message.
-        is_suspect: Whether the message may have killed its last worker.
-    """
-
-    id: bytes
-    token: str
-    priority: int
-    attempt: int
-    due_us: int
-    body: bytes = field(repr=False)
-    ends_us: int
-    fresh_until: float
-    forgiven: int = 0
-    is_suspect: bool = False
-
-    @property
-    def name(self) -> tuple[bytes, str, int]:
-        """The id, token and priority that every script needs to settle the claim."""
-        return (self.id, self.token, self.priority)
 
 
 class Claims:
@@ -103,31 +47,31 @@ class Claims:
 
     def __init__(
         self,
-        keys: ReliableKeys,
+        store: ReliableStore,
         policy: Policy,
         services: EngineContext,
         settled: Callable[[], int],
         recurring: Callable[[list[bytes]], None],
     ) -> None:
         """Args:
-        keys: The queue's keys.
+        store: The queue's data on the server.
         policy: This client's settings for the queue.
         services: The services the queue is built from.
         settled: Returns how many claims have been settled or lost so far.
         recurring: Called with the ids of occurrences that the server has dropped.
         """
-        self.keys: ReliableKeys = keys
+        self._name = store.keys.name
+        self._store = store
         self._policy = policy
-        self._server = services.server
         self._clock = services.clock
         self._timer = services.timer
         self.suspects: Suspects[Claim] = services.suspects
         self._settled = settled
         self._recurring = recurring
         self._claimed = 0
-        self.pushes: WakeupLoop = WakeupLoop(keys.name, self.run_once, services, lambda: self.taker.wanted > 0)
+        self.pushes: WakeupLoop = WakeupLoop(self._name, self.run_once, services, lambda: self.taker.wanted > 0)
         self.taker: Waiters[Claim] = Waiters(
-            keys.name,
+            self._name,
             services,
             push=self.pushes.push,
             wanted=self.pushes.wanted,
@@ -186,7 +130,7 @@ class Claims:
             raise
         except Exception as error:
             # Treat an unforeseen error as a failed call too, so that the call is retried.
-            _log.exception("queue %r: a claim failed", self.keys.name, extra=about(self.keys.name))
+            _log.exception("queue %r: a claim failed", self._name, extra=about(self._name))
             failure = ServerUnavailable(f"a claim failed: {type(error).__name__}")
             self.taker.fail(failure)
             raise failure from error
@@ -216,9 +160,9 @@ class Claims:
     async def _call(self, take: int) -> tuple[list[Claim], int, int]:
         """Claim up to ``take`` messages.
 
-        Also returns the time until the next message is due, as ``claim.lua`` reports it, and the server's time.
+        Also returns the time until the next message is due, as :class:`ClaimReply` has it, and the server's time.
         """
-        keys, policy, token = self.keys, self._policy, f"{self._session}-{next(self._calls)}"
+        policy, token = self._policy, f"{self._session}-{next(self._calls)}"
         asked_at = self._clock.local()
         held = self.suspects.held
         ours = held is not None and held.token.startswith(self._session)
@@ -228,44 +172,21 @@ class Claims:
         try:
             # Assume that the answer is lost until it has been read.
             self._unsure = token
-            now, wait, expired, died, listeners, found, is_suspect, more_suspects, dropped = await self._server.run_once(
-                CLAIM,
-                (*keys.messages, keys.paused, keys.dead, keys.dead_messages, keys.wake),
-                (
-                    take,
-                    policy.lease_us,
-                    token,
-                    policy.max_attempts,
-                    policy.expired,
-                    self.pushes.signature(),
-                    int(asks),
-                    held.id if asks and held is not None else "",
-                    held.token if asks and held is not None else "",
-                    int(self.has_some_out),
-                ),
-                lambda _: None,
+            reply = await self._store.claim(
+                take,
+                policy,
+                token,
+                self.pushes.signature(),
+                may_be_suspect=asks,
+                held=held if asks else None,
+                has_company=self.has_some_out,
             )
+            now = reply.now_us
             self._clock.observe(now, asked_at)
             ends_us = now + policy.lease_us
-            fresh = fresh_until(self._clock, ends_us, policy.lease_us)
-            parts = iter(found)
-            claims = [
-                Claim(
-                    message,
-                    token,
-                    priority,
-                    attempt if type(attempt) is int else int(attempt.partition(b"-")[0]),
-                    int(float(due)),
-                    body,
-                    ends_us,
-                    fresh,
-                    0 if type(attempt) is int else int(attempt.partition(b"-")[2]),
-                    is_suspect == 1,
-                )
-                for message, priority, attempt, due, body in zip(parts, parts, parts, parts, parts, strict=True)
-            ]
+            claims = reply.claims(token, ends_us, fresh_until(self._clock, ends_us, policy.lease_us))
             self._unsure = None
-            if is_suspect:
+            if reply.is_suspect:
                 suspect = claims[0]
         except DelayqError as error:
             if not isinstance(error, OutcomeUnknown):
@@ -275,25 +196,25 @@ class Claims:
             if asks:
                 self.suspects.answered(suspect, self._timer, policy.lease_us / 1_000_000)
         self._claimed += len(claims)
-        self.expired += expired
-        self.died += died
-        if died:
+        self.expired += reply.expired
+        self.died += reply.died
+        if reply.died:
             _log.warning(
                 "queue %r: %d messages became dead letters because their last lease ended",
-                keys.name,
-                died,
-                extra=about(keys.name),
+                self._name,
+                reply.died,
+                extra=about(self._name),
             )
-        if dropped:
-            self._recurring(dropped)
+        if reply.dropped:
+            self._recurring(reply.dropped)
         if claims:
-            self.pushes.found(listeners)
-        if wait:
+            self.pushes.found(reply.listeners)
+        if reply.wait_us:
             # No message that was due by then is left.
             self.pushes.settled(now)
-        if more_suspects:
+        if reply.more_suspects:
             self.suspects.when_free(self.pushes.push)
-        return claims, wait, now
+        return claims, reply.wait_us, now
 
     def _given_back(self, claims: Sequence[Claim]) -> None:
         self._claimed -= len(claims)
@@ -302,25 +223,10 @@ class Claims:
                 self.suspects.over(claim)
 
     def _releasing(self, claims: Sequence[Claim]) -> HandBack:
-        names = [part for claim in claims for part in claim.name]
-        return HandBack(Request(RELEASE, (*self.keys.messages, self.keys.wake), names))
+        return HandBack(self._store.release_request(claims))
 
     async def _recover(self) -> None:
         """Give back what the last call claimed, if its answer was lost. Otherwise it would wait for its lease to end."""
-        if self._unsure is None:
-            return
-        keys, ours, cursor = self.keys, f":{self._unsure}".encode(), b"0"
-        while True:
-            cursor, found = await self._server.command("HSCAN", keys.leases, cursor, "COUNT", _SCAN)
-            ids = [message for message, lease in zip(found[::2], found[1::2], strict=True) if lease.endswith(ours)]
-            if ids:
-                priorities = await self._server.command("HMGET", keys.priorities, *ids)
-                names = [
-                    part
-                    for message, priority in zip(ids, priorities, strict=True)
-                    for part in (message, self._unsure, int(priority or 0))
-                ]
-                await self._server.run(RELEASE, (*keys.messages, keys.wake), names)
-            if cursor in (b"0", "0", 0):
-                break
-        self._unsure = None
+        if self._unsure is not None:
+            await self._store.release_all(self._unsure)
+            self._unsure = None

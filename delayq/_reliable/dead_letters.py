@@ -12,21 +12,19 @@ from delayq._durations import moment_us
 from delayq._reliable.bodies import read_letter
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.ids import checked_id
-from delayq._reliable.scripts import DROP_DEAD, REDRIVE
 from delayq.errors import BadInput, DecodeError, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
 
-    from delayq._redis.client import RedisClient
-    from delayq._reliable.keys import ReliableKeys
+    from delayq._reliable.replies import StoredLetter
+    from delayq._reliable.store import ReliableStore
     from delayq.codecs import Codec
 
 T = TypeVar("T")
 
 _AT_A_TIME = 100
-_TAKEN, _UNREADABLE, _EMPTY = -1, -2, -3
 # A second letter with the same id gets a name of its own: see lua/reliable/include/letters.lua.
 _STAMPED = re.compile(rb"(.*)\0[0-9]{16}", re.DOTALL)
 
@@ -72,14 +70,13 @@ class DeadLetter(Generic[T]):
 class DeadLetters(Generic[T]):
     """The dead letters of one queue. Every method may raise the errors of :class:`~delayq.errors.ServerError`."""
 
-    def __init__(self, keys: ReliableKeys, server: RedisClient, codec: Codec[T]) -> None:
-        self._keys = keys
-        self._server = server
+    def __init__(self, store: ReliableStore, codec: Codec[T]) -> None:
+        self._store = store
         self._codec = codec
 
     async def size(self) -> int:
         """Return the number of dead letters."""
-        return int(await self._server.command("ZCARD", self._keys.dead))
+        return await self._store.count_dead()
 
     async def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter[T]]:
         """List dead letters, oldest first.
@@ -89,18 +86,7 @@ class DeadLetters(Generic[T]):
             offset: The number of letters to skip.
         """
         check_page(offset, limit)
-        if not limit:
-            return []
-        found = await self._server.command("ZRANGE", self._keys.dead, offset, offset + limit - 1, "WITHSCORES")
-        if not found:
-            return []
-        ids, died = found[::2], found[1::2]
-        letters = await self._server.command("HMGET", self._keys.dead_messages, *ids)
-        return [
-            self._letter(message, letter, float(at))
-            for message, letter, at in zip(ids, letters, died, strict=True)
-            if letter is not None  # redriven or purged meanwhile
-        ]
+        return [self._letter(letter) for letter in await self._store.dead_page(offset, limit)] if limit else []
 
     async def redrive(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
         """Requeue dead letters: they are due now, and have all their attempts again.
@@ -122,21 +108,18 @@ class DeadLetters(Generic[T]):
         self, chosen: Sequence[str] | Sequence[bytes] | None, progress: Callable[[int, int], None] | None = None
     ) -> int:
         """Redrive as :meth:`redrive`, by ids or by the names of letters as stored on the server."""
-        keys = (*self._keys.messages, self._keys.wake, self._keys.dead, self._keys.dead_messages)
         total = await self.size() if chosen is None else len(chosen)
         done = looked_at = stayed = 0
         while looked_at < total:
             step = _AT_A_TIME if chosen is None else len(chosen[looked_at : looked_at + _AT_A_TIME])
             try:
                 some = await self._some(chosen, stayed if chosen is None else looked_at)
-                answer = await self._server.run(REDRIVE, keys, some) if some else []
+                requeued, left = await self._store.redrive(some) if some else (0, 0)
             except ServerError as error:
                 raise half_way(error, done) from error.__cause__
             if chosen is None and not some:
                 break
-            # All of them existed a moment ago. A missing letter has been requeued: the reply to a first try was lost.
-            left = answer.count(_TAKEN) + answer.count(_UNREADABLE)
-            done += len(some) - left - answer.count(_EMPTY)
+            done += requeued
             stayed += left
             looked_at += step
             if progress is not None:
@@ -169,7 +152,7 @@ class DeadLetters(Generic[T]):
             try:
                 some = await self._some(chosen, 0 if chosen is None else looked_at)
                 if some:
-                    await self._server.run(DROP_DEAD, (self._keys.dead, self._keys.dead_messages), some)
+                    await self._store.drop_dead(some)
             except ServerError as error:
                 raise half_way(error, dropped) from error.__cause__
             dropped += len(some)
@@ -183,22 +166,11 @@ class DeadLetters(Generic[T]):
     async def _some(self, chosen: Sequence[str] | Sequence[bytes] | None, offset: int) -> Sequence[str | bytes]:
         """Return a page of the existing letters, or the existing ones of a page of ``chosen``; each once."""
         if chosen is None:
-            page: list[bytes] = await self._server.command("ZRANGE", self._keys.dead, offset, offset + _AT_A_TIME - 1)
-            return page
-        wanted: list[str | bytes] = list(dict.fromkeys(chosen[offset : offset + _AT_A_TIME]))
-        if not wanted:
-            return wanted
-        ids = [each.encode() for each in wanted if isinstance(each, str)]
-        stamps = await self._server.command("HMGET", self._keys.dead_messages, *(id + b"\0" for id in ids)) if ids else []  # noqa: A001
-        some = [[each] for each in wanted if isinstance(each, bytes)]
-        some += [[id, *(id + b"\0" + stamp for stamp in (more or b"").split())] for id, more in zip(ids, stamps, strict=True)]  # noqa: A001
-        names = [name for each in some for name in each]
-        died = dict(zip(names, await self._server.command("ZMSCORE", self._keys.dead, *names), strict=True))
-        # Of several letters with one id, the oldest comes first: that one is redriven.
-        there = ([(float(died[name]), name) for name in each if died[name] is not None] for each in some)
-        return [name for each in there for _, name in sorted(each)]
+            return await self._store.dead_names(offset, _AT_A_TIME)
+        return await self._store.find_dead(chosen[offset : offset + _AT_A_TIME])
 
-    def _letter(self, name: bytes, letter: bytes, died_us: float) -> DeadLetter[T]:
+    def _letter(self, stored: StoredLetter) -> DeadLetter[T]:
+        name, letter, died_us = stored
         stamped = _STAMPED.fullmatch(name)
         why, enqueued_us, headers, payload = read_letter(letter)
         died_at = moment_us(died_us)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
 from delayq._redis.slots import PARTITION, RELIABLE, SLOTS, checked_name, slot_of
+from delayq._reliable.scripts import MESSAGES
 from delayq.errors import BadInput, BadName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from delayq._redis.scripts import Script
 
 PRIORITIES = 10
 """Priorities range from 0 to 9."""
@@ -49,6 +52,7 @@ class ReliableKeys:
     """STRING that exists while the queue is paused."""
     schedules: str
     """HASH of recurring messages by name."""
+    _of_scripts: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, name: str, mapper: Callable[[str], str] | None = None, partition: int | None = None) -> ReliableKeys:
@@ -86,17 +90,34 @@ class ReliableKeys:
     @property
     def leases(self) -> str:
         """HASH of leases by id."""
-        return self.messages[11]
+        return self.named("leases")
+
+    @property
+    def expiries(self) -> str:
+        """HASH of the ends of times to live by id, microseconds."""
+        return self.named("expiries")
 
     @property
     def priorities(self) -> str:
         """HASH of priorities by id, where they are not 0."""
-        return self.messages[15]
+        return self.named("priorities")
 
     @property
     def pattern(self) -> str:
         """A pattern that matches all keys of the queue, and no others."""
         return re.sub(r"[*?\[\]\\]", r"\\\g<0>", self.wake.removesuffix("wake")) + "*"
+
+    def named(self, name: str) -> str:
+        """Return the key that the declarations of the scripts call ``name``."""
+        key: str = self.messages[MESSAGES.index(name)] if name in MESSAGES else getattr(self, name)
+        return key
+
+    def of_script(self, script: Script) -> tuple[str, ...]:
+        """Return the keys to pass to a script, as its declaration names them. The key of an offer's call is left out."""
+        keys = self._of_scripts.get(script.name)
+        if keys is None:
+            keys = self._of_scripts[script.name] = tuple(self.named(name) for name in script.keys if name != "call")
+        return keys
 
     def call(self, session: str) -> str:
         """Return the name of the STRING that keeps one client's last call and its reply, so that the call can be repeated."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
@@ -22,16 +22,13 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from delayq._reliable.claims import Claim
     from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._reliable.replies import Claim, State
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.instrumentation import Observation
 
 T = TypeVar("T")
-
-State = Literal["delayed", "ready", "leased"]
-"""The state of a live message: not due yet, due, or leased to a worker."""
 
 
 class RetryAfter(Exception):

@@ -6,25 +6,24 @@ import asyncio
 import secrets
 from contextlib import suppress
 from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._engine.batcher import Batcher
 from delayq._engine.durability import DurableBatchers
 from delayq._engine.wakeup import tell_of_refusal
-from delayq._redis.scripts import Request
-from delayq._reliable.scripts import OFFER
 from delayq.errors import ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from delayq._engine.context import EngineContext
-    from delayq._engine.counters import Counts
-    from delayq._engine.durability import Durability, Results, Unconfirmed, WaitingServer
+    from delayq._engine.counters import Counters
+    from delayq._engine.durability import Results, Unconfirmed
     from delayq._redis.client import RedisClient
-    from delayq._reliable.claims import Policy
-    from delayq._reliable.keys import ReliableKeys
+    from delayq._redis.durability import Durability, WaitingServer
+    from delayq._redis.scripts import Request
+    from delayq._reliable.settings import Policy
+    from delayq._reliable.store import ReliableStore
     from delayq.errors import OutcomeUnknown
 
 # Maximum number of messages, and of bytes, that share one script call: a script blocks the whole server while it runs.
@@ -64,21 +63,26 @@ class ReliableOffers:
     """
 
     def __init__(
-        self, keys: ReliableKeys, policy: Policy, services: EngineContext, counts: Counts, unannounced: Callable[[], None]
+        self,
+        store: ReliableStore,
+        policy: Policy,
+        services: EngineContext,
+        counters: Counters,
+        unannounced: Callable[[], None],
     ) -> None:
         """Args:
         unannounced: Called after storing a new head that the user may not announce, so that at least this client looks.
         """
-        self._keys = keys
+        self._store = store
         self._unannounced = unannounced
-        self._counts = counts
+        self._counters = counters
         self._policy = policy
-        self._services = services
+        self._background = services.background
         self._used: list[str] = []
         self._told_of_refusal = False
         # A try of these calls that we gave up may still arrive. Their records keep it from storing, and expire by themselves.
         self._unsure: set[str] = set()
-        self._promised: DurableBatchers[NewMessage, int] = DurableBatchers(services.server, keys.wake, self._new_commits)
+        self._promised: DurableBatchers[NewMessage, int] = DurableBatchers(store.client, store.keys.wake, self._new_commits)
         self.commits: Batcher[NewMessage, int] = self._promised.plain
 
     async def under(self, promise: Durability) -> Batcher[NewMessage, int | Unconfirmed[int]]:
@@ -91,24 +95,22 @@ class ReliableOffers:
         if done_with := [call for call in self._used if call not in self._unsure]:
             with suppress(ServerError, TimeoutError):
                 async with asyncio.timeout(grace / 2):
-                    await self._services.server.command("UNLINK", *done_with)
+                    await self._store.forget_calls(done_with)
 
     def _new_commits(
         self, server: RedisClient | WaitingServer, reading: Callable[[Results], Results]
     ) -> Batcher[NewMessage, Any]:
         # Identifies this client's calls: the server keeps the reply to the last one, in case that reply is lost.
         session = secrets.token_hex(6)
-        call_keys = [self._keys.call(f"{session}-{lane}") for lane in (0, 1)]
+        keys = [self._store.offer_keys(f"{session}-{lane}") for lane in (0, 1)]
         number = 0
 
         def request(messages: Sequence[NewMessage], lane: int) -> Request:
             nonlocal number
             if not number:
-                self._used += call_keys
+                self._used += [each[-1] for each in keys]
             number += 1
-            keys, parts = self._keys, cast("Iterable[str | bytes | int]", chain.from_iterable(messages))
-            args = [number, self._policy.max_size, *parts]
-            return Request(OFFER, (*keys.messages, keys.wake, keys.done, call_keys[lane]), args)
+            return self._store.offer_request(keys[lane], number, self._policy.max_size, messages)
 
         def results(messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
             outcomes: list[int] = answer[: len(messages)]
@@ -116,14 +118,14 @@ class ReliableOffers:
                 self._unannounced()
                 if not self._told_of_refusal:
                     self._told_of_refusal = True
-                    tell_of_refusal(self._keys.name)
+                    tell_of_refusal(self._store.keys.name)
             # Stored as a new message, or in place of an earlier one.
-            self._counts.offered += outcomes.count(1) + outcomes.count(2)
+            self._counters.offered += outcomes.count(1) + outcomes.count(2)
             return outcomes
 
         return Batcher(
             server,
-            self._services.background,
+            self._background,
             request=request,
             repeat=partial(self._repeat, server),
             results=reading(results),
@@ -139,7 +141,7 @@ class ReliableOffers:
         _messages: Sequence[NewMessage],
         lost: OutcomeUnknown | None,
     ) -> Any:
-        call, errors = request.keys[-1], self._services.server.errors
+        call, errors = request.keys[-1], self._store.client.errors
         if lost is not None:
             self._unsure.add(call)
             if request.until is not None and asyncio.get_running_loop().time() >= request.until:
@@ -151,6 +153,6 @@ class ReliableOffers:
             # Whatever happened to this try, an earlier one may have been carried out.
             raise lost or error from error.__cause__
         finally:
-            if self._services.server.errors != errors:
+            if self._store.client.errors != errors:
                 # The error may have been this call's.
                 self._unsure.add(call)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from delayq._engine.counters import Counts, Depth
+from delayq._engine.counters import Counters
 from delayq._engine.lease_keeper import LeaseKeeper
 from delayq._reliable.acks import Acknowledger
 from delayq._reliable.claims import Claims
 from delayq._reliable.offers import ReliableOffers
 from delayq._reliable.recurrence import Recurrence
-from delayq._reliable.views import count
+from delayq._reliable.store import ReliableStore
+from delayq.stats import QueueStats
 
 if TYPE_CHECKING:
     from delayq._engine.context import EngineContext
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.hand_back import LastCalls
-    from delayq._reliable.claims import Claim, Policy
     from delayq._reliable.keys import ReliableKeys
+    from delayq._reliable.replies import Claim
+    from delayq._reliable.settings import Policy
     from delayq.instrumentation import Hooks
+    from delayq.stats import QueueDepth
 
 
 class OpenReliableQueue:
@@ -29,6 +32,7 @@ class OpenReliableQueue:
 
     Attributes:
         keys: The queue's keys.
+        store: The queue's data on the server.
         offers: Stores messages.
         policy: This client's settings for the queue.
         claims: Claims due messages and hands them out.
@@ -37,20 +41,21 @@ class OpenReliableQueue:
         recurrence: Puts recurring messages in place.
         loop: The client's event loop.
         clock: The clock of the queue's server.
-        counts: Counters of what was done.
+        counters: Counts of what was done.
         hooks: The observers to notify.
         closed: Whether the queue was closed.
     """
 
     def __init__(self, keys: ReliableKeys, policy: Policy, services: EngineContext) -> None:
         self.keys: ReliableKeys = keys
+        self.store: ReliableStore = ReliableStore(services.server, keys)
         self.policy: Policy = policy
-        self.counts: Counts = Counts()
-        self.settling: Acknowledger = Acknowledger(keys, policy, services, self.counts)
+        self.counters: Counters = Counters()
+        self.settling: Acknowledger = Acknowledger(self.store, policy, services, self.counters)
         self.keeper: LeaseKeeper[Claim] = LeaseKeeper(keys.name, policy.lease_us, self.settling, services)
         self.recurrence: Recurrence = Recurrence(self, services)
         self.claims: Claims = Claims(
-            keys,
+            self.store,
             policy,
             services,
             settled=lambda: self.settling.done + self.keeper.lost,
@@ -58,10 +63,9 @@ class OpenReliableQueue:
         )
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.closed: bool = False
-        self.offers: ReliableOffers = ReliableOffers(keys, policy, services, self.counts, self.push)
+        self.offers: ReliableOffers = ReliableOffers(self.store, policy, services, self.counters, self.push)
         self.clock: ServerClock = services.clock
         self.hooks: Hooks = services.hooks
-        self._server = services.server
 
     @property
     def name(self) -> str:
@@ -109,10 +113,26 @@ class OpenReliableQueue:
     def push(self) -> None:
         self.claims.pushes.push()
 
-    async def depth(self) -> Depth:
+    async def depth(self) -> QueueDepth:
         """Return the number of messages in each state."""
-        delayed, ready, leased, dead, oldest_us, paused = await count(self._server, self.keys)
-        return Depth(delayed, ready, leased, dead, oldest_us / 1_000_000, bool(paused))
+        return await self.store.depth()
+
+    def stats(self) -> QueueStats:
+        """Return what this client has done with the queue."""
+        counters = self.counters
+        return QueueStats(
+            name=self.whole,
+            kind=self.kind,
+            offered=counters.offered,
+            delivered=counters.delivered,
+            acked=counters.acked,
+            retried=counters.retried,
+            dead=counters.buried + self.claims.died,
+            released=counters.released,
+            expired=self.claims.expired,
+            errors=self.pushes.errors,
+            waiting=self.claims.taker.waiting,
+        )
 
     def close(self, last: LastCalls) -> None:
         self.keeper.close()

@@ -17,12 +17,12 @@ from zlib import crc32
 from delayq._durations import Duration, seconds
 from delayq._engine.leaving import Paced
 from delayq._engine.prefetch import fetches_more, next_batch
-from delayq._engine.scripts import RESYNC
 from delayq._engine.waiters import shares
 from delayq._reliable.dead_letters import DeadLetter, check_page
 from delayq._reliable.ids import checked_id, new_id
 from delayq._reliable.offering import Offer, OnDuplicate, with_headers
 from delayq._reliable.recurrence import is_occurrence, schedule_of
+from delayq._reliable.store import which_are_due
 from delayq.errors import (
     BadInput,
     Closed,
@@ -36,7 +36,7 @@ from delayq.errors import (
     ServerUnavailable,
 )
 from delayq.instrumentation import OfferEvent
-from delayq.stats import Stats
+from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableSequence, Sequence
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from delayq._engine.waiters import Taken
-    from delayq._reliable.claims import Claim
-    from delayq._reliable.message import Message, State
+    from delayq._reliable.message import Message
     from delayq._reliable.queue import ReliableQueue
+    from delayq._reliable.replies import Claim, State
     from delayq._reliable.schedules import Schedule
 
 T = TypeVar("T")
@@ -162,7 +162,7 @@ class PartitionedQueue(Generic[T]):
             parts.setdefault(self.partition(str(offer.id)), []).append(offer)
         # Check all messages before writing any.
         checked = [(queue, queue._messages(some)) for queue, some in parts.items()]
-        calls = [queue._store(messages, [False] * len(messages), durability) for queue, messages in checked]
+        calls = [queue._offer_messages(messages, [False] * len(messages), durability) for queue, messages in checked]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
             stored = [each.id for outcome in outcomes if not isinstance(outcome, BaseException) for each in outcome]
@@ -358,9 +358,9 @@ class PartitionedQueue(Generic[T]):
 
     # Inspection and cleanup
 
-    async def stats(self) -> Stats:
+    async def stats(self) -> QueueDepth:
         """Return the number of messages in each state, over all partitions; ``paused`` if any partition is."""
-        return Stats.total(await _of_each(self.partitions, lambda queue: queue.stats()))
+        return QueueDepth.total(await _of_each(self.partitions, lambda queue: queue.stats()))
 
     async def peek(self, count: int = 1) -> list[Message[T]]:
         """Return the messages to be claimed next. As :meth:`delayq.ReliableQueue.peek`."""
@@ -519,9 +519,8 @@ def _by_server(queues: Sequence[ReliableQueue[T]]) -> list[Sequence[ReliableQueu
 
 async def _due_of(queues: Sequence[ReliableQueue[T]]) -> set[ReliableQueue[T]]:
     """Return those of these partitions, all on one server, that have something due."""
-    calls = [((*queue._keys.live, queue._keys.schedules), ("reliable",)) for queue in queues]
-    answers = await queues[0]._server.run_all(RESYNC, calls)
-    return {queue for queue, (_, wait_us, _) in zip(queues, answers, strict=True) if wait_us == 0}
+    due = await which_are_due([queue._store for queue in queues])
+    return {queue for queue, is_due in zip(queues, due, strict=True) if is_due}
 
 
 async def _take_of(candidates: list[ReliableQueue[T]], count: int, taken: deque[_Taken[T]], errors: list[BaseException]) -> None:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import anyio
 
 from delayq._durations import Duration, delay_us, seconds
 from delayq._engine import durability as durabilities
-from delayq._reliable.claims import Claim
 from delayq._reliable.dead_letters import DeadLetters, check_page, half_way
 from delayq._reliable.ids import checked_id
-from delayq._reliable.message import Message, QueueHandle, State
+from delayq._reliable.message import Message, QueueHandle
 from delayq._reliable.offering import THERE, Offer, OfferEncoder, OnDuplicate, merged, with_headers
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.recurrence import is_occurrence
+from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
-from delayq._reliable.scripts import CANCEL, GET, PURGE, RESCHEDULE, RESUME
 from delayq._reliable.settings import differing
-from delayq._reliable.views import PAGE, page
 from delayq.errors import BadDelay, BadInput, Closed, ConfigurationError, DelayqError, ServerError
 from delayq.instrumentation import OfferEvent
-from delayq.stats import Stats
 
 if TYPE_CHECKING:
     from collections import deque
@@ -36,8 +33,10 @@ if TYPE_CHECKING:
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.offering import Commits
     from delayq._reliable.offers import NewMessage
+    from delayq._reliable.replies import State, StoredMessage
     from delayq._reliable.settings import Settings
     from delayq.codecs import Codec
+    from delayq.stats import QueueDepth
 
 T = TypeVar("T")
 
@@ -59,16 +58,16 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._settings = settings
         self._promise = durabilities.parse(settings.durability)
         self._session = session
-        self._server = session.server
         self._open = session.scheduler.open(keys.wake, lambda services: OpenReliableQueue(keys, policy, services))
         if self._open.policy != policy:
             differences = differing(self._open.policy, policy)
             raise ConfigurationError(f"queue {keys.name!r} is open on this client with other settings: {differences}")
-        self._counts = self._open.counts
+        self._store = self._open.store
+        self._counters = self._open.counters
         self._hooks = self._open.hooks
         self._origin = QueueHandle(codec, self._open, settings.backoff, settings.max_attempts or 0)
         self._offering: OfferEncoder[T] = OfferEncoder(codec, settings.max_payload, waits=settings.when_full == "wait")
-        self.dead: DeadLetters[T] = DeadLetters(keys, session.server, codec)
+        self.dead: DeadLetters[T] = DeadLetters(self._store, codec)
 
     @property
     def name(self) -> str:
@@ -181,7 +180,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     async def _offer_all(self, offers: Sequence[Offer[T]], durability: str | None) -> list[str]:
         """Offer as :meth:`offer_many`, without notifying observers."""
-        stored = await self._store(self._messages(offers), [offer.id is None for offer in offers], durability)
+        stored = await self._offer_messages(self._messages(offers), [offer.id is None for offer in offers], durability)
         return [message.id for message in stored]
 
     # Taking
@@ -240,7 +239,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             OutcomeUnknown: The reply was lost: it may have been cancelled. With any other error, it was not.
         """
         self._check_open()
-        return bool((await self._server.run(CANCEL, self._keys.messages, (checked_id(id),)))[0])
+        return await self._store.cancel(checked_id(id))
 
     async def reschedule(self, id: str, delay: Duration | None = None, *, at: datetime | None = None) -> bool:  # noqa: A002
         """Make a message due ``delay`` from now, or at ``at``, unless a worker has it.
@@ -255,21 +254,20 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._check_open()
         if delay is None and at is None:
             raise BadDelay("pass delay or at")
-        keys = (*self._keys.messages, self._keys.wake)
-        return bool(await self._server.run(RESCHEDULE, keys, (checked_id(id), delay_us(delay, at))))
+        return await self._store.reschedule(checked_id(id), delay_us(delay, at))
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
         """Return a live message without leasing it to you; None if there is no message with that id."""
         await self._settled()
-        (found,) = await self._server.run(GET, self._keys.messages, (checked_id(id),))
-        return None if found is None else self._seen(id.encode(), found)
+        found = await self._store.get(checked_id(id))
+        return None if found is None else self._seen(found)
 
     # Inspection and cleanup
 
-    async def stats(self) -> Stats:
+    async def stats(self) -> QueueDepth:
         """Return the number of messages in each state. Costs the server next to nothing, however many there are."""
         await self._settled()
-        return Stats(*await self._open.depth())
+        return await self._store.depth()
 
     async def peek(self, count: int = 1) -> list[Message[T]]:
         """Return the messages to be claimed next: the ready ones, then those that come due. They are not leased to you."""
@@ -290,7 +288,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             raise BadInput(f'state must be "delayed", "ready" or "leased", not {state!r}')
         check_page(offset, limit)
         await self._settled()
-        return [self._seen(id, facts) for id, facts in await page(self._server, self._keys, state, offset, limit)]  # noqa: A001
+        return [self._seen(stored) for stored in await self._store.page(state, offset, limit)]
 
     async def purge(
         self, state: Literal["delayed", "ready", "all"] = "all", progress: Callable[[int], None] | None = None
@@ -310,28 +308,27 @@ class ReliableQueue(Recurring[T], Generic[T]):
             raise BadInput(f'state must be "delayed", "ready" or "all", not {state!r}')
         await self._settled()
         total = passed_over = 0
-        dropped: int
         while True:
             try:
-                dropped, passed, looked_at = await self._server.run(PURGE, self._keys.messages, (state, passed_over, PAGE))
+                step = await self._store.purge(state, passed_over)
             except ServerError as error:
                 raise half_way(error, total) from error.__cause__
-            total += dropped
-            passed_over += passed
+            total += step.dropped
+            passed_over += step.passed_over
             if progress is not None:
-                progress(dropped)
-            if looked_at < PAGE:
+                progress(step.dropped)
+            if step.is_last:
                 return total
 
     async def pause(self) -> None:
         """Stop all claims, in every process, until :meth:`resume`. Leased messages are not affected."""
         self._check_open()
-        await self._server.command("SET", self._keys.paused, "1")
+        await self._store.pause()
 
     async def resume(self) -> bool:
         """End a pause, and return whether there was one."""
         self._check_open()
-        return bool(await self._server.run(RESUME, (self._keys.paused, self._keys.wake)))
+        return await self._store.resume()
 
     # Closing
 
@@ -376,7 +373,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             for offer in offers
         ]
 
-    async def _store(
+    async def _offer_messages(
         self,
         messages: MutableSequence[NewMessage],
         made_up: Sequence[bool],
@@ -417,14 +414,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     def _leased(self, claim: Claim, ahead: Sized = ()) -> Message[T]:
         """Count a claimed message as delivered, and hand it out."""
-        self._counts.delivered += 1
+        self._counters.delivered += 1
         if self._hooks.delivered:
             self._hooks.tell_delivered(self._keys.whole, max(0.0, -self._open.clock.seconds_from_now(claim.due_us)))
         # Positional arguments: keyword arguments would cost more than the rest of this function.
         return Message(claim, self._origin, "leased", ahead)
 
-    def _seen(self, id: bytes, facts: Sequence[Any]) -> Message[T]:  # noqa: A002
-        state, priority, moment, attempt, body, error = facts
-        at = int(float(moment))
-        claim = Claim(id, "", priority, attempt, at, body, at, 0.0)
-        return Message(claim, self._origin, state.decode(), error=None if error is None else error.decode(errors="replace"))
+    def _seen(self, stored: StoredMessage) -> Message[T]:
+        at_us = stored.moment_us
+        claim = Claim(stored.id, "", stored.priority, stored.attempt, at_us, stored.body, at_us, 0.0)
+        return Message(claim, self._origin, stored.state, error=stored.error)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._durations import moment_us
 from delayq._logging import about
-from delayq._reliable.scripts import OCCUR, RECUR, REFILL, SCHEDULE, UNSCHEDULE
+from delayq._reliable.replies import Occurrence
 from delayq._reliable.timing import AHEAD, Timing
 from delayq.errors import BadInput, ConfigurationError, OutcomeUnknown, ServerError
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from delayq._engine.context import EngineContext
     from delayq._engine.waiters import Taken
-    from delayq._reliable.claims import Claim
     from delayq._reliable.offers import NewMessage
     from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._reliable.replies import Claim
     from delayq._timer.wheel import Timeout
 
 _log = logging.getLogger("delayq")
@@ -52,8 +52,6 @@ DIGITS = 16
 """An id ends in "@" and the microseconds since the epoch, which have sixteen digits from 2001 to 2286."""
 _NO_SUCH = -2
 _MOMENT = re.compile("[0-9]{1,20}")
-# Prefix of the record of a schedule that ended while one of its occurrences was being handled.
-_ENDED = b'{"ended":'
 
 
 def is_occurrence(id: bytes) -> bool:  # noqa: A002
@@ -71,12 +69,11 @@ class Recurrence:
 
     def __init__(self, queue: OpenReliableQueue, services: EngineContext) -> None:
         self._open = queue
-        self._server = services.server
+        self._store = queue.store
         self._timer = services.timer
         self._background = services.background
         # How often each process looks at the schedules it knows, if any.
         self._interval = services.resync_interval
-        self._keys = (*queue.keys.messages, queue.keys.wake, queue.keys.schedules)
         self._names: set[str] = set()
         self._refilling: set[str] = set()
         self._learning = False
@@ -84,27 +81,15 @@ class Recurrence:
 
     async def schedule(self, name: str, timing: Timing, version: int, message: NewMessage) -> datetime:
         """Make ``message`` recur. Returns when it is due next."""
-        moments = timing.moments(await self._now_us()) if timing.cron else []
-        due_us, _ = await self._server.run(
-            SCHEDULE,
-            self._keys,
-            (name, timing.text, version, timing.every_us, message.priority, message.ttl_us, message.content, *moments),
-        )
+        moments = timing.moments(await self._store.now_us()) if timing.cron else []
+        due_us = await self._store.schedule(name, timing, version, message, moments)
         self._know(name)
         return moment_us(due_us)
 
     async def unschedule(self, name: str) -> bool:
         """Stop a message from recurring."""
         self._names.discard(name)
-        keys = (*self._open.keys.messages, self._open.keys.schedules)
-        return bool(await self._server.run(UNSCHEDULE, keys, (name,)))
-
-    async def stored(self) -> tuple[dict[bytes, bytes], int]:
-        """Return the record of each schedule, by name, and by how much tests have moved the time, in microseconds."""
-        stored = await self._server.command("HGETALL", self._open.keys.schedules)
-        records: dict[bytes, bytes] = dict(zip(stored[::2], stored[1::2], strict=True))
-        shift_us = int(records.pop(b"", 0))
-        return {name: record for name, record in records.items() if not record.startswith(_ENDED)}, shift_us
+        return await self._store.unschedule(name)
 
     async def claim(self, count: int, wait: float | None) -> list[Taken[Claim]]:
         """Take due messages, as :meth:`Taker.get` does, and follow up those that recur."""
@@ -123,7 +108,7 @@ class Recurrence:
         if not claims:
             return taken
         try:
-            reply = await self._server.run(OCCUR, self._keys, [part for claim in claims for part in claim.name])
+            outcomes = await self._store.occur(claims)
         except ServerError as error:
             if isinstance(error, OutcomeUnknown):
                 # The server may have dropped some of them. Those it has not dropped come again.
@@ -137,15 +122,15 @@ class Recurrence:
                 error,
                 extra=about(self._open.name),
             )
-            reply = [1, -1] * len(claims)
+            outcomes = [Occurrence(handed_out=True, left=-1)] * len(claims)
         except BaseException:
             self._open.claims.taker.give_back(taken)
             raise
         dropped = set()
-        for claim, hand_out, left in zip(claims, reply[::2], reply[1::2], strict=True):
+        for claim, (handed_out, left) in zip(claims, outcomes, strict=True):
             if left != _NO_SUCH:
-                self._heed(claim.id[: -DIGITS - 1].decode(errors="replace"), left)
-            if not hand_out:
+                self._heed(schedule_of(claim.id).decode(errors="replace"), left)
+            if not handed_out:
                 dropped.add(claim)
         return [one for one in taken if one[1] not in dropped]
 
@@ -163,14 +148,9 @@ class Recurrence:
 
     async def _learn(self) -> None:
         try:
-            cursor: Any = b"0"
-            while True:
-                cursor, found = await self._server.command("HSCAN", self._open.keys.schedules, cursor, "COUNT", _AT_A_TIME)
-                names = {name.decode(errors="replace") for name in found[::2] if name}
+            async for names in self._store.schedule_names():
                 # The schedules we know are looked at regularly anyway.
                 await self.look(names - self._names)
-                if cursor in (b"0", "0", 0):
-                    return
         except ServerError as error:
             self._log_failed(error)
         finally:
@@ -185,7 +165,7 @@ class Recurrence:
         names = sorted(self._names if which is None else which)
         for at in range(0, len(names), _AT_A_TIME):
             some = names[at : at + _AT_A_TIME]
-            for name, left in zip(some, await self._server.run(RECUR, self._keys, some), strict=True):
+            for name, left in zip(some, await self._store.recur(some), strict=True):
                 if left == _NO_SUCH:
                     self._names.discard(name)
                 else:
@@ -204,12 +184,12 @@ class Recurrence:
 
     async def _refill(self, name: str) -> None:
         try:
-            record = await self._server.command("HGET", self._open.keys.schedules, name)
+            record = await self._store.schedule_record(name)
             if record is None:
                 return
             facts, timing = read(record)
-            after_us = int(facts["next"]) if facts["next"] else await self._now_us()
-            await self._server.run(REFILL, self._keys, (name, timing.text, *timing.moments(after_us)))
+            after_us = int(facts["next"]) if facts["next"] else await self._store.now_us()
+            await self._store.refill(name, timing, timing.moments(after_us))
         except (ServerError, ConfigurationError, BadInput, Unreadable) as error:
             _log.warning(
                 "queue %r: cannot compute the occurrences of schedule %r here: %s",
@@ -220,12 +200,6 @@ class Recurrence:
             )
         finally:
             self._refilling.discard(name)
-
-    async def _now_us(self) -> int:
-        """Return the server's time, shifted as far as tests have moved it."""
-        shift = await self._server.command("HGET", self._open.keys.schedules, "")
-        whole, rest = await self._server.command("TIME")
-        return int(whole) * 1_000_000 + int(rest) + int(shift or 0)
 
     def _know(self, name: str) -> None:
         self._names.add(name)

@@ -141,7 +141,7 @@ class Recurring(Generic[T]):
     async def schedules(self) -> list[Schedule]:
         """Return the queue's schedules, by name. Schedules that cannot be read are left out and logged."""
         self._check_open()
-        stored, shift_us = await self._open.recurrence.stored()
+        stored, shift_us = await self._open.store.schedules()
         known = []
         for raw, record in sorted(stored.items()):
             name = raw.decode(errors="replace")

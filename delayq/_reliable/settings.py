@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from delayq._durations import Duration, check_max_payload, microseconds
-from delayq._reliable.claims import Policy
 from delayq.backoff import Backoff
 from delayq.errors import BadInput
 
@@ -20,6 +19,25 @@ _SHORTEST_LEASE_US = 1_000
 
 RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
 """The default of ``backoff``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings with which one client uses a queue.
+
+    Attributes:
+        lease_us: Length of a worker's lease on a message, in microseconds.
+        max_attempts: Number of attempts after which a message becomes a dead letter; 0 for no limit.
+        expired: How to treat a message past its time to live: ``drop`` or ``dead``.
+        remember_us: How long the id of a handled message still counts as a duplicate, in microseconds.
+        max_size: Number of live messages beyond which offers are refused; 0 for no limit.
+    """
+
+    lease_us: int
+    max_attempts: int
+    expired: str
+    remember_us: int
+    max_size: int
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class _Reliable:
 
 _CLIENT = 12 * _ONE
 _LOOKS_AT_DELAYED = "time llen lindex lrange hmget zcard zcount zrange zrevrange"
-_LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall hkeys hscan"
+_LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall hscan"
 
 DELAYED: dict[Role, _Delayed] = {
     # No access to the ready list: other processes move due messages.

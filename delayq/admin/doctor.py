@@ -33,18 +33,6 @@ _CLOCK_OFF = 5.0
 _MEMORY_SHORT = 0.9
 # The queue name for checking the user's rights if there is no queue: any name will do.
 _NOBODYS = "delayq-doctor"
-# Commands whose first argument is not a key, with arguments that work.
-_WITHOUT_KEY: dict[str, tuple[str, ...]] = {
-    "eval": ("return 1", "0"),
-    "evalsha": ("0" * 40, "0"),
-    "ping": (),
-    "time": (),
-    "asking": (),
-    "role": (),
-    "select": ("0",),
-    "unsubscribe": (),
-}
-_WITH_CHANNEL = ("subscribe", "publish")
 
 
 @dataclass(frozen=True)
@@ -79,7 +67,7 @@ async def diagnose(
         ServerUnavailable: The server does not answer.
     """
     try:
-        infos = await server_info.info(client._open_session().server)
+        infos = await server_info.servers(client._open_session().server)
     except ServerRefused:
         infos = [{}]
     for info in infos:
@@ -174,7 +162,7 @@ def _memory(info: Mapping[str, str]) -> Finding:
 async def _cluster(client: Client) -> list[Finding]:
     server, spread = client._open_session().server, client._open_session().nodes.spread
     try:
-        info = await server_info.cluster_info(server)
+        info = await server_info.cluster(server)
     except ServerRefused as error:
         if spread:
             return [Finding("note", "cluster", f"this user may not run CLUSTER INFO: {error}")]
@@ -214,7 +202,7 @@ async def _clock(client: Client) -> Finding:
 async def _rights(client: Client, queues: Sequence[FoundQueue], role: Role | None) -> AsyncIterator[Finding]:
     server = client._open_session().server
     try:
-        user = await server_info.user_name(server)
+        user = await server_info.user(server)
     except ServerRefused:
         user = "?"
     able: list[str] = []
@@ -272,15 +260,8 @@ async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> 
         delayed = DelayedKeys.of(queue.name)
         key, channel = delayed.timeout, delayed.channel
     commands = [rule[1:] for rule in _rules(role, queue) if rule.startswith("+") and "|" not in rule]
-    for command, arity in (await server_info.arities(server, commands, key)).items():
-        if command in _WITHOUT_KEY:
-            arguments = list(_WITHOUT_KEY[command])
-        else:
-            arguments = [channel if command in _WITH_CHANNEL else key]
-            arguments += ["1"] * (arity - 2)
-        refusal = await server_info.refusal(server, user, [command, *arguments], key)
-        if refusal:
-            yield f"+{command}" if "command" in refusal else f"~{key}" if "key" in refusal else f"&{channel}"
+    async for right in server_info.missing_rights(server, user, commands, key, channel):
+        yield right
 
 
 async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:

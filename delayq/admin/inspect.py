@@ -15,10 +15,10 @@ from delayq._delayed.records import any_id_of, payload_of
 from delayq._delayed.store import DelayedStore
 from delayq._durations import delay_us, moment_us
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.views import count
+from delayq._reliable.store import ReliableStore
 from delayq.admin.catalog import QueueKind, find_queues
 from delayq.errors import BadDelay, BadInput, ServerRefused
-from delayq.stats import Stats
+from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -46,28 +46,6 @@ class FoundQueue:
     kind: QueueKind
     name: str
     partitions: int | None
-
-
-@dataclass(frozen=True)
-class DelayedStats:
-    """The number of messages of a delayed queue in each state.
-
-    Attributes:
-        delayed: Messages in the sorted set: not due yet, or not transferred yet.
-        ready: Messages that are due and have not been taken.
-        leased: Messages held by consumers that use ``deliveries()``.
-        quarantined: Unreadable messages; None if our user may not look.
-        oldest_due_age: How long the first ``delayed`` message has been due without being transferred, seconds; 0 if it is not
-            due.
-        next_due_at: When the first ``delayed`` message is due; None if there is none.
-    """
-
-    delayed: int
-    ready: int
-    leased: int
-    quarantined: int | None
-    oldest_due_age: float
-    next_due_at: datetime | None
 
 
 @dataclass(frozen=True)
@@ -105,10 +83,10 @@ async def queues(client: Client) -> list[FoundQueue]:
     return found
 
 
-async def delayed_stats(client: Client, name: str) -> DelayedStats:
+async def delayed_stats(client: Client, name: str) -> QueueDepth:
     """Return the number of messages of a delayed queue in each state. Raises as :func:`queues`.
 
-    For a reliable queue, use :meth:`delayq.ReliableQueue.stats`.
+    ``quarantined`` is None if the user may not look. For a reliable queue, use :meth:`delayq.ReliableQueue.stats`.
     """
     store = _store(client, name)
     depth = await store.depth()
@@ -117,26 +95,25 @@ async def delayed_stats(client: Client, name: str) -> DelayedStats:
     except ServerRefused:
         quarantined = None
     if depth.head_us is None:
-        return DelayedStats(depth.delayed, depth.ready, depth.leased, quarantined, 0.0, None)
+        return QueueDepth(depth.delayed, depth.ready, depth.leased, 0, 0.0, quarantined=quarantined)
     try:
         now_us = await _server(client).time_us(store.keys.timeout)
     except ServerRefused:
         # A user that may only inspect queues may not ask for the time.
         now_us = time.time_ns() // 1000
     age = depth.overdue_us(now_us) / 1_000_000
-    return DelayedStats(depth.delayed, depth.ready, depth.leased, quarantined, age, moment_us(depth.head_us))
+    return QueueDepth(depth.delayed, depth.ready, depth.leased, 0, age, quarantined=quarantined)
 
 
-async def reliable_stats(client: Client, name: str, partitions: int | None = None) -> Stats:
+async def next_due_at(client: Client, name: str) -> datetime | None:
+    """Return when the first pending message of a delayed queue is due; None if there is none. Raises as :func:`queues`."""
+    first = await records(client, name, "delayed", limit=1)
+    return first[0].due_at if first else None
+
+
+async def reliable_stats(client: Client, name: str, partitions: int | None = None) -> QueueDepth:
     """Return the figures of :meth:`delayq.ReliableQueue.stats` without opening the queue. Raises as :func:`queues`."""
-    server = _server(client)
-    places = [None] if partitions is None else [*range(partitions)]
-    parts = []
-    for place in places:
-        keys = ReliableKeys.of(name, client._name_mapper, place)
-        parts.append(await count(server, keys))
-    delayed, ready, leased, dead = (sum(part[at] for part in parts) for at in range(4))
-    return Stats(delayed, ready, leased, dead, max(part[4] for part in parts) / 1_000_000, any(part[5] for part in parts))
+    return QueueDepth.total([await store.depth() for store in _stores(client, name, partitions)])
 
 
 async def records(
@@ -208,12 +185,7 @@ async def remove(client: Client, kind: QueueKind, name: str, partitions: int | N
     """
     if kind == "delayed":
         return await _store(client, name).remove()
-    server, removed = _server(client), 0
-    for place in [None] if partitions is None else [*range(partitions)]:
-        one = ReliableKeys.of(name, client._name_mapper, place)
-        found = {key.decode(errors="surrogateescape") async for key in server.scan(one.pattern, one.wake)}
-        removed += sum([int(await server.command("UNLINK", key)) for key in found])
-    return removed
+    return sum([await store.remove() for store in _stores(client, name, partitions)])
 
 
 def _server(client: Client) -> RedisClient:
@@ -224,6 +196,12 @@ def _server(client: Client) -> RedisClient:
 
 def _store(client: Client, name: str) -> DelayedStore:
     return DelayedStore(_server(client), DelayedKeys.of(name, client._name_mapper))
+
+
+def _stores(client: Client, name: str, partitions: int | None) -> list[ReliableStore]:
+    """Return a reliable queue's data, or that of its partitions."""
+    places = [None] if partitions is None else [*range(partitions)]
+    return [ReliableStore(_server(client), ReliableKeys.of(name, client._name_mapper, place)) for place in places]
 
 
 def _record(raw: bytes, due_us: int | None) -> Record:

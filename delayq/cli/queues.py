@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -12,7 +11,6 @@ import typer
 from rich.live import Live
 
 from delayq.admin import inspect as inspection
-from delayq.admin.inspect import DelayedStats, FoundQueue
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, Delayed, Partitions, Reliable, Target, Url, Yes
 from delayq.cli.output import (
@@ -36,7 +34,11 @@ from delayq.errors import ServerRefused
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from delayq import Client, Stats
+    from delayq import Client, QueueDepth
+    from delayq.admin.inspect import FoundQueue
+
+    # What a queue holds; and, for a delayed queue, when the next message is due.
+    _Stats = tuple[QueueDepth, datetime | None]
 
 _COLUMNS = ("kind", "queue", "ready", "delayed", "leased", "dead", "state")
 
@@ -55,9 +57,10 @@ def queues(url: Url = None, as_json: AsJson = False) -> None:
         raise CommandFailed(f"{error}; without +scan, name a queue: delayq stats --queue NAME") from error
     if as_json:
         for queue, stats in rows:
-            print_json({**_about(queue), "error": stats} if isinstance(stats, str) else _figures(queue, stats))
+            print_json({**_about(queue), "error": stats} if isinstance(stats, str) else _figures(queue, *stats))
     elif rows:
-        show_table(_COLUMNS, [_row(queue, stats) for queue, stats in rows], wide=["queue"])
+        lines = [_row(queue, stats if isinstance(stats, str) else stats[0]) for queue, stats in rows]
+        show_table(_COLUMNS, lines, wide=["queue"])
     else:
         say("no queues")
     raise typer.Exit(0 if rows else 1)
@@ -150,7 +153,7 @@ def purge(
     async def act(client: Client) -> int:
         if not target.is_reliable:
             return await inspection.purge(client, target.name, cast("Literal['delayed', 'ready', 'all']", state))
-        there = await _stats(client, target.queue)
+        there, _ = await _stats(client, target.queue)
         total = {"delayed": there.delayed, "ready": there.ready}.get(state, there.delayed + there.ready + there.leased)
         done = 0
         with progress("dropped", shown=not as_json) as show:
@@ -163,7 +166,7 @@ def purge(
             return await target.reliable(client).purge(cast("Literal['delayed', 'ready', 'all']", state), tell_of)
 
     async def left(client: Client) -> str:
-        now = await _stats(client, target.queue)
+        now, _ = await _stats(client, target.queue)
         return f"{now.delayed + now.ready + now.leased:,} messages are left; run the command again to continue"
 
     dropped = with_client(url, act, interrupted=left)
@@ -182,11 +185,11 @@ def confirm(question: str, *, yes: bool) -> None:
         raise typer.Exit(1)
 
 
-async def _all(client: Client) -> list[tuple[FoundQueue, Stats | DelayedStats | str]]:
+async def _all(client: Client) -> list[tuple[FoundQueue, _Stats | str]]:
     return [(queue, await _stats_or_error(client, queue)) for queue in await inspection.queues(client)]
 
 
-async def _stats_or_error(client: Client, queue: FoundQueue) -> Stats | DelayedStats | str:
+async def _stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:
     """Return the error as text, so that a queue with foreign keys, or one that this user may not see, hides no other."""
     try:
         return await _stats(client, queue)
@@ -194,19 +197,19 @@ async def _stats_or_error(client: Client, queue: FoundQueue) -> Stats | DelayedS
         return str(error)
 
 
-async def _stats(client: Client, queue: FoundQueue) -> Stats | DelayedStats:
+async def _stats(client: Client, queue: FoundQueue) -> _Stats:
     if queue.kind == "reliable":
-        return await inspection.reliable_stats(client, queue.name, queue.partitions)
-    return await inspection.delayed_stats(client, queue.name)
+        return await inspection.reliable_stats(client, queue.name, queue.partitions), None
+    return await inspection.delayed_stats(client, queue.name), await inspection.next_due_at(client, queue.name)
 
 
 async def _once(client: Client, target: Target, interval: float, *, as_json: bool) -> None:
     del interval
     found, now = await _stats(client, target.queue), await clock(client)
     if as_json:
-        print_json(_figures(target.queue, found))
+        print_json(_figures(target.queue, *found))
     else:
-        show_fields(_lines(found, now))
+        show_fields(_lines(target.queue, *found, now))
 
 
 async def _watch(client: Client, target: Target, interval: float, *, as_json: bool) -> None:
@@ -217,42 +220,41 @@ async def _watch(client: Client, target: Target, interval: float, *, as_json: bo
     with Live(console=console(), auto_refresh=False) as live:
         while True:
             found, now = await _stats(client, target.queue), await clock(client)
-            shown = table((target.queue.kind, target.name), _lines(found, now), wide=[target.name])
+            rows = _lines(target.queue, *found, now)
+            shown = table((target.queue.kind, target.name), rows, wide=[target.name])
             shown.caption = f"{now.astimezone():%H:%M:%S}, Ctrl-C to stop"
             shown.caption_justify = "left"
             live.update(shown, refresh=True)
             await asyncio.sleep(interval)
 
 
-def _figures(queue: FoundQueue, stats: Stats | DelayedStats) -> dict[str, Any]:
-    figures = asdict(stats)
-    if isinstance(stats, DelayedStats):
-        figures["next_due_at"] = moment_json(stats.next_due_at)
-    figures["oldest_due_age"] = round(stats.oldest_due_age, 3)
-    return {**_about(queue), **figures}
+def _figures(queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None) -> dict[str, Any]:
+    """Return the fields that a queue of this kind has in JSON."""
+    figures = {**_about(queue), "delayed": depth.delayed, "ready": depth.ready, "leased": depth.leased}
+    age = round(depth.oldest_due_age, 3)
+    if queue.kind == "reliable":
+        return {**figures, "dead": depth.dead, "oldest_due_age": age, "paused": depth.paused}
+    return {**figures, "quarantined": depth.quarantined, "oldest_due_age": age, "next_due_at": moment_json(next_due_at)}
 
 
 def _about(queue: FoundQueue) -> dict[str, Any]:
     return {"kind": queue.kind, "queue": queue.name, "partitions": queue.partitions}
 
 
-def _row(queue: FoundQueue, stats: Stats | DelayedStats | str) -> list[str]:
+def _row(queue: FoundQueue, depth: QueueDepth | str) -> list[str]:
     name = queue.name if queue.partitions is None else f"{queue.name} ({queue.partitions} partitions)"
-    if isinstance(stats, str):
+    if isinstance(depth, str):
         return [queue.kind, name, *"----", "see doctor"]
-    dead = f"{stats.quarantined or 0:,}" if isinstance(stats, DelayedStats) else f"{stats.dead:,}"
-    state = "paused" if not isinstance(stats, DelayedStats) and stats.paused else ""
-    if not state and stats.oldest_due_age >= 1:
-        state = f"{span(stats.oldest_due_age)} late"
-    return [queue.kind, name, f"{stats.ready:,}", f"{stats.delayed:,}", f"{stats.leased:,}", dead, state or "ok"]
+    dead = depth.dead + (depth.quarantined or 0)
+    state = "paused" if depth.paused else f"{span(depth.oldest_due_age)} late" if depth.oldest_due_age >= 1 else "ok"
+    return [queue.kind, name, *(f"{count:,}" for count in (depth.ready, depth.delayed, depth.leased, dead)), state]
 
 
-def _lines(stats: Stats | DelayedStats, now: datetime) -> list[tuple[str, str]]:
-    lines = [("ready", f"{stats.ready:,}"), ("delayed", f"{stats.delayed:,}"), ("leased", f"{stats.leased:,}")]
-    if isinstance(stats, DelayedStats):
-        if stats.quarantined is not None:
-            lines.append(("unreadable", f"{stats.quarantined:,}"))
-        lines.append(("next due", moment_text(stats.next_due_at, now)))
-        return lines
-    lines += [("dead", f"{stats.dead:,}"), ("oldest due", f"{span(stats.oldest_due_age)} ago" if stats.ready else "-")]
-    return [*lines, ("paused", "yes" if stats.paused else "no")]
+def _lines(queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None, now: datetime) -> list[tuple[str, str]]:
+    lines = [("ready", f"{depth.ready:,}"), ("delayed", f"{depth.delayed:,}"), ("leased", f"{depth.leased:,}")]
+    if queue.kind == "delayed":
+        if depth.quarantined is not None:
+            lines.append(("unreadable", f"{depth.quarantined:,}"))
+        return [*lines, ("next due", moment_text(next_due_at, now))]
+    lines += [("dead", f"{depth.dead:,}"), ("oldest due", f"{span(depth.oldest_due_age)} ago" if depth.ready else "-")]
+    return [*lines, ("paused", "yes" if depth.paused else "no")]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from delayq.client import Client
-    from delayq.stats import QueueStatistics, Stats
+    from delayq.stats import QueueDepth, QueueStats
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The default of ``buckets``, seconds."""
@@ -58,7 +58,7 @@ _NOT_PERMITTED = re.compile(r"^NOPERM|ACL failure in script|can't run this comma
 _QUEUE = ("queue", "kind")
 _STATES = ("delayed", "ready", "leased", "dead")
 
-# The metric's name, the field of QueueStatistics, and the description.
+# The metric's name, the field of QueueStats, and the description.
 _COUNTERS = (
     ("delayq_offered", "offered", "Messages stored by this process."),
     ("delayq_delivered", "delivered", "Messages handed out in this process."),
@@ -143,7 +143,7 @@ class Metrics:
         """
         try:
             async with asyncio.timeout(_WAIT):
-                stats = await self._client.queue_stats(without=self._refused)
+                stats = await self._client.queue_depths(without=self._refused)
         except TimeoutError:
             stats = {}
             self._unanswered += 1
@@ -302,7 +302,7 @@ class _Lateness(Observer):
         return family
 
 
-def _depths(stats: dict[tuple[str, str], Stats]) -> list[Metric]:
+def _depths(stats: dict[tuple[str, str], QueueDepth]) -> list[Metric]:
     messages = GaugeMetricFamily("delayq_queue_messages", "Messages on the server, by state.", labels=[*_QUEUE, "state"])
     age = GaugeMetricFamily(
         "delayq_queue_oldest_due_age_seconds", "Seconds for which the oldest ready message has been due.", labels=_QUEUE
@@ -316,7 +316,7 @@ def _depths(stats: dict[tuple[str, str], Stats]) -> list[Metric]:
     return [messages, age, paused]
 
 
-def _counters(queues: Iterable[QueueStatistics]) -> list[Metric]:
+def _counters(queues: Iterable[QueueStats]) -> list[Metric]:
     waiting = GaugeMetricFamily("delayq_queue_waiting", "1 while a consumer in this process waits for a message.", labels=_QUEUE)
     counters = {about: CounterMetricFamily(name, text, labels=_QUEUE) for name, about, text in _COUNTERS}
     for queue in queues:

@@ -22,7 +22,7 @@ from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.scripts import MESSAGES
-from delayq._reliable.views import count
+from delayq._reliable.store import ReliableStore
 from delayq.admin.catalog import find_queues
 from delayq.client import Client, connect
 from delayq.errors import BadInput, ConfigurationError
@@ -80,7 +80,7 @@ async def running(
         await to_thread.run_sync(own.start)
     try:
         async with connect(own.url, resync_interval=resync_interval, name_mapper=name_mapper) as client:
-            await _session(client).server.empty()
+            await _session(client).server.flush()
             _private.add(client)
             yield client
     finally:
@@ -109,8 +109,7 @@ async def advance(target: Target, by: Duration) -> None:
     session = _session(target)
     for keys in await _keys_of(target):
         if isinstance(keys, ReliableKeys):
-            names = (*keys.messages, keys.wake, keys.done, keys.dead, keys.dead_messages, keys.schedules)
-            await session.server.run(ADVANCE_RELIABLE, names, (by_us,))
+            await session.server.run(ADVANCE_RELIABLE, keys.of_script(ADVANCE_RELIABLE), (by_us,))
         else:
             await session.server.run(ADVANCE_DELAYED, keys.of_script(ADVANCE_DELAYED), (by_us,))
     await _wake(session)
@@ -199,8 +198,8 @@ async def _wake(session: Session) -> None:
 async def _busy(server: RedisClient, keys: Keys) -> str:
     """Describe the due and leased messages of a queue; empty if there are none."""
     if isinstance(keys, ReliableKeys):
-        _, ready, leased, *_ = await count(server, keys)
-        return f"{keys.name!r} has {ready} ready and {leased} leased" if ready or leased else ""
+        depth = await ReliableStore(server, keys).depth()
+        return f"{keys.name!r} has {depth.ready} ready and {depth.leased} leased" if depth.ready or depth.leased else ""
     store = DelayedStore(server, keys)
     wait_us, ready = await store.resync()
     leased = await store.count_leased()

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delayq._engine.waiters import Taken
-    from delayq._reliable.claims import Claim
     from delayq._reliable.message import Message
     from delayq._reliable.queue import ReliableQueue
+    from delayq._reliable.replies import Claim
 
     # A claimed message, and the queue or partition that holds it.
     Claimed = tuple[ReliableQueue[Any], Taken[Claim]]

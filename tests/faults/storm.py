@@ -256,7 +256,7 @@ class Storm:
 
     async def _is_small(self) -> bool:
         await asyncio.sleep(0.02)
-        key = open_reliable(self._producers[0])._keys.messages[10] if self._plan.kind == "reliable" else QUEUE
+        key = open_reliable(self._producers[0])._keys.named("bodies") if self._plan.kind == "reliable" else QUEUE
         raw = await self.raw(await self.master_of(key))
         return int(await (raw.hlen if self._plan.kind == "reliable" else raw.llen)(key)) < BACKLOG
 

@@ -111,7 +111,7 @@ async def test_the_ack_of_what_flushall_has_taken_says_that_the_lease_is_lost(cl
         with pytest.raises(delayq.LeaseLost):
             await settle()
     await deliveries.aclose()  # type: ignore[attr-defined]
-    assert await jobs.stats() == delayq.Stats(0, 0, 0, 0, 0.0, paused=False)
+    assert await jobs.stats() == delayq.QueueDepth(0, 0, 0, 0, 0.0)
 
 
 # A full server

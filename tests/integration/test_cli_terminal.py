@@ -292,13 +292,13 @@ def test_ctrl_c_during_a_purge_says_what_is_left(own_server: PrivateServer) -> N
         for first in range(0, 200_000, 20_000):
             ids = [f"m{number}" for number in range(first, first + 20_000)]
             raw.zadd(MAILS.live[0], dict.fromkeys(ids, 4e15))
-            raw.hset(MAILS.messages[10], mapping=dict.fromkeys(ids, b"1 \n1"))
+            raw.hset(MAILS.named("bodies"), mapping=dict.fromkeys(ids, b"1 \n1"))
         seen = at_terminal("purge", "--queue", "mails", "--yes", "--url", own_server.url, act=interrupt_at("dropped"))
         assert seen.status == 130, seen.text
         assert "━" in seen.raw
         left = raw.zcard(MAILS.live[0])
         assert 0 < left < 200_000
-        assert raw.hlen(MAILS.messages[10]) == left
+        assert raw.hlen(MAILS.named("bodies")) == left
     assert f"delayq: stopped: {left:,} messages are left" in seen.text
     fits(seen)
 

@@ -283,7 +283,7 @@ async def test_ids_that_are_no_text_and_broken_bodies_are_shown(
     keys = ReliableKeys.of("jobs")
     async with Redis.from_url(server.url) as raw:
         await raw.zadd(keys.live[0], {b"\xff/\x00": 4e15})
-        await raw.hset(keys.messages[10], b"\xff/\x00", b"broken")
+        await raw.hset(keys.named("bodies"), b"\xff/\x00", b"broken")
         await raw.zadd(keys.dead, {b"\xfe": 1})
         await raw.hset(keys.dead_messages, b"\xfe", b"broken")
         (address,) = links(await page(admin, "queue?kind=reliable&name=jobs"), "message?")
@@ -862,7 +862,7 @@ async def test_a_queue_of_a_million_opens_within_a_second() -> None:
     with PrivateServer(next(iter(FOUND.values()))) as server:
         async with Redis.from_url(server.url) as raw, delayq.connect(server.url) as client:
             for start in range(0, 1_000_000, 20_000):
-                keys = (reliable.live[0], reliable.messages[10], delayed.timeout)
+                keys = (reliable.live[0], reliable.named("bodies"), delayed.timeout)
                 await raw.eval(fill, 3, *keys, start, start + 19_999)
             async with browse(delayq.dashboard(client)) as browser:
                 for address in (

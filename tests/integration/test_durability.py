@@ -9,8 +9,9 @@ import pytest
 
 import delayq
 from delayq import Offer
-from delayq._engine.durability import Durability, parse
+from delayq._engine.durability import parse
 from delayq._redis.client import RedisClient
+from delayq._redis.durability import Durability
 from delayq.errors import OutcomeUnknown
 from tests.support.clusters import admin, wait_for
 from tests.support.servers import WAIT_FOR_DISK, Kind, PrivateServer
@@ -72,7 +73,7 @@ async def client(pair: tuple[PrivateServer, PrivateServer]) -> AsyncIterator[del
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._engine.durability.WITHIN_MS", 500)
+    monkeypatch.setattr("delayq._redis.durability.WITHIN_MS", 500)
 
 
 async def test_what_replicas_were_promised_they_have(client: delayq.Client, pair: tuple[PrivateServer, PrivateServer]) -> None:

@@ -198,6 +198,22 @@ async def test_a_partition_that_nobody_may_read_ends_the_loop_though_others_have
         await handled(jobs, 800)
 
 
+async def test_while_the_server_is_away_claims_that_wait_go_on_and_the_others_say_so(own_server: PrivateServer) -> None:
+    async with delayq.connect(own_server.url) as client:
+        jobs: PartitionedQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
+        await jobs.offer(0)
+        assert await handled(jobs, 1) == [0]
+        own_server.kill()
+        with pytest.raises((delayq.ServerUnavailable, OutcomeUnknown)):
+            await jobs.claim()
+        assert await jobs.claim(wait=0.1) == []
+        reading = asyncio.create_task(handled(jobs, 1))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(own_server.start)
+        await jobs.offer(1)
+        assert await asyncio.wait_for(reading, 15) == [1]
+
+
 async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_others(
     jobs: PartitionedQueue[int], server: PrivateServer
 ) -> None:
@@ -354,7 +370,7 @@ async def test_an_answer_that_is_lost_leaves_open_only_what_it_concerns(
     async def lost(*_: Any) -> Any:
         raise OutcomeUnknown("planned", ("x",))
 
-    monkeypatch.setattr(jobs.partition("m1"), "_store", lost)
+    monkeypatch.setattr(jobs.partition("m1"), "_offer_messages", lost)
     names = [f"m{n}" for n in range(20)]
     with pytest.raises(OutcomeUnknown) as caught:
         await jobs.offer_many([Offer(n, delay=3600, id=name) for n, name in enumerate(names)])

@@ -303,7 +303,7 @@ async def test_who_is_cancelled_while_the_server_is_asked_first_leaves_nothing_r
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(client, "queue_stats", never)
+        patch.setattr(client, "queue_depths", never)
         entering = asyncio.create_task(Metrics(client, registry=registry, interval=0).__aenter__())
         await asyncio.wait_for(asked.wait(), 10)
         entering.cancel()

@@ -603,7 +603,7 @@ async def test_a_caller_who_is_cancelled_before_the_next_one_is_in_place_gives_h
 ) -> None:
     await jobs.schedule("tick", every=60, value="tick")
     await advance(jobs, 60)
-    run, asked = jobs._server.run, asyncio.Event()
+    run, asked = jobs._store.client.run, asyncio.Event()
 
     async def stalled(script: Any, *args: Any) -> Any:
         if script is OCCUR and not asked.is_set():
@@ -611,7 +611,7 @@ async def test_a_caller_who_is_cancelled_before_the_next_one_is_in_place_gives_h
             await asyncio.sleep(3600)
         return await run(script, *args)
 
-    monkeypatch.setattr(jobs._server, "run", stalled)
+    monkeypatch.setattr(jobs._store.client, "run", stalled)
     claim = asyncio.create_task(jobs.claim())
     await asked.wait()
     claim.cancel()
@@ -732,7 +732,7 @@ async def test_an_occurrence_whose_follow_up_is_unknown_is_not_handed_out_beside
     await jobs.schedule("tick", every=5, value=1)
     await advance(jobs, 5)
     (message,) = await jobs.claim()
-    run = jobs._server.run
+    run = jobs._store.client.run
 
     async def lost(script: Any, *args: Any) -> Any:
         answer = await run(script, *args)
@@ -740,7 +740,7 @@ async def test_an_occurrence_whose_follow_up_is_unknown_is_not_handed_out_beside
             raise delayq.OutcomeUnknown("planned")
         return answer
 
-    monkeypatch.setattr(jobs._server, "run", lost)
+    monkeypatch.setattr(jobs._store.client, "run", lost)
     await advance(jobs, 5)
     assert await jobs.claim() == []
     monkeypatch.undo()

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 import delayq
 from delayq import Offer
 from delayq._engine.scripts import RESYNC
+from delayq._reliable.offers import NewMessage
 from delayq._reliable.scripts import ACK, CLAIM, OFFER, RELEASE
 from tests.support.links import Links
 from tests.support.reliable_fixtures import LEASE, faults, jobs, raw, store
@@ -243,11 +244,10 @@ async def test_a_call_that_arrives_after_later_ones_stores_nothing(
     """The call was given up and repeated; then the first try arrives."""
     for n in range(2):
         await jobs.offer(n, HOUR)
-    keys = jobs._keys
-    names = (*keys.messages, keys.wake, keys.done, jobs._open.offers._used[0])
-    message = ("late", 0, 0, 0, "raise", b"\n1")
+    session = jobs._open.offers._used[0].rpartition(":")[2]
+    late = NewMessage("late", 0, 0, 0, "raise", b"\n1")
     with pytest.raises(delayq.ServerRefused, match="LATE"):
-        await jobs._server.run(OFFER, names, (1, 0, *message))
+        await jobs._store.client.run(*jobs._store.offer_request(jobs._store.offer_keys(session), 1, 0, [late]))
     assert len((await store.look()).bodies) == 2
 
 

@@ -886,4 +886,4 @@ async def test_an_offer_to_a_queue_with_a_foreign_key_is_refused_once_and_stores
         await asyncio.wait_for(jobs.offer(2), 5)
     with pytest.raises(delayq.ServerRefused):
         await asyncio.wait_for(jobs.offer_many([Offer(3), Offer(4)]), 5)
-    assert not await raw.exists(store.keys.messages[10])
+    assert not await raw.exists(store.keys.named("bodies"))

@@ -16,7 +16,6 @@ from redis.asyncio import Redis
 import delayq
 from delayq import Offer
 from delayq._redis.rights import Rights
-from delayq._reliable.scripts import PURGE
 from tests.support.reliable_fixtures import LEASE, raw
 from tests.support.waiting import until
 
@@ -107,7 +106,7 @@ async def test_a_batch_costs_the_same_few_commands_however_many_are_pending(
             "stats": await commands(raw, queue.stats),
             "extend": await commands(raw, lambda queue=queue, held=held: extend(queue, held)),  # type: ignore[misc]
             "ack": await commands(raw, ack),
-            "purge": await commands(raw, lambda queue=queue: queue._server.run(PURGE, queue._keys.messages, ("all", 0, 100))),  # type: ignore[misc]
+            "purge": await commands(raw, lambda queue=queue: queue._store.purge("all", 0)),  # type: ignore[misc]
         }
     small, large = counts.values()
     assert small == large

@@ -215,7 +215,7 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
             f'1 \n"{SECRET}',
             f'1 \n"{SECRET}\xff"',
         ):
-            await raw.hset(keys.messages[10], "a", body.encode("latin-1"))
+            await raw.hset(keys.named("bodies"), "a", body.encode("latin-1"))
             message = await queue.get("a")
             assert message is not None
             async with failing(delayq.DecodeError):

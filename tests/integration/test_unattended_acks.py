@@ -64,7 +64,7 @@ async def test_most_acks_of_a_loop_are_not_waited_for(jobs: ReliableQueue[int]) 
 async def test_after_the_loop_nothing_is_leased(jobs: ReliableQueue[int]) -> None:
     await fill(jobs)
     await handle_all(jobs)
-    assert await jobs.stats() == delayq.Stats(delayed=0, ready=0, leased=0, dead=0, oldest_due_age=0, paused=False)
+    assert await jobs.stats() == delayq.QueueDepth(delayed=0, ready=0, leased=0, dead=0, oldest_due_age=0)
 
 
 async def test_acks_of_a_loop_share_calls(jobs: ReliableQueue[int], faults: Faults) -> None:

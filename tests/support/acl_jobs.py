@@ -209,8 +209,8 @@ async def delayed_dashboard(place: Place) -> None:
 
 async def show(board: DelayedSource | ReliableSource) -> None:
     """Read everything that the dashboard shows of a queue."""
-    counts = await board.counts()
-    assert counts.delayed == 2
+    depth = await board.depth()
+    assert depth.delayed == 2
     assert sum(await board.histogram(0)) >= 2
     for state in (*board.states, *(("dead",) if board.kind == "reliable" else ())):
         for row in await board.page(state, 0, 9):
@@ -300,7 +300,7 @@ async def reliable_producer(place: Place) -> None:
     await place.raw.zadd(keys.done, {b"long ago": 1})
     queue = place.client.reliable_queue(NAME, max_size=11)
     await queue.offer(1)
-    assert await place.raw.hlen(keys.messages[10]) == 1
+    assert await place.raw.hlen(keys.named("bodies")) == 1
     await queue.offer_many([delayq.Offer(i, delay=60, priority=i % 3, ttl=600) for i in range(9)])
     await queue.offer(2, id="a", priority=1, delay=60)
     await queue.offer(3, id="a", on_duplicate="replace", delay=60)

@@ -41,6 +41,9 @@ class Prepared:
 
 def keys_of(script: Script) -> list[str]:
     """Return the keys of a call, looked up by the names that the script gives them."""
+    if script.name.startswith("reliable/"):
+        call = [RELIABLE.call("0123456789ab-0")] if "call" in script.keys else []
+        return [*RELIABLE.of_script(script), *call]
     named = {
         "ready": DELAYED.ready,
         "timeout": DELAYED.timeout,
@@ -54,17 +57,6 @@ def keys_of(script: Script) -> list[str]:
         "destination": DELAYED.ready,
         "key...": DELAYED.timeout,
     }
-    if script.name.startswith("reliable/"):
-        named = {
-            **dict(zip(reliable.MESSAGES, RELIABLE.messages, strict=True)),
-            "wake": RELIABLE.wake,
-            "done": RELIABLE.done,
-            "call": RELIABLE.call("0123456789ab-0"),
-            "paused": RELIABLE.paused,
-            "dead": RELIABLE.dead,
-            "dead_messages": RELIABLE.dead_messages,
-            "schedules": RELIABLE.schedules,
-        }
     if script is RESYNC:
         return [DELAYED.timeout, DELAYED.leases, DELAYED.ready]
     return [named[key] for key in script.keys]
@@ -198,13 +190,13 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str, int]]:
                 await message.ack()
         await queue.offer(1, 60, id=f"later{n}", priority=priority, ttl=3600)
         await queue.offer(1, id=f"expired{n}", ttl=1)
-        await at.raw.hset(RELIABLE.messages[13], f"expired{n}", "1.00")
-        await at.raw.hset(RELIABLE.messages[14], f"taken{n}", "an error")
-        await at.raw.hset(RELIABLE.messages[12], f"taken{n}", "1")
+        await at.raw.hset(RELIABLE.named("expiries"), f"expired{n}", "1.00")
+        await at.raw.hset(RELIABLE.named("errors"), f"taken{n}", "an error")
+        await at.raw.hset(RELIABLE.named("attempts"), f"taken{n}", "1")
         (again,) = await queue.claim(1)
         assert again.id == f"again{n}", again.id
         await again.nack(0, "an error")
-    leases = await at.raw.hgetall(RELIABLE.messages[11])
+    leases = await at.raw.hgetall(RELIABLE.named("leases"))
     held = {name.decode(): lease.rsplit(b":", 1)[1].decode() for name, lease in leases.items()}
     return {name: (name, token, 3 * int(name[-1])) for name, token in held.items()}
 
@@ -265,7 +257,7 @@ async def occurrence(at: Prepared) -> tuple[str, str, int]:
     await scheduled(at, 3600)
     (id,) = await at.raw.zrange(RELIABLE.messages[2], 0, -1)  # noqa: A001
     await at.raw.zadd(RELIABLE.messages[2], {id: 1e15 * 3})
-    await at.raw.hset(RELIABLE.messages[11], id, "1:1000.00:t")
+    await at.raw.hset(RELIABLE.named("leases"), id, "1:1000.00:t")
     return id.decode(), "t", 2
 
 

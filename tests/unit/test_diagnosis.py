@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from delayq import BadName
 from delayq._delayed.keys import DelayedKeys
-from delayq._redis.server_info import read_info
+from delayq._redis import server_info
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin import doctor as diagnosis
 from delayq.admin.catalog import QUEUE_KEYS, queue_of
@@ -52,7 +52,7 @@ def test_what_a_server_says(look: object, info: dict[str, str], level: str) -> N
 
 
 def test_info_is_read_by_name() -> None:
-    assert read_info("# Server\r\nredis_version:7.0\r\nexecutable:/a:b\r\n\r\n") == {
+    assert server_info.read_info(b"# Server\r\nredis_version:7.0\r\nexecutable:/a:b\r\n\r\n") == {
         "redis_version": "7.0",
         "executable": "/a:b",
     }

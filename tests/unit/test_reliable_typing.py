@@ -62,7 +62,7 @@ async def test_the_type_of_a_value_reaches_every_corner(server: PrivateServer) -
         assert_type(await queue.dead.redrive(), int)
         assert_type(await queue.cancel("one"), bool)
         assert_type(await queue.reschedule("one", 1), bool)
-        assert_type(await queue.stats(), delayq.Stats)
+        assert_type(await queue.stats(), delayq.QueueDepth)
 
 
 async def test_what_does_not_fit_is_no_order(server: PrivateServer) -> None:

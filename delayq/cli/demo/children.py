@@ -89,8 +89,13 @@ async def main(role: str, *arguments: str) -> None:
         await work
 
 
-if __name__ == "__main__":
+def run(*arguments: str) -> None:
+    """Run a child, and end the process with the error that stopped it, if any."""
     try:
-        asyncio.run(main(*sys.argv[1:]))
+        asyncio.run(main(*arguments))
     except delayq.DelayqError as error:
         sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    run(*sys.argv[1:])

@@ -1,0 +1,90 @@
+"""The commands that wait until earlier writes are on disk, or on replicas too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from delayq._redis.client import BLOCKS_FOR
+from delayq.errors import DelayqError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from delayq._redis.client import RedisClient
+    from delayq._redis.connection import Connection
+    from delayq._redis.scripts import Script
+
+# A promise that is not kept within this time counts as broken, ms. Redis syncs once a second where it is set to ``everysec``.
+WITHIN_MS = int(BLOCKS_FOR * 1000)
+
+
+class Durability(NamedTuple):
+    """A promise to wait for: a number of replicas, or the disk."""
+
+    replicas: int
+
+    @property
+    def command(self) -> tuple[str | int, ...]:
+        """The command sent behind a script. It answers when all earlier writes are safe, or with how far they have got."""
+        return ("WAIT", self.replicas, WITHIN_MS) if self.replicas else ("WAITAOF", 1, 0, WITHIN_MS)
+
+    def broken(self, answer: Any) -> str:
+        """Return why the promise is broken, according to the answer to that command; empty if it is kept."""
+        if isinstance(answer, BaseException):
+            return f"the server did not confirm durability: {answer}"
+        if not self.replicas:
+            return "" if answer[0] >= 1 else f"not on disk within {WITHIN_MS / 1000:g} s"
+        if answer >= self.replicas:
+            return ""
+        return f"only {answer} of {self.replicas} replicas confirmed within {WITHIN_MS / 1000:g} s"
+
+
+class WaitingServer:
+    """A server that sends the promise's command behind each script, and answers with a pair of both replies."""
+
+    def __init__(self, server: RedisClient, promise: Durability) -> None:
+        self._server = server
+        self._promise = promise
+
+    def run_soon(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | bytes | int],
+        told: Callable[[Any], object],
+        beside: Connection | None = None,
+    ) -> Connection | None:
+        """Send a call as :meth:`RedisClient.run_soon` does."""
+        answer: list[Any] = []
+
+        def landed(reply: Any) -> None:
+            if isinstance(reply, DelayqError):
+                told(reply)
+            else:
+                answer.append(reply)
+
+        def waited(reply: Any) -> None:
+            # If the first one was not answered, the caller has been told already.
+            if answer:
+                told((answer[0], reply))
+
+        wire = self._server.run_soon(script, keys, args, landed, beside)
+        if wire is not None:
+            self._server.follow(wire, keys[0], self._promise.command, waited)
+        return wire
+
+    async def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = (), until: float | None = None
+    ) -> Any:
+        """Run a script as :meth:`RedisClient.run` does."""
+        return await self._server.run(script, keys, args, until, self._promise.command)
+
+    async def demand(self, key: str) -> None:
+        """Refuse a promise that cannot be kept, before anything is written.
+
+        Raises:
+            ServerRefused: The server is too old to wait for its disk, or does not write to it; or we may not wait.
+        """
+        # WAIT for zero replicas answers at once.
+        ask = ("WAIT", 0, 1) if self._promise.replicas else ("WAITAOF", 1, 0, 1)
+        await self._server.command(*ask, key=key)

@@ -1,0 +1,447 @@
+"""The data of one reliable queue: a typed method for each script and command.
+
+Nothing else knows which script or command a question takes, with which keys, or in which shape its reply comes. Methods that run
+at once raise the errors of :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`. For calls that leave in batches, or
+when a queue closes, methods build the :class:`Request` instead. All moments and durations are in microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
+
+from delayq._engine.store import resync
+from delayq._redis.scripts import Request
+from delayq._reliable.replies import (
+    ClaimReply,
+    Extended,
+    MessageTimes,
+    Occurrence,
+    Purged,
+    Redriven,
+    StoredLetter,
+    StoredMessage,
+    StoredSchedules,
+    parse_us,
+)
+from delayq._reliable.scripts import (
+    ACK,
+    BURY,
+    CANCEL,
+    CLAIM,
+    DROP_DEAD,
+    EXTEND,
+    GET,
+    LEASED,
+    LIST,
+    NACK,
+    OCCUR,
+    OFFER,
+    PURGE,
+    RECUR,
+    REDRIVE,
+    REFILL,
+    RELEASE,
+    RESCHEDULE,
+    RESUME,
+    SCHEDULE,
+    STATS,
+    UNSCHEDULE,
+)
+from delayq.stats import QueueDepth
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from delayq._redis.client import RedisClient
+    from delayq._redis.scripts import Script
+    from delayq._reliable.keys import ReliableKeys
+    from delayq._reliable.offers import NewMessage
+    from delayq._reliable.replies import Claim
+    from delayq._reliable.settings import Policy
+    from delayq._reliable.timing import Timing
+
+Part = str | bytes | int
+
+PAGE = 200
+"""How many messages one script looks at or drops: a script blocks the whole server while it runs."""
+_SCAN = 500
+# With more leases than this, a histogram does not examine them one by one. As in stats.lua.
+_FEW_LEASES = 1000
+# Prefix of the record of a schedule that ended while one of its occurrences was being handled.
+_ENDED = b'{"ended":'
+# The replies of redrive.lua for letters that stay, and for one that was empty.
+_TAKEN, _UNREADABLE, _EMPTY = -1, -2, -3
+
+
+class ReliableStore:
+    """Reads and changes what the server has of one queue.
+
+    Attributes:
+        client: Runs the calls.
+        keys: The queue's keys.
+    """
+
+    def __init__(self, client: RedisClient, keys: ReliableKeys) -> None:
+        self.client: RedisClient = client
+        self.keys: ReliableKeys = keys
+
+    # Offering
+
+    def offer_keys(self, session: str) -> tuple[str, ...]:
+        """Return the keys for a client's offers under a session of its own, for :meth:`offer_request`.
+
+        The last one keeps the reply to the last call, so that the call can be repeated.
+        """
+        return (*self.keys.of_script(OFFER), self.keys.call(session))
+
+    def offer_request(self, keys: Sequence[str], number: int, max_size: int, messages: Sequence[NewMessage]) -> Request:
+        """Build the call that stores messages. ``number`` tells it from the earlier calls with these keys."""
+        parts = cast("Iterable[Part]", chain.from_iterable(messages))
+        return Request(OFFER, keys, [number, max_size, *parts])
+
+    async def forget_calls(self, calls: Sequence[str]) -> None:
+        """Delete the replies that are kept for repetitions of calls, by their keys."""
+        await self.client.command("UNLINK", *calls)
+
+    # Claiming
+
+    async def claim(
+        self,
+        limit: int,
+        policy: Policy,
+        token: str,
+        signature: str,
+        *,
+        may_be_suspect: bool,
+        held: Claim | None,
+        has_company: bool,
+    ) -> ClaimReply:
+        """Claim due messages, without repeating the call.
+
+        Args:
+            limit: The largest number of messages.
+            policy: The client's settings for the queue.
+            token: Names the lease.
+            signature: Published with the notice to other clients; empty for no notice.
+            may_be_suspect: Whether the client may have a suspect.
+            held: The suspect of this queue that the client has at work, if any.
+            has_company: Whether the client has other messages of this queue at hand.
+        """
+        reply = await self.client.run_once(
+            CLAIM,
+            self.keys.of_script(CLAIM),
+            (
+                limit,
+                policy.lease_us,
+                token,
+                policy.max_attempts,
+                policy.expired,
+                signature,
+                int(may_be_suspect),
+                "" if held is None else held.id,
+                "" if held is None else held.token,
+                int(has_company),
+            ),
+            lambda _: None,
+        )
+        return ClaimReply._make(reply)
+
+    async def release_all(self, token: str) -> None:
+        """Give back every message that was claimed under that token."""
+        ours = f":{token}".encode()
+        async for leases in self._scan(self.keys.leases, _SCAN):
+            ids = [message for message, lease in leases.items() if lease.endswith(ours)]
+            if ids:
+                priorities = await self.client.command("HMGET", self.keys.priorities, *ids)
+                names = [
+                    part
+                    for message, priority in zip(ids, priorities, strict=True)
+                    for part in (message, token, int(priority or 0))
+                ]
+                await self._run(RELEASE, *names)
+
+    # The ends of claims
+
+    def ack_request(self, claims: Sequence[Claim], remember_us: int) -> Request:
+        """Build the call that deletes handled messages. Their ids count as duplicates for ``remember_us`` from then on.
+
+        The reply has 1 for each, or 0 if the lease was not ours any more.
+        """
+        args: list[Part] = [remember_us]
+        for claim in claims:
+            args += claim.name
+        return Request(ACK, self.keys.of_script(ACK), args)
+
+    def nack_request(self, claim: Claim, delay_us: int, error: str) -> Request:
+        """Build the call that makes a message due again after ``delay_us``. The reply is as for :meth:`ack_request`."""
+        return Request(NACK, self.keys.of_script(NACK), (*claim.name, delay_us, error))
+
+    def bury_request(self, claim: Claim, why: str) -> Request:
+        """Build the call that makes a message a dead letter; ``why`` is JSON. The reply is as for :meth:`ack_request`."""
+        return Request(BURY, self.keys.of_script(BURY), (*claim.name, why))
+
+    def release_request(self, claims: Iterable[Claim]) -> Request:
+        """Build the call that gives messages back untouched. The reply is as for :meth:`ack_request`."""
+        return Request(RELEASE, self.keys.of_script(RELEASE), [part for claim in claims for part in claim.name])
+
+    async def extend(self, claims: Iterable[Claim], lease_us: int) -> Extended:
+        """Make leases end ``lease_us`` from now."""
+        now_us, *held = await self._run(EXTEND, lease_us, *(part for claim in claims for part in claim.name))
+        return Extended(now_us, [bool(each) for each in held])
+
+    # By id
+
+    async def cancel(self, id: str | bytes) -> bool:  # noqa: A002
+        """Remove a message unless a worker has it, and return whether it was there."""
+        (done,) = await self._run(CANCEL, id)
+        return bool(done)
+
+    async def reschedule(self, id: str | bytes, delay_us: int) -> bool:  # noqa: A002
+        """Make a message due ``delay_us`` from now unless a worker has it, and return whether it was there."""
+        return bool(await self._run(RESCHEDULE, id, delay_us))
+
+    async def get(self, id: str | bytes) -> StoredMessage | None:  # noqa: A002
+        """Return a live message; None if there is none with that id."""
+        (facts,) = await self._run(GET, id)
+        return None if facts is None else StoredMessage.of(id.encode() if isinstance(id, str) else id, facts)
+
+    async def times(self, id: bytes) -> MessageTimes:  # noqa: A002
+        """Return what is stored about a message's times, beyond what :meth:`get` returns."""
+        lease = await self.client.command("HGET", self.keys.leases, id)
+        return MessageTimes.of(lease, await self.client.command("HGET", self.keys.expiries, id))
+
+    # Inspection and cleanup
+
+    async def depth(self) -> QueueDepth:
+        """Count the messages by state."""
+        delayed, ready, leased, dead, oldest_us, paused, exact = await self._run(STATS)
+        if not exact:
+            # There are too many leases for one script, and perhaps too many that have ended.
+            lasting = 0
+            async for ends in self._lease_ends():
+                lasting += len(ends)
+            leased, delayed = min(lasting, delayed + leased), max(delayed + leased - lasting, 0)
+        return QueueDepth(delayed, ready, leased, dead, oldest_us / 1_000_000, paused=bool(paused))
+
+    async def page(self, state: str, offset: int, limit: int) -> list[StoredMessage]:
+        """List messages in one state. No script looks at more than :data:`PAGE` of them."""
+        if state == "leased":
+            return await self._leased(offset, limit)
+        found: list[StoredMessage] = []
+        for at in range(0, limit, PAGE):
+            asked = min(PAGE, limit - at)
+            looked_at, *some = await self._run(LIST, state, offset + at, asked)
+            found += map(StoredMessage.of, some[::2], some[1::2])
+            if looked_at < asked:
+                break
+        return found
+
+    async def purge(self, state: str, offset: int) -> Purged:
+        """Drop up to :data:`PAGE` messages in one state, or in ``"all"``. Of the delayed ones, skip ``offset``."""
+        dropped, passed_over, looked_at = await self._run(PURGE, state, offset, PAGE)
+        return Purged(dropped, passed_over, looked_at < PAGE)
+
+    async def pause(self) -> None:
+        """Stop all claims."""
+        await self.client.command("SET", self.keys.paused, "1")
+
+    async def resume(self) -> bool:
+        """End a pause, and return whether there was one."""
+        return bool(await self._run(RESUME))
+
+    async def count_due(self, after_us: int, until_us: int | None) -> int:
+        """Count the messages that come due after one moment, and by another one if it is not None. Leased ones count too."""
+        until = "+inf" if until_us is None else until_us
+        sets = self.keys.live if await self.client.command("EXISTS", *self.keys.live[1:]) else self.keys.live[:1]
+        return sum(await asyncio.gather(*(self.client.command("ZCOUNT", key, f"({after_us}", until) for key in sets)))
+
+    async def histogram(self, edges: Sequence[int]) -> list[int]:
+        """Count the messages that come due between each two of these moments, and after the last one.
+
+        Leased messages are left out, unless there are more than a thousand.
+        """
+        bars = await asyncio.gather(*(self.count_due(start, end) for start, end in zip(edges, (*edges[1:], None), strict=True)))
+        if 0 < await self.client.command("HLEN", self.keys.leases) <= _FEW_LEASES:
+            # The end of a lease is stored among the due times of other messages, but is not one.
+            async for ends in self._lease_ends():
+                for end in ends.values():
+                    if end > edges[0]:
+                        bars[sum(end > edge for edge in edges[1:])] -= 1
+        return [max(0, bar) for bar in bars]
+
+    async def remove(self) -> int:
+        """Remove every key of the queue, and return how many there were."""
+        found = {key.decode(errors="surrogateescape") async for key in self.client.scan(self.keys.pattern, self.keys.wake)}
+        return sum([int(await self.client.command("UNLINK", key)) for key in found])
+
+    # Dead letters
+
+    async def count_dead(self) -> int:
+        """Count the dead letters."""
+        return int(await self.client.command("ZCARD", self.keys.dead))
+
+    async def dead_page(self, offset: int, limit: int) -> list[StoredLetter]:
+        """List up to ``limit`` dead letters, oldest first; ``limit`` is at least 1."""
+        found = await self.client.command("ZRANGE", self.keys.dead, offset, offset + limit - 1, "WITHSCORES")
+        if not found:
+            return []
+        names, died = found[::2], found[1::2]
+        letters = await self.client.command("HMGET", self.keys.dead_messages, *names)
+        return [
+            StoredLetter(name, letter, parse_us(at))
+            for name, letter, at in zip(names, letters, died, strict=True)
+            if letter is not None  # redriven or dropped meanwhile
+        ]
+
+    async def dead_letter(self, name: bytes) -> StoredLetter | None:
+        """Return one dead letter; None if there is none of that name."""
+        died = await self.client.command("ZSCORE", self.keys.dead, name)
+        letter = await self.client.command("HGET", self.keys.dead_messages, name)
+        return None if died is None or letter is None else StoredLetter(name, letter, parse_us(died))
+
+    async def dead_names(self, offset: int, limit: int) -> Sequence[bytes]:
+        """List the names of up to ``limit`` dead letters, oldest first; ``limit`` is at least 1."""
+        names: list[bytes] = await self.client.command("ZRANGE", self.keys.dead, offset, offset + limit - 1)
+        return names
+
+    async def find_dead(self, chosen: Iterable[str | bytes]) -> list[str | bytes]:
+        """Return the names of the dead letters that exist, for ids of messages (str) and names of letters (bytes); each once.
+
+        Of several letters with one id, the oldest comes first.
+        """
+        wanted = list(dict.fromkeys(chosen))
+        if not wanted:
+            return wanted
+        ids = [each.encode() for each in wanted if isinstance(each, str)]
+        # See lua/reliable/include/letters.lua.
+        stamps = await self.client.command("HMGET", self.keys.dead_messages, *(id + b"\0" for id in ids)) if ids else []  # noqa: A001
+        some = [[each] for each in wanted if isinstance(each, bytes)]
+        some += [[id, *(id + b"\0" + stamp for stamp in (more or b"").split())] for id, more in zip(ids, stamps, strict=True)]  # noqa: A001
+        names = [name for each in some for name in each]
+        died = dict(zip(names, await self.client.command("ZMSCORE", self.keys.dead, *names), strict=True))
+        there = ([(float(died[name]), name) for name in each if died[name] is not None] for each in some)
+        return [name for each in there for _, name in sorted(each)]
+
+    async def redrive(self, names: Sequence[str | bytes]) -> Redriven:
+        """Requeue dead letters that existed a moment ago. A letter stays if it is unreadable, or if a live message has its id."""
+        replies = await self._run(REDRIVE, *names)
+        stayed = replies.count(_TAKEN) + replies.count(_UNREADABLE)
+        # A missing letter has been requeued: the reply to a first try was lost.
+        return Redriven(len(names) - stayed - replies.count(_EMPTY), stayed)
+
+    async def drop_dead(self, names: Sequence[str | bytes]) -> None:
+        """Drop dead letters for good."""
+        await self._run(DROP_DEAD, *names)
+
+    # Recurring messages
+
+    async def now_us(self) -> int:
+        """Return the server's time, shifted as far as tests have moved it."""
+        shift = await self.client.command("HGET", self.keys.schedules, "")
+        return await self.client.time_us() + int(shift or 0)
+
+    async def schedule(self, name: str, timing: Timing, version: int, message: NewMessage, moments: Sequence[int]) -> int:
+        """Make a message recur, and return when it is due next; ``moments`` are the next ones if there is no period."""
+        due_us, _ = await self._run(
+            SCHEDULE,
+            name,
+            timing.text,
+            version,
+            timing.every_us,
+            message.priority,
+            message.ttl_us,
+            message.content,
+            *moments,
+        )
+        return int(due_us)
+
+    async def unschedule(self, name: str) -> bool:
+        """Delete a schedule and its waiting message, and return whether it was there."""
+        return bool(await self._run(UNSCHEDULE, name))
+
+    async def schedules(self) -> StoredSchedules:
+        """Return all schedules."""
+        stored = await self.client.command("HGETALL", self.keys.schedules)
+        records: dict[bytes, bytes] = dict(zip(stored[::2], stored[1::2], strict=True))
+        shift_us = int(records.pop(b"", 0))
+        return StoredSchedules({name: record for name, record in records.items() if not record.startswith(_ENDED)}, shift_us)
+
+    async def schedule_names(self) -> AsyncIterator[set[str]]:
+        """Yield the names of all schedules, page by page. Some may come twice."""
+        async for records in self._scan(self.keys.schedules, PAGE):
+            yield {name.decode(errors="replace") for name in records if name}
+
+    async def schedule_record(self, name: str) -> bytes | None:
+        """Return the record of one schedule; None if there is none of that name."""
+        record: bytes | None = await self.client.command("HGET", self.keys.schedules, name)
+        return record
+
+    async def occur(self, claims: Sequence[Claim]) -> list[Occurrence]:
+        """Put in place what follows the claimed occurrences, and return what became of each of them."""
+        reply = await self._run(OCCUR, *(part for claim in claims for part in claim.name))
+        return [Occurrence(bool(handed_out), left) for handed_out, left in zip(reply[::2], reply[1::2], strict=True)]
+
+    async def recur(self, names: Sequence[str]) -> list[int]:
+        """Put missing occurrences in place.
+
+        Returns:
+            For each schedule, how many moments are known beyond its next one: -1 if that does not matter, -2 if there is no such
+            schedule.
+        """
+        left: list[int] = await self._run(RECUR, *names)
+        return left
+
+    async def refill(self, name: str, timing: Timing, moments: Sequence[int]) -> None:
+        """Store more moments of a schedule, if it still has that timing."""
+        await self._run(REFILL, name, timing.text, *moments)
+
+    # Internals
+
+    async def _run(self, script: Script, *args: Part) -> Any:
+        return await self.client.run(script, self.keys.of_script(script), args)
+
+    async def _leased(self, offset: int, limit: int) -> list[StoredMessage]:
+        """List leased messages by the end of their lease."""
+        ends: dict[bytes, float] = {}
+        async for some in self._lease_ends():
+            ends |= some
+        ids = sorted(ends, key=lambda each: (ends[each], each))[offset : offset + limit]
+        found: list[StoredMessage] = []
+        for at in range(0, len(ids), PAGE):
+            some_ids = ids[at : at + PAGE]
+            for id, facts in zip(some_ids, await self._run(GET, *some_ids), strict=True):  # noqa: A001
+                # Leave out the messages that were settled meanwhile.
+                if facts and (message := StoredMessage.of(id, facts)).state == "leased":
+                    found.append(message)
+        return found
+
+    async def _lease_ends(self) -> AsyncIterator[dict[bytes, float]]:
+        """Read the ends of all current leases, some at a time."""
+        async for leases in self._scan(self.keys.leases, PAGE):
+            ids = [*leases]
+            for at in range(0, len(ids), PAGE):
+                some = ids[at : at + PAGE]
+                ends = await self._run(LEASED, *some)
+                yield {id: float(end) for id, end in zip(some, ends, strict=True) if end is not None}  # noqa: A001
+
+    async def _scan(self, key: str, count: int) -> AsyncIterator[dict[bytes, bytes]]:
+        """Read a hash, about ``count`` fields at a time. Some may come twice."""
+        cursor = b"0"
+        while True:
+            cursor, found = await self.client.command("HSCAN", key, cursor, "COUNT", count)
+            yield dict(zip(found[::2], found[1::2], strict=True))
+            if cursor == b"0":
+                return
+
+
+async def which_are_due(stores: Sequence[ReliableStore]) -> list[bool]:
+    """Return which of these queues, all on one server, have a message that is due."""
+    calls = [[("reliable", (*store.keys.live, store.keys.schedules))] for store in stores]
+    due = []
+    for reply in await resync(stores[0].client, calls):
+        if isinstance(reply, BaseException):
+            raise reply
+        due.append(reply.queues[0].wait_us == 0)
+    return due

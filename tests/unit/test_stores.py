@@ -1,0 +1,82 @@
+"""Only the stores and the client of the server know the commands and scripts: anything else asks a store."""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import delayq
+from delayq._redis.scripts import Script
+
+PACKAGE = Path(delayq.__file__).parent
+_COMMANDS = """
+ACL APPEND ASKING AUTH BLMOVE BLMPOP BLPOP BRPOP BZPOPMIN CLIENT CLUSTER COMMAND CONFIG COPY DBSIZE DEL DISCARD DUMP
+ECHO EVAL EVALSHA EXEC EXISTS EXPIRE EXPIREAT FCALL FLUSHALL FLUSHDB FUNCTION GET GETDEL GETEX HDEL HELLO HEXISTS HGET
+HGETALL HINCRBY HKEYS HLEN HMGET HMSET HRANDFIELD HSCAN HSET HSETNX HSTRLEN HVALS INCR INCRBY INFO KEYS LINDEX LINSERT
+LLEN LMOVE LMPOP LPOP LPOS LPUSH LPUSHX LRANGE LREM LSET LTRIM MEMORY MGET MIGRATE MONITOR MSET MULTI OBJECT PERSIST
+PEXPIRE PEXPIREAT PING PSETEX PSUBSCRIBE PTTL PUBLISH PUBSUB PUNSUBSCRIBE QUIT RENAME RENAMENX RESET RESTORE ROLE RPOP
+RPOPLPUSH RPUSH RPUSHX SADD SCAN SCARD SCRIPT SELECT SENTINEL SET SETEX SETNX SHUTDOWN SISMEMBER SMEMBERS SPOP SPUBLISH
+SREM SSCAN SSUBSCRIBE STRLEN SUBSCRIBE TIME TOUCH TTL TYPE UNLINK UNSUBSCRIBE WAIT WAITAOF WATCH XACK XADD XLEN XRANGE
+XREAD ZADD ZCARD ZCOUNT ZINCRBY ZMSCORE ZPOPMAX ZPOPMIN ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANGESTORE ZRANK ZREM
+ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE ZREVRANGEBYSCORE ZREVRANK ZSCAN ZSCORE
+"""
+COMMANDS = frozenset(_COMMANDS.split())
+# The subscription is a protocol of its own; rights and the table of transitions are derived from the declarations.
+EXEMPT = {"_engine/subscriber.py", "_reliable/transitions.py", "admin/acl.py"}
+
+
+def modules() -> list[str]:
+    """Return the modules that have to ask a store."""
+    found = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+    return sorted(path for path in found if not path.startswith("_redis/") and not path.endswith(("/store.py", "/scripts.py")))
+
+
+def commands_in(text: str) -> set[str]:
+    """Return the commands that a module names."""
+    return {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant) and node.value in COMMANDS}
+
+
+def scripts_in(text: str) -> set[str]:
+    """Return the scripts that a module imports, and the modules that declare them."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("delayq"):
+            continue
+        for name in (alias.name for alias in node.names):
+            if name == "scripts" or isinstance(getattr(import_module(str(node.module)), name, None), Script):
+                found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_asks_a_store_and_names_neither_command_nor_script(module: str) -> None:
+    text = (PACKAGE / module).read_text("utf-8")
+    named = commands_in(text) | scripts_in(text)
+    if module in EXEMPT:
+        assert named, f"{module} names none any more: take it off the list"
+    else:
+        assert not named
+
+
+def test_each_listed_module_exists() -> None:
+    assert set(modules()) >= EXEMPT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'await server.command("ZCARD", key)',
+        'ask = ("WAIT", 0, 1)',
+        "from delayq._reliable.scripts import CLAIM",
+        "from delayq._reliable import scripts",
+    ],
+)
+def test_a_command_or_a_script_is_found(text: str) -> None:
+    assert commands_in(text) | scripts_in(text)
+
+
+def test_the_names_of_keys_are_no_script() -> None:
+    assert not scripts_in("from delayq._reliable.scripts import MESSAGES")
