@@ -18,7 +18,7 @@ import atheris
 with atheris.instrument_imports(include=["delayq"]):
     from delayq import ConfigurationError, DecodeError, codecs
     from delayq._delayed.records import payload_of
-    from delayq._engine import stagger as turns
+    from delayq._engine import stagger
     from delayq._redis.url import from_url
     from delayq._reliable.bodies import parse, parse_letter
     from delayq._reliable.recurrence import Unreadable, read
@@ -67,7 +67,7 @@ CODECS = {name: getattr(codecs, name)() for name in codecs.__all__ if name.endsw
 TARGETS: dict[str, Callable[[bytes], object]] = {
     "records": payload_of,
     "bodies": bodies,
-    "notices": turns.parse,
+    "notices": stagger.parse,
     "schedules": schedules,
     "addresses": addresses,
     "list[int]": decoding(codec_for(list[int])),

@@ -103,7 +103,7 @@ class Delivery(Generic[T]):
         if self._settled:
             return
         if error is None and self._ahead and not self._leases.backlogged:
-            self._leases.ack_unattended(self._lease)
+            self._leases.ack_and_forget(self._lease)
             self._settled = True
             return
         if error is None:

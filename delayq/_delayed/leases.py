@@ -57,7 +57,7 @@ class Leases:
             results=lambda _, answer: settled(answer, counts),
             max_items=_ACKS_AT_A_TIME,
             max_bytes=_ACKS_AT_A_TIME,
-            unattended=lambda _, outcome: heed(store.keys.name, None, outcome),
+            on_outcome=lambda _, outcome: heed(store.keys.name, None, outcome),
         )
 
     @property
@@ -82,9 +82,9 @@ class Leases:
         if not done:
             raise LeaseLost(LOST)
 
-    def ack_unattended(self, lease: Lease) -> None:
+    def ack_and_forget(self, lease: Lease) -> None:
         """Acknowledge the message without waiting for the answer. Failures are logged. Raises :class:`Closed` only."""
-        self._acks.submit_unattended(lease, 1)
+        self._acks.fire_and_forget(lease, 1)
 
     async def nack(self, lease: Lease, delay_us: int) -> None:
         """Offer the message again, due after ``delay_us`` microseconds. Raises the same errors as :meth:`ack`."""

@@ -28,7 +28,7 @@ class DelayedOffers:
     """Stores the messages offered to one queue.
 
     Attributes:
-        commits: The group commit that stores messages. Its items are offers, each as large as its payload.
+        commits: The batcher that stores messages. Its items are offers, each as large as its payload.
     """
 
     def __init__(self, store: DelayedStore, services: EngineContext, on_due: Callable[[int], None], counts: Counters) -> None:
@@ -43,7 +43,7 @@ class DelayedOffers:
         self.commits: Batcher[Offer, Stored] = self._promised.plain
 
     async def under(self, promise: Durability) -> Batcher[Offer, Stored | Unconfirmed[Stored]]:
-        """Return the group commit for a promise, as :meth:`DurableBatchers.under` does."""
+        """Return the batcher for a promise, as :meth:`DurableBatchers.under` does."""
         return await self._promised.under(promise)
 
     async def aclose(self, grace: float) -> None:

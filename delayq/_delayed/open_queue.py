@@ -64,8 +64,8 @@ class OpenDelayedQueue:
         return UNIT_US
 
     @property
-    def pushes(self) -> WakeupLoop:
-        return self.transfer.pushes
+    def wakeups(self) -> WakeupLoop:
+        return self.transfer.wakeups
 
     def resync_keys(self) -> tuple[str, ...]:
         return self.store.resync_keys if self.transfer.watches else ()
@@ -76,11 +76,11 @@ class OpenDelayedQueue:
     def on_due(self, due_us: int) -> None:
         self.transfer.on_due(due_us)
 
-    def noticed(self, notice: TransferNotice) -> None:
-        self.transfer.pushes.noticed(notice)
+    def on_notice(self, notice: TransferNotice) -> None:
+        self.transfer.wakeups.on_notice(notice)
 
-    def push(self) -> None:
-        self.transfer.pushes.push()
+    def wake(self) -> None:
+        self.transfer.wakeups.wake()
 
     async def depth(self) -> QueueDepth:
         """Return the number of messages in each state. The age covers only due messages that are still pending."""
@@ -100,7 +100,7 @@ class OpenDelayedQueue:
             retried=counts.retried,
             lease_ended=counts.lease_ended,
             quarantined=counts.quarantined,
-            errors=self.pushes.errors,
+            errors=self.wakeups.errors,
             waiting=transfer.waiting,
         )
 

@@ -205,7 +205,7 @@ class DelayedQueue(Generic[T]):
         """Offer as :meth:`offer`, without notifying observers."""
         plain = durability is None and self._promise is None
         commits = self._open.offers.commits if plain else await self._commits(durability)
-        since = await commits.room() if commits.is_full else None
+        since = await commits.wait_for_capacity() if commits.is_full else None
         payload = self._encode(value)
         stored = await commits.submit((delay_us(delay, at), payload), len(payload), since)
         if isinstance(stored, Unconfirmed):

@@ -14,7 +14,8 @@ from delayq._delayed.store import BATCH
 from delayq._engine.counters import Counters
 from delayq._engine.lease_keeper import LeaseKeeper
 from delayq._engine.waiters import Waiters
-from delayq._engine.wakeup import NOT_ASKED, WakeupLoop, due_us
+from delayq._engine.wakeup import WakeupLoop
+from delayq._engine.wakeup_plan import NOT_ASKED, due_us
 from delayq._logging import about
 from delayq._redis.hand_back import HandBack
 from delayq.errors import DelayqError, ServerRefused
@@ -54,7 +55,7 @@ class TransferTask:
     """Asks the server to move the due messages of one queue, and to hand over those that are wanted here.
 
     Attributes:
-        pushes: Decides when to ask.
+        wakeups: Decides when to ask.
         hand_outs: Makes the calls.
         taker: Hands messages to callers that take for good.
         counts: Message counters.
@@ -66,8 +67,8 @@ class TransferTask:
         self._store = store
         self._services = services
         self.hand_outs: HandOuts = HandOuts(store, services)
-        self.pushes: WakeupLoop = WakeupLoop(store.keys.name, self.run_once, services, lambda: self.waiting)
-        self._watch = ReadyWatch(store, services, self.pushes.push)
+        self.wakeups: WakeupLoop = WakeupLoop(store.keys.name, self.run_once, services, lambda: self.waiting)
+        self._watch = ReadyWatch(store, services, self.wakeups.wake)
         self.leases: Leases = Leases(store, services, self.on_due, self.counts)
         self.taker: Waiters[bytes] = self._new_taker(self.hand_outs.back_by_value, len)
         # Callers by the length of their leases (0: those that take for good). Those that have had nothing for longest come first.
@@ -97,17 +98,17 @@ class TransferTask:
 
     def on_due(self, due_us: int) -> None:
         """Act on the announcement of a message that is due at ``due_us`` microseconds by the server's clock."""
-        self.pushes.announced(due_us)
+        self.wakeups.on_due(due_us)
 
     def resynced(self, due_us: int, ready: int) -> None:
         """Act on what the safety re-check found.
 
-        The next message is due at ``due_us``, as :meth:`WakeupLoop.next_due` takes it, and ``ready`` payloads are waiting.
+        The next message is due at ``due_us``, as :meth:`WakeupLoop.on_next_due` takes it, and ``ready`` payloads are waiting.
         """
         self.hand_outs.confirm_in_doubt()
         if ready:
             self._watch.overlooked()
-        self.pushes.next_due(0 if ready and self.waiting else due_us)
+        self.wakeups.on_next_due(0 if ready and self.waiting else due_us)
 
     @property
     def watches(self) -> bool:
@@ -115,7 +116,7 @@ class TransferTask:
         return not self._forbidden or self.waiting
 
     async def run_once(self) -> int:
-        """Make one push. Returns when the next message is due, as :meth:`WakeupLoop.next_due` takes it.
+        """Make one round of calls. Returns when the next message is due, as :meth:`WakeupLoop.on_next_due` takes it.
 
         For a user who may only offer, or only look, this moves nothing, and says so once.
 
@@ -160,16 +161,16 @@ class TransferTask:
         return due
 
     async def _call(self, lease_us: int, taker: Waiters[Any]) -> int:
-        call, reply = await self.hand_outs.transfer(min(taker.begin(), BATCH), lease_us, self.pushes.signature())
+        call, reply = await self.hand_outs.transfer(min(taker.begin(), BATCH), lease_us, self.wakeups.signature())
         if reply.moved < BATCH:
-            self.pushes.settled(reply.settled_us)
+            self.wakeups.handed_out(reply.settled_us)
         self._count(reply)
         if reply.payloads and lease_us in self._takers:
             self._takers[lease_us] = self._takers.pop(lease_us)
         taker.end(self.leases.made(call, reply, lease_us) if lease_us else reply.payloads)
         self._emptied = not reply.left
         if reply.moved:
-            self.pushes.found(reply.listeners)
+            self.wakeups.transferred(reply.listeners)
         return 0 if reply.left and taker.waiting else due_us(reply.now_us, reply.wait_us)
 
     def _count(self, reply: Transferred) -> None:
@@ -190,7 +191,7 @@ class TransferTask:
 
     def close(self, last: LastCalls) -> None:
         """Make no more calls. Before this returns, write the calls that give back all undelivered messages."""
-        self.pushes.close()
+        self.wakeups.close()
         self._watch.close()
         self.hand_outs.close(last)
         for callers in self._leased.values():
@@ -201,7 +202,7 @@ class TransferTask:
     async def aclose(self, grace: float) -> None:
         """Wait until the calls written by :meth:`close` have arrived, for at most ``grace`` seconds."""
         await asyncio.gather(self.leases.aclose(grace), *(taker.aclose(grace) for taker in self._takers.values()))
-        await self.pushes.aclose(0)
+        await self.wakeups.aclose(0)
 
     def _idle(self) -> None:
         if not self.waiting:
@@ -211,7 +212,7 @@ class TransferTask:
         return Waiters(
             self._store.keys.name,
             self._services,
-            push=self.pushes.push,
+            push=self.wakeups.wake,
             wanted=self._wanted,
             idle=self._idle,
             hand_back=hand_back,
@@ -220,7 +221,7 @@ class TransferTask:
 
     def _wanted(self) -> None:
         """Ask on behalf of a waiting caller. There is nothing to ask if the ready list was empty and has been watched since."""
-        if self._emptied and self._watch.is_watching and self.pushes.knows:
+        if self._emptied and self._watch.is_watching and self.wakeups.up_to_date:
             self._watch.start()
         else:
-            self.pushes.push()
+            self.wakeups.wake()

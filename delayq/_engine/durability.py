@@ -59,7 +59,7 @@ class DurableBatchers(Generic[Item, Result]):
     ) -> None:
         """Args:
         key: One of the queue's keys. It determines which server is asked whether it can keep a promise.
-        new: Creates a group commit from the server that runs the scripts and a function. That function turns the reader of a
+        new: Creates a batcher from the server that runs the scripts and a function. That function turns the reader of a
             plain server's answers into the reader of this server's answers.
         """
         self._server = server
@@ -70,7 +70,7 @@ class DurableBatchers(Generic[Item, Result]):
         self.plain: Batcher[Item, Result] = new(server, lambda results: results)
 
     async def under(self, promise: Durability) -> Batcher[Item, Result | Unconfirmed[Result]]:
-        """Return the group commit that stores messages under a promise.
+        """Return the batcher that stores messages under a promise.
 
         Raises:
             ServerError: The server cannot be asked, or cannot keep such a promise.

@@ -1,4 +1,4 @@
-"""Decides when a client acts, by one subscription, one safety re-check, and each open queue's own pushes."""
+"""Decides when a client acts, by one subscription, one safety re-check, and each open queue's own wake-ups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from delayq._engine.server_clock import ServerClock
 from delayq._engine.stagger import parse, parse_moment
 from delayq._engine.store import resync
 from delayq._engine.subscriber import Subscriber
-from delayq._engine.wakeup import due_us
+from delayq._engine.wakeup_plan import due_us
 from delayq._logging import about
 from delayq._redis.hand_back import LastCalls
 from delayq.errors import ServerError, ServerRefused
@@ -80,11 +80,11 @@ class OpenQueue(Protocol):
         """Act on a notification: a message is due at ``due_us`` microseconds."""
         ...
 
-    def noticed(self, notice: TransferNotice) -> None:
+    def on_notice(self, notice: TransferNotice) -> None:
         """Act on a notice: another client was first."""
         ...
 
-    def push(self) -> None:
+    def wake(self) -> None:
         """Look for due messages now."""
         ...
 
@@ -246,7 +246,7 @@ class Scheduler:
                 # We may lack the right to move one of the queues. Its own call finds that out, and then it is left out here.
                 self._refused = True
                 for queue in self.queues:
-                    queue.push()
+                    queue.wake()
             elif not self._failing:
                 self._failing = True
                 unexpected = None if isinstance(error, ServerError) else error
@@ -262,10 +262,10 @@ class Scheduler:
         if queue is None:
             return
         if (notice := parse(content)) is not None:
-            queue.noticed(notice)
+            queue.on_notice(notice)
             return
         if (moment := parse_moment(content)) is None:
             _log.warning("queue %r: received a notification that is not a number", queue.name, extra=about(queue.name))
-            queue.push()
+            queue.wake()
         else:
             queue.on_due(moment * queue.unit_us)

@@ -44,7 +44,10 @@ class ServerClock:
 
     def seconds_from_now(self, due_us: float) -> float:
         """Return the same as :meth:`seconds_until`, but negative if the moment has passed."""
+        return self.seconds_from(self.local(), due_us)
+
+    def seconds_from(self, now: float, due_us: float) -> float:
+        """Return the seconds from the local time ``now`` to ``due_us``; negative if it has passed, 0 before the first answer."""
         if self._offset is None:
             return 0.0
-        now = self.local()
         return due_us / 1_000_000 - self._offset + _DRIFT * (now - self._seen_at) - now

@@ -1,4 +1,4 @@
-"""Decides whose turn it is when many clients wait for the same moment and one call is enough. Pure.
+"""Decides which client calls first when many wait for the same moment and one call is enough. Pure.
 
 There is no election, and no client waits for another. Each client that wants messages wakes at the due time plus a stagger of
 its own. A client that finds messages wakes without a stagger from then on, and its script publishes a *notice*, which says that
@@ -44,29 +44,29 @@ class TransferNotice:
         next_us: When the next message is due, in microseconds by the server's clock; -1 if there is none.
         through_us: The moment by which everything due has been handed out.
         client: The client that published the notice.
-        wanted: Whether that client wanted the due messages, or only moved them.
+        demand: Whether that client wanted the due messages, or only moved them.
         listeners: How many clients heard its last notice; 0 if it does not say.
     """
 
     next_us: int
     through_us: int
     client: str
-    wanted: bool
+    demand: bool
     listeners: int = 0
 
 
-def signature(client: str, *, wanted: bool, listeners: int = 0) -> str:
+def signature(client: str, *, demand: bool, listeners: int = 0) -> str:
     """Return what a client tells its script, to be appended to the notice."""
-    return f"{client}{f'.{listeners}' if listeners > 1 else ''} {int(wanted)}"
+    return f"{client}{f'.{listeners}' if listeners > 1 else ''} {int(demand)}"
 
 
 def parse(content: bytes) -> TransferNotice | None:
     """Parse a notice. Returns None if it is not one: scripts write four words, which are two numbers and the signature."""
     words = content.split()
     try:
-        next_us, through_us, name, wanted = words
+        next_us, through_us, name, demand = words
         client, _, listeners = name.decode().partition(".")
-        return TransferNotice(_number(next_us), _number(through_us), client, wanted == b"1", _number(listeners.encode() or b"0"))
+        return TransferNotice(_number(next_us), _number(through_us), client, demand == b"1", _number(listeners.encode() or b"0"))
     except ValueError:
         return None
 
@@ -86,55 +86,55 @@ def _number(word: bytes) -> int:
 
 
 class Stagger:
-    """One client's part in taking turns, for one queue."""
+    """One client's stagger for one queue."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
         """Args:
         chance: Returns random numbers from 0 to 1.
         """
         self._chance = chance
-        # Our place among the clients that are not first, from 0 to 1; None if we are first.
+        # Our place among the clients that do not go first, from 0 to 1; None if we go first.
         self._place: float | None = None
         self._slowest = 0.0
-        # How many clients heard the last notice, including ourselves, and when we last gave one.
+        # How many clients heard the last notice, including ourselves, and when we last published one.
         self._listeners = 1
-        self._given_at = float("-inf")
+        self._published_at = float("-inf")
 
-    def stagger(self, *, wanted: bool) -> float:
-        """Return how long after the due time to wake, in seconds. ``wanted`` says whether we want the messages that come due."""
+    def delay(self, *, demand: bool) -> float:
+        """Return how long after the due time to wake, in seconds. ``demand`` says whether we want the messages that come due."""
         if self._place is None:
             return 0.0
         least = min(max(LEAST, _TIMES * self._slowest), MOST)
         spread = max(1.0, self._listeners / _CROWD)
-        return min(least * (1 + spread * self._place), _LONGEST) * (1 if wanted else _ASIDE)
+        return min(least * (1 + spread * self._place), _LONGEST) * (1 if demand else _ASIDE)
 
     @property
     def listeners(self) -> int:
         """Number of clients, including ourselves, as far as we know."""
         return self._listeners
 
-    def gives_notice(self, now: float) -> bool:
+    def publishes_notice(self, now: float) -> bool:
         """Return whether our next call should publish a notice. It need not where, as far as we know, no other client listens."""
-        return self._listeners > 1 or now - self._given_at >= _ASK_EVERY
+        return self._listeners > 1 or now - self._published_at >= _ASK_EVERY
 
-    def won(self) -> None:
+    def transferred(self) -> None:
         """Go first from now on, because our call found messages."""
         self._place = None
 
-    def given(self, listeners: int, now: float) -> None:
+    def published(self, listeners: int, now: float) -> None:
         """Record that our call published a notice, and that ``listeners`` clients heard it."""
-        self._listeners, self._given_at = listeners, now
+        self._listeners, self._published_at = listeners, now
 
     def found_nothing(self) -> None:
         """Step back if there are other clients, because our call came too late."""
         if self._listeners > 1:
             self._step_back()
 
-    def heard(self, notice: TransferNotice, after: float, *, wanted: bool) -> None:
+    def on_notice(self, notice: TransferNotice, after: float, *, demand: bool) -> None:
         """Act on another client's notice, which came ``after`` seconds after the moment we were waiting for."""
         self._listeners = notice.listeners if notice.listeners > 1 else max(self._listeners, 2)
         self._slowest = max(after, self._slowest * _FORGETS)
-        if wanted and not notice.wanted:
+        if demand and not notice.demand:
             # Messages that it moves reach us by a detour.
             self._place = None
         else:

@@ -49,8 +49,8 @@ class Acknowledger:
             results=self._acked,
             max_items=_AT_A_TIME,
             max_bytes=_AT_A_TIME,
-            final=True,
-            unattended=self._heed,
+            uncancellable=True,
+            on_outcome=self._heed,
         )
 
     @property
@@ -59,7 +59,7 @@ class Acknowledger:
         return self._acks.unanswered
 
     @property
-    def is_behind(self) -> bool:
+    def backlogged(self) -> bool:
         """Whether enough acknowledgements are in flight that a caller with another one waits for its answer."""
         return self._acks.unanswered >= _MOST_UNANSWERED
 
@@ -76,15 +76,15 @@ class Acknowledger:
         """
         if claim.is_suspect:
             self._suspects.over(claim)
-        # A caller that is cancelled now has handled the message all the same, so acks are final.
+        # A caller that is cancelled now has handled the message all the same, so acks are uncancellable.
         if (done := await self._acks.submit(claim, 1)) is not True:
             _demand(done)
 
-    def ack_unattended(self, claim: Claim) -> None:
+    def ack_and_forget(self, claim: Claim) -> None:
         """Acknowledge the message without waiting for the answer. Failures are logged. Raises :class:`Closed` only."""
         if claim.is_suspect:
             self._suspects.over(claim)
-        self._acks.submit_unattended(claim, 1)
+        self._acks.fire_and_forget(claim, 1)
 
     async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
         """Make the message due again after ``delay_us`` microseconds. Raises the same errors as :meth:`ack`."""
@@ -137,7 +137,7 @@ class Acknowledger:
         self.done += len(claims)
         return settled(answer, self._counters)
 
-    def _acks_of(self, claims: Sequence[Claim], _lane: int) -> Request:
+    def _acks_of(self, claims: Sequence[Claim], _slot: int) -> Request:
         return self._store.ack_request(claims, self._policy.remember_us)
 
     def _heed(self, claim: Claim, outcome: bool | OutcomeUnknown | BaseException) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from delayq._engine.leases import fresh_until
 from delayq._engine.waiters import Waiters
-from delayq._engine.wakeup import NOT_ASKED, WakeupLoop, due_us
+from delayq._engine.wakeup import WakeupLoop
+from delayq._engine.wakeup_plan import NOT_ASKED, due_us
 from delayq._logging import about
 from delayq._redis.hand_back import HandBack
 from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerUnavailable
@@ -38,7 +39,7 @@ class Claims:
     """Claims due messages from the server while callers on this client want them.
 
     Attributes:
-        pushes: Decides when to call the server.
+        wakeups: Decides when to call the server.
         taker: Hands messages to the waiting callers.
         suspects: Tracks the suspect that the client has at work.
         expired: Number of messages found so far past their time to live.
@@ -69,12 +70,12 @@ class Claims:
         self._settled = settled
         self._recurring = recurring
         self._claimed = 0
-        self.pushes: WakeupLoop = WakeupLoop(self._name, self.run_once, services, lambda: self.taker.wanted > 0)
+        self.wakeups: WakeupLoop = WakeupLoop(self._name, self.run_once, services, lambda: self.taker.wanted > 0)
         self.taker: Waiters[Claim] = Waiters(
             self._name,
             services,
-            push=self.pushes.push,
-            wanted=self.pushes.wanted,
+            push=self.wakeups.wake,
+            wanted=self.wakeups.demand,
             idle=lambda: None,
             hand_back=self._releasing,
             given_back=self._given_back,
@@ -94,16 +95,16 @@ class Claims:
     def announced(self, due_us: int) -> None:
         """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
         if self.taker.wanted:
-            self.pushes.announced(due_us)
+            self.wakeups.on_due(due_us)
         else:
-            self.pushes.forget()
+            self.wakeups.forget()
 
     def noticed(self, notice: TransferNotice) -> None:
         """Act on a notice that another client has handed out the due messages."""
         if self.taker.wanted:
-            self.pushes.noticed(notice)
-        elif notice.client != self.pushes.client:
-            self.pushes.forget()
+            self.wakeups.on_notice(notice)
+        elif notice.client != self.wakeups.client:
+            self.wakeups.forget()
 
     async def run_once(self) -> int:
         """Make one call, if any caller wants messages. Returns the value that :class:`WakeupLoop` expects.
@@ -139,19 +140,19 @@ class Claims:
 
     async def quiet(self, within: float) -> None:
         """Wait until no call is in flight and everything given back has arrived, for at most ``within`` seconds each."""
-        await self.pushes.idle(within)
+        await self.wakeups.idle(within)
         await self.taker.returned(within)
 
     def close(self, last: LastCalls) -> None:
         """Stop calling the server. Before this returns, write the calls that give back every claim that reached no caller."""
-        self.suspects.forget(self.pushes.push)
-        self.pushes.close()
+        self.suspects.forget(self.wakeups.wake)
+        self.wakeups.close()
         self.taker.close(last)
 
     async def aclose(self, grace: float) -> None:
         """Wait for a call in flight to end and for its messages to be given back, for at most ``grace`` seconds."""
         until = self._clock.local() + grace
-        await self.pushes.aclose(grace)
+        await self.wakeups.aclose(grace)
         with suppress(ServerError, TimeoutError):
             async with asyncio.timeout(max(0.0, until - self._clock.local())):
                 await self._recover()
@@ -176,7 +177,7 @@ class Claims:
                 take,
                 policy,
                 token,
-                self.pushes.signature(),
+                self.wakeups.signature(),
                 may_be_suspect=asks,
                 held=held if asks else None,
                 has_company=self.has_some_out,
@@ -208,12 +209,12 @@ class Claims:
         if reply.dropped:
             self._recurring(reply.dropped)
         if claims:
-            self.pushes.found(reply.listeners)
+            self.wakeups.transferred(reply.listeners)
         if reply.wait_us:
             # No message that was due by then is left.
-            self.pushes.settled(now)
+            self.wakeups.handed_out(now)
         if reply.more_suspects:
-            self.suspects.when_free(self.pushes.push)
+            self.suspects.when_free(self.wakeups.wake)
         return claims, reply.wait_us, now
 
     def _given_back(self, claims: Sequence[Claim]) -> None:

@@ -321,8 +321,8 @@ class Message(Generic[T]):
             return is_instruction(error)
         if error is None:
             # Needs no shield: the ack is carried out even if this task is cancelled.
-            if self._ahead and not self._origin.queue.settling.is_behind:
-                self._ack_unattended()
+            if self._ahead and not self._origin.queue.settling.backlogged:
+                self._ack_and_forget()
             else:
                 await paced(self._ahead, self.ack())
             return False
@@ -354,7 +354,7 @@ class Message(Generic[T]):
         assert observation is not None
         observation.end(LeaseLost(LOST) if self._lost else error)
 
-    def _ack_unattended(self) -> None:
+    def _ack_and_forget(self) -> None:
         """Acknowledge the message without waiting for the reply. If the lease turns out to be lost, that is logged.
 
         Raises:
@@ -362,7 +362,7 @@ class Message(Generic[T]):
             Closed: As :meth:`ack`.
         """
         self._demand_lease()
-        self._origin.queue.settling.ack_unattended(self._claim)
+        self._origin.queue.settling.ack_and_forget(self._claim)
         self._done()
 
     async def _die(self, reason: str, error: str) -> None:

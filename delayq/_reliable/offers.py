@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._engine.batcher import Batcher
 from delayq._engine.durability import DurableBatchers
-from delayq._engine.wakeup import tell_of_refusal
+from delayq._engine.wakeup import warn_of_refusal
 from delayq.errors import ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ReliableOffers:
     """Stores the messages offered to one queue.
 
     Attributes:
-        commits: The group commit that stores messages without a further promise. Each message is as large as its content; the
+        commits: The batcher that stores messages without a further promise. Each message is as large as its content; the
             result is the status that ``offer.lua`` returns for it.
     """
 
@@ -79,14 +79,14 @@ class ReliableOffers:
         self._policy = policy
         self._background = services.background
         self._used: list[str] = []
-        self._told_of_refusal = False
+        self._warned_of_refusal = False
         # A try of these calls that we gave up may still arrive. Their records keep it from storing, and expire by themselves.
         self._unsure: set[str] = set()
         self._promised: DurableBatchers[NewMessage, int] = DurableBatchers(store.client, store.keys.wake, self._new_commits)
         self.commits: Batcher[NewMessage, int] = self._promised.plain
 
     async def under(self, promise: Durability) -> Batcher[NewMessage, int | Unconfirmed[int]]:
-        """Return the group commit for a promise, as :meth:`DurableBatchers.under` does."""
+        """Return the batcher for a promise, as :meth:`DurableBatchers.under` does."""
         return await self._promised.under(promise)
 
     async def aclose(self, grace: float) -> None:
@@ -102,23 +102,23 @@ class ReliableOffers:
     ) -> Batcher[NewMessage, Any]:
         # Identifies this client's calls: the server keeps the reply to the last one, in case that reply is lost.
         session = secrets.token_hex(6)
-        keys = [self._store.offer_keys(f"{session}-{lane}") for lane in (0, 1)]
+        keys = [self._store.offer_keys(f"{session}-{slot}") for slot in (0, 1)]
         number = 0
 
-        def request(messages: Sequence[NewMessage], lane: int) -> Request:
+        def request(messages: Sequence[NewMessage], slot: int) -> Request:
             nonlocal number
             if not number:
                 self._used += [each[-1] for each in keys]
             number += 1
-            return self._store.offer_request(keys[lane], number, self._policy.max_size, messages)
+            return self._store.offer_request(keys[slot], number, self._policy.max_size, messages)
 
         def results(messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
             outcomes: list[int] = answer[: len(messages)]
             if len(answer) > len(messages):
                 self._unannounced()
-                if not self._told_of_refusal:
-                    self._told_of_refusal = True
-                    tell_of_refusal(self._store.keys.name)
+                if not self._warned_of_refusal:
+                    self._warned_of_refusal = True
+                    warn_of_refusal(self._store.keys.name)
             # Stored as a new message, or in place of an earlier one.
             self._counters.offered += outcomes.count(1) + outcomes.count(2)
             return outcomes

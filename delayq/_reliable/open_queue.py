@@ -63,7 +63,7 @@ class OpenReliableQueue:
         )
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.closed: bool = False
-        self.offers: ReliableOffers = ReliableOffers(self.store, policy, services, self.counters, self.push)
+        self.offers: ReliableOffers = ReliableOffers(self.store, policy, services, self.counters, self.wake)
         self.clock: ServerClock = services.clock
         self.hooks: Hooks = services.hooks
 
@@ -84,21 +84,21 @@ class OpenReliableQueue:
         return "reliable"
 
     @property
-    def pushes(self) -> WakeupLoop:
-        return self.claims.pushes
+    def wakeups(self) -> WakeupLoop:
+        return self.claims.wakeups
 
     def resync_keys(self) -> tuple[str, ...]:
         if self.claims.taker.waiting:
             return (*self.keys.live, self.keys.schedules)
         # The re-check skips this queue now, so the next caller has to look for itself.
-        self.claims.pushes.forget()
+        self.claims.wakeups.forget()
         return ()
 
     def resynced(self, due_us: int, extra: int) -> None:
         if extra:
             # Every consumer keeps the recurring messages going, whichever process scheduled them.
             self.recurrence.learn()
-        self.claims.pushes.next_due(due_us)
+        self.claims.wakeups.on_next_due(due_us)
 
     @property
     def unit_us(self) -> int:
@@ -107,11 +107,11 @@ class OpenReliableQueue:
     def on_due(self, due_us: int) -> None:
         self.claims.announced(due_us)
 
-    def noticed(self, notice: TransferNotice) -> None:
+    def on_notice(self, notice: TransferNotice) -> None:
         self.claims.noticed(notice)
 
-    def push(self) -> None:
-        self.claims.pushes.push()
+    def wake(self) -> None:
+        self.claims.wakeups.wake()
 
     async def depth(self) -> QueueDepth:
         """Return the number of messages in each state."""
@@ -130,7 +130,7 @@ class OpenReliableQueue:
             dead=counters.buried + self.claims.died,
             released=counters.released,
             expired=self.claims.expired,
-            errors=self.pushes.errors,
+            errors=self.wakeups.errors,
             waiting=self.claims.taker.waiting,
         )
 

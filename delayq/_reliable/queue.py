@@ -140,7 +140,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Offer as :meth:`offer`, without notifying observers."""
         plain = durability is None and self._promise is None
         commits = self._open.offers.commits if plain else await self._commits(durability)
-        since = await commits.room() if commits.is_full else None
+        since = await commits.wait_for_capacity() if commits.is_full else None
         if id is not None or self._settings.max_size:
             await self._settled()
         message = self._offering.message(value, delay, at, id, headers, priority, ttl, on_duplicate)

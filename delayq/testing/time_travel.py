@@ -181,16 +181,16 @@ async def _wake(session: Session) -> None:
     """Make every queue of the client look for due messages, and wait until it has."""
     tasks: set[asyncio.Task[Any]] = set()
     for queue in session.scheduler.queues:
-        queue.push()
+        queue.wake()
         if isinstance(queue, OpenReliableQueue):
-            pushes = queue.claims.pushes
+            wakeups = queue.claims.wakeups
             await queue.recurrence.look()
         elif isinstance(queue, OpenDelayedQueue):
-            pushes = queue.transfer.pushes
+            wakeups = queue.transfer.wakeups
         else:
             continue
-        if pushes._task is not None:
-            tasks.add(pushes._task)
+        if wakeups._task is not None:
+            tasks.add(wakeups._task)
     if tasks:
         await asyncio.wait(tasks, timeout=5.0)
 

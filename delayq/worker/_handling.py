@@ -102,7 +102,7 @@ class Handling:
                 elif not message._settled or message._lost:  # noqa: SLF001 - a handler may settle its message itself
                     # The next message need not wait for the answer, unless too many are outstanding.
                     if message._origin.queue.settling.unanswered < self._most_unacked:  # noqa: SLF001 - one library
-                        message._ack_unattended()  # noqa: SLF001
+                        message._ack_and_forget()  # noqa: SLF001
                     else:
                         await message.ack()
         except LeaseLost:

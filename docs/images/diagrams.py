@@ -174,7 +174,7 @@ def message() -> Picture:
 
     p.box(292, 184, 108, GREEN, "Subscriber", "receives a new", "head's due time")
     p.arrow((266, 192), (290, 192), colour=ORANGE[0], dashed=True)
-    p.box(292, 268, 108, GREEN, "WakeupLoop", "arms one timer,", "the earliest")
+    p.box(292, 268, 108, GREEN, "WakeupLoop", "sets one timer,", "the earliest")
     p.arrow((right, 242), (right, 266))
     p.box(292, 352, 108, GREEN, "timer wheel", "waits")
     p.arrow((right, 326), (right, 350))

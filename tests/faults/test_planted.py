@@ -15,7 +15,7 @@ from delayq._delayed import scripts
 from delayq._delayed.hand_outs import HandOuts
 from delayq._engine.scheduler import Scheduler
 from delayq._engine.waiters import Waiters
-from delayq._engine.wakeup import WakeupLoop
+from delayq._engine.wakeup_plan import WakeupPlan
 from delayq._redis import rights
 from delayq._redis.hand_back import LastCalls
 from delayq._reliable import scripts as reliable_scripts
@@ -103,14 +103,14 @@ def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wake up late, without a re-check to wake it up either."""
-    wake_in = WakeupLoop._wake_in
+    wake_in = WakeupPlan._wake_in
 
     async def idle(_: Any) -> None:
         pass
 
     monkeypatch.setattr(Scheduler, "run_once", idle)
     monkeypatch.setattr(
-        WakeupLoop, "_wake_in", lambda pushes, seconds, due_us=math.inf: wake_in(pushes, seconds + 2 * WITHIN, due_us)
+        WakeupPlan, "_wake_in", lambda plan, seconds, now, due_us=math.inf: wake_in(plan, seconds + 2 * WITHIN, now, due_us)
     )
 
 

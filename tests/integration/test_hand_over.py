@@ -88,7 +88,7 @@ async def test_closing_while_the_server_is_busy_loses_nothing(own_server: Privat
 
 
 async def queue_waits_for_an_answer(client: Client, queue: Any) -> None:
-    queue._open.transfer.pushes.push()
+    queue._open.transfer.wakeups.wake()
     await until(lambda: queue._open.transfer.hand_outs._under_way)
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from delayq import Client, DelayedQueue, ReliableQueue
-    from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.scripts import Script
     from tests.support.servers import PrivateServer
 
@@ -48,10 +47,6 @@ class Kind:
 
     def open(self, client: Client) -> Any:
         return client.reliable_queue("jobs", lease=LEASE) if self.reliable else client.delayed_queue("jobs")
-
-    def pushes(self, queue: Any) -> WakeupLoop:
-        pushes: WakeupLoop = queue._open.claims.pushes if self.reliable else queue._open.transfer.pushes
-        return pushes
 
     async def offer(self, queue: Any, delays: dict[int, float]) -> None:
         if self.reliable:
@@ -202,7 +197,7 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
     async with crowd.of(4), delayq.connect(server.url) as producer:
         queue = kind.open(producer)
         # This client only offers.
-        kind.pushes(queue).close()
+        queue._open.wakeups.close()
         await crowd.subscribed(raw, others=1)
         alive = set(range(4))
         at = 0
@@ -210,11 +205,11 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
             await crowd.offer({at + n: 0.02 + n * APART for n in range(6)} | {at + 6: 0.4, at + 7: 0.45}, by=queue)
             # An offer announces only when its first message is due. The others learn of the last ones from notices alone.
             await until(lambda at=at: at + 5 in crowd.values)  # type: ignore[misc]
-            first = [place for place in sorted(alive) if not kind.pushes(crowd.queues[place]).turns.stagger(wanted=True)]
+            first = [place for place in sorted(alive) if not crowd.queues[place]._open.wakeups.plan.stagger.delay(demand=True)]
             for place in first[: len(alive) - 1]:
                 alive.remove(place)
                 if fate == "silent":
-                    kind.pushes(crowd.queues[place]).close()
+                    crowd.queues[place]._open.wakeups.close()
                 elif fate == "closed":
                     await crowd.queues[place].aclose()
                 else:
@@ -348,7 +343,7 @@ async def test_a_message_without_delay_reaches_a_call_that_waits_and_did_not_ask
         assert await kind.take(queue) == 0
         for value in range(1, 30):
             taking = asyncio.create_task(kind.take(queue))
-            await until(lambda: client.statistics().waiting and kind.pushes(queue).knows)
+            await until(lambda: client.statistics().waiting and queue._open.wakeups.up_to_date)
             made = calls[queue._session.server]
             await kind.offer(theirs, {value: 0})
             assert await asyncio.wait_for(taking, 20) == value
@@ -414,7 +409,7 @@ async def test_a_pause_is_known_and_its_end_too(server: PrivateServer, raw: Any)
         theirs: ReliableQueue[int] = other.reliable_queue("jobs", lease=LEASE)
         await theirs.pause()
         claim = asyncio.create_task(queue.claim(wait=60))
-        await until(lambda: queue._open.claims.pushes.knows)
+        await until(lambda: queue._open.wakeups.up_to_date)
         # The client is subscribed, so it will hear when the pause ends.
         await until(lambda: raw.publish(queue._keys.wake, "1"))
         await theirs.offer(1)

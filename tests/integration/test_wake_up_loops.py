@@ -192,7 +192,7 @@ async def test_a_call_that_raises_what_nobody_expects_is_made_again(
     async with delayq.connect(own_server.url, resync_interval=3600) as client:
         queue: DelayedQueue[str] = client.delayed_queue("orders")
         with monkeypatch.context() as broken:
-            broken.setattr(queue._open.transfer.pushes, "_once", lambda: 1 / 0)
+            broken.setattr(queue._open.transfer.wakeups, "_once", lambda: 1 / 0)
             taking = asyncio.ensure_future(queue.take())
             await queue.offer("x")
             await until(lambda: "ZeroDivisionError" in caplog.text)

@@ -13,8 +13,6 @@ from delayq._engine.prefetch import MOST, next_batch
 from delayq._engine.server_clock import ServerClock
 from delayq._engine.waiters import shares
 from delayq._redis.retry import retry_delay
-from delayq._timer.timer import HashedWheelTimer
-from delayq.testing import ManualLoop
 
 
 class TestShares:
@@ -61,72 +59,52 @@ class TestRetryDelay:
 
 
 class TestLastTimeout:
-    """Redisson replaces an earlier wake-up with a later one when a stale answer arrives last. Here the earlier one stays."""
+    """Redisson replaces an earlier wake-up with a later one when a stale reply arrives last. Here the earlier one stays."""
 
-    @pytest.fixture
-    def loop(self) -> ManualLoop:
-        return ManualLoop()
-
-    @pytest.fixture
-    def fired(self) -> list[float]:
-        return []
-
-    @pytest.fixture
-    def last(self, loop: ManualLoop, fired: list[float]) -> LastTimeout:
-        timer = HashedWheelTimer(0.001, clock=loop.time, loop=loop)
-        return LastTimeout(timer, loop.time, lambda _: fired.append(loop.time()))
-
-    def test_only_an_earlier_one_replaces_what_is_armed(self) -> None:
+    def test_a_wake_up_gives_way_only_to_an_earlier_one(self) -> None:
         assert gives_way(None, 5)
         assert gives_way(Armed(5), 4)
         assert not gives_way(Armed(5), 5)
         assert not gives_way(Armed(5), 50)
 
-    def test_a_stale_answer_does_not_put_off_a_wake_up(self, loop: ManualLoop, last: LastTimeout, fired: list[float]) -> None:
-        last.arm(3)
-        last.arm(50)
-        loop.advance(3.01)
-        assert len(fired) == 1
-        loop.advance(100)
-        assert len(fired) == 1
-
-    def test_an_earlier_one_takes_over(self, loop: ManualLoop, last: LastTimeout, fired: list[float]) -> None:
-        last.arm(50)
-        last.arm(3)
-        loop.advance(100)
-        assert len(fired) == 1
-        assert fired[0] < 4
-
-    def test_after_firing_the_next_one_can_be_armed(self, loop: ManualLoop, last: LastTimeout, fired: list[float]) -> None:
-        last.arm(1)
-        loop.advance(2)
-        assert last.held is None
-        last.arm(1)
-        loop.advance(2)
-        assert len(fired) == 2
-
-    def test_a_fired_one_clears_the_holder_only_if_it_is_still_held(self, last: LastTimeout, fired: list[float]) -> None:
-        last.arm(5)
-        newer = Armed(1)
-        old = last.held
-        assert old is not None
-        assert last.compare_and_set(old, newer)
-        last._fired(old)
-        assert last.held is newer
-        assert len(fired) == 1
-
-    def test_a_lost_comparison_changes_nothing(self, last: LastTimeout) -> None:
-        last.arm(5)
-        held = last.held
-        assert not last.compare_and_set(Armed(9), Armed(1))
+    def test_a_later_wake_up_is_covered_by_the_one_that_is_held(self) -> None:
+        last = LastTimeout()
+        held = last.arm(3, 3_000_000)
+        assert held is not None
+        assert last.arm(50, 50_000_000) is None
         assert last.held is held
+        assert held.last_us == 50_000_000
 
-    def test_disarming_forgets(self, loop: ManualLoop, last: LastTimeout, fired: list[float]) -> None:
+    def test_an_earlier_wake_up_takes_over_and_covers_the_later_one(self) -> None:
+        last = LastTimeout()
+        last.arm(50, 50_000_000)
+        earlier = last.arm(3, 3_000_000)
+        assert earlier is not None
+        assert earlier is last.held
+        assert (earlier.due_us, earlier.last_us) == (3_000_000, 50_000_000)
+
+    def test_a_wake_up_for_whatever_is_due_passes_that_on(self) -> None:
+        last = LastTimeout()
+        last.arm(50)
+        earlier = last.arm(3, 3_000_000)
+        assert earlier is not None
+        assert earlier.due_us == earlier.last_us == math.inf
+
+    def test_a_fired_wake_up_is_released_only_if_it_is_still_held(self) -> None:
+        last = LastTimeout()
+        old, newer = last.arm(5), last.arm(1)
+        assert old is not None
+        assert newer is not None
+        last.release(old)
+        assert last.held is newer
+        last.release(newer)
+        assert not last.disarm()
+
+    def test_disarming_forgets(self) -> None:
+        last = LastTimeout()
         last.arm(5)
-        last.disarm()
-        last.disarm()
-        loop.advance(10)
-        assert fired == []
+        assert last.disarm()
+        assert not last.disarm()
 
 
 class TestServerClock:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from delayq import ConfigurationError, DecodeError, codecs
 from delayq._delayed.records import payload_of
-from delayq._engine import stagger as turns
+from delayq._engine import stagger
 from delayq._redis.url import Address, from_url, redacted
 from delayq._reliable.bodies import parse, parse_letter
 from delayq._reliable.recurrence import Unreadable, is_occurrence
@@ -138,7 +138,7 @@ def test_a_record_has_a_payload_or_none(record: bytes) -> None:
 
 @given(st.binary(max_size=60) | st.lists(st.sampled_from([b"1", b"-1", b"x", b"9" * 5000, b"\xff"]), max_size=5).map(b" ".join))
 def test_a_notice_is_one_or_none(content: bytes) -> None:
-    notice = turns.parse(content)
+    notice = stagger.parse(content)
     assert notice is None or isinstance(notice.next_us, int)
 
 

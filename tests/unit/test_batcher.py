@@ -61,16 +61,21 @@ class Store:
             raise error
         return [item * 100 for item in items]
 
-    def group(self, background: Background, *, final: bool = False) -> Batcher[int, int]:
+    def request(self, items: Sequence[int], slot: int) -> Request:
+        return Request(SCRIPT, (f"slot {slot}",), list(items))
+
+    def batcher(self, background: Background, **options: Any) -> Batcher[int, int]:
         return Batcher(
             cast("RedisClient", self),
             background,
-            request=lambda items, lane: Request(SCRIPT, (f"lane {lane}",), list(items)),
-            repeat=self.repeat,
-            results=lambda _, answer: answer,
-            max_items=3,
-            max_bytes=100,
-            final=final,
+            **{
+                "request": self.request,
+                "repeat": self.repeat,
+                "results": lambda _, reply: reply,
+                "max_items": 3,
+                "max_bytes": 100,
+                **options,
+            },
         )
 
 
@@ -83,9 +88,9 @@ async def store() -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def group(store: Store) -> AsyncIterator[Batcher[int, int]]:
+async def batcher(store: Store) -> AsyncIterator[Batcher[int, int]]:
     background = Background()
-    yield store.group(background)
+    yield store.batcher(background)
     await background.aclose()
 
 
@@ -94,10 +99,10 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(store: Store, group: Batcher[int, int]) -> None:
-    first = group.submit(1, 1)
+async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(store: Store, batcher: Batcher[int, int]) -> None:
+    first = batcher.submit(1, 1)
     assert store.batches == [[1]]
-    later = [group.submit(i, 1) for i in (2, 3)]
+    later = [batcher.submit(i, 1) for i in (2, 3)]
     await turns()
     assert store.batches == [[1]]
     store.answer.put_nowait(None)
@@ -107,22 +112,22 @@ async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(store: Stor
     assert store.batches == [[1], [2, 3]]
 
 
-async def test_batches_are_bounded_in_items_and_bytes(store: Store, group: Batcher[int, int]) -> None:
+async def test_batches_are_bounded_in_items_and_bytes(store: Store, batcher: Batcher[int, int]) -> None:
     for _ in range(5):
         store.answer.put_nowait(None)
-    futures = group.submit_many(enumerate((1, 1, 1, 1, 99, 500, 1)))
+    futures = batcher.submit_many(enumerate((1, 1, 1, 1, 99, 500, 1)))
     assert await asyncio.gather(*futures) == [0, 10, 20, 30, 40, 50, 60]
     assert store.batches == [[0, 1, 2], [3, 4], [5], [6]]
 
 
-async def test_a_final_item_leaves_though_its_caller_is_cancelled_and_others_do_not(store: Store) -> None:
+async def test_an_uncancellable_item_leaves_though_its_caller_is_cancelled_and_others_do_not(store: Store) -> None:
     background = Background()
-    for final in (False, True):
-        group = store.group(background, final=final)
-        first = group.submit(1, 1)
+    for uncancellable in (False, True):
+        batcher = store.batcher(background, uncancellable=uncancellable)
+        first = batcher.submit(1, 1)
         await turns()
-        group.submit(2, 1).cancel()
-        last = group.submit(3, 1)
+        batcher.submit(2, 1).cancel()
+        last = batcher.submit(3, 1)
         for _ in range(2):
             store.answer.put_nowait(None)
         assert list(await asyncio.gather(first, last)) == [10, 30]
@@ -130,9 +135,9 @@ async def test_a_final_item_leaves_though_its_caller_is_cancelled_and_others_do_
     await background.aclose()
 
 
-async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store, group: Batcher[int, int]) -> None:
-    failing = group.submit_many((i, 1) for i in range(3))
-    fine = group.submit(9, 1)
+async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store, batcher: Batcher[int, int]) -> None:
+    failing = batcher.submit_many((i, 1) for i in range(3))
+    fine = batcher.submit(9, 1)
     # Answer the failing batch, then the next one.
     for answer in (ServerRefused("full"), None):
         store.answer.put_nowait(answer)
@@ -140,12 +145,12 @@ async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store, grou
     assert [str(result) for result in results] == ["full"] * 3
     assert len({id(result) for result in results}) == 3
     assert await fine == 90
-    assert store.repeated == [], "what was refused is not asked for again"
+    assert store.repeated == [], "a refused call is not repeated"
 
 
-async def test_what_fails_is_repeated_and_the_next_ones_wait_for_that(store: Store, group: Batcher[int, int]) -> None:
-    first = group.submit(1, 1)
-    later = group.submit(2, 1)
+async def test_a_failed_batch_is_repeated_and_the_next_ones_wait_for_that(store: Store, batcher: Batcher[int, int]) -> None:
+    first = batcher.submit(1, 1)
+    later = batcher.submit(2, 1)
     store.answer.put_nowait(ServerUnavailable("restarting"))
     await until(lambda: store.repeated == [([1], None)])
     assert store.batches == [[1]]
@@ -155,9 +160,9 @@ async def test_what_fails_is_repeated_and_the_next_ones_wait_for_that(store: Sto
     assert await later == 20
 
 
-async def test_whoever_repeats_knows_whether_it_may_have_been_carried_out(store: Store, group: Batcher[int, int]) -> None:
+async def test_a_repetition_is_told_whether_the_batch_may_have_been_carried_out(store: Store, batcher: Batcher[int, int]) -> None:
     lost = OutcomeUnknown("the line broke")
-    first = group.submit(1, 1)
+    first = batcher.submit(1, 1)
     store.answer.put_nowait(lost)
     await until(lambda: store.repeated == [([1], lost)])
     store.answer.put_nowait(lost)
@@ -165,19 +170,18 @@ async def test_whoever_repeats_knows_whether_it_may_have_been_carried_out(store:
         await first
 
 
-async def test_where_nothing_can_be_sent_at_once_a_task_waits_for_it(store: Store, group: Batcher[int, int]) -> None:
+async def test_a_task_sends_a_batch_that_cannot_be_sent_at_once(store: Store, batcher: Batcher[int, int]) -> None:
     store.busy = True
-    first = group.submit(1, 1)
+    first = batcher.submit(1, 1)
     store.answer.put_nowait(None)
     assert await first == 100
     assert store.repeated == [([1], None)]
 
 
-async def test_an_answer_that_makes_no_sense_is_an_error_and_the_next_one_is_fine(store: Store) -> None:
+async def test_a_reply_that_makes_no_sense_is_an_error_and_the_next_one_is_fine(store: Store) -> None:
     background = Background()
-    group = store.group(background)
-    group._results = lambda _, answer: answer if answer[0] > 10 else answer["no"]
-    first, later = group.submit(1, 1), group.submit(2, 1)
+    batcher = store.batcher(background, results=lambda _, reply: reply if reply[0] > 10 else reply["no"])
+    first, later = batcher.submit(1, 1), batcher.submit(2, 1)
     for _ in range(2):
         store.answer.put_nowait(None)
     with pytest.raises(TypeError):
@@ -186,10 +190,10 @@ async def test_an_answer_that_makes_no_sense_is_an_error_and_the_next_one_is_fin
     await background.aclose()
 
 
-async def test_a_caller_who_leaves_in_time_takes_the_item_back(store: Store, group: Batcher[int, int]) -> None:
-    first = group.submit(1, 1)
+async def test_a_caller_that_is_cancelled_in_time_withdraws_its_item(store: Store, batcher: Batcher[int, int]) -> None:
+    first = batcher.submit(1, 1)
     await turns()
-    gone, stays = group.submit(2, 1), group.submit(3, 1)
+    gone, stays = batcher.submit(2, 1), batcher.submit(3, 1)
     gone.cancel()
     store.answer.put_nowait(None)
     store.answer.put_nowait(None)
@@ -197,94 +201,89 @@ async def test_a_caller_who_leaves_in_time_takes_the_item_back(store: Store, gro
     assert store.batches == [[1], [3]]
 
 
-async def test_a_caller_who_leaves_too_late_harms_nobody(store: Store, group: Batcher[int, int]) -> None:
-    gone, stays = group.submit_many([(1, 1), (2, 1)])
+async def test_a_caller_that_is_cancelled_too_late_harms_no_other(store: Store, batcher: Batcher[int, int]) -> None:
+    gone, stays = batcher.submit_many([(1, 1), (2, 1)])
     gone.cancel()
     store.answer.put_nowait(None)
     assert await stays == 20
 
 
-async def test_what_nobody_waits_for_leaves_together_and_what_becomes_of_it_is_told(store: Store) -> None:
+async def test_items_for_which_no_caller_waits_leave_together_and_their_outcomes_are_reported(store: Store) -> None:
     background = Background()
-    told: list[tuple[int, int | BaseException]] = []
-    group = store.group(background)
-    group._unattended = lambda item, outcome: told.append((item, outcome))
-    group._max_items = 6
-    group.submit_unattended(1, 1)
-    group.submit_unattended(2, 1)
+    reported: list[tuple[int, int | BaseException]] = []
+    batcher = store.batcher(background, on_outcome=lambda item, outcome: reported.append((item, outcome)), max_items=6)
+    batcher.fire_and_forget(1, 1)
+    batcher.fire_and_forget(2, 1)
     assert store.batches == []
     await turns()
     assert store.batches == [[1, 2]]
-    assert group.unanswered == 2
+    assert batcher.unanswered == 2
     store.answer.put_nowait(None)
-    await group.flush()
-    assert told == [(1, 10), (2, 20)]
-    assert group.unanswered == 0
+    await batcher.flush()
+    assert reported == [(1, 10), (2, 20)]
+    assert batcher.unanswered == 0
     # Half a batch is sent at once, without waiting for the loop's turn to end.
     for item in (3, 4, 5):
-        group.submit_unattended(item, 1)
+        batcher.fire_and_forget(item, 1)
     assert store.batches[1:] == [[3, 4, 5]]
     refused = ServerRefused("no")
     for _ in range(2):
         store.answer.put_nowait(refused)
-    await group.flush()
-    assert [(item, str(outcome)) for item, outcome in told[2:]] == [(3, "no"), (4, "no"), (5, "no")]
+    await batcher.flush()
+    assert [(item, str(outcome)) for item, outcome in reported[2:]] == [(3, "no"), (4, "no"), (5, "no")]
     await background.aclose()
 
 
-async def test_flushing_waits_for_what_came_before_it_and_not_for_what_comes_after(
-    store: Store, group: Batcher[int, int]
-) -> None:
-    await group.flush()
-    first = group.submit(1, 1)
-    second = group.submit(2, 1)
-    flushed = asyncio.create_task(group.flush())
+async def test_flushing_waits_for_earlier_items_and_not_for_later_ones(store: Store, batcher: Batcher[int, int]) -> None:
+    await batcher.flush()
+    first = batcher.submit(1, 1)
+    second = batcher.submit(2, 1)
+    flushed = asyncio.create_task(batcher.flush())
     await turns()
-    third = group.submit(3, 1)
+    third = batcher.submit(3, 1)
     for _ in range(2):
         store.answer.put_nowait(None)
         await turns()
     # The second and the third travel together here.
     assert flushed.done()
     assert [await first, await second, await third] == [10, 20, 30]
-    gone = group.submit(4, 1), group.submit(5, 1)
+    gone = batcher.submit(4, 1), batcher.submit(5, 1)
     gone[1].cancel()
-    flushed = asyncio.create_task(group.flush())
+    flushed = asyncio.create_task(batcher.flush())
     store.answer.put_nowait(None)
     await asyncio.wait_for(flushed, 10)
 
 
-async def test_closing_sends_what_was_to_leave_soon_and_tells_of_what_cannot(store: Store) -> None:
+async def test_closing_sends_items_that_were_to_leave_soon_and_reports_those_that_cannot(store: Store) -> None:
     background = Background()
-    told: list[str] = []
+    reported: list[str] = []
     for answer in (True, False):
-        group = store.group(background)
-        group._unattended = lambda _, outcome: told.append(type(outcome).__name__)
-        group.submit_unattended(1, 1)
+        batcher = store.batcher(background, on_outcome=lambda _, outcome: reported.append(type(outcome).__name__))
+        batcher.fire_and_forget(1, 1)
         if answer:
             store.answer.put_nowait(None)
-        await group.aclose(5 if answer else 0.01)
-        await group.flush()
+        await batcher.aclose(5 if answer else 0.01)
+        await batcher.flush()
         with pytest.raises(Closed):
-            group.submit_unattended(2, 1)
-    assert told == ["int", "OutcomeUnknown"]
+            batcher.fire_and_forget(2, 1)
+    assert reported == ["int", "OutcomeUnknown"]
     await background.aclose()
 
 
-async def test_where_enough_waits_a_second_call_leaves_behind_the_first_on_the_same_connection(
+async def test_if_enough_items_wait_a_second_batch_leaves_behind_the_first_on_its_connection(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     background = Background()
-    monkeypatch.setattr("delayq._engine.batcher._ENOUGH", 2)
-    group = store.group(background)
-    first = group.submit(1, 1)
-    second = group.submit(2, 1)
+    monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 2)
+    batcher = store.batcher(background)
+    first = batcher.submit(1, 1)
+    second = batcher.submit(2, 1)
     assert store.batches == [[1]]
-    third = group.submit(3, 1)
+    third = batcher.submit(3, 1)
     assert store.batches == [[1], [2, 3]]
     assert store.sent_beside == [None, "wire of 1"]
     # With two calls in flight, further items wait, however many there are.
-    rest = group.submit_many((item, 1) for item in (4, 5, 6, 7))
+    rest = batcher.submit_many((item, 1) for item in (4, 5, 6, 7))
     assert len(store.batches) == 2
     for _ in range(4):
         store.answer.put_nowait(None)
@@ -293,38 +292,35 @@ async def test_where_enough_waits_a_second_call_leaves_behind_the_first_on_the_s
     await background.aclose()
 
 
-async def test_each_lane_has_one_call_on_its_way(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_slot_has_one_call_in_flight(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     background = Background()
-    monkeypatch.setattr("delayq._engine.batcher._ENOUGH", 1)
-    group = store.group(background)
-    lanes: list[str] = []
-    request = group._request
+    monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
+    slots: list[str] = []
 
-    def noted(items: Sequence[int], lane: int) -> Request:
-        assert all(call.lane != lane for call in group._calls)
-        lanes.append(f"{items} in {lane}")
-        return request(items, lane)
+    def noted(items: Sequence[int], slot: int) -> Request:
+        slots.append(f"{items} in {slot}")
+        return store.request(items, slot)
 
-    group._request = noted
-    futures = [group.submit(item, 1) for item in range(9)]
+    batcher = store.batcher(background, request=noted)
+    futures = [batcher.submit(item, 1) for item in range(9)]
     for _ in range(5):
         store.answer.put_nowait(None)
     await asyncio.gather(*futures)
-    assert lanes == ["[0] in 0", "[1] in 1", "[2, 3, 4] in 0", "[5, 6, 7] in 1", "[8] in 0"]
+    assert slots == ["[0] in 0", "[1] in 1", "[2, 3, 4] in 0", "[5, 6, 7] in 1", "[8] in 0"]
     await background.aclose()
 
 
-async def test_while_one_is_repeated_nothing_leaves_and_the_other_gets_its_answer(
+async def test_while_a_batch_is_repeated_nothing_leaves_and_the_other_gets_its_reply(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     background = Background()
-    monkeypatch.setattr("delayq._engine.batcher._ENOUGH", 1)
-    group = store.group(background)
-    first, second = group.submit(1, 1), group.submit(2, 1)
+    monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
+    batcher = store.batcher(background)
+    first, second = batcher.submit(1, 1), batcher.submit(2, 1)
     store.answer.put_nowait(ServerUnavailable("restarting"))
     store.answer.put_nowait(None)
     assert await second == 20
-    third = group.submit(3, 1)
+    third = batcher.submit(3, 1)
     await turns()
     assert store.batches == [[1], [2]]
     assert not first.done()
@@ -338,9 +334,9 @@ async def test_while_one_is_repeated_nothing_leaves_and_the_other_gets_its_answe
 async def test_two_that_were_not_carried_out_are_repeated_in_their_order(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """This happens if the server did not know the script. On separate connections, the second might overtake the first."""
     background = Background()
-    monkeypatch.setattr("delayq._engine.batcher._ENOUGH", 1)
-    group = store.group(background)
-    first, second = group.submit(1, 1), group.submit(2, 1)
+    monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
+    batcher = store.batcher(background)
+    first, second = batcher.submit(1, 1), batcher.submit(2, 1)
     for _ in range(2):
         store.answer.put_nowait(ServerUnavailable("it does not know the script"))
     await turns(10)
@@ -354,34 +350,34 @@ async def test_two_that_were_not_carried_out_are_repeated_in_their_order(store: 
     await background.aclose()
 
 
-async def test_closing_with_two_on_their_way_tells_both(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_with_two_batches_in_flight_fails_both(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     background = Background()
-    monkeypatch.setattr("delayq._engine.batcher._ENOUGH", 1)
-    group = store.group(background)
-    futures = [group.submit(1, 1), group.submit(2, 1)]
-    await group.aclose(0.01)
+    monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
+    batcher = store.batcher(background)
+    futures = [batcher.submit(1, 1), batcher.submit(2, 1)]
+    await batcher.aclose(0.01)
     for outcome in await asyncio.gather(*futures, return_exceptions=True):
         assert isinstance(outcome, OutcomeUnknown)
     await background.aclose()
 
 
-async def test_whoever_comes_while_too_much_waits_is_held_up_until_there_is_room(
-    store: Store, group: Batcher[int, int], monkeypatch: pytest.MonkeyPatch
+async def test_callers_are_held_up_while_too_much_waits(
+    store: Store, batcher: Batcher[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._engine.batcher._MOST_WAITING", 100)
+    monkeypatch.setattr("delayq._engine.batcher.MOST_WAITING", 100)
     most = 0
 
     async def caller(item: int) -> int:
         nonlocal most
-        await group.room()
-        future = group.submit(item, 60)
-        most = max(most, group._waiting_bytes)
+        await batcher.wait_for_capacity()
+        future = batcher.submit(item, 60)
+        most = max(most, batcher._plan.waiting_bytes)
         return await future
 
     callers = [asyncio.create_task(caller(item)) for item in range(10)]
     await turns()
     # One batch is in flight and two are waiting, so callers that come now see that it is full.
-    assert group.is_full
+    assert batcher.is_full
     assert most == 120
     callers[5].cancel()
     for _ in range(10):
@@ -389,57 +385,57 @@ async def test_whoever_comes_while_too_much_waits_is_held_up_until_there_is_room
     answers = await asyncio.gather(*callers, return_exceptions=True)
     assert [answer for answer in answers if not isinstance(answer, BaseException)] == [0, 10, 20, 30, 40, 60, 70, 80, 90]
     assert most <= 160
-    assert not group.is_full
+    assert not batcher.is_full
 
 
-async def test_closing_lets_in_whoever_is_held_up(
-    store: Store, group: Batcher[int, int], monkeypatch: pytest.MonkeyPatch
+async def test_closing_lets_in_callers_that_are_held_up(
+    store: Store, batcher: Batcher[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._engine.batcher._MOST_WAITING", 0)
+    monkeypatch.setattr("delayq._engine.batcher.MOST_WAITING", 0)
     with suppress(Closed, OutcomeUnknown):
-        first, second = group.submit(1, 1), group.submit(2, 1)
-        held_up = [asyncio.create_task(group.room()) for _ in range(3)]
+        first, second = batcher.submit(1, 1), batcher.submit(2, 1)
+        held_up = [asyncio.create_task(batcher.wait_for_capacity()) for _ in range(3)]
         await turns()
-        await group.aclose(0.01)
+        await batcher.aclose(0.01)
         await asyncio.wait_for(asyncio.gather(*held_up), 10)
         await asyncio.gather(first, second)
 
 
-async def test_closing_says_what_is_unsent_and_what_is_unknown(store: Store, group: Batcher[int, int]) -> None:
-    unknown = group.submit(1, 1)
+async def test_closing_tells_unsent_items_from_unknown_ones(store: Store, batcher: Batcher[int, int]) -> None:
+    unknown = batcher.submit(1, 1)
     await turns()
-    unsent = group.submit(2, 1)
-    await group.aclose(0.01)
+    unsent = batcher.submit(2, 1)
+    await batcher.aclose(0.01)
     with pytest.raises(OutcomeUnknown):
         await unknown
     with pytest.raises(Closed):
         await unsent
     with pytest.raises(Closed):
-        group.submit(3, 1)
+        batcher.submit(3, 1)
 
 
-async def test_when_the_client_ends_its_tasks_whoever_waits_is_told(store: Store) -> None:
+async def test_waiting_callers_are_told_if_the_client_ends_its_tasks(store: Store) -> None:
     background = Background()
     store.busy = True
-    waiting = store.group(background).submit(1, 1)
+    waiting = store.batcher(background).submit(1, 1)
     await until(lambda: store.repeated)
     await background.aclose()
     with pytest.raises(OutcomeUnknown):
         await asyncio.wait_for(waiting, 10)
 
 
-async def test_closing_waits_for_what_is_on_its_way(store: Store, group: Batcher[int, int]) -> None:
-    future = group.submit(1, 1)
+async def test_closing_waits_for_batches_in_flight(store: Store, batcher: Batcher[int, int]) -> None:
+    future = batcher.submit(1, 1)
     await turns()
-    closing = asyncio.create_task(group.aclose(5))
+    closing = asyncio.create_task(batcher.aclose(5))
     await turns()
     store.answer.put_nowait(None)
     await closing
     assert await future == 10
 
 
-async def test_closing_an_idle_one_is_nothing(group: Batcher[int, int]) -> None:
-    await group.aclose(5)
+async def test_closing_an_idle_batcher_does_nothing(batcher: Batcher[int, int]) -> None:
+    await batcher.aclose(5)
 
 
 async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -457,7 +453,7 @@ async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureF
 def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Batcher[int, int]]:
     """Return a factory of groups that cannot send. A call is tried for 0.4 s, as its request says, and then gives up."""
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.4)
-    monkeypatch.setattr("delayq._engine.batcher._SPAN", 0.05)
+    monkeypatch.setattr("delayq._engine.batch_plan.SPAN", 0.05)
     store.busy = True
 
     async def repeat(request: Request, items: Sequence[int], _lost: OutcomeUnknown | None) -> list[int]:
@@ -468,24 +464,19 @@ def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
             raise ServerUnavailable("nobody answers")
         return [item * 100 for item in items]
 
-    def group() -> Batcher[int, int]:
-        group = store.group(Background())
-        group._expires, group._repeat = True, repeat
-        return group
-
-    return group
+    return lambda: store.batcher(Background(), expires=True, repeat=repeat)
 
 
 async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
     store: Store, in_an_outage: Callable[[], Batcher[int, int]]
 ) -> None:
-    group, loop = in_an_outage(), asyncio.get_running_loop()
+    batcher, loop = in_an_outage(), asyncio.get_running_loop()
     ended: list[float] = []
 
     async def caller(item: int) -> None:
         began = loop.time()
         with pytest.raises(ServerUnavailable):
-            await group.submit(item, 1)
+            await batcher.submit(item, 1)
         ended.append(loop.time() - began)
 
     first = [asyncio.ensure_future(caller(item)) for item in range(30)]
@@ -496,34 +487,34 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
     assert min(ended) >= 0.3
     assert max(ended) < 2
     assert all(len(items) <= 3 for items, _ in store.repeated)
-    assert len(store.repeated) <= 3, "what has waited for too long was not sent"
-    assert group.unanswered == 0
+    assert len(store.repeated) <= 3, "expired items were not sent"
+    assert batcher.unanswered == 0
 
 
-async def test_what_waits_does_not_fail_while_others_are_carried_out(
+async def test_waiting_items_do_not_fail_while_others_are_carried_out(
     store: Store, in_an_outage: Callable[[], Batcher[int, int]]
 ) -> None:
     """A slow server does not count as an outage: ten batches, each of which takes half of the time that an item may wait."""
     store.busy = False
-    group = in_an_outage()
+    batcher = in_an_outage()
     store.busy = False
-    futures = group.submit_many((item, 1) for item in range(30))
+    futures = batcher.submit_many((item, 1) for item in range(30))
     for _ in range(10):
         await asyncio.sleep(0.2)
         store.answer.put_nowait(None)
     assert await asyncio.wait_for(asyncio.gather(*futures), 20) == [item * 10 for item in range(30)]
 
 
-async def test_callers_who_are_held_up_fail_in_their_own_time_too(
+async def test_callers_that_are_held_up_fail_in_their_own_time_too(
     store: Store, in_an_outage: Callable[[], Batcher[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._engine.batcher._MOST_WAITING", 100)
-    group, loop = in_an_outage(), asyncio.get_running_loop()
+    monkeypatch.setattr("delayq._engine.batcher.MOST_WAITING", 100)
+    batcher, loop = in_an_outage(), asyncio.get_running_loop()
     began = loop.time()
 
     async def caller(item: int) -> None:
-        since = await group.room()
-        await group.submit(item, 60, since)
+        since = await batcher.wait_for_capacity()
+        await batcher.submit(item, 60, since)
 
     outcomes = await asyncio.wait_for(asyncio.gather(*(caller(item) for item in range(20)), return_exceptions=True), 20)
     assert {type(outcome) for outcome in outcomes} == {ServerUnavailable}
@@ -533,9 +524,9 @@ async def test_callers_who_are_held_up_fail_in_their_own_time_too(
 async def test_batches_of_one_call_do_not_leave_side_by_side(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is not ready for the first batch but is for the second would store them in the wrong order."""
     background = Background()
-    monkeypatch.setattr("delayq._engine.batcher._ENOUGH", 1)
-    group = store.group(background)
-    futures = group.submit_many((item, 1) for item in range(6))
+    monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
+    batcher = store.batcher(background)
+    futures = batcher.submit_many((item, 1) for item in range(6))
     assert store.batches == [[0, 1, 2]]
     store.answer.put_nowait(ServerUnavailable("BUSY"))
     await until(lambda: store.repeated == [([0, 1, 2], None)])
@@ -546,18 +537,16 @@ async def test_batches_of_one_call_do_not_leave_side_by_side(store: Store, monke
     await background.aclose()
 
 
-async def test_a_request_that_cannot_be_made_fails_those_whom_it_concerns(store: Store) -> None:
+async def test_a_request_that_cannot_be_built_fails_its_items_alone(store: Store) -> None:
     background = Background()
-    group = store.group(background)
-    request = group._request
 
-    def broken(items: Sequence[int], lane: int) -> Request:
+    def broken(items: Sequence[int], slot: int) -> Request:
         if 13 in items:
             raise TypeError("not this one")
-        return request(items, lane)
+        return store.request(items, slot)
 
-    group._request = broken
-    bad, good = group.submit(13, 1), group.submit(2, 1)
+    batcher = store.batcher(background, request=broken)
+    bad, good = batcher.submit(13, 1), batcher.submit(2, 1)
     store.answer.put_nowait(None)
     with pytest.raises(TypeError):
         await bad

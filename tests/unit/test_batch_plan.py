@@ -1,0 +1,382 @@
+"""Which items leave together, and when: events go in, batches come out, and no clock runs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delayq._engine import batch_plan
+from delayq._engine.batch_plan import ENOUGH, MOST_WAITING, SPAN, BatchPlan
+from delayq.errors import Closed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from delayq._engine.batch_plan import Batch
+
+    Numbers = Batch[int, str]
+
+NEVER = -math.inf
+
+
+def plan(max_items: int = 200, max_bytes: int = 1000, expires_after: float = math.inf) -> BatchPlan[int, str]:
+    return BatchPlan(max_items=max_items, max_bytes=max_bytes, expires_after=expires_after)
+
+
+def left(plan: BatchPlan[int, str], now: float = 0.0, moved_at: float = NEVER) -> list[Numbers]:
+    """Return the batches that leave now."""
+    batches = []
+    while (batch := plan.leave(now, moved_at)) is not None:
+        batches.append(batch)
+    return batches
+
+
+def add(plan: BatchPlan[int, str], items: Iterable[int], since: float = 0.0) -> None:
+    for item in items:
+        plan.add(item, 1, str(item), since)
+
+
+class TestLeaving:
+    def test_a_lone_item_leaves_at_once_and_the_next_ones_together(self) -> None:
+        lone = plan()
+        assert lone.add(1, 1, "1", 0.0)
+        (first,) = left(lone)
+        assert (first.items, first.waiters, first.slot) == ([1], ["1"], 0)
+        assert not lone.add(2, 1, "2", 0.0)
+        assert not lone.add(3, 1, "3", 0.0)
+        assert left(lone) == []
+        lone.on_success(first, 0.0)
+        (second,) = left(lone)
+        assert second.items == [2, 3]
+
+    def test_enough_items_leave_beside_a_batch_in_flight_and_no_third_one_does(self) -> None:
+        busy = plan(max_items=ENOUGH)
+        add(busy, [0])
+        left(busy)
+        assert [busy.add(item, 1, "", 0.0) for item in range(ENOUGH)] == [False] * (ENOUGH - 1) + [True]
+        (second,) = left(busy)
+        assert second.slot == 1
+        add(busy, range(3 * ENOUGH))
+        assert left(busy) == []
+        assert len(busy.waiting) == 3
+
+    def test_a_freed_slot_is_taken_again(self) -> None:
+        busy = plan(max_items=ENOUGH)
+        add(busy, [0])
+        (first,) = left(busy)
+        add(busy, range(ENOUGH))
+        left(busy)
+        busy.on_success(first, 0.0)
+        add(busy, range(ENOUGH))
+        assert [batch.slot for batch in left(busy)] == [0]
+
+    def test_items_added_together_never_leave_side_by_side(self) -> None:
+        many = plan(max_items=ENOUGH)
+        waiters = many.add_many([(item, 1) for item in range(2 * ENOUGH)], lambda: "waiter", 0.0)
+        assert waiters == ["waiter"] * 2 * ENOUGH
+        (first,) = left(many)
+        many.on_success(first, 0.0)
+        (second,) = left(many)
+        assert first.items + second.items == [*range(2 * ENOUGH)]
+
+    def test_nothing_leaves_while_a_batch_is_being_repeated(self) -> None:
+        failing = plan()
+        add(failing, [0])
+        (first,) = left(failing)
+        failing.on_failure(first, NEVER, unknown=True)
+        add(failing, range(100))
+        assert left(failing) == []
+        failing.end(first)
+        assert len(left(failing)) == 1
+
+    def test_batches_that_were_not_carried_out_are_repeated_in_their_order(self) -> None:
+        """On separate connections, the second might overtake the first."""
+        for unknown in (False, True):
+            failing = plan()
+            add(failing, [0])
+            left(failing)
+            add(failing, range(ENOUGH))
+            left(failing)
+            first, second = failing.in_flight
+            assert failing.on_failure(first, NEVER, unknown=False).after == []
+            assert failing.on_failure(second, NEVER, unknown=unknown).after == ([] if unknown else [first])
+
+    def test_items_that_are_not_eager_leave_when_half_a_batch_is_collected(self) -> None:
+        patient = plan(max_items=4)
+        assert [patient.add(item, 1, "", 0.0, eager=False) for item in range(4)] == [False, True, True, True]
+
+    def test_batches_are_bounded_in_items_and_bytes(self) -> None:
+        bounded = plan(max_items=3, max_bytes=100)
+        bounded.add_many(enumerate((1, 1, 1, 1, 99, 500, 1)), str, 0.0)
+        assert [batch.items for batch in bounded.waiting] == [[0, 1, 2], [3, 4], [5], [6]]
+
+    def test_waiting_bytes_count_until_a_batch_leaves(self) -> None:
+        full = plan(max_bytes=2 * MOST_WAITING)
+        full.add(1, MOST_WAITING + 1, "", 0.0)
+        assert full.waiting_bytes > MOST_WAITING
+        left(full)
+        assert full.waiting_bytes == 0
+
+
+class TestExpiry:
+    def test_a_batch_that_waited_too_long_expires_instead_of_leaving(self) -> None:
+        late = plan(expires_after=5)
+        add(late, [1])
+        (batch,) = left(late, now=5.0)
+        assert batch.slot is None
+        assert late.in_flight == []
+
+    def test_time_starts_again_with_each_success(self) -> None:
+        slow = plan(expires_after=5)
+        add(slow, [1])
+        (first,) = left(slow)
+        add(slow, [2], since=1.0)
+        slow.on_success(first, 4.0)
+        assert slow.next_expiry(NEVER) == 9
+        assert slow.expire(8.9, NEVER) == []
+        (expired,) = slow.expire(9.0, NEVER)
+        assert expired.items == [2]
+        assert (slow.next_expiry(NEVER), slow.waiting_bytes) == (math.inf, 0)
+
+    def test_bytes_that_move_count_while_a_call_is_in_flight_and_not_while_it_is_repeated(self) -> None:
+        slow = plan(expires_after=5)
+        add(slow, [1])
+        assert slow.expires_at(0.0, 3.0) == 5
+        (first,) = left(slow)
+        assert slow.expires_at(0.0, 3.0) == 8
+        assert slow.on_failure(first, 3.0, unknown=False).until == 8
+        assert slow.expires_at(0.0, 3.0) == 5
+
+    def test_items_far_apart_share_no_batch_if_they_expire(self) -> None:
+        for expires_after, batches in ((5, 2), (math.inf, 1)):
+            spread = plan(expires_after=expires_after)
+            add(spread, [1])
+            add(spread, [2], since=SPAN * 1.1)
+            assert len(spread.waiting) == batches
+
+
+class TestSettling:
+    def test_an_item_is_settled_once(self) -> None:
+        once = plan()
+        add(once, [1, 2])
+        (batch,) = left(once)
+        assert once.settle(batch) == ([1, 2], ["1", "2"], [])
+        assert once.settle(batch) == ([], [], [])
+        assert once.unanswered == 0
+
+    def test_withdrawn_items_are_not_sent_and_count_as_done(self) -> None:
+        fewer = plan()
+        add(fewer, range(5))
+        (batch,) = left(fewer)
+        fewer.flush("all")
+        assert fewer.withdraw(batch, [0, 3, 4]) == []
+        assert (batch.items, batch.waiters, fewer.unanswered) == ([1, 2], ["1", "2"], 2)
+        assert fewer.withdraw(batch, [0, 1]) == ["all"]
+
+    def test_a_flush_is_over_when_all_earlier_items_are_done(self) -> None:
+        flushing = plan()
+        add(flushing, [1])
+        (first,) = left(flushing)
+        add(flushing, [2])
+        flushing.flush("both")
+        flushing.end(first)
+        (second,) = left(flushing)
+        add(flushing, [3])
+        assert flushing.settle(first)[2] == []
+        assert flushing.settle(second)[2] == ["both"]
+
+    def test_closing_accepts_nothing_more_and_tells_sent_batches_from_unsent_ones(self) -> None:
+        closing = plan()
+        add(closing, [1])
+        left(closing)
+        add(closing, [2])
+        closing.closed = True
+        with pytest.raises(Closed):
+            closing.add(3, 1, "3", 0.0)
+        in_flight, unsent = closing.abandon()
+        assert [batch.items for batch in (*in_flight, *unsent)] == [[1], [2]]
+        assert (closing.in_flight, [*closing.waiting], closing.waiting_bytes) == ([], [], 0)
+
+
+class Model:
+    """Everything that a plan was told, and checks of what it decides: a driver as plain as the batcher is."""
+
+    MOST_ITEMS, MOST_BYTES, ENOUGH, EXPIRES_AFTER = 4, 10, 2, 5.0
+
+    def __init__(self) -> None:
+        self.plan = plan(self.MOST_ITEMS, self.MOST_BYTES, self.EXPIRES_AFTER)
+        self.now = 0.0
+        self.sizes: list[int] = []
+        self.since: list[float] = []
+        # For each item, the call that added it.
+        self.group: list[int] = []
+        self.groups = 0
+        self.cancelled: set[int] = set()
+        # The items that have not left, in order. Those that have left, and the outcomes.
+        self.waiting: list[int] = []
+        self.sent: list[int] = []
+        self.outcomes: Counter[int] = Counter()
+        # For each flush that is not over: how many items have to be done.
+        self.flushing: dict[str, int] = {}
+
+    def new_item(self, size: int) -> int:
+        item = len(self.sizes)
+        self.sizes.append(size)
+        self.since.append(self.now)
+        self.group.append(self.groups)
+        self.waiting.append(item)
+        return item
+
+    def add(self, size: int, eager: bool) -> None:
+        self.groups += 1
+        item = self.new_item(size)
+        if self.plan.add(item, size, str(item), self.now, eager=eager):
+            self.leave()
+
+    def add_many(self, sizes: list[int]) -> None:
+        self.groups += 1
+        items = [(self.new_item(size), size) for size in sizes]
+        names = iter(items)
+        assert self.plan.add_many(items, lambda: str(next(names)[0]), self.now) == [str(item) for item, _ in items]
+        self.leave()
+
+    def leave(self) -> None:
+        while True:
+            before, waiting = [*self.plan.in_flight], len(self.plan.waiting)
+            if (batch := self.plan.leave(self.now, NEVER)) is None:
+                break
+            self.check_departure(batch, before, waiting)
+            if batch.slot is None:
+                assert self.has_expired(batch)
+                self.settle(batch)
+                continue
+            gone = [place for place, item in enumerate(batch.items) if item in self.cancelled]
+            for place in gone:
+                self.outcomes[batch.items[place]] += 1
+            self.flushed(self.plan.withdraw(batch, gone))
+            self.sent += batch.items
+            if not batch.items:
+                self.plan.end(batch)
+        assert self.plan.in_flight or not self.plan.waiting, "nothing waits for no reason"
+
+    def check_departure(self, batch: Numbers, before: list[Numbers], waiting: int) -> None:
+        items = batch.items
+        assert items == self.waiting[: len(items)], "items leave in order"
+        del self.waiting[: len(items)]
+        assert batch.waiters == [str(item) for item in items]
+        assert 0 < len(items) <= self.MOST_ITEMS
+        assert len(items) == 1 or sum(self.sizes[item] for item in items) <= self.MOST_BYTES
+        if batch.slot is None:
+            return
+        assert len(before) < 2
+        for other in before:
+            assert not other.repeating
+            assert batch.slot != other.slot
+            assert len(items) >= self.ENOUGH or waiting > 1
+            assert not other.items or not items or self.group[other.items[-1]] != self.group[items[0]], "side by side"
+
+    def has_expired(self, batch: Numbers) -> bool:
+        return self.now - min(self.since[item] for item in batch.items) >= self.EXPIRES_AFTER
+
+    def settle(self, batch: Numbers) -> None:
+        items, waiters, flushed = self.plan.settle(batch)
+        assert waiters == [str(item) for item in items]
+        self.outcomes.update(items)
+        self.flushed(flushed)
+
+    def flushed(self, waiters: Iterable[str]) -> None:
+        for waiter in waiters:
+            assert sum(self.outcomes.values()) >= self.flushing.pop(waiter)
+
+    # Events
+
+    def cancel(self, place: int) -> None:
+        if place < len(self.waiting):
+            self.cancelled.add(self.waiting[place])
+
+    def succeed(self, place: int) -> None:
+        if place < len(self.plan.in_flight):
+            batch = self.plan.in_flight[place]
+            self.plan.on_success(batch, self.now)
+            self.leave()
+            self.settle(batch)
+
+    def refuse(self, place: int) -> None:
+        if place < len(self.plan.in_flight):
+            batch = self.plan.in_flight[place]
+            self.plan.end(batch)
+            self.settle(batch)
+            self.leave()
+
+    def fail(self, place: int, unknown: bool) -> None:
+        if place < len(self.plan.in_flight) and not self.plan.in_flight[place].repeating:
+            batch = self.plan.in_flight[place]
+            repeat = self.plan.on_failure(batch, NEVER, unknown=unknown)
+            assert all(each.repeating and each is not batch for each in repeat.after)
+            self.leave()
+
+    def flush(self) -> None:
+        if self.plan.unanswered:
+            waiter = f"flush {len(self.flushing)} {len(self.sizes)} {self.now}"
+            self.flushing[waiter] = len(self.sizes)
+            self.plan.flush(waiter)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+        for batch in self.plan.expire(self.now, NEVER):
+            assert self.has_expired(batch)
+            assert batch.items
+            self.waiting = [item for item in self.waiting if item not in batch.items]
+            self.settle(batch)
+        assert self.plan.next_expiry(NEVER) > self.now
+
+    def check(self) -> None:
+        assert self.plan.waiting_bytes == sum(self.sizes[item] for item in self.waiting)
+        assert self.plan.unanswered == len(self.sizes) - sum(self.outcomes.values())
+        assert [item for batch in self.plan.waiting for item in batch.items] == self.waiting
+        assert self.sent == sorted(set(self.sent)), "each item leaves once, in order"
+
+    def close(self) -> None:
+        self.plan.closed = True
+        self.leave()
+        for batches in self.plan.abandon():
+            for batch in batches:
+                self.settle(batch)
+        assert self.outcomes == Counter(range(len(self.sizes))), "each item has one outcome"
+        assert not self.flushing
+        assert self.plan.unanswered == 0
+
+
+_PLACES, _SIZES = st.integers(0, 1), st.sampled_from([1, 2, 5, 9, 12])
+_EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), _SIZES, st.booleans()),
+        st.tuples(st.just("add_many"), st.lists(_SIZES, max_size=12)),
+        st.tuples(st.just("cancel"), st.integers(0, 5)),
+        st.tuples(st.just("succeed"), _PLACES),
+        st.tuples(st.just("refuse"), _PLACES),
+        st.tuples(st.just("fail"), _PLACES, st.booleans()),
+        st.tuples(st.just("pass_by"), st.sampled_from([0.3, 0.6, 2.0, 6.0])),
+        st.tuples(st.sampled_from(["flush", "leave"])),
+    ),
+    max_size=40,
+)
+
+
+@given(_EVENTS)
+@settings(deadline=None, max_examples=500, derandomize=True)
+def test_each_item_leaves_once_in_order_within_the_limits_and_has_one_outcome(events: list[tuple[Any, ...]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_plan, "ENOUGH", Model.ENOUGH)
+        model = Model()
+        for event, *facts in events:
+            getattr(model, event)(*facts)
+            # As the batcher does in the next iteration of the event loop.
+            model.leave()
+            model.check()
+        model.close()

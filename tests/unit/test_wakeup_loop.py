@@ -1,0 +1,130 @@
+"""The task and the timer that carry out a :class:`~delayq._engine.wakeup_plan.WakeupPlan`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delayq._background import Background
+from delayq._engine.context import EngineContext
+from delayq._engine.server_clock import ServerClock
+from delayq._engine.wakeup import WakeupLoop
+from delayq._timer.timer import HashedWheelTimer
+from delayq.errors import ServerUnavailable
+from delayq.testing import ManualLoop
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class Desk:
+    """One queue's loop, in frozen time, with a server that replies when told."""
+
+    def __init__(self) -> None:
+        self.time = ManualLoop()
+        self.timer = HashedWheelTimer(0.001, clock=self.time.time, loop=self.time)
+        self.background = Background()
+        clock = ServerClock(self.time.time)
+        clock.observe(self.us(0), 0.0)
+        unused: Any = None
+        context = EngineContext(unused, unused, self.timer, clock, self.background, 60.0, 60.0)
+        self.calls = self.in_flight = 0
+        self.replies: asyncio.Queue[int | Exception] = asyncio.Queue()
+        self.loop = WakeupLoop("orders", self._once, context, lambda: True)
+
+    @staticmethod
+    def us(second: float) -> int:
+        """Return the server's time at that second, microseconds."""
+        return 1_000_000_000_000 + int(second * 1_000_000)
+
+    async def reply(self, *replies: int | Exception) -> None:
+        for reply in replies:
+            self.replies.put_nowait(reply)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def _once(self) -> int:
+        self.calls += 1
+        self.in_flight += 1
+        assert self.in_flight == 1, "calls are made one at a time"
+        try:
+            reply = await self.replies.get()
+        finally:
+            self.in_flight -= 1
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.loop.close()
+    await desk.background.aclose()
+
+
+async def test_requests_during_a_call_lead_to_one_more_call(desk: Desk) -> None:
+    for _ in range(3):
+        desk.loop.wake()
+    await desk.reply()
+    assert desk.calls == 1
+    for _ in range(3):
+        desk.loop.wake()
+    await desk.reply(-1, -1)
+    assert desk.calls == 2
+    assert desk.loop.up_to_date
+    await asyncio.wait_for(desk.loop.idle(5), 10)
+
+
+async def test_one_timer_is_set_for_the_earliest_moment(desk: Desk) -> None:
+    for second in (30, 10, 20):
+        desk.loop.on_due(desk.us(second))
+        assert desk.timer.pending_timeouts == 1
+    desk.time.advance(9.99)
+    await desk.reply()
+    assert desk.calls == 0
+    desk.time.advance(0.02)
+    await desk.reply(desk.us(20))
+    assert (desk.calls, desk.timer.pending_timeouts) == (1, 1)
+
+
+async def test_closing_cancels_the_timer_and_keeps_the_call_in_flight(desk: Desk) -> None:
+    desk.loop.on_due(desk.us(10))
+    desk.loop.wake()
+    await desk.reply()
+    closing = asyncio.create_task(desk.loop.aclose(5))
+    await desk.reply(0)
+    await asyncio.wait_for(closing, 10)
+    desk.loop.wake()
+    assert (desk.calls, desk.timer.pending_timeouts) == (1, 0)
+
+
+async def test_failures_in_a_row_are_logged_once_and_counted(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.loop.wake()
+    await desk.reply(ServerUnavailable("away"))
+    for _ in range(3):
+        desk.time.advance(1)
+        await desk.reply(ServerUnavailable("away"))
+    assert desk.loop.errors == desk.calls == 4
+    assert caplog.text.count("away") == 1
+    desk.time.advance(1)
+    await desk.reply(-1)
+    desk.loop.wake()
+    await desk.reply(RuntimeError("broken"))
+    assert "broken" in caplog.text
+
+
+async def test_a_refused_notice_is_logged_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.loop.transferred(1)
+    assert not caplog.text
+    for _ in range(2):
+        desk.loop.transferred(-1)
+    assert caplog.text.count("PUBLISH") == 1
+
+
+async def test_each_client_has_a_name_of_its_own(desk: Desk) -> None:
+    assert desk.loop.client != Desk().loop.client
+    assert desk.loop.client in desk.loop.signature()

@@ -1,0 +1,527 @@
+"""When a queue calls the server: events go in, actions come out, and no clock runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delayq._engine.server_clock import ServerClock
+from delayq._engine.stagger import Stagger, TransferNotice, parse
+from delayq._engine.wakeup_plan import NOT_ASKED, Action, Actions, Arm, Call, Cancel, WakeupPlan
+
+if TYPE_CHECKING:
+    from delayq._engine.last_timeout import Armed
+
+
+def us(second: float) -> int:
+    """Return the server's time at that second, microseconds: far from 0, which means now."""
+    return 1_000_000_000_000 + int(second * 1_000_000)
+
+
+class Driver:
+    """Carries out the actions of a plan, in frozen time. Subclasses make the calls."""
+
+    def __init__(self, client: str = "us", chance: float = 0.5) -> None:
+        self.now = 0.0
+        clock = ServerClock(lambda: self.now)
+        clock.observe(us(0), 0.0)
+        self.has_demand = True
+        self.retry_in = 0.1
+        self.plan = WakeupPlan(client, clock, Stagger(lambda: chance), lambda: self.has_demand, lambda _: self.retry_in)
+        self.timer: Armed | None = None
+        self.requested = False
+
+    def act(self, actions: Actions) -> None:
+        for action in actions:
+            if isinstance(action, Call):
+                self.requested = True
+            elif isinstance(action, Arm):
+                assert self.timer is None or action.wakeup.wake_at < self.timer.wake_at, (
+                    "a timer gives way only to an earlier one"
+                )
+                self.timer = action.wakeup
+            else:
+                assert self.timer is not None, "there is a timer to cancel"
+                self.timer = None
+
+    def calls(self) -> None:
+        """Make the calls that are requested."""
+        raise NotImplementedError
+
+    def advance(self, until: float) -> None:
+        """Advance the time, firing timers at their moments."""
+        self.calls()
+        while self.timer is not None and self.timer.wake_at <= until:
+            self.now = max(self.now, self.timer.wake_at)
+            fired, self.timer = self.timer, None
+            self.act(self.plan.on_timer(fired))
+            self.calls()
+        self.now = until
+
+
+class Desk(Driver):
+    """A plan with a server that answers each call at once."""
+
+    def __init__(self, client: str = "us") -> None:
+        super().__init__(client)
+        self.count = 0
+        # The replies to the next calls, None for a failure. Without any, a call replies that nothing is left.
+        self.replies: deque[int | None] = deque()
+        self.finds = False
+
+    def calls(self) -> None:
+        while self.requested:
+            if not self.plan.begin_call():
+                self.requested = False
+                return
+            self.count += 1
+            reply = self.replies.popleft() if self.replies else -1
+            if self.finds:
+                self.plan.transferred(2, self.now)
+            self.act(self.plan.on_failure(self.now) if reply is None else self.plan.on_reply(reply, self.now))
+
+    def at(self, second: float) -> int:
+        """Advance the time to this second. Return the number of calls made so far."""
+        self.advance(second)
+        return self.count
+
+    def wake(self) -> int:
+        self.act(self.plan.wake())
+        return self.at(self.now)
+
+    def demand(self) -> int:
+        self.act(self.plan.demand())
+        return self.at(self.now)
+
+    def due(self, second: float) -> None:
+        self.act(self.plan.on_due(us(second), self.now))
+
+    def handed_out(self, second: float) -> None:
+        self.act(self.plan.handed_out(us(second)))
+
+    def notice(self, through: float, following: float | None, *, client: str = "other") -> None:
+        next_us = -1 if following is None else us(following)
+        self.act(self.plan.on_notice(TransferNotice(next_us, us(through), client, demand=True), self.now))
+
+    def step_back(self) -> float:
+        """Make this client one that does not go first. Return its stagger in seconds."""
+        self.plan.stagger.on_notice(TransferNotice(-1, 0, "other", demand=True), 0.0, demand=True)
+        return self.plan.stagger.delay(demand=True)
+
+    @property
+    def goes_first(self) -> bool:
+        return self.plan.stagger.delay(demand=True) == 0
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def wake_at(actions: Actions) -> float:
+    """Return the moment of the only action, which arms a timer."""
+    (action,) = actions
+    assert isinstance(action, Arm)
+    return action.wakeup.wake_at
+
+
+class TestActions:
+    def test_an_event_returns_what_to_do(self, desk: Desk) -> None:
+        plan = desk.plan
+        assert wake_at(plan.on_due(us(10), 0.0)) == pytest.approx(10)
+        assert plan.on_due(us(11), 0.0) == ()
+        assert wake_at(plan.on_due(us(5), 0.0)) == pytest.approx(5)
+        assert plan.wake() == (Call(),)
+        assert plan.close() == (Cancel(),)
+        assert plan.close() == ()
+
+    def test_a_stale_reply_does_not_put_off_a_wake_up(self, desk: Desk) -> None:
+        desk.due(10)
+        assert desk.plan.on_reply(us(50), desk.now) == ()
+        assert desk.at(10.1) == 1
+
+    def test_a_timer_that_was_replaced_leaves_the_newer_one_armed(self, desk: Desk) -> None:
+        """The timer's callback may be on its way when another one takes its place."""
+        (action,) = desk.plan.on_due(us(10), 0.0)
+        desk.due(5)
+        assert desk.plan.on_timer(cast("Arm", action).wakeup) == (Call(),)
+        assert desk.plan.on_due(us(6), 0.0) == (), "the one for 5 s is still held"
+
+    def test_a_call_that_is_not_requested_does_not_begin(self, desk: Desk) -> None:
+        assert not desk.plan.begin_call()
+        desk.plan.wake()
+        assert desk.plan.begin_call()
+        assert not desk.plan.begin_call()
+
+    def test_a_request_during_a_call_is_carried_out_after_it(self, desk: Desk) -> None:
+        desk.plan.wake()
+        desk.plan.begin_call()
+        assert desk.plan.wake() == (Call(),)
+        desk.plan.on_reply(-1, 0.0)
+        assert desk.plan.begin_call()
+
+
+class TestWakeups:
+    def test_a_client_wakes_when_a_message_is_due(self, desk: Desk) -> None:
+        desk.due(10)
+        assert desk.at(9.9) == 0
+        assert desk.at(10.1) == 1
+
+    def test_a_client_that_was_not_first_wakes_a_little_later(self, desk: Desk) -> None:
+        stagger = desk.step_back()
+        desk.due(10)
+        assert desk.at(10 + stagger * 0.7) == 0
+        assert desk.at(10 + stagger * 2) == 1
+
+    def test_a_message_that_is_due_when_it_is_announced_is_staggered_too(self, desk: Desk) -> None:
+        desk.step_back()
+        desk.at(10)
+        desk.due(9)
+        assert desk.at(10) == 0
+        desk.notice(9, None)
+        assert desk.at(100) == 0
+
+    def test_a_client_without_demand_leaves_messages_longest_to_the_others(self, desk: Desk) -> None:
+        latest = 2 * desk.step_back()
+        desk.has_demand = False
+        desk.due(10)
+        assert desk.at(10 + latest * 0.9) == 0
+        assert desk.at(11) == 1
+
+    def test_a_notice_spares_the_call_for_messages_that_it_covers(self, desk: Desk) -> None:
+        desk.due(10)
+        desk.at(9.9)
+        desk.notice(10, None)
+        assert desk.at(1000) == 0
+
+    def test_a_notice_arms_the_next_wake_up(self, desk: Desk) -> None:
+        desk.due(10)
+        desk.at(9.9)
+        desk.notice(10, 20)
+        assert desk.at(19.9) == 0
+        assert desk.at(20.1) == 1
+
+    def test_a_notice_leaves_alone_a_wake_up_for_later_messages(self, desk: Desk) -> None:
+        desk.due(10)
+        desk.at(9.9)
+        desk.notice(9.999, None)
+        assert desk.at(10.1) == 1
+
+    def test_a_late_notice_does_not_put_off_an_earlier_wake_up(self, desk: Desk) -> None:
+        desk.due(10)
+        desk.notice(5, 50)
+        assert desk.at(10.1) == 1
+
+    def test_our_own_notice_changes_nothing(self, desk: Desk) -> None:
+        desk.due(10)
+        desk.notice(10, None, client=desk.plan.client)
+        assert desk.goes_first
+        assert desk.at(10.1) == 1
+
+    def test_a_client_steps_back_at_a_notice_and_goes_first_after_a_find(self, desk: Desk) -> None:
+        desk.notice(5, 10)
+        assert not desk.goes_first
+        desk.finds = True
+        assert desk.at(10.1) == 1
+        assert desk.goes_first
+
+    @pytest.mark.parametrize("reply", [-1, NOT_ASKED, None], ids=["nothing", "not asked", "failed"])
+    def test_a_wake_up_that_finds_nothing_makes_us_step_back(self, desk: Desk, reply: int | None) -> None:
+        desk.plan.stagger.published(2, 0.0)
+        desk.replies.append(reply)
+        desk.due(10)
+        assert desk.at(10.01) == 1
+        assert not desk.goes_first
+
+    def test_a_call_for_a_caller_that_finds_nothing_is_no_reason_to_step_back(self, desk: Desk) -> None:
+        desk.plan.stagger.published(2, 0.0)
+        assert desk.wake() == 1
+        assert desk.goes_first
+
+    def test_an_announcement_of_messages_that_are_handed_out_is_too_late(self, desk: Desk) -> None:
+        desk.notice(1, None)
+        desk.due(0.9)
+        assert desk.at(1000) == 0
+
+    def test_a_much_too_late_announcement_shows_that_the_servers_clock_was_set_back(self, desk: Desk) -> None:
+        desk.handed_out(60)
+        desk.due(1)
+        assert desk.at(0) == 1
+
+    def test_a_notice_from_the_future_is_not_believed_and_the_server_is_asked(self, desk: Desk) -> None:
+        desk.due(10)
+        desk.notice(10**6, None)
+        assert desk.at(0) == 1
+        assert desk.at(10.1) == 2, "known moments stay known"
+
+    def test_a_request_for_messages_that_are_handed_out_meanwhile_is_dropped(self, desk: Desk) -> None:
+        desk.act(desk.plan.wake(us(9)))
+        desk.handed_out(10)
+        assert desk.at(0) == 0
+
+    def test_a_wake_up_for_messages_that_are_handed_out_gives_way_to_the_next(self, desk: Desk) -> None:
+        desk.due(10)
+        desk.handed_out(11)
+        desk.act(desk.plan.on_next_due(us(20), desk.now))
+        assert desk.at(19.9) == 0
+        assert desk.at(20.1) == 1
+
+    def test_while_more_is_due_calls_follow_one_another(self, desk: Desk) -> None:
+        desk.replies.extend((0, 0, -1))
+        assert desk.wake() == 3
+        assert desk.plan.up_to_date
+
+    def test_no_notice_cancels_the_repetition_of_a_failed_call(self, desk: Desk) -> None:
+        desk.replies.append(None)
+        assert desk.wake() == 1
+        desk.notice(1, None)
+        assert desk.at(100) == 2
+
+    def test_nor_does_one_after_an_earlier_wake_up_has_taken_its_place(self, desk: Desk) -> None:
+        desk.replies.append(None)
+        desk.retry_in = 500
+        assert desk.wake() == 1
+        desk.due(0.1)
+        desk.notice(0.1, None)
+        assert desk.at(1000) == 2
+
+    def test_a_failed_call_cancels_no_earlier_wake_up(self, desk: Desk) -> None:
+        desk.due(1)
+        desk.replies.append(None)
+        desk.retry_in = 500
+        assert desk.wake() == 1
+        assert desk.at(1.1) == 2
+
+    def test_after_the_servers_clock_was_set_back_wake_ups_count_again(self, desk: Desk) -> None:
+        desk.handed_out(3600)
+        # A call reports the new time, by which the next message is due soon.
+        desk.handed_out(0)
+        desk.replies.append(us(5))
+        assert desk.wake() == 1
+        assert desk.at(100) == 2
+
+    def test_a_closed_queue_is_woken_by_nothing(self, desk: Desk) -> None:
+        desk.due(10)
+        desk.act(desk.plan.close())
+        desk.notice(5, 20)
+        desk.due(30)
+        assert desk.demand() == 0
+        assert desk.at(1000) == 0
+
+
+class TestDemand:
+    def test_a_queue_that_is_up_to_date_makes_no_call_for_the_next_caller(self, desk: Desk) -> None:
+        desk.replies.append(us(10))
+        assert desk.wake() == 1
+        for _ in range(3):
+            assert desk.demand() == 1
+        # This is correct because the queue is woken when the message is due.
+        assert desk.at(10.1) == 2
+
+    def test_before_the_first_reply_a_call_is_made_for_every_caller(self, desk: Desk) -> None:
+        assert desk.demand() == 1
+
+    def test_a_queue_can_be_told_that_it_may_be_out_of_date(self, desk: Desk) -> None:
+        desk.wake()
+        desk.plan.forget()
+        assert desk.demand() == 2
+
+    @pytest.mark.parametrize("reply", [NOT_ASKED, None], ids=["not asked", "failed"])
+    def test_a_call_without_a_result_leaves_the_queue_out_of_date(self, desk: Desk, reply: int | None) -> None:
+        desk.wake()
+        desk.replies.append(reply)
+        desk.wake()
+        assert not desk.plan.up_to_date
+        assert desk.demand() == 3
+
+
+class TestNotices:
+    def test_the_signature_names_the_client_and_its_demand(self, desk: Desk) -> None:
+        def notice() -> TransferNotice | None:
+            return parse(b"1 2 " + desk.plan.signature(desk.now).encode())
+
+        assert notice() == TransferNotice(1, 2, "us", demand=True)
+        desk.has_demand = False
+        assert notice() == TransferNotice(1, 2, "us", demand=False)
+
+    def test_a_client_that_is_alone_publishes_no_notice(self, desk: Desk) -> None:
+        desk.plan.transferred(1, desk.now)
+        assert desk.plan.signature(desk.now) == ""
+
+    @pytest.mark.parametrize("listeners", [0, -1], ids=["not published", "not permitted"])
+    def test_a_notice_that_was_not_published_says_nothing_about_listeners(self, desk: Desk, listeners: int) -> None:
+        desk.plan.transferred(listeners, desk.now)
+        assert (desk.plan.signature(desk.now) == "") == (listeners != 0)
+
+
+def test_two_clients_that_hear_one_another_make_one_call_for_each_moment() -> None:
+    """The first client's notice spares the other its call. When the first has gone, the other takes over."""
+    one, two = Desk("one"), Desk("two")
+
+    def pass_by(moment: float) -> None:
+        found: Desk | None = None
+        for desk in (one, two):
+            desk.due(moment)
+        for step in range(40):
+            for desk in (one, two):
+                before = desk.count
+                desk.finds = found is None
+                if desk.at(moment - 0.01 + step * 0.001) > before and found is None:
+                    found = desk
+                    (two if desk is one else one).notice(moment, None, client=desk.plan.client)
+        assert found is not None
+
+    for moment in range(10, 60, 10):
+        pass_by(moment)
+    assert (one.count, two.count) == (5, 0)
+    one.act(one.plan.close())
+    for moment in range(60, 110, 10):
+        pass_by(moment)
+    assert (one.count, two.count) == (5, 5)
+    assert two.goes_first
+
+
+class Shop(Driver):
+    """A delayed queue on a server, one client's plan for it, and the messages on their way between them."""
+
+    def __init__(self, chance: float) -> None:
+        super().__init__(chance=chance)
+        self.dues: list[int] = []
+        # Notices in the order of their publication. Replies travel on other connections.
+        self.channel: deque[TransferNotice | int] = deque()
+        self.own_offers: deque[int] = deque()
+        # The call in flight: when the server carried it out, whether it found messages, when the next one is due.
+        self.reply: tuple[int, bool, int] | None = None
+
+    def offer(self, wait_ms: int, *, ours: bool) -> None:
+        now = us(self.now)
+        due = max(now - now % 1000, -(-(now + wait_ms * 1000) // 1000) * 1000)
+        if not self.dues or due < min(self.dues):
+            self.channel.append(due)
+        if ours:
+            self.own_offers.append(due)
+        self.dues.append(due)
+
+    def move(self, client: str) -> tuple[bool, int]:
+        """Move due messages, and tell the others if there were any. Return whether, and when the next message is due."""
+        left = [due for due in self.dues if due > us(self.now)]
+        found, self.dues = len(left) < len(self.dues), left
+        following = min(left, default=-1)
+        if found:
+            self.channel.append(TransferNotice(following, us(self.now), client, demand=True))
+        return found, following
+
+    def calls(self) -> None:
+        if self.requested and self.reply is None:
+            if self.plan.begin_call():
+                self.reply = (us(self.now), *self.move(self.plan.client))
+            else:
+                self.requested = False
+
+    def hear(self) -> None:
+        if self.channel:
+            heard = self.channel.popleft()
+            on = self.plan.on_notice if isinstance(heard, TransferNotice) else self.plan.on_due
+            self.act(cast("Any", on)(heard, self.now))
+            self.calls()
+
+    def remember(self) -> None:
+        if self.own_offers:
+            self.act(self.plan.on_due(self.own_offers.popleft(), self.now))
+            self.calls()
+
+    def answer(self) -> None:
+        if self.reply is not None:
+            (now, found, following), self.reply = self.reply, None
+            self.act(self.plan.handed_out(now - now % 1000))
+            if found:
+                self.plan.transferred(2, self.now)
+            self.act(self.plan.on_reply(following, self.now))
+            self.calls()
+
+    def lose(self) -> None:
+        """Lose the reply of the call in flight."""
+        if self.reply is not None:
+            self.reply = None
+            self.act(self.plan.on_failure(self.now))
+            self.calls()
+
+    def pass_by(self, ms: int) -> None:
+        self.advance(self.now + ms / 1000)
+
+
+_EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("offer"), st.integers(0, 30), st.booleans()),
+        st.tuples(st.just("pass_by"), st.integers(1, 20)),
+        st.sampled_from([("hear",), ("remember",), ("answer",), ("lose",), ("another moves",)]),
+    ),
+    max_size=40,
+)
+
+
+@given(events=_EVENTS, chance=st.floats(0, 1), first=st.booleans())
+@settings(deadline=None, max_examples=1000, derandomize=True)
+def test_no_due_message_waits_for_the_re_check_whatever_the_order_of_events(
+    events: list[tuple[Any, ...]], chance: float, first: bool
+) -> None:
+    shop = Shop(chance)
+    if not first:
+        shop.plan.stagger.on_notice(TransferNotice(-1, 0, "other", demand=True), 0, demand=True)
+    for event, *facts in events:
+        if event == "offer":
+            shop.offer(facts[0], ours=facts[1])
+        elif event == "another moves":
+            shop.move("other")
+        else:
+            getattr(shop, event)(*facts)
+    # In the end everything arrives, and no other client is left.
+    for _ in range(60):
+        while shop.channel:
+            shop.hear()
+        while shop.own_offers:
+            shop.remember()
+        shop.answer()
+        shop.pass_by(5)
+    assert shop.dues == []
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("due"), st.integers(0, 100)),
+            st.tuples(st.just("notice"), st.integers(0, 100), st.integers(0, 100)),
+            st.tuples(st.sampled_from(["wake", "reply", "failure", "timer", "close"])),
+        ),
+        max_size=40,
+    )
+)
+@settings(deadline=None, max_examples=500, derandomize=True)
+def test_the_timer_that_is_set_is_the_one_that_the_plan_holds(events: list[tuple[Any, ...]]) -> None:
+    """The driver checks that timers give way only to earlier ones, and that a timer to cancel is set."""
+    desk, closed = Desk(), False
+
+    def perform(event: str, *facts: int) -> Actions:
+        plan = desk.plan
+        if event == "due":
+            return plan.on_due(us(facts[0]), 0.0)
+        if event == "notice":
+            return plan.on_notice(TransferNotice(us(facts[1]), us(facts[0] / 20), "other", demand=True), 0.0)
+        if event == "timer" and desk.timer is not None:
+            fired, desk.timer = desk.timer, None
+            return plan.on_timer(fired)
+        results: dict[str, Any] = {"wake": plan.wake, "close": plan.close}
+        results |= {"reply": lambda: plan.on_reply(us(50), 0.0), "failure": lambda: plan.on_failure(0.0)}
+        return cast("Actions", results.get(event, tuple[Action, ...])())
+
+    for event, *facts in events:
+        closed |= event == "close"
+        actions = perform(event, *facts)
+        desk.act(actions)
+        assert desk.plan._last_timeout.held is desk.timer
+        assert not (closed and Call() in actions)
+        assert not (closed and desk.timer)
