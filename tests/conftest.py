@@ -91,6 +91,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
+    if items and items[0].config.getoption("keyword"):
+        # Left out by choice.
+        return
     _DESELECTED.update(name for item in items for name in LATER if item.get_closest_marker(name))
 
 

@@ -333,8 +333,8 @@ async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_ot
         f"{way}: failover {failed_over:.2f} s, late {worst:.2f} s, the other shard {max(s for _, s in late[other]) * 1000:.0f} ms"
     )
     # A call in flight to a hanging master is given up after 5 s.
-    assert worst <= failed_over + (2 if way == "killed" else 8)
-    assert max(seconds for _, seconds in late[other]) <= 0.5
+    assert worst <= failed_over + (4 if way == "killed" else 10)
+    assert max(seconds for _, seconds in late[other]) <= 2
 
 
 def _replicated(cluster: TestCluster, master: PrivateServer) -> bool:

@@ -692,15 +692,16 @@ class TestSharing:
 import os, random
 from delayq._embedded.server import EmbeddedServer
 from tests.support.servers import raw_call
+chance = random.Random(int(sys.argv[2]))
 for _ in range(3):
     server = EmbeddedServer(sys.argv[1])
     server.start()
     print(raw_call(server.socket_path, "INCR", "n").decode()[1:], flush=True)
-    if random.random() < 0.3: os._exit(0)
+    if chance.random() < 0.3: os._exit(0)
     server.stop()
 """
         with ThreadPoolExecutor(6) as pool:
-            results = list(pool.map(lambda _: run(script, str(place)), range(15)))
+            results = list(pool.map(lambda seed: run(script, str(place), str(seed)), range(15)))
         assert [done.stderr for done in results if done.returncode] == []
         counts = [int(line) for done in results for line in done.stdout.split()]
         # There were never two servers at once, and none of them lost data: every number was given once.

@@ -210,14 +210,15 @@ async def test_renewals_that_fail_for_a_while_cost_no_lease(client: Client, faul
 
 
 async def test_a_message_that_waited_long_for_its_handler_is_renewed_first(client: Client, raw: Any) -> None:
-    queue, store = client.reliable_queue("jobs", lease=SHORT), Store(raw, "jobs")
+    lease = 1.5
+    queue, store = client.reliable_queue("jobs", lease=lease), Store(raw, "jobs")
     await queue.offer_many([Offer(value=n, id=str(n)) for n in range(2)])
     first, second = await queue.claim(2)
     async with first:
-        await asyncio.sleep(0.9 * SHORT)
+        await asyncio.sleep(0.75 * lease)
     async with second:
-        assert (await store.look()).live["1"][1] > 0.5 * SHORT * 1_000_000
-        await asyncio.sleep(0.9 * SHORT)
+        assert (await store.look()).live["1"][1] > 0.5 * lease * 1_000_000
+        await asyncio.sleep(0.75 * lease)
     assert await empty(queue)
 
 

@@ -88,8 +88,8 @@ async def test_whoever_waits_has_it_at_once(client: Client, queue: DelayedQueue[
     take, claim = asyncio.create_task(queue.take()), asyncio.create_task(jobs.claim(1, wait=60))
     await asyncio.sleep(0.1)
     await advance(client, 3600)
-    assert await asyncio.wait_for(take, 1) == 1
-    assert [message.value for message in await asyncio.wait_for(claim, 1)] == [2]
+    assert await asyncio.wait_for(take, 4) == 1
+    assert [message.value for message in await asyncio.wait_for(claim, 4)] == [2]
 
 
 async def test_whoever_waits_on_another_client_hears_of_it(server: PrivateServer, client: Client) -> None:
@@ -105,8 +105,8 @@ async def test_whoever_waits_on_another_client_hears_of_it(server: PrivateServer
         assert not take.done()
         assert not claim.done()
         await advance(client, 1801)
-        assert await asyncio.wait_for(take, 2) == 1
-        assert [message.value for message in await asyncio.wait_for(claim, 2)] == [2]
+        assert await asyncio.wait_for(take, 20) == 1
+        assert [message.value for message in await asyncio.wait_for(claim, 20)] == [2]
 
 
 async def test_leases_of_deliveries_end(client: Client, queue: DelayedQueue[int]) -> None:
@@ -297,8 +297,8 @@ async def test_queues_that_only_others_have_open_move_and_their_readers_have_it_
             await asyncio.sleep(0.05)
             assert not take.done()
             await advance(client, 1805)
-            assert await asyncio.wait_for(take, 2) == 1
-            assert [message.value for message in await asyncio.wait_for(claim, 2)] == [2]
+            assert await asyncio.wait_for(take, 20) == 1
+            assert [message.value for message in await asyncio.wait_for(claim, 20)] == [2]
 
 
 @needs_embedded

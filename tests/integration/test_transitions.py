@@ -204,6 +204,7 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
 }
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
 def test_an_event_changes_the_states_of_its_row_and_no_other(server: PrivateServer, event: Event) -> None:
     with Redis.from_url(server.url) as raw:

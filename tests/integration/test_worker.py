@@ -796,16 +796,16 @@ async def test_an_ack_that_comes_too_late_is_logged_and_changes_nothing(
 
 
 async def test_the_lease_is_renewed_while_a_handler_runs(client: Client) -> None:
-    queue = client.reliable_queue("jobs", lease=0.3)
+    queue = client.reliable_queue("jobs", lease=1)
     gate = Gate()
     worker = Worker(client)
-    worker.listener("jobs", lease=0.3)(gate)
+    worker.listener("jobs", lease=1)(gate)
     await queue.offer(1)
     other = Worker(client)
-    other.listener("jobs", lease=0.3)(gate)
+    other.listener("jobs", lease=1)(gate)
     async with worker, other:
         await until(lambda: gate.inside)
-        await asyncio.sleep(0.8)  # longer than two leases
+        await asyncio.sleep(2.2)  # longer than two leases
         assert gate.inside == [1]
         gate.open()
     assert await left(queue) == (0, 0, 0, 0)

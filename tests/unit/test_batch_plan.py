@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delayq._engine import batch_plan
@@ -369,7 +369,6 @@ _EVENTS = st.lists(
 
 
 @given(_EVENTS)
-@settings(deadline=None, max_examples=500, derandomize=True)
 def test_each_item_leaves_once_in_order_within_the_limits_and_has_one_outcome(events: list[tuple[Any, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_plan, "ENOUGH", Model.ENOUGH)

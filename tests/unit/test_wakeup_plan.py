@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delayq._engine.server_clock import ServerClock
@@ -465,7 +465,6 @@ _EVENTS = st.lists(
 
 
 @given(events=_EVENTS, chance=st.floats(0, 1), first=st.booleans())
-@settings(deadline=None, max_examples=1000, derandomize=True)
 def test_no_due_message_waits_for_the_re_check_whatever_the_order_of_events(
     events: list[tuple[Any, ...]], chance: float, first: bool
 ) -> None:
@@ -500,7 +499,6 @@ def test_no_due_message_waits_for_the_re_check_whatever_the_order_of_events(
         max_size=40,
     )
 )
-@settings(deadline=None, max_examples=500, derandomize=True)
 def test_the_timer_that_is_set_is_the_one_that_the_plan_holds(events: list[tuple[Any, ...]]) -> None:
     """The driver checks that timers give way only to earlier ones, and that a timer to cancel is set."""
     desk, closed = Desk(), False
