@@ -45,6 +45,7 @@ class QueueDepth:
             sum(part.dead for part in parts),
             max(part.oldest_due_age for part in parts),
             any(part.paused for part in parts),
+            None if any(part.quarantined is None for part in parts) else sum(part.quarantined or 0 for part in parts),
         )
 
 

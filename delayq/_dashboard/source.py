@@ -128,7 +128,7 @@ class DelayedSource:
         depth, bad, now = await asyncio.gather(
             self._store.depth(), self._store.count_quarantined(), self._server.time_us(self._store.keys.timeout)
         )
-        return QueueDepth(depth.delayed, depth.ready, depth.leased, 0, depth.overdue_us(now) / SECOND, quarantined=bad)
+        return depth.of_queue(now, bad)
 
     async def histogram(self, now: int) -> list[int]:
         return await _bars(now, lambda start, end: self.due_between(int(start), None if end == "+inf" else int(end)))
@@ -293,11 +293,6 @@ def undeliverable(depth: QueueDepth) -> int:
 async def _bars(now: int, between: Callable[[str, str], Awaitable[int]]) -> list[int]:
     edges = [str(now), *(str(now + horizon) for horizon in HORIZONS), "+inf"]
     return list(await asyncio.gather(*(between(start, end) for start, end in pairwise(edges))))
-
-
-def _whole(moment: float) -> int:
-    # Another program may have left an infinity.
-    return int(min(max(moment, 0.0), 2.0**62)) if moment == moment else 0  # noqa: PLR0124 - NaN
 
 
 def _record(found: PendingRecord) -> Row:

@@ -30,7 +30,7 @@ class Confirmed:
 
     def __init__(self, path: Callable[[], object], now: Callable[[], float]) -> None:
         """Args:
-        path: Returns the path to the queue, as :meth:`Server.path` does.
+        path: Returns the path to the queue, as :meth:`DelayedStore.path` does.
         now: Returns the current time, in seconds.
         """
         self._find_path = path

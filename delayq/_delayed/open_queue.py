@@ -85,8 +85,7 @@ class OpenDelayedQueue:
     async def depth(self) -> QueueDepth:
         """Return the number of messages in each state. The age covers only due messages that are still pending."""
         depth = await self.store.depth()
-        age = depth.overdue_us(-self._clock.seconds_from_now(0) * 1_000_000) / 1_000_000
-        return QueueDepth(depth.delayed, depth.ready, depth.leased, 0, age)
+        return depth.of_queue(-self._clock.seconds_from_now(0) * 1_000_000, quarantined=None)
 
     def stats(self) -> QueueStats:
         """Return what this client has done with the queue."""

@@ -16,6 +16,7 @@ from delayq._delayed.records import any_id_of, id_of, payload_of
 from delayq._engine.scripts import RESYNC
 from delayq._redis.client import Confirmation
 from delayq._redis.scripts import Request
+from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -93,6 +94,11 @@ class DelayedDepth(NamedTuple):
     def overdue_us(self, now_us: float) -> float:
         """Return how long the first pending message has been due, in microseconds; 0 if it is not due, or there is none."""
         return 0 if self.head_us is None else max(0, now_us - self.head_us)
+
+    def of_queue(self, now_us: float, quarantined: int | None) -> QueueDepth:
+        """Return the figures of the queue; ``quarantined`` is None if unknown."""
+        age = self.overdue_us(now_us) / 1_000_000
+        return QueueDepth(self.delayed, self.ready, self.leased, 0, age, quarantined=quarantined)
 
 
 class Transferred(NamedTuple):

@@ -153,6 +153,6 @@ async def keep_linked(
             if failures == 1:
                 interrupted(error)
             if not isinstance(error, ServerError):
-                _log.error("closing a connection failed", exc_info=error)
+                _log.error("a connection failed unexpectedly", exc_info=error)
             # All clients of a server lose it together, so each reconnects at a moment of its own.
             await asyncio.sleep(retry_delay(failures, base=_SPREAD, most=retry_most, least=0.0))

@@ -51,24 +51,24 @@ class WaitingServer:
         script: Script,
         keys: Sequence[str],
         args: Sequence[str | bytes | int],
-        told: Callable[[Any], object],
+        on_reply: Callable[[Any], object],
         beside: Connection | None = None,
     ) -> Connection | None:
         """Send a call as :meth:`RedisClient.run_soon` does."""
         answer: list[Any] = []
 
-        def landed(reply: Any) -> None:
+        def answered(reply: Any) -> None:
             if isinstance(reply, DelayqError):
-                told(reply)
+                on_reply(reply)
             else:
                 answer.append(reply)
 
         def waited(reply: Any) -> None:
             # If the first one was not answered, the caller has been told already.
             if answer:
-                told((answer[0], reply))
+                on_reply((answer[0], reply))
 
-        wire = self._server.run_soon(script, keys, args, landed, beside)
+        wire = self._server.run_soon(script, keys, args, answered, beside)
         if wire is not None:
             self._server.follow(wire, keys[0], self._promise.command, waited)
         return wire

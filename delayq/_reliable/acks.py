@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from delayq._engine.batcher import Batcher
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from delayq._reliable.settings import Policy
     from delayq._reliable.store import ReliableStore
 
-_log = logging.getLogger("delayq")
 
 _AT_A_TIME = 200
 # Maximum number of acknowledgements in flight for which no caller waits.

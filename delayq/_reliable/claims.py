@@ -110,7 +110,7 @@ class Claims:
         """Make one call, if any caller wants messages. Returns the value that :class:`WakeupLoop` expects.
 
         Raises:
-            ServerError: As for :meth:`Server.run_once`. Callers that can wait keep waiting; the others receive the error.
+            ServerError: As for :meth:`RedisClient.run_once`. Callers that can wait keep waiting; the others receive the error.
         """
         try:
             await self._recover()

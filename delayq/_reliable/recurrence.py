@@ -92,7 +92,7 @@ class Recurrence:
         return await self._store.unschedule(name)
 
     async def claim(self, count: int, wait: float | None) -> list[Taken[Claim]]:
-        """Take due messages, as :meth:`Taker.get` does, and follow up those that recur."""
+        """Take due messages, as :meth:`Waiters.get` does, and follow up those that recur."""
         loop = asyncio.get_running_loop()
         until = None if wait is None else loop.time() + wait
         while True:

@@ -94,15 +94,12 @@ async def delayed_stats(client: Client, name: str) -> QueueDepth:
         quarantined: int | None = await store.count_quarantined()
     except ServerRefused:
         quarantined = None
-    if depth.head_us is None:
-        return QueueDepth(depth.delayed, depth.ready, depth.leased, 0, 0.0, quarantined=quarantined)
     try:
         now_us = await _server(client).time_us(store.keys.timeout)
     except ServerRefused:
         # A user that may only inspect queues may not ask for the time.
         now_us = time.time_ns() // 1000
-    age = depth.overdue_us(now_us) / 1_000_000
-    return QueueDepth(depth.delayed, depth.ready, depth.leased, 0, age, quarantined=quarantined)
+    return depth.of_queue(now_us, quarantined)
 
 
 async def next_due_at(client: Client, name: str) -> datetime | None:
