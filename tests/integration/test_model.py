@@ -106,7 +106,8 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
             receipt = data.draw(st.sampled_from(self.pending))
             before = receipt.due_at
             assert self.run(receipt.reschedule(2 * HOUR))
-            assert receipt.due_at > before
+            # Equal if it was put off in this very millisecond.
+            assert receipt.due_at >= before
 
         @precondition(lambda self: self.pending)
         @rule(data=st.data())
