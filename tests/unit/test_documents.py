@@ -1,0 +1,52 @@
+"""The documents name tests, modules and targets that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def missing_tests(text: str) -> list[str]:
+    """Return the tests that a text names, as ``file.py`` or ``file.py::name``, and that are nowhere below ``tests``."""
+    missing: list[str] = []
+    files: dict[str, str] = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        files.setdefault(path.name, path.read_text("utf-8"))
+    for file, names in re.findall(r"(?<![\w{])(test_\w+\.py)((?:::\w+)*)", text):
+        known = files.get(file)
+        missing += (
+            [file]
+            if known is None
+            else [name for name in names.split("::")[1:] if not re.search(rf"(def|class) {name}\b", known)]
+        )
+    return missing
+
+
+@by_name
+def test_each_test_that_a_page_names_exists(page: Path) -> None:
+    assert not missing_tests(page.read_text("utf-8"))
+
+
+def test_a_test_that_is_gone_is_found() -> None:
+    assert missing_tests("see `unit/test_documents.py::test_gone` and `test_gone.py`") == ["test_gone", "test_gone.py"]
+
+
+@by_name
+def test_each_module_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(
+        r"`(?:delayq/)?((?:_\w+|admin|codecs|worker|cli|integrations|testing)/[\w/]+\.py)`", page.read_text("utf-8")
+    )
+    assert [path for path in named if not (ROOT / "delayq" / path).exists()] == []
+
+
+@by_name
+def test_each_target_of_make_that_a_page_names_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = {word for words in re.findall(r"`make ((?:[a-z-]+ ?)+)", page.read_text("utf-8")) for word in words.split()}
+    assert named <= targets
