@@ -442,7 +442,8 @@ async def test_a_cookie_is_for_this_site_and_no_script(client: delayq.Client) ->
 
 
 CHANGES = {
-    "signature": lambda cookie: cookie[:-1] + ("0" if cookie[-1] != "0" else "1"),
+    # Not its last character: in base64, some of that one's bits mean nothing.
+    "signature": lambda cookie: cookie[:-5] + ("0" if cookie[-5] != "0" else "1") + cookie[-4:],
     "end": lambda cookie: "9" + cookie,
     "nothing": lambda cookie: "",
     "no text": lambda cookie: "é.x",
