@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import delayq
+
 ROOT = Path(__file__).parents[2]
+PACKAGE = Path(delayq.__file__).parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -42,7 +45,7 @@ def test_each_module_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(
         r"`(?:delayq/)?((?:_\w+|admin|codecs|worker|cli|integrations|testing)/[\w/]+\.py)`", page.read_text("utf-8")
     )
-    assert [path for path in named if not (ROOT / "delayq" / path).exists()] == []
+    assert [path for path in named if not (PACKAGE / path).exists()] == []
 
 
 @by_name
