@@ -179,8 +179,8 @@ class Consumer:
             if not self._unsure:
                 one.end = End.LOST
         except (delayq.ServerError, delayq.Closed):
-            # The call was not carried out, so the lease ends by itself.
-            if not self._unsure:
+            # The call at the end of the block was not carried out, so the lease ends by itself.
+            if not self._unsure and one.end is not End.NACKED:
                 one.end = End.NONE
         except asyncio.CancelledError:
             # A consumer that was waiting for the reply to an acknowledgement has already sent it.
@@ -197,7 +197,7 @@ class Consumer:
         fate -= habits.fails
         if fate < habits.releases and isinstance(message, delayq.Message):
             self._ends(one, End.RETURNED)
-            with self._doubting():
+            with self._doubting(one):
                 await message.release()
             if self._unsure:
                 self._ends(one, End.EITHER)
@@ -205,7 +205,7 @@ class Consumer:
         fate -= habits.releases
         if 0 <= fate < habits.waits_for_its_ack:
             self._ends(one, End.UNKNOWN)
-            with self._doubting():
+            with self._doubting(one):
                 await message.ack()
                 one.end = End.ACKED
             return
@@ -214,12 +214,19 @@ class Consumer:
         self._ends(one, End.UNKNOWN)
 
     @contextmanager
-    def _doubting(self) -> Iterator[None]:
-        """Note when the reply to a call is lost. The acknowledgement at the end of the block may then find nothing left to do."""
+    def _doubting(self, one: Delivered) -> Iterator[None]:
+        """Note how a call fails that ends a message inside its block.
+
+        If the reply was lost, the acknowledgement at the end of the block may find nothing left to do. If the call was refused,
+        its error leaves the block, and the message is retried.
+        """
         try:
             yield
         except delayq.OutcomeUnknown:
             self._unsure = True
+        except (delayq.ServerError, delayq.Closed):
+            self._ends(one, End.NACKED)
+            raise
 
     def _ends(self, one: Delivered, end: End) -> None:
         """Report the end before trying it: a consumer that is killed from now on may or may not have carried it out."""
