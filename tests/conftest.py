@@ -55,6 +55,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="first",
         help=f"the servers to run on: first (the first one found), all, or a list of {', '.join(KINDS)}; default: first",
     )
+    parser.addoption(
+        "--beyond-default",
+        action="store_true",
+        help="leave out what a run without options has covered: the tests on the first server",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -90,8 +95,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(fixture, chosen or [_NONE], indirect=True)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("beyond_default"):
+        covered = [item for item in items if _runs_by_default(item)]
+        config.hook.pytest_deselected(items=covered)
+        left_out = set(covered)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _runs_by_default(item: pytest.Item) -> bool:
+    """Return whether a run without options covers a test. Where it depends on the options, the answer is no."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    # A test of properties tries more examples with another profile.
+    is_left_out = any(item.get_closest_marker(name) for name in (*LATER, "hypothesis"))
+    return not is_left_out and parameters.get("server_kind") == next(iter(FOUND), None) is not None
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    if items and items[0].config.getoption("keyword"):
+    if items and (items[0].config.getoption("keyword") or items[0].config.getoption("beyond_default")):
         # Left out by choice.
         return
     _DESELECTED.update(name for item in items for name in LATER if item.get_closest_marker(name))
