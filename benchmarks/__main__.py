@@ -1,4 +1,7 @@
-"""Run a benchmark by name: ``python -m benchmarks [NAME ...]``. Without a name, list all benchmarks."""
+"""Run a benchmark by name: ``python -m benchmarks [NAME ...]``.
+
+Without a name, list all benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,15 @@ def about(module: Path) -> str:
 
 
 def main() -> None:
-    modules = {path.stem: path for path in sorted(HERE.glob("*.py")) if not path.stem.startswith("_")}
+    modules = {
+        path.stem: path for path in sorted(HERE.glob("*.py")) if not path.stem.startswith("_")
+    }
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in modules:
-        print("usage: python -m benchmarks NAME [options]; add --help after the name for its options\n")
+        print(
+            "usage: python -m benchmarks NAME [options]; add --help after the name for its"
+            " options\n"
+        )
         for each, path in modules.items():
             print(f"{each.ljust(max(map(len, modules)))}  {about(path)}")
         sys.exit(0 if name in ("", "-h", "--help") else f"\nthere is no benchmark {name!r}")

@@ -1,4 +1,7 @@
-"""The best that Python can do: waiting offers share a script, and nothing else is done. A floor for ``offer``."""
+"""The best that Python can do: waiting offers share a script, and nothing else is done.
+
+A floor for ``offer``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ _AT_A_TIME, _ENOUGH, _ON_THE_WAY = 200, 50, 2
 
 
 class ByHand(asyncio.Protocol):
-    """A minimal client: a future for each offer and two scripts in flight, without errors, cancellation, deadlines or order."""
+    """A minimal client: a future for each offer and two scripts in flight, without errors,
+    cancellation, deadlines or order.
+    """
 
     def __init__(self, sha: str) -> None:
         self._sha = sha
@@ -65,7 +70,11 @@ class ByHand(asyncio.Protocol):
 
 async def connect(server: Any) -> ByHand:
     """Connect to the server that ``server`` is connected to."""
-    sha, where, loop = server.script_load(ADD_ALL), server.connection_pool.connection_kwargs, asyncio.get_running_loop()
+    sha, where, loop = (
+        server.script_load(ADD_ALL),
+        server.connection_pool.connection_kwargs,
+        asyncio.get_running_loop(),
+    )
 
     def make() -> ByHand:
         return ByHand(sha)
@@ -75,7 +84,9 @@ async def connect(server: Any) -> ByHand:
     return (await loop.create_connection(make, where["host"], where["port"]))[1]
 
 
-def numbered(offer: Callable[[str, int], Awaitable[int]], value: str, delay_us: int) -> Callable[[], Awaitable[int]]:
+def numbered(
+    offer: Callable[[str, int], Awaitable[int]], value: str, delay_us: int
+) -> Callable[[], Awaitable[int]]:
     """Return a function that offers a new member on each call."""
     serial = 0
 

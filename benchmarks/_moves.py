@@ -1,4 +1,6 @@
-"""Helpers for the benchmarks that move messages: pending messages, Redisson's steps beside ours, and the server's own time."""
+"""Helpers for the benchmarks that move messages: pending messages, Redisson's steps beside ours,
+and the server's own time.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,23 @@ if TYPE_CHECKING:
     from delayq._delayed.keys import DelayedKeys
 
 BATCH = 100
-# Scripts never call these, so clients sent them all. Commands that scripts call are counted under other names.
-SENT = ("evalsha", "eval", "ping", "blmove", "hello", "auth", "client|setname", "client|setinfo", "subscribe", "unsubscribe")
+# Scripts never call these, so clients sent them all. Commands that scripts call are counted under
+# other names.
+SENT = (
+    "evalsha",
+    "eval",
+    "ping",
+    "blmove",
+    "hello",
+    "auth",
+    "client|setname",
+    "client|setinfo",
+    "subscribe",
+    "unsubscribe",
+)
 
-# For each due record: append its payload to the ready list, and search the ordered list for it from the head.
+# For each due record: append its payload to the ready list, and search the ordered list for it from
+# the head.
 REDISSON = """
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], 0, ARGV[1], 'LIMIT', 0, ARGV[2])
 for _, record in ipairs(due) do
@@ -38,7 +53,11 @@ return redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
 
 def add_server_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--server", metavar="URL", help="use this server, which must be dedicated to the benchmark, instead of a private Valkey"
+        "--server",
+        metavar="URL",
+        help=(
+            "use this server, which must be dedicated to the benchmark, instead of a private Valkey"
+        ),
     )
 
 
@@ -51,12 +70,16 @@ def measured_server(url: str | None) -> Iterator[Any]:
 
 
 def address(server: Any, url: str | None) -> str:
-    """Return the address at which samples find the server: the one that was asked for, or the private one."""
+    """Return the address at which samples find the server: the one that was asked for, or the
+    private one.
+    """
     return url or f"unix://{server.connection_pool.connection_kwargs['path']}"
 
 
 class Counts(NamedTuple):
-    """A server's work so far: script calls and the time they took, commands that clients sent, and its processor time."""
+    """A server's work so far: script calls and the time they took, commands that clients sent, and
+    its processor time.
+    """
 
     scripts: float
     script_us: float
@@ -69,14 +92,21 @@ class Counts(NamedTuple):
         scripts = [calls[name] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in calls]
         sent = sum(calls.get(f"cmdstat_{name}", {}).get("calls", 0) for name in SENT)
         cpu_us = (cpu["used_cpu_user"] + cpu["used_cpu_sys"]) * 1e6
-        return cls(sum(each["calls"] for each in scripts), sum(each["usec"] for each in scripts), sent, cpu_us)
+        return cls(
+            sum(each["calls"] for each in scripts),
+            sum(each["usec"] for each in scripts),
+            sent,
+            cpu_us,
+        )
 
     def since(self, before: Counts) -> Counts:
         return Counts(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 class Meter:
-    """Measures elapsed time, and the processor time of this process and the server, from its creation until it is read."""
+    """Measures elapsed time, and the processor time of this process and the server, from its
+    creation until it is read.
+    """
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -87,7 +117,12 @@ class Meter:
         """Return how many per second, and the cost of each in microseconds and in script calls."""
         seconds, cpu = time.perf_counter() - self._at, time.process_time() - self._cpu
         spent = Counts.of(self._server).since(self._counts)
-        each = {"client_us": cpu * 1e6, "script_us": spent.script_us, "server_us": spent.cpu_us, "scripts": spent.scripts}
+        each = {
+            "client_us": cpu * 1e6,
+            "script_us": spent.script_us,
+            "server_us": spent.cpu_us,
+            "scripts": spent.scripts,
+        }
         return {"rate": count / seconds} | {name: figure / count for name, figure in each.items()}
 
 
@@ -104,9 +139,16 @@ def put_back(server: Any, stored: dict[bytes, bytes]) -> None:
 
 
 def fill(
-    server: Any, keys: DelayedKeys, pending: int, *, java_ids: bool, due: Callable[[int], int], payload: Callable[[int], bytes]
+    server: Any,
+    keys: DelayedKeys,
+    pending: int,
+    *,
+    java_ids: bool,
+    due: Callable[[int], int],
+    payload: Callable[[int], bytes],
 ) -> None:
-    """Store messages as if offered at random times, a millisecond apart on average, as web requests arrive.
+    """Store messages as if offered at random times, a millisecond apart on average, as web requests
+    arrive.
 
     ``due`` and ``payload`` return the due time and the payload of a message, given its place.
 
@@ -119,14 +161,19 @@ def fill(
         scored: list[Any] = []
         for place in range(first, min(first + 1000, pending)):
             offered += chance.expovariate(0.001)
-            record_id = chance.randbytes(8) if java_ids else (int(offered) * 4096).to_bytes(8, "big")
+            record_id = (
+                chance.randbytes(8) if java_ids else (int(offered) * 4096).to_bytes(8, "big")
+            )
             scored += (due(place), pack(record_id, payload(place), 8))
         server.execute_command("ZADD", keys.timeout, *scored)
         server.rpush(keys.ordered, *scored[1::2])
 
 
 def timed(server: Any, text: str, keys: list[str], *args: Any) -> tuple[float, Any]:
-    """Run a script that the server already knows. Return how many ms it blocked the server, and its reply."""
+    """Run a script that the server already knows.
+
+    Return how many ms it blocked the server, and its reply.
+    """
     sha = server.script_load(text)
     server.config_resetstat()
     answer = server.evalsha(sha, len(keys), *keys, *args)
@@ -136,16 +183,31 @@ def timed(server: Any, text: str, keys: list[str], *args: Any) -> tuple[float, A
 def redisson_transfer(server: Any, keys: DelayedKeys) -> tuple[float, bool]:
     """Move due messages by Redisson's steps. Return the ms, and whether there was more to move."""
     now = int(time.time() * 1000)
-    milliseconds, head = timed(server, REDISSON, [keys.ready, keys.timeout, keys.ordered], now, BATCH)
+    milliseconds, head = timed(
+        server, REDISSON, [keys.ready, keys.timeout, keys.ordered], now, BATCH
+    )
     return milliseconds, head is not None and int(head) <= now
 
 
 def delayq_transfer(server: Any, keys: DelayedKeys, *, listed: bool = True) -> tuple[float, bool]:
-    """Move due messages by our script; unless ``listed``, the ordered list is empty. Return the same as above."""
+    """Move due messages by our script; unless ``listed``, the ordered list is empty.
+
+    Return the same as above.
+    """
     named = {name: getattr(keys, name) for name in TRANSFER.keys if name != "fence"}
     named["fence"] = keys.fence("benchmark")
     if not listed:
         named["ordered"] = keys.ordered + ":none"
-    given = {"limit": BATCH, "take": 0, "most_bytes": 0, "lease_us": 1000, "each": 0, "call": "call", "signature": ""}
-    milliseconds, answer = timed(server, TRANSFER.text, [named[n] for n in TRANSFER.keys], *(given[n] for n in TRANSFER.args))
+    given = {
+        "limit": BATCH,
+        "take": 0,
+        "most_bytes": 0,
+        "lease_us": 1000,
+        "each": 0,
+        "call": "call",
+        "signature": "",
+    }
+    milliseconds, answer = timed(
+        server, TRANSFER.text, [named[n] for n in TRANSFER.keys], *(given[n] for n in TRANSFER.args)
+    )
     return milliseconds, answer[1] == 0

@@ -1,4 +1,6 @@
-"""Helpers for benchmarks of whole processes: samples that run interleaved, each in its own process, and their summary."""
+"""Helpers for benchmarks of whole processes: samples that run interleaved, each in its own process,
+and their summary.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,14 @@ def run_in(loop: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 def new_parser(doc: str | None, runs: int = 5) -> argparse.ArgumentParser:
     """Return a parser with the options that all these benchmarks share."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_options(parser)
     add_server_option(parser)
-    parser.add_argument("--runs", type=int, default=runs, help="number of interleaved runs; the median is reported")
+    parser.add_argument(
+        "--runs", type=int, default=runs, help="number of interleaved runs; the median is reported"
+    )
     parser.add_argument("--sample", help=argparse.SUPPRESS)
     return parser
 
@@ -62,7 +68,10 @@ def await_ready(process: subprocess.Popen[str]) -> None:
 
 
 def start(module: str, **sample: Any) -> subprocess.Popen[str]:
-    """Start ``python -m benchmarks.MODULE --sample JSON``. It prints one line of JSON, and ends when its input ends."""
+    """Start ``python -m benchmarks.MODULE --sample JSON``.
+
+    It prints one line of JSON, and ends when its input ends.
+    """
     command = [sys.executable, "-m", f"benchmarks.{module}", "--sample", json.dumps(sample)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

@@ -1,13 +1,17 @@
-"""Measure how many due messages one process takes and acknowledges: ``python -m benchmarks.deliver [options]``.
+"""Measure how many due messages one process takes and acknowledges: ``python -m benchmarks.deliver
+[options]``.
 
-100,000 messages of 100 bytes, offered by another process, are all due. Then one process handles them with a handler that does
-nothing. Every sample finds the same bytes on the server (saved with DUMP, put back with RESTORE) and is a process of its own.
-Samples are interleaved, and the medians of the runs are shown. Time runs from the first message handled until the last is
-acknowledged and the queue is empty. The floor is redis-py by hand: one script that leases 100, and one that acknowledges 100.
+100,000 messages of 100 bytes, offered by another process, are all due. Then one process handles
+them with a handler that does nothing. Every sample finds the same bytes on the server (saved with
+DUMP, put back with RESTORE) and is a process of its own. Samples are interleaved, and the medians
+of the runs are shown. Time runs from the first message handled until the last is acknowledged and
+the queue is empty. The floor is redis-py by hand: one script that leases 100, and one that
+acknowledges 100.
 
-"client" is the consumer's processor time, "script" the server's time in scripts, "server" all of its processor time, in µs per
-message. "scripts" are calls per message. ``--flat`` adds how taking and acknowledging depends on how many messages are
-pending behind. For a steady 10,000 a second, see ``lateness``.
+"client" is the consumer's processor time, "script" the server's time in scripts, "server" all of
+its processor time, in µs per message. "scripts" are calls per message. ``--flat`` adds how taking
+and acknowledging depends on how many messages are pending behind. For a steady 10,000 a second, see
+``lateness``.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ VALUE = "x" * 98  # 100 bytes as JSON
 AT_A_TIME = 5000
 # Offered messages become due once all are stored: at least this many are stored per second.
 OFFERS_A_SECOND = 5000
-# Due in the order of the offers, as with any fixed delay: a few ms between scripts keep it that way. One script stores 200.
+# Due in the order of the offers, as with any fixed delay: a few ms between scripts keep it that
+# way. One script stores 200.
 ONE_SCRIPT, APART = 200, 0.005 / 200
 TASKS = 100
 # As long as the leases of the other ways.
@@ -60,7 +65,9 @@ FLOOR = "redis-py, 100 by a script"
 
 
 class Run:
-    """One process's run over a queue: how many messages to handle, and how many are pending behind them, far from due."""
+    """One process's run over a queue: how many messages to handle, and how many are pending behind
+    them, far from due.
+    """
 
     def __init__(self, server: Any, messages: int, name: str = NAME, behind: int = 0) -> None:
         self.messages, self.name, self.behind, self.handled = messages, name, behind, 0
@@ -199,22 +206,35 @@ WAYS: dict[str, tuple[str, Way, str]] = {
     "Worker, concurrency 100": ("ReliableQueue", by_worker(100), ORANGE),
     "Worker, concurrency 1,000": ("ReliableQueue", by_worker(1000), ORANGE),
 }
-FLAT = {"DelayedQueue, async for": "o", "DelayedQueue, deliveries()": "^", f"ReliableQueue, {TASKS} tasks": "s"}
+FLAT = {
+    "DelayedQueue, async for": "o",
+    "DelayedQueue, deliveries()": "^",
+    f"ReliableQueue, {TASKS} tasks": "s",
+}
 
 
 # The samples
 
 
 async def store(
-    client: delayq.Client, kind: str, name: str, delay: Callable[[int], float], messages: int, at_a_time: int = AT_A_TIME
+    client: delayq.Client,
+    kind: str,
+    name: str,
+    delay: Callable[[int], float],
+    messages: int,
+    at_a_time: int = AT_A_TIME,
 ) -> None:
-    """Offer messages. ``delay`` returns the delay of a call, given the place of its first message."""
+    """Offer messages. ``delay`` returns the delay of a call, given the place of its first
+    message.
+    """
     for first in range(0, messages, at_a_time):
         some = min(at_a_time, messages - first)
         if kind == "DelayedQueue":
             await client.delayed_queue(name).offer_many([(VALUE, delay(first))] * some)
         else:
-            await client.reliable_queue(name).offer_many([delayq.Offer(VALUE, delay=delay(first))] * some)
+            await client.reliable_queue(name).offer_many(
+                [delayq.Offer(VALUE, delay=delay(first))] * some
+            )
 
 
 async def store_floor(url: str, due: float, messages: int) -> None:
@@ -232,7 +252,14 @@ async def offer(url: str, kind: str, messages: int, due: float) -> None:
         await store_floor(url, due, messages)
     else:
         async with delayq.connect(url) as client:
-            await store(client, kind, NAME, lambda first: due + first * APART - time.time(), messages, ONE_SCRIPT)
+            await store(
+                client,
+                kind,
+                NAME,
+                lambda first: due + first * APART - time.time(),
+                messages,
+                ONE_SCRIPT,
+            )
     if time.time() > due:
         raise AssertionError("messages came due before all were stored")
 
@@ -247,8 +274,12 @@ async def handle_all(url: str, way: str, messages: int) -> dict[str, float]:
 
 
 async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Handle messages that come due while others are pending behind, interleaving the numbers of pending messages."""
-    figures: dict[tuple[str, int], list[dict[str, float]]] = {(way, size): [] for way in FLAT for size in sizes}
+    """Handle messages that come due while others are pending behind, interleaving the numbers of
+    pending messages.
+    """
+    figures: dict[tuple[str, int], list[dict[str, float]]] = {
+        (way, size): [] for way in FLAT for size in sizes
+    }
     with Redis.from_url(url) as server:
         async with delayq.connect(url) as client:
             for kind in ("DelayedQueue", "ReliableQueue"):
@@ -258,7 +289,8 @@ async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, An
                 for (way, size), of_way in figures.items():
                     kind, handle, _ = WAYS[way]
                     run = Run(server, FLAT_MESSAGES, f"{kind} {size}", size)
-                    # Store them before they come due, or this process would move some before the measurement.
+                    # Store them before they come due, or this process would move some before the
+                    # measurement.
                     async with asyncio.timeout(FLAT_DELAY):
                         await store(client, kind, run.name, lambda _: FLAT_DELAY, FLAT_MESSAGES)
                     run.begin()
@@ -266,19 +298,31 @@ async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, An
                     # The first round only warms up.
                     if turn:
                         of_way.append(found)
-    return [{"way": way, "pending": size} | medians(found) for (way, size), found in figures.items()]
+    return [
+        {"way": way, "pending": size} | medians(found) for (way, size), found in figures.items()
+    ]
 
 
-ROLES: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {"offer": offer, "handle": handle_all, "flat": flat}
+ROLES: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
+    "offer": offer,
+    "handle": handle_all,
+    "flat": flat,
+}
 
 
-def draw(plt: Any, file: str, rows: list[dict[str, Any]], by_size: list[dict[str, Any]], footer: str) -> None:
-    figure, panels = plt.subplots(1, 2 if by_size else 1, figsize=(11.5 if by_size else 7, 3.6), squeeze=False)
+def draw(
+    plt: Any, file: str, rows: list[dict[str, Any]], by_size: list[dict[str, Any]], footer: str
+) -> None:
+    figure, panels = plt.subplots(
+        1, 2 if by_size else 1, figsize=(11.5 if by_size else 7, 3.6), squeeze=False
+    )
     left = panels[0][0]
     loop = rows[0]["loop"]
     shown = [row for row in rows if row["loop"] == loop]
     colours = [VERMILION if row["way"] == FLOOR else WAYS[row["way"]][2] for row in shown]
-    bars = left.barh([row["way"] for row in shown], [row["rate"] for row in shown], color=colours, height=0.6)
+    bars = left.barh(
+        [row["way"] for row in shown], [row["rate"] for row in shown], color=colours, height=0.6
+    )
     left.bar_label(bars, [f"{row['rate']:,.0f}" for row in shown], padding=3, fontsize=8)
     left.invert_yaxis()
     left.margins(x=0.15)
@@ -290,13 +334,23 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], by_size: list[dict[str
     if by_size:
         for way, marker in FLAT.items():
             points = [(row["pending"], row["script_us"]) for row in by_size if row["way"] == way]
-            panels[0][1].semilogx(*zip(*points, strict=True), color=WAYS[way][2], marker=marker, label=way)
+            panels[0][1].semilogx(
+                *zip(*points, strict=True), color=WAYS[way][2], marker=marker, label=way
+            )
         panels[0][1].set_ylim(bottom=0)
         panels[0][1].xaxis.set_major_formatter("{x:,.0f}")
-        panels[0][1].set_title("server µs in scripts per message, by number of pending messages", loc="left", fontsize=9.5)
+        panels[0][1].set_title(
+            "server µs in scripts per message, by number of pending messages",
+            loc="left",
+            fontsize=9.5,
+        )
         panels[0][1].legend(frameon=False, fontsize=8)
-    figure.suptitle("Messages taken and acknowledged by one process", x=0.012, ha="left", fontweight="bold")
-    figure.subplots_adjust(left=0.17 if by_size else 0.26, right=0.97, top=0.82, bottom=0.16, wspace=0.15)
+    figure.suptitle(
+        "Messages taken and acknowledged by one process", x=0.012, ha="left", fontweight="bold"
+    )
+    figure.subplots_adjust(
+        left=0.17 if by_size else 0.26, right=0.97, top=0.82, bottom=0.16, wspace=0.15
+    )
     save(figure, file, footer)
 
 
@@ -322,53 +376,94 @@ def main() -> None:
         return
     plt = plotter() if options.plot else None
     loops = [options.loop] if options.loop else LOOPS
-    runs: dict[tuple[str, str], list[dict[str, float]]] = {(way, loop): [] for loop in loops for way in (FLOOR, *WAYS)}
+    runs: dict[tuple[str, str], list[dict[str, float]]] = {
+        (way, loop): [] for loop in loops for way in (FLOOR, *WAYS)
+    }
     by_size: list[dict[str, Any]] = []
     with measured_server(options.server) as server:
         url = address(server, options.server)
         about = {
             "machine": machine(server),
-            "measured": f"{options.messages:,} messages of 100 bytes, all due; one process; medians of {options.runs}"
-            " interleaved runs; µs and scripts per message",
+            "measured": (
+                f"{options.messages:,} messages of 100 bytes, all due; one process; medians of"
+                f" {options.runs} interleaved runs; µs and scripts per message"
+            ),
         }
         stored, due = {}, 0.0
         for kind in (FLOOR, "DelayedQueue", "ReliableQueue"):
             server.execute_command("FLUSHALL", "SYNC")
             due = time.time() + 2 + options.messages / OFFERS_A_SECOND
-            result(start("deliver", role="offer", url=url, kind=kind, messages=options.messages, due=due))
+            result(
+                start(
+                    "deliver", role="offer", url=url, kind=kind, messages=options.messages, due=due
+                )
+            )
             stored[kind] = images(server)
         time.sleep(max(0.0, due + options.messages * APART + 0.1 - time.time()))
         for _ in range(options.runs):
             for (way, loop), values in runs.items():
                 put_back(server, stored[FLOOR if way == FLOOR else WAYS[way][0]])
-                sample = start("deliver", role="handle", url=url, way=way, messages=options.messages, loop=loop)
+                sample = start(
+                    "deliver", role="handle", url=url, way=way, messages=options.messages, loop=loop
+                )
                 values.append(result(sample, within=600))
         if options.flat is not None:
             server.execute_command("FLUSHALL", "SYNC")
-            given = {"sizes": options.flat or pending, "rounds": FLAT_ROUNDS * options.runs, "loop": loops[0]}
+            given = {
+                "sizes": options.flat or pending,
+                "rounds": FLAT_ROUNDS * options.runs,
+                "loop": loops[0],
+            }
             by_size = result(start("deliver", role="flat", url=url, **given), within=900)
     costs = (" client us", " script us", " server us")
-    columns = ("way                       ", "loop   ", " messages/s", " to floor", *costs, " scripts")
+    columns = (
+        "way                       ",
+        "loop   ",
+        " messages/s",
+        " to floor",
+        *costs,
+        " scripts",
+    )
     table = Table(about, columns, as_json=options.json)
     for (way, loop), values in runs.items():
-        ratios = [{"ratio": one["rate"] / floor["rate"]} for one, floor in zip(values, runs[FLOOR, loop], strict=True)]
+        ratios = [
+            {"ratio": one["rate"] / floor["rate"]}
+            for one, floor in zip(values, runs[FLOOR, loop], strict=True)
+        ]
         row = medians(values) | medians(ratios)
-        cells = [f"{row['rate']:,.0f}", f"{row['ratio']:.2f}", *shown(row, "client_us", "script_us", "server_us")]
+        cells = [
+            f"{row['rate']:,.0f}",
+            f"{row['ratio']:.2f}",
+            *shown(row, "client_us", "script_us", "server_us"),
+        ]
         table.add({"way": way, "loop": loop} | row, way, loop, *cells, f"{row['scripts']:.3f}")
     if by_size:
         about_size = {
-            "flat": f"\n{FLAT_MESSAGES:,} messages come due and are handled, by number of pending messages ({loops[0]}):"
+            "flat": (
+                f"\n{FLAT_MESSAGES:,} messages come due and are handled, by number of pending"
+                f" messages ({loops[0]}):"
+            )
         }
         heads = ("way                       ", "   pending", *costs, " to the least", " scripts")
         by_pending = Table(about_size, heads, as_json=options.json)
         least = {each["way"]: each["script_us"] for each in reversed(by_size)}
         for each in by_size:
             each["ratio"] = each["script_us"] / least[each["way"]]
-            cells = [*shown(each, "client_us", "script_us", "server_us"), f"{each['ratio']:.2f}", f"{each['scripts']:.3f}"]
+            cells = [
+                *shown(each, "client_us", "script_us", "server_us"),
+                f"{each['ratio']:.2f}",
+                f"{each['scripts']:.3f}",
+            ]
             by_pending.add(each, each["way"], f"{each['pending']:,}", *cells)
     table.end(**({"flat": by_size} if by_size else {}))
     if plt:
-        draw(plt, options.plot, table.rows, by_size, f"{about['machine']}. Medians of {options.runs} interleaved runs.")
+        draw(
+            plt,
+            options.plot,
+            table.rows,
+            by_size,
+            f"{about['machine']}. Medians of {options.runs} interleaved runs.",
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Measure the loss of messages when a server dies: ``python -m benchmarks.durability [options]``.
 
-Tasks offer to a ReliableQueue, each offering its next message when the previous one is acknowledged. After some seconds the
-server is killed (SIGKILL), restarted, and asked which of the acknowledged messages it has. *failover*: a replica is stopped
-for the last second, as if its link hung; then the master is killed and the replica promoted. "lost" are acknowledged offers that
-are gone; "unconfirmed" are offers whose promise was not kept, as their callers were told. Killing a process leaves the system's
-memory alone: a power failure would additionally take everything that was not synced to disk.
+Tasks offer to a ReliableQueue, each offering its next message when the previous one is
+acknowledged. After some seconds the server is killed (SIGKILL), restarted, and asked which of the
+acknowledged messages it has. *failover*: a replica is stopped for the last second, as if its link
+hung; then the master is killed and the replica promoted. "lost" are acknowledged offers that are
+gone; "unconfirmed" are offers whose promise was not kept, as their callers were told. Killing a
+process leaves the system's memory alone: a power failure would additionally take everything that
+was not synced to disk.
 """
 
 from __future__ import annotations
@@ -25,7 +27,16 @@ from tests.support.servers import Kind, PrivateServer, find_kinds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COLUMNS = ("setting             ", "durability", "  offers/s", " p50 ms", " p99 ms", " offered", "    lost", " unconfirmed")
+COLUMNS = (
+    "setting             ",
+    "durability",
+    "  offers/s",
+    " p50 ms",
+    " p99 ms",
+    " offered",
+    "    lost",
+    " unconfirmed",
+)
 STALLED = 1.0
 
 
@@ -88,10 +99,15 @@ async def measured(way: Way, kind: Kind, seconds: float, tasks: int) -> dict[str
             replica.start()
             with admin(replica) as redis:
                 redis.execute_command("REPLICAOF", "127.0.0.1", server.port)
-                wait_for(lambda: redis.info("replication")["master_link_status"] == "up", "the replica's link")
+                wait_for(
+                    lambda: redis.info("replication")["master_link_status"] == "up",
+                    "the replica's link",
+                )
         try:
             async with delayq.connect(server.url) as client:
-                queue: delayq.ReliableQueue[str] = client.reliable_queue("jobs", durability=way.durability)
+                queue: delayq.ReliableQueue[str] = client.reliable_queue(
+                    "jobs", durability=way.durability
+                )
                 loading, started = asyncio.create_task(load.run(queue, tasks)), time.perf_counter()
                 await asyncio.sleep(seconds)
                 if replica is not None:
@@ -125,11 +141,19 @@ async def measured(way: Way, kind: Kind, seconds: float, tasks: int) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--runs", type=int, default=3, help="number of interleaved runs; medians are reported")
-    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of offers before the server dies")
-    parser.add_argument("--tasks", type=int, default=100, help="number of tasks that offer concurrently")
+    parser.add_argument(
+        "--runs", type=int, default=3, help="number of interleaved runs; medians are reported"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="seconds of offers before the server dies"
+    )
+    parser.add_argument(
+        "--tasks", type=int, default=100, help="number of tasks that offer concurrently"
+    )
     options = parser.parse_args()
     # The server's death is expected.
     logging.disable(logging.WARNING)
@@ -138,7 +162,10 @@ def main() -> None:
     with PrivateServer(kind) as server, admin(server) as redis:
         about = {
             "machine": machine(redis),
-            "what": f"{options.tasks} tasks offer for {options.seconds:g} s; medians of {options.runs} interleaved runs",
+            "what": (
+                f"{options.tasks} tasks offer for {options.seconds:g} s; medians of {options.runs}"
+                " interleaved runs"
+            ),
         }
     for _ in range(options.runs):
         for way in WAYS:
@@ -148,7 +175,12 @@ def main() -> None:
         row = {name: median(one[name] for one in samples) for name in samples[0]}
         cells = [f"{row['rate']:,.0f}", f"{row['p50']:.1f}", f"{row['p99']:.1f}"]
         cells += [f"{row[name]:,.0f}" for name in ("offered", "lost", "unconfirmed")]
-        table.add({"setting": way.name, "durability": way.durability} | row, way.name, way.durability, *cells)
+        table.add(
+            {"setting": way.name, "durability": way.durability} | row,
+            way.name,
+            way.durability,
+            *cells,
+        )
     table.end()
 
 

@@ -1,14 +1,17 @@
 """Measure what an idle client costs: ``python -m benchmarks.idle [options]``.
 
-One client has 1 to 1,000 open queues, each with a message that is due in an hour. A caller waits on every queue (``claim`` on a
-reliable one, ``take`` on a delayed one), but on 100 delayed queues at most, because each of those blocks a connection. Once
-all is quiet, the benchmark counts everything for 20 s. "nobody" is the same process without a client. Every sample is a process
-of its own. Samples are interleaved, and the medians of the runs are shown. A run takes four minutes with the defaults.
+One client has 1 to 1,000 open queues, each with a message that is due in an hour. A caller waits on
+every queue (``claim`` on a reliable one, ``take`` on a delayed one), but on 100 delayed queues at
+most, because each of those blocks a connection. Once all is quiet, the benchmark counts everything
+for 20 s. "nobody" is the same process without a client. Every sample is a process of its own.
+Samples are interleaved, and the medians of the runs are shown. A run takes four minutes with the
+defaults.
 
-Per second: "trips" are the round trips that the client reports. "sent" are the commands that clients sent, from the server's
-``commandstats``: only those that no script calls (evalsha, ping, blmove and the like), because it also counts scripts' commands.
-"timer" is how often the client's timer woke up, "turns" counts those of the event loop, "switches" the process's voluntary
-context switches. CPU is in percent of one processor.
+Per second: "trips" are the round trips that the client reports. "sent" are the commands that
+clients sent, from the server's ``commandstats``: only those that no script calls (evalsha, ping,
+blmove and the like), because it also counts scripts' commands. "timer" is how often the client's
+timer woke up, "turns" counts those of the event loop, "switches" the process's voluntary context
+switches. CPU is in percent of one processor.
 """
 
 from __future__ import annotations
@@ -66,8 +69,16 @@ async def counted(server: Any, seconds: float, client: delayq.Client | None) -> 
     await asyncio.sleep(seconds)
     after, took = snapshot(), time.perf_counter() - at
     spent = Counts.of(server).since(counts)
-    trips, timer, loop_turns, switches, cpu = (now - then for now, then in zip(after, before, strict=True))
-    figures = {"trips": trips, "sent": spent.sent, "timer": timer, "turns": loop_turns, "switches": switches}
+    trips, timer, loop_turns, switches, cpu = (
+        now - then for now, then in zip(after, before, strict=True)
+    )
+    figures = {
+        "trips": trips,
+        "sent": spent.sent,
+        "timer": timer,
+        "turns": loop_turns,
+        "switches": switches,
+    }
     figures |= {"cpu": cpu * 100, "server_cpu": spent.cpu_us / 1e4}
     # One connection is this process's own, and one the main process's.
     connections = server.info("clients")["connected_clients"] - 2
@@ -119,7 +130,13 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     for panel, (name, title) in zip(panels, titles.items(), strict=True):
         for kind, (colour, marker, dashes) in LOOKS.items():
             points = [(row["queues"], row[name]) for row in rows if row["kind"] == kind]
-            panel.semilogx(*zip(*points, strict=True), color=colour, marker=marker, linestyle=dashes, label=kind)
+            panel.semilogx(
+                *zip(*points, strict=True),
+                color=colour,
+                marker=marker,
+                linestyle=dashes,
+                label=kind,
+            )
         panel.set_ylim(0, 1.15 * max(row[name] for row in rows) or 1)
         panel.minorticks_off()
         panel.xaxis.set_major_formatter("{x:,.0f}")
@@ -133,8 +150,12 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
 
 def main() -> None:
     parser = new_parser(__doc__)
-    parser.add_argument("--queues", type=int, nargs="+", default=[1, 10, 100, 1000], help="numbers of open queues")
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long to observe the client, in seconds")
+    parser.add_argument(
+        "--queues", type=int, nargs="+", default=[1, 10, 100, 1000], help="numbers of open queues"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="how long to observe the client, in seconds"
+    )
     options = parser.parse_args()
     if options.sample:
         be_sample(options.sample, {"idle": idle})
@@ -146,24 +167,53 @@ def main() -> None:
         url = address(server, options.server)
         about = {
             "machine": machine(server),
-            "measured": f"one client, idle for {options.seconds:g} s; a message due in an hour in each queue;"
-            f" medians of {options.runs} interleaved runs; figures per second",
+            "measured": (
+                f"one client, idle for {options.seconds:g} s; a message due in an hour in each"
+                f" queue; medians of {options.runs} interleaved runs; figures per second"
+            ),
         }
         for _ in range(options.runs):
             for (kind, queues), values in runs.items():
                 server.execute_command("FLUSHALL", "SYNC")
-                sample = start("idle", role="idle", url=url, kind=kind, queues=queues, seconds=options.seconds)
+                sample = start(
+                    "idle", role="idle", url=url, kind=kind, queues=queues, seconds=options.seconds
+                )
                 values.append(result(sample, within=options.seconds + 2 * PATIENCE))
-    columns = ("kind         ", "  queues", " waiting", "  trips", "   sent", "  timer", "  turns", " switches")
-    table = Table(about, (*columns, "  CPU %", " server CPU %", " connections"), as_json=options.json)
+    columns = (
+        "kind         ",
+        "  queues",
+        " waiting",
+        "  trips",
+        "   sent",
+        "  timer",
+        "  turns",
+        " switches",
+    )
+    table = Table(
+        about, (*columns, "  CPU %", " server CPU %", " connections"), as_json=options.json
+    )
     for (kind, queues), values in runs.items():
         row = medians(values)
-        cells = [f"{row[name]:.2f}" for name in ("trips", "sent", "timer", "turns", "switches", "cpu", "server_cpu")]
+        cells = [
+            f"{row[name]:.2f}"
+            for name in ("trips", "sent", "timer", "turns", "switches", "cpu", "server_cpu")
+        ]
         facts = (f"{queues:,}", f"{row['waiting']:,.0f}")
-        table.add({"kind": kind, "queues": queues} | row, kind, *facts, *cells, f"{row['connections']:.0f}")
+        table.add(
+            {"kind": kind, "queues": queues} | row,
+            kind,
+            *facts,
+            *cells,
+            f"{row['connections']:.0f}",
+        )
     table.end()
     if plt:
-        draw(plt, options.plot, table.rows, f"{about['machine']}. Medians of {options.runs} interleaved runs.")
+        draw(
+            plt,
+            options.plot,
+            table.rows,
+            f"{about['machine']}. Medians of {options.runs} interleaved runs.",
+        )
 
 
 if __name__ == "__main__":

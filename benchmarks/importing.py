@@ -1,7 +1,9 @@
-"""Measure the time that ``import delayq`` takes, beside its dependencies: ``python -m benchmarks.importing [--runs N] [--json]``.
+"""Measure the time that ``import delayq`` takes, beside its dependencies: ``python -m
+benchmarks.importing [--runs N] [--json]``.
 
-Each import runs in an interpreter of its own, interleaved with the others, with its byte code on disk. Times are milliseconds of
-processor time of that process, so other load has little effect. "connect" also creates a client, which loads redis-py.
+Each import runs in an interpreter of its own, interleaved with the others, with its byte code on
+disk. Times are milliseconds of processor time of that process, so other load has little effect.
+"connect" also creates a client, which loads redis-py.
 """
 
 from __future__ import annotations
@@ -26,13 +28,19 @@ TIMED = "import time; begun = time.process_time(); {}; print((time.process_time(
 def measured(program: str) -> float:
     command = [sys.executable, "-c", TIMED.format(program)]
     # As for users: compiled once.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return float(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
+    return float(
+        subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("--runs", type=int, default=15, help="number of runs of each import; default: 15")
+    parser.add_argument(
+        "--runs", type=int, default=15, help="number of runs of each import; default: 15"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     for program in PROGRAMS.values():
@@ -41,10 +49,19 @@ def main() -> None:
     for _ in range(options.runs):
         for name, program in PROGRAMS.items():
             times[name].append(measured(program))
-    table = Table({"machine": machine()}, ["import".ljust(14), "median ms".rjust(10), "least ms".rjust(10)], as_json=options.json)
+    table = Table(
+        {"machine": machine()},
+        ["import".ljust(14), "median ms".rjust(10), "least ms".rjust(10)],
+        as_json=options.json,
+    )
     for name, found in times.items():
         median, least = statistics.median(found), min(found)
-        table.add({"import": name, "median": median, "least": least}, name, f"{median:.0f}", f"{least:.0f}")
+        table.add(
+            {"import": name, "median": median, "least": least},
+            name,
+            f"{median:.0f}",
+            f"{least:.0f}",
+        )
     table.end()
 
 

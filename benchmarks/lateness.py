@@ -1,10 +1,12 @@
-"""Measure how late messages arrive: ``python -m benchmarks.lateness [--json] [--plot FILE] [--runs 5]``.
+"""Measure how late messages arrive: ``python -m benchmarks.lateness [--json] [--plot FILE] [--runs
+5]``.
 
-Lateness runs from a message's due time to the first line of its handler, in ms, by the clock of one machine. "spread": 2,000
-messages, offered beforehand, are due at random within 10 s. "steady": a producer process offers 10,000 a second, each due a
-second later, for 5 s. The floor is the best anyone can do: one timer, one script that takes due messages, no queue; with the
-event loop's own timer, and with a timerfd. Every sample is a process of its own. Samples are interleaved, and the medians of the
-runs are shown.
+Lateness runs from a message's due time to the first line of its handler, in ms, by the clock of one
+machine. "spread": 2,000 messages, offered beforehand, are due at random within 10 s. "steady": a
+producer process offers 10,000 a second, each due a second later, for 5 s. The floor is the best
+anyone can do: one timer, one script that takes due messages, no queue; with the event loop's own
+timer, and with a timerfd. Every sample is a process of its own. Samples are interleaved, and the
+medians of the runs are shown.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ WAYS = {
     "DelayedQueue": BLUE,
     "ReliableQueue": GREEN,
 }
-# Remove due messages and return them with their due times, and the time until the next one, microseconds.
+# Remove due messages and return them with their due times, and the time until the next one,
+# microseconds.
 TAKE_DUE = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -55,11 +58,15 @@ async def floor(url: str, way: str) -> list[float]:
     loop: Any = asyncio.get_running_loop()
     late, rang = list[float](), asyncio.Event()
     context = contextvars.copy_context()
-    waker = new_wakeup(loop, context, rang) if way.endswith("timerfd") else LoopWakeup(loop, context)
+    waker = (
+        new_wakeup(loop, context, rang) if way.endswith("timerfd") else LoopWakeup(loop, context)
+    )
     async with Redis.from_url(url) as redis:
         script = redis.register_script(TAKE_DUE)
         base = time.time()
-        await redis.zadd("floor", {str(n): (base + delay) * 1e6 for n, delay in enumerate(random_delays())})
+        await redis.zadd(
+            "floor", {str(n): (base + delay) * 1e6 for n, delay in enumerate(random_delays())}
+        )
         while len(late) < SPREAD:
             found, wait_us = await script(keys=["floor"])
             arrived = time.time()
@@ -85,7 +92,9 @@ async def spread(url: str, way: str) -> list[float]:
                     break
         else:
             jobs: delayq.ReliableQueue[int] = client.reliable_queue("late")
-            await jobs.offer_many([delayq.Offer(n, delay=delay) for n, delay in enumerate(random_delays())])
+            await jobs.offer_many(
+                [delayq.Offer(n, delay=delay) for n, delay in enumerate(random_delays())]
+            )
             async for message in jobs:
                 late.append((time.time() - message.due_at.timestamp()) * 1000)
                 await message.ack()
@@ -95,7 +104,10 @@ async def spread(url: str, way: str) -> list[float]:
 
 
 async def produce(url: str, way: str) -> list[float]:
-    """Offer at a steady rate. Return each due time, seconds since the epoch, or nothing where the consumer knows it."""
+    """Offer at a steady rate.
+
+    Return each due time, seconds since the epoch, or nothing where the consumer knows it.
+    """
     at_once, due = int(STEADY * PACE_S), list[float]()
     async with delayq.connect(url) as client:
         queue: delayq.DelayedQueue[int] = client.delayed_queue("steady")
@@ -113,7 +125,10 @@ async def produce(url: str, way: str) -> list[float]:
 
 
 async def consume(url: str, way: str) -> list[float]:
-    """Take what is produced. Return the latenesses in ms; for a delayed queue, the arrival times, seconds since the epoch."""
+    """Take what is produced.
+
+    Return the latenesses in ms; for a delayed queue, the arrival times, seconds since the epoch.
+    """
     count = int(STEADY * STEADY_S)
     async with delayq.connect(url) as client:
         if way == "DelayedQueue":
@@ -143,7 +158,13 @@ ROLES = {"spread": spread, "floor": floor, "produce": produce, "consume": consum
 def figures(late: list[float]) -> dict[str, float]:
     late.sort()
     p50, p90, p99 = (quantile(late, part) for part in (0.5, 0.9, 0.99))
-    return {"p50": p50, "p90": p90, "p99": p99, "max": late[-1], "early": sum(one < 0 for one in late)}
+    return {
+        "p50": p50,
+        "p90": p90,
+        "p99": p99,
+        "max": late[-1],
+        "early": sum(one < 0 for one in late),
+    }
 
 
 def run_sample(server: Any, url: str, load: str, way: str, loop: str) -> dict[str, float]:
@@ -154,7 +175,9 @@ def run_sample(server: Any, url: str, load: str, way: str, loop: str) -> dict[st
     consumer = start("lateness", role="consume", url=url, way=way, loop=loop)
     producer = start("lateness", role="produce", url=url, way=way, loop=loop)
     due, came = result(producer), result(consumer)
-    return figures([(at - then) * 1000 for at, then in zip(came, due, strict=True)] if due else came)
+    return figures(
+        [(at - then) * 1000 for at, then in zip(came, due, strict=True)] if due else came
+    )
 
 
 def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
@@ -162,10 +185,30 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     figure, axes = plt.subplots(figsize=(8.6, 0.5 * len(shown) + 1.5))
     for place, row in enumerate(shown):
         colour = WAYS[row["way"]]
-        axes.plot([row["p50"], row["p99"]], [place, place], color=colour, linewidth=5, solid_capstyle="butt", alpha=0.45)
+        axes.plot(
+            [row["p50"], row["p99"]],
+            [place, place],
+            color=colour,
+            linewidth=5,
+            solid_capstyle="butt",
+            alpha=0.45,
+        )
         axes.plot([row["p50"]], [place], marker="o", color=colour)
-        axes.annotate(f"{row['p50']:.2f}", (row["p50"], place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
-        axes.annotate(f"{row['p99']:.2f}", (row["p99"], place), (4, -3), textcoords="offset points", fontsize=8)
+        axes.annotate(
+            f"{row['p50']:.2f}",
+            (row["p50"], place),
+            (0, 7),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+        )
+        axes.annotate(
+            f"{row['p99']:.2f}",
+            (row["p99"], place),
+            (4, -3),
+            textcoords="offset points",
+            fontsize=8,
+        )
     axes.set_yticks(range(len(shown)), [f"{row['way']}, {row['loop']}" for row in shown])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
@@ -177,10 +220,18 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--plot", metavar="FILE", help="also plot the results to FILE (.svg or .png); needs matplotlib")
-    parser.add_argument("--runs", type=int, default=5, help="number of interleaved runs; the median is reported")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="also plot the results to FILE (.svg or .png); needs matplotlib",
+    )
+    parser.add_argument(
+        "--runs", type=int, default=5, help="number of interleaved runs; the median is reported"
+    )
     parser.add_argument("--load", choices=["spread", "steady"], help="measure only this load")
     add_server_option(parser)
     parser.add_argument("--sample", help=argparse.SUPPRESS)
@@ -203,23 +254,47 @@ def main() -> None:
     with measured_server(options.server) as server:
         about = {
             "machine": machine(server),
-            "measured": f"{SPREAD:,} messages within {SPREAD_S:g} s; {STEADY:,} per second for {STEADY_S:g} s;"
-            f" ms from due to handled; medians of {options.runs} interleaved runs",
+            "measured": (
+                f"{SPREAD:,} messages within {SPREAD_S:g} s; {STEADY:,} per second for {STEADY_S:g}"
+                f" s; ms from due to handled; medians of {options.runs} interleaved runs"
+            ),
         }
-        columns = ("load  ", "way                ", "loop   ", "  p50", "   p90", "   p99", "    max", "early")
+        columns = (
+            "load  ",
+            "way                ",
+            "loop   ",
+            "  p50",
+            "   p90",
+            "   p99",
+            "    max",
+            "early",
+        )
         url = options.server or "unix://" + server.connection_pool.connection_kwargs["path"]
-        runs: dict[tuple[str, str, str], list[dict[str, float]]] = {sample: [] for sample in samples}
+        runs: dict[tuple[str, str, str], list[dict[str, float]]] = {
+            sample: [] for sample in samples
+        }
         for _ in range(options.runs):
             for sample in samples:
                 runs[sample].append(run_sample(server, url, *sample))
         table = Table(about, columns, as_json=options.json)
         for (load, way, loop), values in runs.items():
             row = medians(values)
-            cells = (f"{row['p50']:.2f}", f"{row['p90']:.2f}", f"{row['p99']:.2f}", f"{row['max']:.2f}", f"{row['early']:.0f}")
+            cells = (
+                f"{row['p50']:.2f}",
+                f"{row['p90']:.2f}",
+                f"{row['p99']:.2f}",
+                f"{row['max']:.2f}",
+                f"{row['early']:.0f}",
+            )
             table.add({"load": load, "way": way, "loop": loop} | row, load, way, loop, *cells)
     table.end()
     if plt:
-        draw(plt, options.plot, table.rows, f"{about['machine']}. {SPREAD:,} messages; medians of {options.runs} runs.")
+        draw(
+            plt,
+            options.plot,
+            table.rows,
+            f"{about['machine']}. {SPREAD:,} messages; medians of {options.runs} runs.",
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Measure what a migration costs the server: ``python -m benchmarks.migrate [--json] [--records 1000000] [--url URL]``.
+"""Measure what a migration costs the server: ``python -m benchmarks.migrate [--json] [--records
+1000000] [--url URL]``.
 
-This runs on a private server, or on an empty one of yours, whose key ``benchmark`` and slow log are used. It measures how long
-the migration of an old Redisson's records takes, with payloads of 100 bytes, and how long its steps block the server. The times
-of steps are the server's own (``INFO commandstats``, ``SLOWLOG``).
+This runs on a private server, or on an empty one of yours, whose key ``benchmark`` and slow log are
+used. It measures how long the migration of an old Redisson's records takes, with payloads of 100
+bytes, and how long its steps block the server. The times of steps are the server's own (``INFO
+commandstats``, ``SLOWLOG``).
 """
 
 from __future__ import annotations
@@ -32,8 +34,13 @@ def fill(server: Redis, records: int) -> None:
     """Store messages as Redisson did before 3.21.1, in random order of due time."""
     chance = random.Random(1)
     for first in range(0, records, 1000):
-        some = [chance.randbytes(8) + struct.pack("<Q", 100) + b"x" * 100 for _ in range(first, min(first + 1000, records))]
-        server.zadd(KEYS.timeout, {record: 1_900_000_000_000 + chance.randrange(10**9) for record in some})
+        some = [
+            chance.randbytes(8) + struct.pack("<Q", 100) + b"x" * 100
+            for _ in range(first, min(first + 1000, records))
+        ]
+        server.zadd(
+            KEYS.timeout, {record: 1_900_000_000_000 + chance.randrange(10**9) for record in some}
+        )
         server.rpush(KEYS.ordered, *some)
 
 
@@ -57,7 +64,11 @@ def measure(server: Any, url: str, records: int) -> dict[str, Any]:
     result = asyncio.run(run(url))
     seconds = time.perf_counter() - started
     calls = server.info("commandstats")["cmdstat_evalsha"]
-    slow = [entry["duration"] / 1000 for entry in server.slowlog_get(100_000) if entry["command"].startswith(b"EVALSHA")]
+    slow = [
+        entry["duration"] / 1000
+        for entry in server.slowlog_get(100_000)
+        if entry["command"].startswith(b"EVALSHA")
+    ]
     server.delete(KEYS.timeout, KEYS.ordered)
     return {
         "records": records,
@@ -71,7 +82,9 @@ def measure(server: Any, url: str, records: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments.add_argument("--records", type=int, default=1_000_000)
     arguments.add_argument("--url", help="use this server instead of a private one")

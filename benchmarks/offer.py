@@ -1,14 +1,17 @@
 """Measure offers, by how many callers wait at once: ``python -m benchmarks.offer [options]``.
 
-Messages of 100 bytes are due in an hour. 1, 10, 100 and 1,000 tasks each offer one message after another, awaiting each; and
-``offer_many`` offers 1,000. The floor is a script that reads the clock and adds one member: called by redis-py in a bare loop;
-from 1,000 tasks; by hand, where waiting offers share a script and nothing else is done; and by the server's own benchmark program
-in C. Single offers are interleaved in one process with that bare loop, and with a loop over the very script that they call, in
-slices of 2,000 calls: the ratio to the bare loop is the median over the slices. Every other sample is a process of its own.
-Samples are interleaved, and the medians of the runs are shown.
+Messages of 100 bytes are due in an hour. 1, 10, 100 and 1,000 tasks each offer one message after
+another, awaiting each; and ``offer_many`` offers 1,000. The floor is a script that reads the clock
+and adds one member: called by redis-py in a bare loop; from 1,000 tasks; by hand, where waiting
+offers share a script and nothing else is done; and by the server's own benchmark program in C.
+Single offers are interleaved in one process with that bare loop, and with a loop over the very
+script that they call, in slices of 2,000 calls: the ratio to the bare loop is the median over the
+slices. Every other sample is a process of its own. Samples are interleaved, and the medians of the
+runs are shown.
 
-"client" is the processor time of the process that offers, "script" the server's time in scripts, "server" all of its
-processor time, in µs per offer. ``--flat`` adds how offers by 100 tasks depend on how many messages are pending.
+"client" is the processor time of the process that offers, "script" the server's time in scripts,
+"server" all of its processor time, in µs per offer. ``--flat`` adds how offers by 100 tasks depend
+on how many messages are pending.
 """
 
 from __future__ import annotations
@@ -99,7 +102,9 @@ def check(stored: int, offered: int) -> None:
 
 
 async def from_tasks(step: Step, tasks: int, count: int) -> list[Any]:
-    """Take ``count`` steps, spread over tasks that each take one after another. Return the results."""
+    """Take ``count`` steps, spread over tasks that each take one after another. Return the
+    results.
+    """
 
     async def caller() -> list[Any]:
         return [await step() for _ in range(count // tasks)]
@@ -122,7 +127,9 @@ async def bare_script(redis: AsyncRedis) -> Step:
 
 
 async def own_script(redis: AsyncRedis, kind: str) -> Step:
-    """Return a function that calls the script of a queue's single offer exactly as the queue does, on a queue of another name."""
+    """Return a function that calls the script of a queue's single offer exactly as the queue does,
+    on a queue of another name.
+    """
     serial = 0
     if kind == "DelayedQueue":
         delayed = DelayedKeys.of("bare delayed")
@@ -150,12 +157,23 @@ async def own_script(redis: AsyncRedis, kind: str) -> Step:
 
 
 async def one_by_one(url: str) -> dict[str, dict[str, float]]:
-    """Interleave single offers with the bare loop. Each figure, and the ratio, is the median of the slices."""
+    """Interleave single offers with the bare loop.
+
+    Each figure, and the ratio, is the median of the slices.
+    """
     with Redis.from_url(url) as server:
-        async with delayq.connect(url) as client, AsyncRedis.from_url(url, single_connection_client=True) as redis:
+        async with (
+            delayq.connect(url) as client,
+            AsyncRedis.from_url(url, single_connection_client=True) as redis,
+        ):
             queues = {kind: Queue(client, kind, kind) for kind in KINDS}
-            steps = {BARE: await bare_script(redis)} | {kind: queue.offer for kind, queue in queues.items()}
-            steps |= {f"{kind}, its script in a bare loop": await own_script(redis, kind) for kind in KINDS}
+            steps = {BARE: await bare_script(redis)} | {
+                kind: queue.offer for kind, queue in queues.items()
+            }
+            steps |= {
+                f"{kind}, its script in a bare loop": await own_script(redis, kind)
+                for kind in KINDS
+            }
             slices: dict[str, list[dict[str, float]]] = {way: [] for way in steps}
             for step in steps.values():
                 await from_tasks(step, 1, SLICE // 10)
@@ -170,7 +188,10 @@ async def one_by_one(url: str) -> dict[str, dict[str, float]]:
     for of_way in slices.values():
         for one, bare in zip(of_way, slices[BARE], strict=True):
             one["ratio"] = one["rate"] / bare["rate"]
-    return {f"{way}, one by one" if way in KINDS else way: medians(of_way) for way, of_way in slices.items()}
+    return {
+        f"{way}, one by one" if way in KINDS else way: medians(of_way)
+        for way, of_way in slices.items()
+    }
 
 
 async def at_once(url: str, kind: str, tasks: int, offers: int) -> dict[str, float]:
@@ -217,7 +238,10 @@ async def by_hand(url: str, offers: int) -> dict[str, float]:
 
 
 async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Offer to queues with different numbers of pending messages, interleaved. Each round cancels its own offers."""
+    """Offer to queues with different numbers of pending messages, interleaved.
+
+    Each round cancels its own offers.
+    """
     rows: list[dict[str, Any]] = []
     with Redis.from_url(url) as server:
         async with delayq.connect(url) as client:
@@ -236,7 +260,10 @@ async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, An
                         check(sum(await asyncio.gather(*map(queue.cancel, offered))), FLAT_OFFERS)
                 for size, queue in queues.items():
                     check(await queue.size(), size)
-                rows += [{"kind": kind, "pending": size} | medians(of_size) for size, of_size in figures.items()]
+                rows += [
+                    {"kind": kind, "pending": size} | medians(of_size)
+                    for size, of_size in figures.items()
+                ]
                 server.execute_command("FLUSHALL", "SYNC")
     return rows
 
@@ -244,17 +271,33 @@ async def flat(url: str, sizes: Sequence[int], rounds: int) -> list[dict[str, An
 def in_c(server: Any, program: str, offers: int) -> dict[str, float]:
     """Call the floor's script with the benchmark program that comes with the server."""
     where = server.connection_pool.connection_kwargs
-    to = ["-s", where["path"]] if "path" in where else ["-h", where["host"], "-p", str(where["port"])]
-    what = ["EVALSHA", server.script_load(ADD), "1", "floor", str(int(DELAY * 1e6)), "__rand_int__" + VALUE[:88]]
+    to = (
+        ["-s", where["path"]]
+        if "path" in where
+        else ["-h", where["host"], "-p", str(where["port"])]
+    )
+    what = [
+        "EVALSHA",
+        server.script_load(ADD),
+        "1",
+        "floor",
+        str(int(DELAY * 1e6)),
+        "__rand_int__" + VALUE[:88],
+    ]
     settings = ["-c", str(CONNECTIONS), "-P", "1", "-n", str(offers), "-r", "1000000000", "--csv"]
     before, meter = resource.getrusage(resource.RUSAGE_CHILDREN), Meter(server)
-    done = subprocess.run([program, *to, *settings, *what], check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [program, *to, *settings, *what], check=True, capture_output=True, text=True, timeout=120
+    )
     figures, after = meter.read(offers), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     # Some numbers occur twice.
     if not offers * 0.99 < server.zcard("floor") <= offers:
         raise AssertionError("not all messages are stored")
-    return figures | {"rate": float(list(csv.reader(done.stdout.splitlines()))[-1][1]), "client_us": cpu * 1e6 / offers}
+    return figures | {
+        "rate": float(list(csv.reader(done.stdout.splitlines()))[-1][1]),
+        "client_us": cpu * 1e6 / offers,
+    }
 
 
 ROLES: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
@@ -266,7 +309,9 @@ ROLES: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
 }
 
 
-def one_run(server: Any, url: str, loop: str, offers: int, program: str | None) -> dict[str, dict[str, float]]:
+def one_run(
+    server: Any, url: str, loop: str, offers: int, program: str | None
+) -> dict[str, dict[str, float]]:
     """Measure every way once."""
 
     def sample(role: str, **given: Any) -> Any:
@@ -276,7 +321,9 @@ def one_run(server: Any, url: str, loop: str, offers: int, program: str | None) 
     rows: dict[str, dict[str, float]] = sample("one_by_one")
     for kind in KINDS:
         for tasks in TASKS:
-            rows[f"{kind}, {tasks:,} at once"] = sample("at_once", kind=kind, tasks=tasks, offers=offers)
+            rows[f"{kind}, {tasks:,} at once"] = sample(
+                "at_once", kind=kind, tasks=tasks, offers=offers
+            )
         rows[f"{kind}, offer_many({MANY:,})"] = sample("at_once", kind=kind, tasks=0, offers=offers)
     rows[POOLED] = sample("pooled", offers=offers)
     rows[BY_HAND] = sample("by_hand", offers=offers)
@@ -288,28 +335,50 @@ def one_run(server: Any, url: str, loop: str, offers: int, program: str | None) 
     return rows
 
 
-def draw(plt: Any, file: str, rows: list[dict[str, Any]], by_size: list[dict[str, Any]], footer: str) -> None:
-    figure, panels = plt.subplots(1, 2 if by_size else 1, figsize=(10.4 if by_size else 6.6, 4.2), squeeze=False)
+def draw(
+    plt: Any, file: str, rows: list[dict[str, Any]], by_size: list[dict[str, Any]], footer: str
+) -> None:
+    figure, panels = plt.subplots(
+        1, 2 if by_size else 1, figsize=(10.4 if by_size else 6.6, 4.2), squeeze=False
+    )
     left = panels[0][0]
     loop = next(row["loop"] for row in rows if row["way"] == BARE)
     found = {row["way"]: row["rate"] for row in rows if row["loop"] in (loop, "-")}
     ends = ["one by one", *(f"{tasks:,} at once" for tasks in TASKS), f"offer_many({MANY:,})"]
     looks = {"DelayedQueue": (BLUE, "o"), "ReliableQueue": (GREEN, "s")}
     for kind, (colour, marker) in looks.items():
-        left.plot(range(len(ends)), [found[f"{kind}, {end}"] for end in ends], color=colour, marker=marker, label=kind)
-    floors = ((BARE, "--", VERMILION), (POOLED, ":", ORANGE), (IN_C, "-.", SKY), (BY_HAND, (0, (5, 1, 1, 1, 1, 1)), "#888888"))
+        left.plot(
+            range(len(ends)),
+            [found[f"{kind}, {end}"] for end in ends],
+            color=colour,
+            marker=marker,
+            label=kind,
+        )
+    floors = (
+        (BARE, "--", VERMILION),
+        (POOLED, ":", ORANGE),
+        (IN_C, "-.", SKY),
+        (BY_HAND, (0, (5, 1, 1, 1, 1, 1)), "#888888"),
+    )
     for name, dashes, colour in floors:
         if name in found:
             left.axhline(found[name], color=colour, linestyle=dashes, linewidth=1.4, label=name)
-    left.set_xticks(range(len(ends)), [end.replace(" at", "\nat").replace("(", "\n(").replace(" by", "\nby") for end in ends])
+    left.set_xticks(
+        range(len(ends)),
+        [end.replace(" at", "\nat").replace("(", "\n(").replace(" by", "\nby") for end in ends],
+    )
     left.set_title(f"offers per second, {loop}", loc="left", fontsize=9.5)
     left.legend(loc="upper left", frameon=False, fontsize=8)
     if by_size:
         for kind, (colour, marker) in looks.items():
             points = [(row["pending"], row["rate"]) for row in by_size if row["kind"] == kind]
-            panels[0][1].semilogx(*zip(*points, strict=True), color=colour, marker=marker, label=kind)
+            panels[0][1].semilogx(
+                *zip(*points, strict=True), color=colour, marker=marker, label=kind
+            )
         panels[0][1].set_title(
-            f"offers per second from {FLAT_TASKS} tasks, by number of pending messages", loc="left", fontsize=9.5
+            f"offers per second from {FLAT_TASKS} tasks, by number of pending messages",
+            loc="left",
+            fontsize=9.5,
         )
         panels[0][1].xaxis.set_major_formatter("{x:,.0f}")
         panels[0][1].legend(loc="upper left", frameon=False, fontsize=8)
@@ -317,13 +386,20 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], by_size: list[dict[str
         panel.set_ylim(bottom=0)
         panel.yaxis.set_major_formatter("{x:,.0f}")
     figure.suptitle("Concurrent offers share a call", x=0.012, ha="left", fontweight="bold")
-    figure.subplots_adjust(left=0.08 if by_size else 0.12, right=0.98, top=0.85, bottom=0.19, wspace=0.2)
+    figure.subplots_adjust(
+        left=0.08 if by_size else 0.12, right=0.98, top=0.85, bottom=0.19, wspace=0.2
+    )
     save(figure, file, footer)
 
 
 def main() -> None:
     parser = new_parser(__doc__)
-    parser.add_argument("--offers", type=int, default=20_000, help="number of offers in each sample with 10 tasks or more")
+    parser.add_argument(
+        "--offers",
+        type=int,
+        default=20_000,
+        help="number of offers in each sample with 10 tasks or more",
+    )
     parser.add_argument("--loop", choices=LOOPS, help="measure only this event loop")
     pending = [1000, 10_000, 100_000, 1_000_000]
     parser.add_argument(
@@ -348,19 +424,29 @@ def main() -> None:
         url = address(server, options.server)
         about = {
             "machine": machine(server),
-            "measured": f"messages of 100 bytes; {options.offers:,} offers, one by one in slices of {SLICE:,};"
-            f" medians of {options.runs} interleaved runs; µs per offer",
-            "c client": f"{program} -c {CONNECTIONS} -P 1"
-            if program
-            else "C client: NOT RUN, redis-benchmark is not on the PATH",
+            "measured": (
+                f"messages of 100 bytes; {options.offers:,} offers, one by one in slices of"
+                f" {SLICE:,}; medians of {options.runs} interleaved runs; µs per offer"
+            ),
+            "c client": (
+                f"{program} -c {CONNECTIONS} -P 1"
+                if program
+                else "C client: NOT RUN, redis-benchmark is not on the PATH"
+            ),
         }
         for _ in range(options.runs):
             for loop in loops:
-                for way, row in one_run(server, url, loop, options.offers, program if loop == loops[0] else None).items():
+                for way, row in one_run(
+                    server, url, loop, options.offers, program if loop == loops[0] else None
+                ).items():
                     runs.setdefault((way, "-" if way == IN_C else loop), []).append(row)
         if options.flat is not None:
             server.execute_command("FLUSHALL", "SYNC")
-            given = {"sizes": options.flat or pending, "rounds": FLAT_ROUNDS * options.runs, "loop": loops[0]}
+            given = {
+                "sizes": options.flat or pending,
+                "rounds": FLAT_ROUNDS * options.runs,
+                "loop": loops[0],
+            }
             by_size = result(start("offer", role="flat", url=url, **given), within=900)
     columns = (
         "way                                      ",
@@ -374,23 +460,56 @@ def main() -> None:
     table = Table(about, columns, as_json=options.json)
     # The floors first, then the rows of each kind.
     order = {way: place for place, way in enumerate((IN_C, BARE, POOLED, BY_HAND))}
-    for way, loop in sorted(runs, key=lambda at: (["-", *loops].index(at[1]), order.get(at[0], 9), at[0].partition(",")[0])):
+    for way, loop in sorted(
+        runs,
+        key=lambda at: (["-", *loops].index(at[1]), order.get(at[0], 9), at[0].partition(",")[0]),
+    ):
         row = medians(runs[way, loop])
         cells = [f"{row[name]:.1f}" for name in ("client_us", "script_us", "server_us")]
-        table.add({"way": way, "loop": loop} | row, way, loop, f"{row['rate']:,.0f}", f"{row['ratio']:.2f}", *cells)
+        table.add(
+            {"way": way, "loop": loop} | row,
+            way,
+            loop,
+            f"{row['rate']:,.0f}",
+            f"{row['ratio']:.2f}",
+            *cells,
+        )
     if by_size:
-        about_size = {"flat": "" if options.json else f"\n{FLAT_TASKS} tasks offer, by number of pending messages ({loops[0]}):"}
-        columns = ("kind          ", "   pending", "   offers/s", " to the least", " client us", " script us", " server us")
+        about_size = {
+            "flat": ""
+            if options.json
+            else f"\n{FLAT_TASKS} tasks offer, by number of pending messages ({loops[0]}):"
+        }
+        columns = (
+            "kind          ",
+            "   pending",
+            "   offers/s",
+            " to the least",
+            " client us",
+            " script us",
+            " server us",
+        )
         by_pending = Table(about_size, columns, as_json=options.json)
         least = {each["kind"]: each["rate"] for each in reversed(by_size)}
         for each in by_size:
             each["ratio"] = each["rate"] / least[each["kind"]]
             cells = [f"{each[name]:.1f}" for name in ("client_us", "script_us", "server_us")]
-            facts = (each["kind"], f"{each['pending']:,}", f"{each['rate']:,.0f}", f"{each['ratio']:.2f}")
+            facts = (
+                each["kind"],
+                f"{each['pending']:,}",
+                f"{each['rate']:,.0f}",
+                f"{each['ratio']:.2f}",
+            )
             by_pending.add(each, *facts, *cells)
     table.end(**({"flat": by_size} if by_size else {}))
     if plt:
-        draw(plt, options.plot, table.rows, by_size, f"{about['machine']}. Medians of {options.runs} interleaved runs.")
+        draw(
+            plt,
+            options.plot,
+            table.rows,
+            by_size,
+            f"{about['machine']}. Medians of {options.runs} interleaved runs.",
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Measure a partitioned queue on a cluster: ``python -m benchmarks.partitions [options]``.
 
-One process offers messages of 100 bytes, 1,000 at a time. Another then takes and acknowledges them in a plain loop. This is done
-with one queue on one master of a cluster, with a partitioned queue there, and with one on three masters. Runs are interleaved,
-and their medians are shown. "client" is that process's processor time, "server" that of the busiest master, "waits" how long the
-client's event loop had nothing to do, each in percent of the elapsed time. A client that never waits gains nothing from another
-master.
+One process offers messages of 100 bytes, 1,000 at a time. Another then takes and acknowledges them
+in a plain loop. This is done with one queue on one master of a cluster, with a partitioned queue
+there, and with one on three masters. Runs are interleaved, and their medians are shown. "client" is
+that process's processor time, "server" that of the busiest master, "waits" how long the client's
+event loop had nothing to do, each in percent of the elapsed time. A client that never waits gains
+nothing from another master.
 """
 
 from __future__ import annotations
@@ -54,10 +55,19 @@ class TimedSelector(selectors.DefaultSelector):
 
 
 async def work(
-    selector: TimedSelector, url: str, what: str, partitions: int | None, count: int, pids: Sequence[int]
+    selector: TimedSelector,
+    url: str,
+    what: str,
+    partitions: int | None,
+    count: int,
+    pids: Sequence[int],
 ) -> dict[str, float]:
     async with delayq.connect(url) as client:
-        queue: Any = client.reliable_queue("jobs") if partitions is None else client.reliable_queue("jobs", partitions=partitions)
+        queue: Any = (
+            client.reliable_queue("jobs")
+            if partitions is None
+            else client.reliable_queue("jobs", partitions=partitions)
+        )
         await queue.stats()
         before, waited = [ticks(pid) for pid in pids], selector.waited
         started, own = time.perf_counter(), time.process_time()
@@ -91,11 +101,22 @@ def measured(*args: Any) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--runs", type=int, default=5, help="number of interleaved runs; medians are reported")
-    parser.add_argument("--messages", type=int, default=30_000, help="number of messages in each run")
-    parser.add_argument("--partitions", type=int, default=16, help="number of partitions of the queue on three masters")
+    parser.add_argument(
+        "--runs", type=int, default=5, help="number of interleaved runs; medians are reported"
+    )
+    parser.add_argument(
+        "--messages", type=int, default=30_000, help="number of messages in each run"
+    )
+    parser.add_argument(
+        "--partitions",
+        type=int,
+        default=16,
+        help="number of partitions of the queue on three masters",
+    )
     parser.add_argument("--sample", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sample:
@@ -109,20 +130,27 @@ def main() -> None:
         (f"{options.partitions} on one master", options.partitions),
         (f"{options.partitions} on three", options.partitions),
     ]
-    found: dict[str, dict[str, list[dict[str, float]]]] = {name: {"offer": [], "take": []} for name, _ in ways}
+    found: dict[str, dict[str, list[dict[str, float]]]] = {
+        name: {"offer": [], "take": []} for name, _ in ways
+    }
     with TestCluster(kinds["valkey-9"], 3) as cluster, TestCluster(kinds["valkey-9"], 1) as alone:
         for _ in range(options.runs):
             for name, partitions in ways:
                 where = cluster if name.endswith("three") else alone
                 pids = [node.pid for node in where.nodes]
                 for what in ("offer", "take"):
-                    found[name][what].append(measured(where.url, what, partitions, options.messages, pids))
+                    found[name][what].append(
+                        measured(where.url, what, partitions, options.messages, pids)
+                    )
                 for node in where.nodes:
                     node.flush()
         with admin(alone.nodes[0]) as redis:
             about = {
                 "machine": machine(redis),
-                "what": f"{options.messages:,} messages of 100 bytes; one process; medians of {options.runs} interleaved runs",
+                "what": (
+                    f"{options.messages:,} messages of 100 bytes; one process; medians of"
+                    f" {options.runs} interleaved runs"
+                ),
             }
     table = Table(about, COLUMNS, as_json=options.json)
     for name, partitions in ways:

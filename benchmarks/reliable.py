@@ -1,10 +1,12 @@
-"""Measure a reliable queue: ``python -m benchmarks.reliable [--json] [--server URL] [--pending 10000 100000 1000000]``.
+"""Measure a reliable queue: ``python -m benchmarks.reliable [--json] [--server URL] [--pending
+10000 100000 1000000]``.
 
-Messages of 100 bytes are all due. First, by how many are pending: the cost of claiming and acknowledging a message, in batches
-of 100 under one lease each, interleaved on queues of all sizes; medians over the rounds. "server" is the server's own time,
-"wall" that of this process, which claims, and then acknowledges from 100 tasks at once. Then the throughput of one process,
-interleaved; medians over the runs. Memory is how much the largest queue adds to ``used_memory``, and how much of that is left
-once it is drained.
+Messages of 100 bytes are all due. First, by how many are pending: the cost of claiming and
+acknowledging a message, in batches of 100 under one lease each, interleaved on queues of all sizes;
+medians over the rounds. "server" is the server's own time, "wall" that of this process, which
+claims, and then acknowledges from 100 tasks at once. Then the throughput of one process,
+interleaved; medians over the runs. Memory is how much the largest queue adds to ``used_memory``,
+and how much of that is left once it is drained.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ Queue = delayq.ReliableQueue[bytes]
 
 async def offer(queue: Queue, messages: int) -> None:
     for first in range(0, messages, AT_A_TIME):
-        await queue.offer_many([Offer(value=b"x" * 100) for _ in range(min(AT_A_TIME, messages - first))])
+        await queue.offer_many(
+            [Offer(value=b"x" * 100) for _ in range(min(AT_A_TIME, messages - first))]
+        )
 
 
 async def claim_and_ack(queue: Queue) -> int:
@@ -68,7 +72,9 @@ def server_us(server: Any) -> int:
 
 
 async def by_size(server: Any, client: delayq.Client, sizes: list[int]) -> list[dict[str, Any]]:
-    queues = {size: client.reliable_queue(f"pending {size}", codec=Bytes(), lease=LEASE) for size in sizes}
+    queues = {
+        size: client.reliable_queue(f"pending {size}", codec=Bytes(), lease=LEASE) for size in sizes
+    }
     per_message: dict[int, float] = {}
     for size, queue in queues.items():
         before = used_memory(server)
@@ -146,7 +152,9 @@ async def by_loop(queue: Queue, messages: int) -> None:
 async def rates(client: delayq.Client, messages: int) -> dict[str, float]:
     ways: dict[str, Callable[[Queue], Awaitable[None]]] = {
         "claim(100) and concurrent acks, one caller": lambda queue: by_claims(queue, messages, 1),
-        f"claim(100) and concurrent acks, {CALLERS} callers": lambda queue: by_claims(queue, messages, CALLERS),
+        f"claim(100) and concurrent acks, {CALLERS} callers": lambda queue: by_claims(
+            queue, messages, CALLERS
+        ),
         f"async for, async with message, {TASKS} tasks": lambda queue: by_loop(queue, messages),
     }
     offers = "offer_many"
@@ -165,14 +173,29 @@ async def rates(client: delayq.Client, messages: int) -> dict[str, float]:
 
 
 async def measure(server: Any, url: str, options: argparse.Namespace) -> None:
-    about = {"machine": machine(server), "measured": f"medians of {ROUNDS} batches of {BATCH}, interleaved"}
+    about = {
+        "machine": machine(server),
+        "measured": f"medians of {ROUNDS} batches of {BATCH}, interleaved",
+    }
     async with delayq.connect(url) as client:
-        columns = ("pending  ", " server us", " wall us", " times the first", " bytes each", " bytes left, drained")
+        columns = (
+            "pending  ",
+            " server us",
+            " wall us",
+            " times the first",
+            " bytes each",
+            " bytes left, drained",
+        )
         table = Table(about, columns, as_json=options.json)
         rows = await by_size(server, client, options.pending)
         for row in rows:
             row["ratio"] = row["server_us"] / rows[0]["server_us"]
-            cells = (f"{row['server_us']:.2f}", f"{row['wall_us']:.1f}", f"{row['ratio']:.2f}", f"{row['bytes_each']:.0f}")
+            cells = (
+                f"{row['server_us']:.2f}",
+                f"{row['wall_us']:.1f}",
+                f"{row['ratio']:.2f}",
+                f"{row['bytes_each']:.0f}",
+            )
             table.add(row, f"{row['pending']}", *cells, f"{row['left_bytes']}")
         if not options.json:
             print()
@@ -186,7 +209,9 @@ async def measure(server: Any, url: str, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_server_option(parser)
     parser.add_argument(
@@ -196,7 +221,12 @@ def main() -> None:
         default=[10_000, 100_000, 1_000_000],
         help="numbers of pending messages, measured in turn",
     )
-    parser.add_argument("--messages", type=int, default=40_000, help="number of messages that one process handles in a run")
+    parser.add_argument(
+        "--messages",
+        type=int,
+        default=40_000,
+        help="number of messages that one process handles in a run",
+    )
     options = parser.parse_args()
     with measured_server(options.server) as server:
         url = options.server or f"unix://{server.connection_pool.connection_kwargs['path']}"

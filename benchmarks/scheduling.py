@@ -1,12 +1,15 @@
-"""Measure the timer wheel against sleeping and polling: ``python -m benchmarks.scheduling [--json FILE] [--most 1000000]``.
+"""Measure the timer wheel against sleeping and polling: ``python -m benchmarks.scheduling [--json
+FILE] [--most 1000000]``.
 
-These are ways to run something later while others are pending: up to 2,000 come due, scattered over 5 s, and the rest in an hour
-or two. In memory: delayq's timer wheel, ``loop.call_later``, and a task with ``asyncio.sleep`` per message. On a private server,
-with payloads of 100 bytes: polling a sorted set, and delayq's DelayedQueue. Every sample runs in a process of its own. The ways
-are interleaved, and the medians over the runs are shown.
+These are ways to run something later while others are pending: up to 2,000 come due, scattered over
+5 s, and the rest in an hour or two. In memory: delayq's timer wheel, ``loop.call_later``, and a
+task with ``asyncio.sleep`` per message. On a private server, with payloads of 100 bytes: polling a
+sorted set, and delayq's DelayedQueue. Every sample runs in a process of its own. The ways are
+interleaved, and the medians over the runs are shown.
 
-Lateness is the actual time minus the due time. "add" is the processor time of adding one; "CPU" is all the processor time of the
-process while the messages came due, without the server's. Memory is that of the process, and of the server.
+Lateness is the actual time minus the due time. "add" is the processor time of adding one; "CPU" is
+all the processor time of the process while the messages came due, without the server's. Memory is
+that of the process, and of the server.
 """
 
 from __future__ import annotations
@@ -79,20 +82,28 @@ class Sample:
 
 def peak() -> float:
     """Return the most memory that this process ever had, bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def delays(count: int) -> tuple[list[float], list[float]]:
     """Return the delays of those that come due, from now, and of the others."""
     chance, near = random.Random(1), min(count, DUE)
-    return [LEAD + chance.uniform(0, SPREAD) for _ in range(near)], [chance.uniform(3600, 7200) for _ in range(count - near)]
+    return [LEAD + chance.uniform(0, SPREAD) for _ in range(near)], [
+        chance.uniform(3600, 7200) for _ in range(count - near)
+    ]
 
 
 # In memory
 
 
-async def in_memory(count: int, add: Callable[[float, Callable[[], None] | None], object]) -> Sample:
-    """Measure ``add(due, callback)``, which runs a callback when ``time.monotonic()`` reaches ``due``; None means a no-op."""
+async def in_memory(
+    count: int, add: Callable[[float, Callable[[], None] | None], object]
+) -> Sample:
+    """Measure ``add(due, callback)``, which runs a callback when ``time.monotonic()`` reaches
+    ``due``; None means a no-op.
+    """
     near, far = delays(count)
     sample = Sample([], count)
     done = asyncio.Event()
@@ -108,7 +119,8 @@ async def in_memory(count: int, add: Callable[[float, Callable[[], None] | None]
     memory, cpu = peak(), time.process_time()
     now = time.monotonic()
     kept = [add(now + delay, None) for delay in far]
-    # Add the far ones first and let all their immediate work finish, so that they do not delay the near ones.
+    # Add the far ones first and let all their immediate work finish, so that they do not delay the
+    # near ones.
     await asyncio.sleep(0)
     now = time.monotonic()
     kept += [add(now + delay, fired(now + delay)) for delay in near]
@@ -128,14 +140,18 @@ async def wheel(_url: str, count: int) -> Sample:
     timer = delayq.HashedWheelTimer()
 
     def add(due: float, callback: Callable[[], None] | None) -> object:
-        return timer.new_timeout(nothing if callback is None else lambda _timeout: callback(), due - time.monotonic())
+        return timer.new_timeout(
+            nothing if callback is None else lambda _timeout: callback(), due - time.monotonic()
+        )
 
     return await in_memory(count, add)
 
 
 async def call_later(_url: str, count: int) -> Sample:
     loop = asyncio.get_running_loop()
-    return await in_memory(count, lambda due, callback: loop.call_later(due - time.monotonic(), callback or nothing))
+    return await in_memory(
+        count, lambda due, callback: loop.call_later(due - time.monotonic(), callback or nothing)
+    )
 
 
 async def sleep(_url: str, count: int) -> Sample:
@@ -216,10 +232,23 @@ WAYS = {
     "wheel": Way("timer wheel", wheel, look=(BLUE, "s", "-")),
     "call_later": Way("loop.call_later", call_later, look=(SKY, "^", "--")),
     "sleep": Way("a task with asyncio.sleep each", sleep, look=(ORANGE, "v", "--")),
-    "poll1": Way("polling, 1 s", lambda url, count: by_polling(url, count, 1.0), "zset", (VERMILION, "o", "-")),
-    "poll100": Way("polling, 100 ms", lambda url, count: by_polling(url, count, 0.1), "zset", (VERMILION, "x", "--")),
+    "poll1": Way(
+        "polling, 1 s",
+        lambda url, count: by_polling(url, count, 1.0),
+        "zset",
+        (VERMILION, "o", "-"),
+    ),
+    "poll100": Way(
+        "polling, 100 ms",
+        lambda url, count: by_polling(url, count, 0.1),
+        "zset",
+        (VERMILION, "x", "--"),
+    ),
     "script100": Way(
-        "polling by script, 100 ms", lambda url, count: by_polling(url, count, 0.1, by_script=True), "zset", (VERMILION, "+", ":")
+        "polling by script, 100 ms",
+        lambda url, count: by_polling(url, count, 0.1, by_script=True),
+        "zset",
+        (VERMILION, "+", ":"),
     ),
     "delayq": Way("delayq DelayedQueue", by_delayq, "delayq", (GREEN, "D", "-")),
 }
@@ -263,27 +292,52 @@ def measure(server: Any, url: str, name: str, count: int) -> dict[str, float]:
 
 def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     figure, panels = plt.subplots(1, 3, figsize=(10.4, 4.4))
-    titles = {"p99": "lateness p99, ms", "cpu_seconds": "CPU of the process in 7 s, s", "bytes": "bytes per message"}
+    titles = {
+        "p99": "lateness p99, ms",
+        "cpu_seconds": "CPU of the process in 7 s, s",
+        "bytes": "bytes per message",
+    }
     for panel, (figure_name, title) in zip(panels, titles.items(), strict=True):
         for way in WAYS.values():
             of_way = [row for row in rows if row["way"] == way.name]
             points = [
-                (row["pending"], row["server_bytes"] or row["process_bytes"]) for row in of_way if row["pending"] >= 100_000
+                (row["pending"], row["server_bytes"] or row["process_bytes"])
+                for row in of_way
+                if row["pending"] >= 100_000
             ]
             if figure_name != "bytes":
                 points = [(row["pending"], row[figure_name]) for row in of_way]
             if points:
                 colour, marker, dashes = way.look
-                panel.loglog(*zip(*points, strict=True), color=colour, marker=marker, linestyle=dashes, label=way.name)
+                panel.loglog(
+                    *zip(*points, strict=True),
+                    color=colour,
+                    marker=marker,
+                    linestyle=dashes,
+                    label=way.name,
+                )
         panel.minorticks_off()
         panel.xaxis.set_major_formatter("{x:,.0f}")
         panel.tick_params(axis="x", labelrotation=25)
         panel.yaxis.set_major_formatter("{x:,g}")
         panel.set_title(title, loc="left", fontsize=9.5)
         panel.set_xlabel("messages pending")
-    figure.suptitle("Running something later: a timer wheel, sleeping, polling", x=0.012, ha="left", fontweight="bold")
+    figure.suptitle(
+        "Running something later: a timer wheel, sleeping, polling",
+        x=0.012,
+        ha="left",
+        fontweight="bold",
+    )
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.0, 0.94), ncols=4, frameon=False, fontsize=8)
+    figure.legend(
+        handles,
+        labels,
+        loc="upper left",
+        bbox_to_anchor=(0.0, 0.94),
+        ncols=4,
+        frameon=False,
+        fontsize=8,
+    )
     figure.subplots_adjust(left=0.07, right=0.98, top=0.76, bottom=0.21, wspace=0.28)
     save(figure, file, footer)
 
@@ -303,14 +357,36 @@ COLUMNS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE as JSON; - prints them instead of the table")
-    parser.add_argument("--plot", metavar="FILE", help="also plot the results to FILE (.svg or .png); needs matplotlib")
-    parser.add_argument("--most", type=int, default=1_000_000, help="largest number of pending messages")
-    parser.add_argument("--runs", type=int, default=3, help="number of interleaved runs; medians are reported")
-    parser.add_argument("--ways", metavar="A,B", default=",".join(WAYS), help=f"measure only these: {', '.join(WAYS)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--sample", nargs=3, metavar=("WAY", "PENDING", "URL"), help="measure one sample in this process and print it as JSON"
+        "--json",
+        metavar="FILE",
+        help="write all figures to FILE as JSON; - prints them instead of the table",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="also plot the results to FILE (.svg or .png); needs matplotlib",
+    )
+    parser.add_argument(
+        "--most", type=int, default=1_000_000, help="largest number of pending messages"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=3, help="number of interleaved runs; medians are reported"
+    )
+    parser.add_argument(
+        "--ways",
+        metavar="A,B",
+        default=",".join(WAYS),
+        help=f"measure only these: {', '.join(WAYS)}",
+    )
+    parser.add_argument(
+        "--sample",
+        nargs=3,
+        metavar=("WAY", "PENDING", "URL"),
+        help="measure one sample in this process and print it as JSON",
     )
     options = parser.parse_args()
     if options.sample:
@@ -322,11 +398,16 @@ def main() -> None:
         parser.error(f"unknown ways: {', '.join(unknown)}")
     plt = plotter() if options.plot else None
     load = os.getloadavg()[0]
-    with EmbeddedServer(None) as embedded, Redis.from_url(embedded.url, socket_timeout=600) as server:
+    with (
+        EmbeddedServer(None) as embedded,
+        Redis.from_url(embedded.url, socket_timeout=600) as server,
+    ):
         about = {
             "machine": f"{machine(server)}; load before: {load:.2f}",
-            "measured": f"up to {DUE} due, scattered over {SPREAD:g} s, the rest in an hour or two; messages of 100 bytes;"
-            f" medians of {options.runs} interleaved runs",
+            "measured": (
+                f"up to {DUE} due, scattered over {SPREAD:g} s, the rest in an hour or two;"
+                f" messages of 100 bytes; medians of {options.runs} interleaved runs"
+            ),
         }
         table = Table(about, COLUMNS, as_json=options.json == "-")
         count = 100
@@ -336,13 +417,23 @@ def main() -> None:
                 for name, runs in values.items():
                     runs.append(measure(server, embedded.url, name, count))
             for name, runs in values.items():
-                add_row(table, count, WAYS[name], {figure: statistics.median(run[figure] for run in runs) for figure in runs[0]})
+                add_row(
+                    table,
+                    count,
+                    WAYS[name],
+                    {figure: statistics.median(run[figure] for run in runs) for figure in runs[0]},
+                )
             count *= 10
     table.end()
     if options.json not in (None, "-"):
         Path(options.json).write_text(json.dumps(about | {"rows": table.rows}, indent=1) + "\n")
     if plt:
-        draw(plt, options.plot, table.rows, f"{about['machine']}. Medians of {options.runs} interleaved runs.")
+        draw(
+            plt,
+            options.plot,
+            table.rows,
+            f"{about['machine']}. Medians of {options.runs} interleaved runs.",
+        )
 
 
 def add_row(table: Table, count: int, way: Way, figures: dict[str, float]) -> None:
@@ -358,7 +449,9 @@ def add_row(table: Table, count: int, way: Way, figures: dict[str, float]) -> No
         f"{figures['longest']:.2f}",
         f"{figures['cpu_seconds']:.2f}",
         f"{figures['add_us']:.2f}",
-        f"{figures['process_bytes']:,.0f}" if many and figures["process_bytes"] and not way.layout else "-",
+        f"{figures['process_bytes']:,.0f}"
+        if many and figures["process_bytes"] and not way.layout
+        else "-",
         f"{figures['server_bytes']:,.0f}" if many and way.layout else "-",
         f"{figures['commands']:.3f}" if way.layout else "-",
     )

@@ -1,8 +1,10 @@
-"""Measure the search by content: ``python -m benchmarks.search [--json] [--pending 1000000] [--redisson 100000]``.
+"""Measure the search by content: ``python -m benchmarks.search [--json] [--pending 1000000]
+[--redisson 100000]``.
 
-Ours runs through the real API, which reads the ordered list in pages. Redisson's steps are one script that fetches one entry
-after another by index, which takes time quadratic in the length: over half a minute for a million. The longest block is the
-server's own measurement (SLOWLOG of every command, INFO commandstats).
+Ours runs through the real API, which reads the ordered list in pages. Redisson's steps are one
+script that fetches one entry after another by index, which takes time quadratic in the length: over
+half a minute for a million. The longest block is the server's own measurement (SLOWLOG of every
+command, INFO commandstats).
 """
 
 from __future__ import annotations
@@ -51,7 +53,11 @@ def longest_ms(server: Any) -> float:
     """Return how long the longest command since then has blocked the server."""
     watching = (b"SLOWLOG", b"CONFIG")
     entries = server.slowlog_get(-1)
-    return max(float(entry["duration"]) / 1000 for entry in entries if not entry["command"].upper().startswith(watching))
+    return max(
+        float(entry["duration"]) / 1000
+        for entry in entries
+        if not entry["command"].upper().startswith(watching)
+    )
 
 
 async def search_ours(server: Any, url: str, pending: int) -> list[dict[str, Any]]:
@@ -69,36 +75,76 @@ async def search_ours(server: Any, url: str, pending: int) -> list[dict[str, Any
             start = time.perf_counter()
             found = await method(wanted)
             waited_ms = (time.perf_counter() - start) * 1000
-            rows.append({"search": search, "found": found, "waited_ms": waited_ms, "longest_ms": longest_ms(server)})
+            rows.append(
+                {
+                    "search": search,
+                    "found": found,
+                    "waited_ms": waited_ms,
+                    "longest_ms": longest_ms(server),
+                }
+            )
     server.config_set("slowlog-log-slower-than", -1)
     return rows
 
 
 def search_redisson(server: Any) -> dict[str, Any]:
     milliseconds, found = timed(server, REDISSON_CONTAINS, [KEYS.ordered], '"missing"')
-    return {"search": "contains(missing)", "found": found == 1, "waited_ms": milliseconds, "longest_ms": milliseconds}
+    return {
+        "search": "contains(missing)",
+        "found": found == 1,
+        "waited_ms": milliseconds,
+        "longest_ms": milliseconds,
+    }
 
 
 def fill_queue(server: Any, pending: int) -> None:
-    fill(server, KEYS, pending, java_ids=False, due=lambda _place: NEVER, payload=lambda place: f'"{value(place)}"'.encode())
+    fill(
+        server,
+        KEYS,
+        pending,
+        java_ids=False,
+        due=lambda _place: NEVER,
+        payload=lambda place: f'"{value(place)}"'.encode(),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_server_option(parser)
     parser.add_argument("--pending", type=int, default=1_000_000, help="number of pending messages")
-    parser.add_argument("--redisson", type=int, default=100_000, help="number of pending messages for Redisson's steps")
+    parser.add_argument(
+        "--redisson",
+        type=int,
+        default=100_000,
+        help="number of pending messages for Redisson's steps",
+    )
     options = parser.parse_args()
     with measured_server(options.server) as server:
         about = {"machine": machine(server), "measured": "messages of 100 bytes; one run"}
-        columns = ("script  ", "search           ", "  pending", "found", " caller waits ms", " longest block ms")
+        columns = (
+            "script  ",
+            "search           ",
+            "  pending",
+            "found",
+            " caller waits ms",
+            " longest block ms",
+        )
         table = Table(about, columns, as_json=options.json)
 
         def add(script: str, pending: int, row: dict[str, Any]) -> None:
             figures = (f"{row['waited_ms']:.1f}", f"{row['longest_ms']:.2f}")
             found = "yes" if row["found"] else "no"
-            table.add({"script": script, "pending": pending} | row, script, row["search"], str(pending), found, *figures)
+            table.add(
+                {"script": script, "pending": pending} | row,
+                script,
+                row["search"],
+                str(pending),
+                found,
+                *figures,
+            )
 
         fill_queue(server, options.pending)
         url = f"unix://{quote(server.connection_pool.connection_kwargs['path'])}"

@@ -1,9 +1,10 @@
-"""Measure the timer wheel against ``loop.call_later``: ``python -m benchmarks.timers [--json] [--plot FILE]``.
+"""Measure the timer wheel against ``loop.call_later``: ``python -m benchmarks.timers [--json]
+[--plot FILE]``.
 
-Every sample runs in a process of its own, with the designs interleaved and garbage collection on; the medians over the runs are
-shown. Delays are 60 s to 3600 s, except for "expire" (N within half a second) and "hold" (N at the same moment). "hold" is the
-longest time for which the loop did nothing else. "kept" is the memory left per timer after cancelling all of them and one turn
-of the loop.
+Every sample runs in a process of its own, with the designs interleaved and garbage collection on;
+the medians over the runs are shown. Delays are 60 s to 3600 s, except for "expire" (N within half a
+second) and "hold" (N at the same moment). "hold" is the longest time for which the loop did nothing
+else. "kept" is the memory left per timer after cancelling all of them and one turn of the loop.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 PAIRS = 100_000
-UNITS = {"pair": "ns", "add": "ns", "cancel": "ns", "expire": "ns", "hold": "ms", "memory": "B", "kept": "B"}
+UNITS = {
+    "pair": "ns",
+    "add": "ns",
+    "cancel": "ns",
+    "expire": "ns",
+    "hold": "ms",
+    "memory": "B",
+    "kept": "B",
+}
 
 
 def nothing(_timeout: object = None) -> None:
@@ -37,11 +46,19 @@ def nothing(_timeout: object = None) -> None:
 
 def adder(design: str) -> Callable[..., Any]:
     """Return a function that adds a timer; see :func:`arguments`."""
-    return HashedWheelTimer().new_timeout if design == "wheel" else asyncio.get_running_loop().call_later
+    return (
+        HashedWheelTimer().new_timeout
+        if design == "wheel"
+        else asyncio.get_running_loop().call_later
+    )
 
 
-def arguments(design: str, callback: Callable[..., None], delays: list[float]) -> list[tuple[Any, Any]]:
-    """Return ready-made arguments in the order of the design, so that neither design pays for an adapter."""
+def arguments(
+    design: str, callback: Callable[..., None], delays: list[float]
+) -> list[tuple[Any, Any]]:
+    """Return ready-made arguments in the order of the design, so that neither design pays for an
+    adapter.
+    """
     return [(callback, delay) if design == "wheel" else (delay, callback) for delay in delays]
 
 
@@ -69,7 +86,10 @@ async def speed(design: str, count: int) -> dict[str, float]:
 
 
 async def run_dry(design: str, delays: list[float]) -> tuple[float, float]:
-    """Block the loop until everything is due. Return the seconds until all have run, and the longest turn of the loop."""
+    """Block the loop until everything is due.
+
+    Return the seconds until all have run, and the longest turn of the loop.
+    """
     left = len(delays)
 
     def fired(_timeout: object = None) -> None:
@@ -146,10 +166,15 @@ def measure(count: int, runs: int) -> dict[str, dict[str, float]]:
         for sample in SAMPLES:
             for design in designs:
                 command = [sys.executable, "-m", "benchmarks.timers", "--sample", design, sample]
-                done = subprocess.run([*command, "--pending", str(count)], check=True, capture_output=True)
+                done = subprocess.run(
+                    [*command, "--pending", str(count)], check=True, capture_output=True
+                )
                 for name, value in json.loads(done.stdout).items():
                     values[design].setdefault(name, []).append(value)
-    return {d: {name: statistics.median(v) for name, v in figures.items()} for d, figures in values.items()}
+    return {
+        d: {name: statistics.median(v) for name, v in figures.items()}
+        for d, figures in values.items()
+    }
 
 
 def print_table(medians: dict[str, dict[str, float]]) -> None:
@@ -160,25 +185,48 @@ def print_table(medians: dict[str, dict[str, float]]) -> None:
         row = f"{name + ' ' + unit:12}{mine:10.2f}"
         for design in others:
             theirs = medians[design].get(name)
-            row += f"{'-':>12}{'-':>9}" if theirs is None else f"{theirs:12.2f}{theirs / mine:8.1f}x"
+            row += (
+                f"{'-':>12}{'-':>9}" if theirs is None else f"{theirs:12.2f}{theirs / mine:8.1f}x"
+            )
         print(row)
 
 
 def draw(plt: Any, file: str, medians: dict[str, dict[str, float]], footer: str) -> None:
-    shown = {"pair": "add and cancel", "add": "add", "cancel": "cancel", "expire": "expire", "memory": "memory"}
+    shown = {
+        "pair": "add and cancel",
+        "add": "add",
+        "cancel": "cancel",
+        "expire": "expire",
+        "memory": "memory",
+    }
     figure, axes = plt.subplots(figsize=(6.6, 3.4))
     others = [design for design in medians if design != "wheel"]
     for at, (design, colour) in enumerate(zip(others, (ORANGE, SKY), strict=False)):
         ratios = [medians[design].get(name, 0.0) / medians["wheel"][name] for name in shown]
         places = [place + 0.2 - at * 0.4 for place in range(len(shown))]
-        bars = axes.barh(places, ratios, height=0.36, color=colour, label="asyncio" if design == "asyncio" else design)
-        axes.bar_label(bars, labels=[f"{ratio:.1f}" if ratio else "not measured" for ratio in ratios], padding=3, fontsize=8)
+        bars = axes.barh(
+            places,
+            ratios,
+            height=0.36,
+            color=colour,
+            label="asyncio" if design == "asyncio" else design,
+        )
+        axes.bar_label(
+            bars,
+            labels=[f"{ratio:.1f}" if ratio else "not measured" for ratio in ratios],
+            padding=3,
+            fontsize=8,
+        )
     axes.axvline(1, color=BLUE, linewidth=1.4, label="the wheel")
     axes.set_yticks(range(len(shown)), list(shown.values()))
     axes.invert_yaxis()
-    axes.set_title("loop.call_later: multiples of the wheel's time or memory", loc="left", fontsize=9.5)
+    axes.set_title(
+        "loop.call_later: multiples of the wheel's time or memory", loc="left", fontsize=9.5
+    )
     axes.legend(frameon=False, fontsize=8, loc="lower right")
-    figure.suptitle("Timers of the wheel and of the event loop", x=0.012, ha="left", fontweight="bold")
+    figure.suptitle(
+        "Timers of the wheel and of the event loop", x=0.012, ha="left", fontweight="bold"
+    )
     figure.subplots_adjust(left=0.17, right=0.96, top=0.83, bottom=0.12)
     save(figure, file, footer)
 
@@ -187,7 +235,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the timer wheel against loop.call_later.")
     add_options(parser)
     parser.add_argument("--pending", type=int, default=100_000, help="number of outstanding timers")
-    parser.add_argument("--runs", type=int, default=5, help="number of interleaved runs; the median is reported")
+    parser.add_argument(
+        "--runs", type=int, default=5, help="number of interleaved runs; the median is reported"
+    )
     parser.add_argument("--sample", nargs=2, metavar=("DESIGN", "SAMPLE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sample:
@@ -198,12 +248,29 @@ def main() -> None:
     medians = measure(options.pending, options.runs)
     about = machine()
     if options.json:
-        print(json.dumps({"machine": about, "pending": options.pending, "runs": options.runs, "medians": medians}))
+        print(
+            json.dumps(
+                {
+                    "machine": about,
+                    "pending": options.pending,
+                    "runs": options.runs,
+                    "medians": medians,
+                }
+            )
+        )
     else:
-        print(f"{about}\n{options.pending:,} timers, medians of {options.runs} runs; ratio: multiple of the wheel's figure\n")
+        print(
+            f"{about}\n{options.pending:,} timers, medians of {options.runs} runs; ratio: multiple"
+            " of the wheel's figure\n"
+        )
         print_table(medians)
     if plt:
-        draw(plt, options.plot, medians, f"{about}. {options.pending:,} timers, medians of {options.runs} interleaved runs.")
+        draw(
+            plt,
+            options.plot,
+            medians,
+            f"{about}. {options.pending:,} timers, medians of {options.runs} interleaved runs.",
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Measure what one transfer costs the server: ``python -m benchmarks.transfer [--json] [--plot FILE] [--most 1000000]``.
+"""Measure what one transfer costs the server: ``python -m benchmarks.transfer [--json] [--plot
+FILE] [--most 1000000]``.
 
-Our script and Redisson's steps, rewritten from their description, run interleaved on a private server. The figures show how long
-one script that moves 100 due messages blocks the server, by how many are pending, for four orders in which they come due. The
-time is the server's own (``INFO commandstats``). Payloads have 100 bytes. Before each call everything is restored.
+Our script and Redisson's steps, rewritten from their description, run interleaved on a private
+server. The figures show how long one script that moves 100 due messages blocks the server, by how
+many are pending, for four orders in which they come due. The time is the server's own (``INFO
+commandstats``). Payloads have 100 bytes. Before each call everything is restored.
 """
 
 from __future__ import annotations
@@ -14,8 +16,26 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._moves import BATCH, add_server_option, delayq_transfer, fill, measured_server, redisson_transfer
-from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, add_options, machine, plotter, save
+from benchmarks._moves import (
+    BATCH,
+    add_server_option,
+    delayq_transfer,
+    fill,
+    measured_server,
+    redisson_transfer,
+)
+from benchmarks._report import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    SKY,
+    VERMILION,
+    Table,
+    add_options,
+    machine,
+    plotter,
+    save,
+)
 from delayq._delayed.keys import DelayedKeys
 
 if TYPE_CHECKING:
@@ -42,7 +62,11 @@ class Series:
     look: tuple[str, str, str] = ("", "", "")
 
     def call(self, server: Any, keys: DelayedKeys) -> float:
-        return (redisson_transfer(server, keys) if self.redisson else delayq_transfer(server, keys, listed=self.listed))[0]
+        return (
+            redisson_transfer(server, keys)
+            if self.redisson
+            else delayq_transfer(server, keys, listed=self.listed)
+        )[0]
 
 
 SERIES = (
@@ -50,13 +74,24 @@ SERIES = (
     Series("Redisson's steps, our ids", java_ids=False, redisson=True, look=(ORANGE, "v", "--")),
     Series("delayq, offered by Java", java_ids=True, redisson=False, look=(SKY, "^", "--")),
     Series("delayq", java_ids=False, redisson=False, look=(BLUE, "s", "-")),
-    Series("delayq, no ordered list", java_ids=False, redisson=False, listed=False, look=(GREEN, "D", ":")),
+    Series(
+        "delayq, no ordered list",
+        java_ids=False,
+        redisson=False,
+        listed=False,
+        look=(GREEN, "D", ":"),
+    ),
 )
-KEYS = {java_ids: DelayedKeys.of(f"benchmark:{'java' if java_ids else 'ours'}") for java_ids in (True, False)}
+KEYS = {
+    java_ids: DelayedKeys.of(f"benchmark:{'java' if java_ids else 'ours'}")
+    for java_ids in (True, False)
+}
 
 
 def due_times(pending: int, order: str) -> Callable[[int], int]:
-    """Return a function that tells when the message at each place is due: all of them in the past."""
+    """Return a function that tells when the message at each place is due: all of them in the
+    past.
+    """
     chance = random.Random(1)
     ago = int(time.time() * 1000) - 2 * pending
     orders: dict[str, Callable[[int], int]] = {
@@ -69,7 +104,9 @@ def due_times(pending: int, order: str) -> Callable[[int], int]:
 
 
 def run_once(server: Any, series: Series) -> float:
-    """Make one call, put back everything it moved, and return how long it blocked the server, ms."""
+    """Make one call, put back everything it moved, and return how long it blocked the server,
+    ms.
+    """
     keys = KEYS[series.java_ids]
     due = server.zrange(keys.timeout, 0, BATCH - 1, withscores=True)
     milliseconds = series.call(server, keys)
@@ -83,7 +120,14 @@ def run_once(server: Any, series: Series) -> float:
 
 def measure(server: Any, pending: int, order: str) -> Iterator[dict[str, Any]]:
     for java_ids, keys in KEYS.items():
-        fill(server, keys, pending, java_ids=java_ids, due=due_times(pending, order), payload=lambda _place: b"x" * 100)
+        fill(
+            server,
+            keys,
+            pending,
+            java_ids=java_ids,
+            due=due_times(pending, order),
+            payload=lambda _place: b"x" * 100,
+        )
         server.copy(keys.ordered, keys.ordered + ":kept", replace=True)
     blocks: dict[Series, list[float]] = {series: [] for series in SERIES}
     for _ in range(RUNS):
@@ -106,13 +150,26 @@ def measure(server: Any, pending: int, order: str) -> Iterator[dict[str, Any]]:
 
 def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
     most = max(row["pending"] for row in rows)
-    worst = [max(r["block_ms"] for r in rows if (r["pending"], r["script"]) == (most, series.name)) for series in SERIES]
+    worst = [
+        max(r["block_ms"] for r in rows if (r["pending"], r["script"]) == (most, series.name))
+        for series in SERIES
+    ]
     figure, panels = plt.subplots(2, 2, figsize=(8.6, 6.4), sharex=True, sharey=True)
     for panel, (order, meaning) in zip(panels.flat, ORDERS.items(), strict=True):
         for series in SERIES:
-            points = [(row["pending"], row["block_ms"]) for row in rows if (row["order"], row["script"]) == (order, series.name)]
+            points = [
+                (row["pending"], row["block_ms"])
+                for row in rows
+                if (row["order"], row["script"]) == (order, series.name)
+            ]
             colour, marker, dashes = series.look
-            panel.loglog(*zip(*points, strict=True), color=colour, marker=marker, linestyle=dashes, label=series.name)
+            panel.loglog(
+                *zip(*points, strict=True),
+                color=colour,
+                marker=marker,
+                linestyle=dashes,
+                label=series.name,
+            )
         panel.minorticks_off()
         panel.xaxis.set_major_formatter("{x:,.0f}")
         panel.yaxis.set_major_formatter("{x:,g}")
@@ -122,41 +179,73 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
         panel.set_xlabel("messages pending")
     title = f"Moving {BATCH} due messages out of {most:,} pending blocks the server\n"
     title += (
-        f"for up to {worst[0]:,.0f} ms with Redisson, {worst[3]:,.0f} ms with delayq, {worst[2]:,.0f} ms where Java offered them"
+        f"for up to {worst[0]:,.0f} ms with Redisson, {worst[3]:,.0f} ms with delayq,"
+        f" {worst[2]:,.0f} ms where Java offered them"
     )
     figure.suptitle(title, x=0.012, y=0.985, ha="left", fontsize=11, fontweight="bold")
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.0, 0.925), ncols=len(SERIES), frameon=False, fontsize=8)
+    figure.legend(
+        handles,
+        labels,
+        loc="upper left",
+        bbox_to_anchor=(0.0, 0.925),
+        ncols=len(SERIES),
+        frameon=False,
+        fontsize=8,
+    )
     figure.subplots_adjust(left=0.085, right=0.965, top=0.83, bottom=0.11, hspace=0.2, wspace=0.1)
     save(figure, file, footer)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_options(parser)
     add_server_option(parser)
-    parser.add_argument("--most", type=int, default=1_000_000, help="largest number of pending messages")
+    parser.add_argument(
+        "--most", type=int, default=1_000_000, help="largest number of pending messages"
+    )
     options = parser.parse_args()
     plt = plotter() if options.plot else None
     with measured_server(options.server) as server:
         about = {
             "machine": machine(server),
-            "measured": f"{BATCH} messages of 100 bytes per call; medians of {RUNS} interleaved runs,"
-            f" a single run (marked *) if a call takes over {SLOW_MS // 1000} s; ratio: Redisson's time to this one",
+            "measured": (
+                f"{BATCH} messages of 100 bytes per call; medians of {RUNS} interleaved runs, a"
+                f" single run (marked *) if a call takes over {SLOW_MS // 1000} s; ratio:"
+                " Redisson's time to this one"
+            ),
         }
-        columns = ("  pending", "come due      ", "script                   ", "us a message", "longest block ms", "   ratio")
+        columns = (
+            "  pending",
+            "come due      ",
+            "script                   ",
+            "us a message",
+            "longest block ms",
+            "   ratio",
+        )
         table = Table(about, columns, as_json=options.json)
         pending = 1000
         while pending <= options.most:
             for order in ORDERS:
                 for row in measure(server, pending, order):
                     star = "*" if row["runs"] < RUNS else " "
-                    figures = (f"{row['message_us']:.2f}", f"{row['longest_ms']:.2f}{star}", f"{row['ratio']:.1f}x")
+                    figures = (
+                        f"{row['message_us']:.2f}",
+                        f"{row['longest_ms']:.2f}{star}",
+                        f"{row['ratio']:.1f}x",
+                    )
                     table.add(row, str(pending), order, row["script"], *figures)
             pending *= 10
     table.end()
     if plt:
-        draw(plt, options.plot, table.rows, f"{about['machine']}. Medians of {RUNS} calls, or a single call if it takes seconds.")
+        draw(
+            plt,
+            options.plot,
+            table.rows,
+            f"{about['machine']}. Medians of {RUNS} calls, or a single call if it takes seconds.",
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Measure a worker: ``python -m benchmarks.worker [--json] [--messages 200000]``.
 
-Messages of 100 bytes, all due, are handled to the last by a handler that does nothing, on a private server: by a worker at
-several concurrencies, by one with a sync handler in threads, and by the queue's own loop (``async for message in queue: async
-with message``), which acknowledges one message after another. Runs are interleaved, and their medians are shown.
+Messages of 100 bytes, all due, are handled to the last by a handler that does nothing, on a private
+server: by a worker at several concurrencies, by one with a sync handler in threads, and by the
+queue's own loop (``async for message in queue: async with message``), which acknowledges one
+message after another. Runs are interleaved, and their medians are shown.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ async def measure(url: str, way: str, messages: int) -> float:
     async with delayq.connect(url) as client:
         queue = client.reliable_queue("benchmark")
         for at in range(0, messages, AT_A_TIME):
-            await queue.offer_many(delayq.Offer(value=VALUE) for _ in range(min(AT_A_TIME, messages - at)))
+            await queue.offer_many(
+                delayq.Offer(value=VALUE) for _ in range(min(AT_A_TIME, messages - at))
+            )
         started = time.perf_counter()
         await handle(client, messages)
         seconds = time.perf_counter() - started
@@ -100,31 +103,44 @@ async def measure(url: str, way: str, messages: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_server_option(parser)
     parser.add_argument("--messages", type=int, default=200_000, help="number of due messages")
-    parser.add_argument("--runs", type=int, default=5, help="number of interleaved runs; the median is reported")
-    parser.add_argument("--way", action="append", choices=list(WAYS), help="measure only this way; repeatable")
+    parser.add_argument(
+        "--runs", type=int, default=5, help="number of interleaved runs; the median is reported"
+    )
+    parser.add_argument(
+        "--way", action="append", choices=list(WAYS), help="measure only this way; repeatable"
+    )
     options = parser.parse_args()
     ways = options.way or list(WAYS)
     rates: dict[str, list[float]] = {way: [] for way in ways}
     with measured_server(options.server) as server:
-        about = {"machine": machine(server), "measured": f"{options.messages} messages; medians of {options.runs} runs"}
+        about = {
+            "machine": machine(server),
+            "measured": f"{options.messages} messages; medians of {options.runs} runs",
+        }
         where = server.connection_pool.connection_kwargs
         url = options.server or f"unix://{where['path']}"
         for _ in range(options.runs):
             for way in ways:
                 rates[way].append(asyncio.run(measure(url, way, options.messages)))
     table = Table(
-        about, ("way                     ", " messages/s", "   lowest", "  highest", "     ratio"), as_json=options.json
+        about,
+        ("way                     ", " messages/s", "   lowest", "  highest", "     ratio"),
+        as_json=options.json,
     )
     medians = {way: statistics.median(of_way) for way, of_way in rates.items()}
     base = medians.get("the queue's loop")
     for way, rate in medians.items():
         row: dict[str, Any] = {"way": way, "messages_a_second": rate, "runs": rates[way]}
         ratio = f"{rate / base:.1f}x" if base else "-"
-        table.add(row, way, f"{rate:,.0f}", f"{min(rates[way]):,.0f}", f"{max(rates[way]):,.0f}", ratio)
+        table.add(
+            row, way, f"{rate:,.0f}", f"{min(rates[way]):,.0f}", f"{max(rates[way]):,.0f}", ratio
+        )
     table.end()
 
 

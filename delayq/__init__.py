@@ -104,7 +104,8 @@ if typing.TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        # Loaded on demand, to spare programs that only offer: it takes an eighth of the time of all the other imports.
+        # Loaded on demand, to spare programs that only offer: it takes an eighth of the time of all
+        # the other imports.
         if name == "Worker":
             from delayq.worker import Worker  # noqa: PLC0415
 

@@ -13,11 +13,15 @@ def main() -> int:
     """Run the command line.
 
     Returns:
-        The exit status: 0 for success, 1 for a bad result, 2 if the command could not be carried out, 130 after Ctrl-C.
+        The exit status: 0 for success, 1 for a bad result, 2 if the command could not be carried
+            out, 130 after Ctrl-C.
     """
     try:
         if missing := [name for name in _NEEDED if find_spec(name) is None]:
-            print(f"delayq: {missing[0]} is missing: pip install 'delayq[cli,embedded]'", file=sys.stderr)  # noqa: T201
+            print(  # noqa: T201
+                f"delayq: {missing[0]} is missing: pip install 'delayq[cli,embedded]'",
+                file=sys.stderr,
+            )
             return 2
         from delayq.cli.app import run  # noqa: PLC0415 - only after checking that it can be imported
 

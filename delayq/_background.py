@@ -16,8 +16,8 @@ _log = logging.getLogger("delayq")
 class Background:
     """Starts tasks and ends them all together.
 
-    Not a task group: a client may be opened in one task and closed in another, as test fixtures and web servers do, and a failure
-    in one queue must not end the others.
+    Not a task group: a client may be opened in one task and closed in another, as test fixtures and
+    web servers do, and a failure in one queue must not end the others.
     """
 
     def __init__(self) -> None:
@@ -26,12 +26,15 @@ class Background:
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Start ``work``, after the caller's next wait. If it raises, the error is logged.
 
-        Callers keep a reference to the task, which the end of the task clears. An eager task factory would let the task end
-        before the reference is stored, so the factory is bypassed.
+        Callers keep a reference to the task, which the end of the task clears. An eager task
+        factory would let the task end before the reference is stored, so the factory is bypassed.
         """
-        # A context of its own: otherwise a connection opened during a web request would keep that request's variables alive.
+        # A context of its own: otherwise a connection opened during a web request would keep that
+        # request's variables alive.
         loop, context = asyncio.get_running_loop(), contextvars.Context()
-        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, name=f"delayq {name}", context=context)
+        task: asyncio.Task[Any] = asyncio.Task(
+            work, loop=loop, name=f"delayq {name}", context=context
+        )
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task

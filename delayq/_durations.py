@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 # Above 2**53 ms, a sorted set's score is no longer exact.
 MAX_MS = 2**53
-# How far the server's clock may be ahead of ours, seconds. If it is farther ahead, a delay that ends at the limit of the scores
-# passes the check.
+# How far the server's clock may be ahead of ours, seconds. If it is farther ahead, a delay that
+# ends at the limit of the scores passes the check.
 _AHEAD = 366 * 86_400
 # The server's proto-max-bulk-len, minus room for the data around a payload.
 _LARGEST_STRING = 512 * 1024 * 1024 - 64 * 1024
@@ -33,7 +33,11 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
         BadDelay: It is negative, NaN, infinite, past 2**53 ms after 1970, or not a duration at all.
     """
     # Before rounding, because the smallest negative duration would become 0.
-    if duration < timedelta() if isinstance(duration, timedelta) else isinstance(duration, int | float) and duration < 0:
+    if (
+        duration < timedelta()
+        if isinstance(duration, timedelta)
+        else isinstance(duration, int | float) and duration < 0
+    ):
         raise BadDelay(f"{what} must not be negative, but is {_shown(duration)}")
     if type(duration) is int:
         result = duration * 1_000_000
@@ -46,7 +50,8 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
         exact = min(duration, 2.0 * MAX_MS) * 1_000_000
         result = int(exact)
         if result != exact:
-            # Round first: 1.1 s is 1,100,000 microseconds, not one more because the float is slightly larger.
+            # Round first: 1.1 s is 1,100,000 microseconds, not one more because the float is
+            # slightly larger.
             result = math.ceil(round(exact, 3))
     else:
         raise BadDelay(f"{what} must be seconds or a timedelta, not {type(duration).__name__}")
@@ -58,7 +63,9 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
 
 def check_count(count: int | None, what: str, least: int = 0) -> None:
     """Raise :class:`~delayq.BadInput` unless ``count`` is None or an int of at least ``least``."""
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
+    if count is not None and (
+        isinstance(count, bool) or not isinstance(count, int) or count < least
+    ):
         raise BadInput(f"{what} must be an int of at least {least}, not {count!r}")
 
 
@@ -77,7 +84,9 @@ def _shown(number: object) -> str:
 
 
 def check_max_payload(size: int) -> None:
-    """Raise :class:`~delayq.BadInput` unless ``size`` is a number of bytes that the server can store."""
+    """Raise :class:`~delayq.BadInput` unless ``size`` is a number of bytes that the server can
+    store.
+    """
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _LARGEST_STRING:
         raise BadInput(f"max_payload must be an int from 0 to {_LARGEST_STRING}, not {size!r}")
 
@@ -87,10 +96,16 @@ def seconds(duration: Duration, what: str) -> float:
     return microseconds(duration, what) / 1_000_000
 
 
-def delay_us(delay: Duration | None, at: datetime | None, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> int:
-    """Return the delay that ``delay`` or ``at`` asks for, in microseconds; 0 if neither is given or ``at`` has passed.
+def delay_us(
+    delay: Duration | None,
+    at: datetime | None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> int:
+    """Return the delay that ``delay`` or ``at`` asks for, in microseconds; 0 if neither is given or
+    ``at`` has passed.
 
-    ``at`` and ``now`` are read from the same clock, so the distance between them is right even if that clock is wrong.
+    ``at`` and ``now`` are read from the same clock, so the distance between them is right even if
+    that clock is wrong.
 
     Raises:
         BadDelay: As for :func:`microseconds`; or both are given; or ``at`` has no timezone.
@@ -105,7 +120,9 @@ def delay_us(delay: Duration | None, at: datetime | None, now: Callable[[], date
 
 
 def moment_us(us: float) -> datetime:
-    """Return the moment ``us`` microseconds after the epoch; if that is past the year 9999, the last moment of that year."""
+    """Return the moment ``us`` microseconds after the epoch; if that is past the year 9999, the
+    last moment of that year.
+    """
     try:
         return _EPOCH + timedelta(microseconds=us)
     except OverflowError:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 
-def about(queue: str, message: str | None = None, attempt: int | None = None) -> dict[str, str | int]:
-    """Return the ``extra`` of a record: ``queue``, and ``message_id`` and ``attempt`` if known. Never a payload."""
+def about(
+    queue: str, message: str | None = None, attempt: int | None = None
+) -> dict[str, str | int]:
+    """Return the ``extra`` of a record: ``queue``, and ``message_id`` and ``attempt`` if known.
+
+    Never a payload.
+    """
     facts: dict[str, str | int] = {"queue": queue}
     if message is not None:
         facts["message_id"] = message

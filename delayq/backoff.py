@@ -21,12 +21,12 @@ class Backoff:
     """Retry delays by attempt. Create one with one of the class methods.
 
     Attributes:
-        delays: The delays after the first attempts, seconds. The last one applies to all later attempts, multiplied by ``factor``
-            for each.
+        delays: The delays after the first attempts, seconds. The last one applies to all later
+            attempts, multiplied by ``factor`` for each.
         factor: The multiplier for each further delay: above 1 the delays grow, below 1 they shrink.
         max: The longest delay, seconds.
-        jitter: The random part of a delay, 0 to 1: with 0.1, the delay is anything from 90 to 110 %, so that messages that failed
-            together do not come back together.
+        jitter: The random part of a delay, 0 to 1: with 0.1, the delay is anything from 90 to 110
+            %, so that messages that failed together do not come back together.
     """
 
     delays: tuple[float, ...]
@@ -39,7 +39,12 @@ class Backoff:
             raise BadInput("a backoff needs at least one delay")
         facts = (("factor", self.factor), ("max", self.max), ("jitter", self.jitter))
         for name, value in (*(("a delay", delay) for delay in self.delays), *facts):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not math.isfinite(value)
+                or value < 0
+            ):
                 raise BadInput(f"{name} of a backoff must be a non-negative number, not {value!r}")
         if self.jitter > 1:
             raise BadInput(f"jitter must be between 0 and 1, not {self.jitter!r}")
@@ -50,8 +55,17 @@ class Backoff:
         return cls((delay,), jitter=jitter)
 
     @classmethod
-    def exponential(cls, base: float = 1.0, factor: float = 2.0, max: float = 3600.0, jitter: float = 0.1) -> Backoff:  # noqa: A002
-        """Start with ``base`` seconds and multiply by ``factor`` each time, up to ``max``. A factor below 1 shrinks delays."""
+    def exponential(
+        cls,
+        base: float = 1.0,
+        factor: float = 2.0,
+        max: float = 3600.0,  # noqa: A002
+        jitter: float = 0.1,
+    ) -> Backoff:
+        """Start with ``base`` seconds and multiply by ``factor`` each time, up to ``max``.
+
+        A factor below 1 shrinks delays.
+        """
         return cls((base,), factor=factor, max=max, jitter=jitter)
 
     @classmethod
@@ -80,7 +94,9 @@ class Backoff:
         delay = self.delays[min(place, len(self.delays) - 1)]
         if beyond > 0 and self.factor != 1 and delay:
             # Use logarithms, because a power with a large attempt exceeds what a float can hold.
-            exponent = math.log(delay) + beyond * (math.log(self.factor) if self.factor else -math.inf)
+            exponent = math.log(delay) + beyond * (
+                math.log(self.factor) if self.factor else -math.inf
+            )
             delay = math.exp(min(exponent, math.log(_MOST)))
         delay = min(delay, self.max)
         return min(delay * (1 + self.jitter * (2 * chance() - 1)), self.max)

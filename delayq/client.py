@@ -1,4 +1,6 @@
-"""connect() and the client, which owns the connections, the timer, the wake-up subscription and the queues that share them."""
+"""connect() and the client, which owns the connections, the timer, the wake-up subscription and the
+queues that share them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.settings import RETRIES, Settings
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
-from delayq.errors import BadInput, Closed, ConfigurationError, EmbeddedServerError, ServerError, ServerUnavailable
+from delayq.errors import (
+    BadInput,
+    Closed,
+    ConfigurationError,
+    EmbeddedServerError,
+    ServerError,
+    ServerUnavailable,
+)
 from delayq.instrumentation import Hooks
 from delayq.stats import ClientStats, QueueDepth, QueueStats
 
@@ -63,17 +72,21 @@ def connect(
     """Create a client, to be opened with ``async with``.
 
     Args:
-        address: ``redis://host:port/db``, ``rediss://``, ``unix:///path`` (or ``valkey://``, ``valkeys://``, ``valkey+unix://``);
-            ``embedded:`` for a private server that lives as long as the client, ``embedded:./data`` for one that keeps its data
-            in that directory; ``redis+cluster://host:port,host:port``, ``redis+sentinel://host:port,host:port/service/db``; or a
-            client of ``redis.asyncio`` (``Redis``, ``RedisCluster``, ``Sentinel.master_for()``): delayq uses its address and
-            leaves its connections to you. If omitted, ``$DELAYQ_URL``; if that is not set either, ``embedded:`` where it is
-            installed, with a warning in the log.
-        resync_interval: The longest a lost notification can delay a message: seconds or a timedelta.
-        max_connections: The number of connections that carry calls to each server; when all of them are in use, calls share them.
-            The subscription comes on top, and so does one blocked connection for each queue that has a waiting consumer.
-        name_mapper: Maps a queue's name to its name on the server, like the ``NameMapper`` of a Redisson client:
-            ``"prod:{}".format`` puts a prefix before each name.
+        address: ``redis://host:port/db``, ``rediss://``, ``unix:///path`` (or ``valkey://``,
+            ``valkeys://``, ``valkey+unix://``); ``embedded:`` for a private server that lives as
+            long as the client, ``embedded:./data`` for one that keeps its data in that directory;
+            ``redis+cluster://host:port,host:port``,
+            ``redis+sentinel://host:port,host:port/service/db``; or a client of ``redis.asyncio``
+            (``Redis``, ``RedisCluster``, ``Sentinel.master_for()``): delayq uses its address and
+            leaves its connections to you. If omitted, ``$DELAYQ_URL``; if that is not set either,
+            ``embedded:`` where it is installed, with a warning in the log.
+        resync_interval: The longest a lost notification can delay a message: seconds or a
+            timedelta.
+        max_connections: The number of connections that carry calls to each server; when all of them
+            are in use, calls share them. The subscription comes on top, and so does one blocked
+            connection for each queue that has a waiting consumer.
+        name_mapper: Maps a queue's name to its name on the server, like the ``NameMapper`` of a
+            Redisson client: ``"prod:{}".format`` puts a prefix before each name.
 
     Raises:
         ConfigurationError: There is no address, or it cannot be parsed.
@@ -88,17 +101,22 @@ def connect(
                 "or get a private server with pip install 'delayq[embedded]'"
             )
         _log.warning(
-            "no address was given and $%s is not set: this process uses a private server, and its messages are lost when it "
-            'ends. Set $%s, or pass an address; connect("embedded:") asks for a private server without this warning',
+            "no address was given and $%s is not set: this process uses a private server, and its"
+            ' messages are lost when it ends. Set $%s, or pass an address; connect("embedded:")'
+            " asks for a private server without this warning",
             URL_VARIABLE,
             URL_VARIABLE,
         )
         address = "embedded:"
-    return Client(address, seconds(resync_interval, "resync_interval"), max_connections, name_mapper)
+    return Client(
+        address, seconds(resync_interval, "resync_interval"), max_connections, name_mapper
+    )
 
 
 class Client:
-    """A connection to one server, and the queues on it. Create one with :func:`connect` and open it with ``async with``.
+    """A connection to one server, and the queues on it.
+
+    Create one with :func:`connect` and open it with ``async with``.
 
     A client belongs to the event loop in which it was opened.
     """
@@ -111,12 +129,15 @@ class Client:
         name_mapper: Callable[[str], str] | None,
     ) -> None:
         if resync_interval < _LEAST_RESYNC:
-            raise BadInput(f"resync_interval must be at least {_LEAST_RESYNC:g} s: each interval costs the server a call")
+            raise BadInput(
+                f"resync_interval must be at least {_LEAST_RESYNC:g} s: each interval costs the"
+                " server a call"
+            )
         if max_connections is None:
             raise BadInput("max_connections must be an int of at least 1, not None")
         check_count(max_connections, "max_connections", 1)
-        # redis-py takes longer to import than everything else together: pay for it when a client is made, not when delayq is
-        # imported.
+        # redis-py takes longer to import than everything else together: pay for it when a client is
+        # made, not when delayq is imported.
         from delayq._redis.url import from_client, from_url  # noqa: PLC0415
 
         self._resync_interval = resync_interval
@@ -137,7 +158,8 @@ class Client:
         return self._session is None and not self._closed
 
     async def __aenter__(self) -> Self:
-        """Open the client: start the embedded server if there is one, and make a first call to the server.
+        """Open the client: start the embedded server if there is one, and make a first call to the
+        server.
 
         Raises:
             ServerUnavailable, ServerRefused: The server does not answer, or denies access.
@@ -154,14 +176,21 @@ class Client:
 
                 await to_thread.run_sync(self._embedded.start)
                 self._address = of_socket(str(self._embedded.socket_path), self._restart_embedded)
-            session = self._session = Session(self._address, self._max_connections, self._resync_interval, self._hooks)
+            session = self._session = Session(
+                self._address, self._max_connections, self._resync_interval, self._hooks
+            )
             await session.server.open()
         except BaseException:
             await self.aclose()
             raise
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.aclose()
 
     @overload
@@ -170,7 +199,13 @@ class Client:
     ) -> DelayedQueue[Any]: ...
     @overload
     def delayed_queue(
-        self, name: str, *, codec: Codec[T], max_payload: int = ..., ordered_list: bool = ..., durability: str = ...
+        self,
+        name: str,
+        *,
+        codec: Codec[T],
+        max_payload: int = ...,
+        ordered_list: bool = ...,
+        durability: str = ...,
     ) -> DelayedQueue[T]: ...
     def delayed_queue(
         self,
@@ -181,27 +216,32 @@ class Client:
         ordered_list: bool = True,
         durability: str = "memory",
     ) -> DelayedQueue[Any]:
-        """Open a queue. It needs no declaration on the server, and is closed with the client or on its own.
+        """Open a queue.
 
-        While the queue is open, this process helps to move due messages to the ready list, even if it only offers.
+        It needs no declaration on the server, and is closed with the client or on its own.
+
+        While the queue is open, this process helps to move due messages to the ready list, even if
+        it only offers.
 
         Args:
             name: The queue's name. It is also the key of the list from which Java consumers take.
-            codec: Converts values to bytes and back; :class:`~delayq.JsonCodec` by default. All producers and consumers must use
-                the same one.
+            codec: Converts values to bytes and back; :class:`~delayq.JsonCodec` by default. All
+                producers and consumers must use the same one.
             max_payload: The largest encoded value allowed, bytes.
-            ordered_list: False saves the second copy of each pending message, kept in offer order, which only the views of
-                ``RDelayedQueue`` need. Choose it, in every process alike, for a queue that Java never lists, searches or removes
-                from. Java still delivers the messages it finds there.
-            durability: How safe an offer must be before it returns: ``"memory"``, ``"fsync"`` or ``"replicas:N"``; see
-                :meth:`delayq.DelayedQueue.offer`.
+            ordered_list: False saves the second copy of each pending message, kept in offer order,
+                which only the views of ``RDelayedQueue`` need. Choose it, in every process alike,
+                for a queue that Java never lists, searches or removes from. Java still delivers the
+                messages it finds there.
+            durability: How safe an offer must be before it returns: ``"memory"``, ``"fsync"`` or
+                ``"replicas:N"``; see :meth:`delayq.DelayedQueue.offer`.
 
         Raises:
             BadName: The name is empty, or its keys would not share one cluster slot.
-            BadInput: ``ordered_list`` is not a bool, ``codec`` is not a codec, or ``max_payload`` is invalid.
+            BadInput: ``ordered_list`` is not a bool, ``codec`` is not a codec, or ``max_payload``
+                is invalid.
             Closed: The client is not open.
-            ConfigurationError: The client was opened in another event loop, or the queue is open on this client with a different
-                ``ordered_list``.
+            ConfigurationError: The client was opened in another event loop, or the queue is open on
+                this client with a different ``ordered_list``.
         """
         session = self._open_session()
         session.check_loop()
@@ -299,44 +339,66 @@ class Client:
         durability: str = "memory",
         partitions: int | None = None,
     ) -> ReliableQueue[Any] | PartitionedQueue[Any]:
-        """Open a queue. It needs no declaration on the server, and is closed with the client or on its own.
+        """Open a queue.
 
-        The settings apply to this client: every client that uses the queue should use the same ones.
+        It needs no declaration on the server, and is closed with the client or on its own.
+
+        The settings apply to this client: every client that uses the queue should use the same
+        ones.
 
         Args:
             name: The queue's name.
             codec: Converts values to bytes and back; :class:`~delayq.JsonCodec` by default.
-            lease: How long a worker holds a message before it is redelivered: seconds or a timedelta. Renewed while
-                ``async with message`` runs.
-            max_attempts: The number of attempts after which a message becomes a dead letter; None for no limit.
+            lease: How long a worker holds a message before it is redelivered: seconds or a
+                timedelta. Renewed while ``async with message`` runs.
+            max_attempts: The number of attempts after which a message becomes a dead letter; None
+                for no limit.
             backoff: How long a failed message waits for its next attempt.
             dedup_window: How long the id of a handled message still counts as taken.
-            expired: How to treat a message past its ``ttl``: ``"drop"`` it, or make it a dead letter (``"dead"``).
-            max_size: The largest number of live messages the queue may hold; None to be limited by the server only.
-            when_full: How to treat an offer beyond ``max_size``: ``"raise"`` :class:`~delayq.QueueFull`, or ``"wait"`` for room.
+            expired: How to treat a message past its ``ttl``: ``"drop"`` it, or make it a dead
+                letter (``"dead"``).
+            max_size: The largest number of live messages the queue may hold; None to be limited by
+                the server only.
+            when_full: How to treat an offer beyond ``max_size``: ``"raise"``
+                :class:`~delayq.QueueFull`, or ``"wait"`` for room.
             max_payload: The largest encoded value allowed, bytes.
-            durability: How safe an offer must be before it returns: ``"memory"``, ``"fsync"`` or ``"replicas:N"``; see
-                :meth:`delayq.ReliableQueue.offer`. Acknowledgements do not wait for it: at worst a message is redelivered.
-            partitions: The number of cluster slots to spread the queue over, as a :class:`~delayq.PartitionedQueue`. Every
-                process must use the same number.
+            durability: How safe an offer must be before it returns: ``"memory"``, ``"fsync"`` or
+                ``"replicas:N"``; see :meth:`delayq.ReliableQueue.offer`. Acknowledgements do not
+                wait for it: at worst a message is redelivered.
+            partitions: The number of cluster slots to spread the queue over, as a
+                :class:`~delayq.PartitionedQueue`. Every process must use the same number.
 
         Raises:
             BadName: The name is empty, or its keys would not share one cluster slot.
             BadInput: A setting is invalid.
             Closed: The client is not open.
-            ConfigurationError: The client was opened in another event loop, or the queue is open on this client with other
-                settings.
+            ConfigurationError: The client was opened in another event loop, or the queue is open on
+                this client with other settings.
         """
         session = self._open_session()
         session.check_loop()
-        settings = Settings(lease, max_attempts, backoff, dedup_window, expired, max_size, when_full, max_payload, durability)
+        settings = Settings(
+            lease,
+            max_attempts,
+            backoff,
+            dedup_window,
+            expired,
+            max_size,
+            when_full,
+            max_payload,
+            durability,
+        )
         check_codec(codec)
         chosen = JsonCodec() if codec is None else codec
         if partitions is None:
-            return ReliableQueue(ReliableKeys.of(name, self._name_mapper), chosen, settings, session)
+            return ReliableQueue(
+                ReliableKeys.of(name, self._name_mapper), chosen, settings, session
+            )
         check_partitions(partitions)
         parts = (ReliableKeys.of(name, self._name_mapper, place) for place in range(partitions))
-        return PartitionedQueue(name, [ReliableQueue(keys, chosen, settings, session) for keys in parts])
+        return PartitionedQueue(
+            name, [ReliableQueue(keys, chosen, settings, session) for keys in parts]
+        )
 
     async def server_time(self) -> datetime:
         """Return the time on the server's clock (UTC), which decides when a message is due.
@@ -368,25 +430,39 @@ class Client:
 
     def queue_statistics(self) -> list[QueueStats]:
         """Return what the client has done with each open queue."""
-        return [QueueStats.total([part.stats() for part in parts]) for parts in self._open_queues().values()]
+        return [
+            QueueStats.total([part.stats() for part in parts])
+            for parts in self._open_queues().values()
+        ]
 
-    async def queue_depths(self, *, without: Container[tuple[str, str]] = ()) -> dict[tuple[str, str], QueueDepth | ServerError]:
-        """Return how many messages each open queue holds, by the queue's kind and name as in :meth:`queue_statistics`.
+    async def queue_depths(
+        self, *, without: Container[tuple[str, str]] = ()
+    ) -> dict[tuple[str, str], QueueDepth | ServerError]:
+        """Return how many messages each open queue holds, by the queue's kind and name as in
+        :meth:`queue_statistics`.
 
-        For a delayed queue, ``delayed`` counts the pending messages, and ``oldest_due_age`` is the age of the oldest message that
-        is due but not yet transferred. If the server did not answer, or refused, the value is the error; for a partitioned queue,
-        the error of the first partition that failed.
+        For a delayed queue, ``delayed`` counts the pending messages, and ``oldest_due_age`` is the
+        age of the oldest message that is due but not yet transferred. If the server did not answer,
+        or refused, the value is the error; for a partitioned queue, the error of the first
+        partition that failed.
 
         Args:
             without: Queues to leave out, about which the server is not asked.
         """
         queues = {name: parts for name, parts in self._open_queues().items() if name not in without}
         asked = [part for parts in queues.values() for part in parts]
-        depths = dict(zip(asked, await asyncio.gather(*(part.depth() for part in asked), return_exceptions=True), strict=True))
+        depths = dict(
+            zip(
+                asked,
+                await asyncio.gather(*(part.depth() for part in asked), return_exceptions=True),
+                strict=True,
+            )
+        )
         return {name: _total([depths[part] for part in parts]) for name, parts in queues.items()}
 
     def observe(self, observer: Observer) -> None:
-        """Notify ``observer`` of what happens to messages, from now on or from when the client opens.
+        """Notify ``observer`` of what happens to messages, from now on or from when the client
+        opens.
 
         :mod:`delayq.instrumentation` describes observers.
         """
@@ -399,14 +475,16 @@ class Client:
     async def aclose(self) -> None:
         """Close every queue and connection, within a second and two round trips.
 
-        This takes up to five seconds longer while messages that are being handed back are still leaving this machine, or while
-        the server answers that it cannot serve at the moment.
+        This takes up to five seconds longer while messages that are being handed back are still
+        leaving this machine, or while the server answers that it cannot serve at the moment.
 
-        Waiting calls raise :class:`~delayq.errors.Closed`, loops over a queue simply end, and messages that were fetched but not
-        handed to a consumer go back to the server. Closing twice does nothing.
+        Waiting calls raise :class:`~delayq.errors.Closed`, loops over a queue simply end, and
+        messages that were fetched but not handed to a consumer go back to the server. Closing twice
+        does nothing.
 
         Raises:
-            ConfigurationError: The client was opened in another event loop, and must be closed there. It stays open.
+            ConfigurationError: The client was opened in another event loop, and must be closed
+                there. It stays open.
         """
         session = self._session
         if session is not None and not session.server.is_inherited:
@@ -416,7 +494,8 @@ class Client:
             # After a fork: everything that is open belongs to the parent process.
             self._session = None
             return
-        # Shielded: everything is closed even if the caller is cancelled, or messages and sockets would be left behind.
+        # Shielded: everything is closed even if the caller is cancelled, or messages and sockets
+        # would be left behind.
         with anyio.CancelScope(shield=True):
             try:
                 if session is not None:
@@ -428,7 +507,8 @@ class Client:
                     await to_thread.run_sync(self._embedded.stop)
 
     async def _restart_embedded(self) -> str:
-        """Start the embedded server again if it has died together with its watchdog, and return the path of its socket.
+        """Start the embedded server again if it has died together with its watchdog, and return the
+        path of its socket.
 
         Raises:
             ServerUnavailable: It did not start. The next attempt may succeed.
@@ -450,7 +530,11 @@ class Client:
 
     def _open_session(self) -> Session:
         if self._session is None or self._closed:
-            raise Closed("the client is closed" if self._closed else "open the client first: async with connect(...) as client")
+            raise Closed(
+                "the client is closed"
+                if self._closed
+                else "open the client first: async with connect(...) as client"
+            )
         return self._session
 
 

@@ -19,8 +19,8 @@
     ├── NotDurable                       stored, but not as safely as was asked for
     ├── ServerError
     │   ├── ServerUnavailable            no answer at the address; nothing was written
-    │   ├── OutcomeUnknown               the call was sent but its reply was lost: it may have been carried out
-    │   └── ServerRefused                the server replied with an error (memory, permission, a key of another type)
+    │   ├── OutcomeUnknown               sent, but the reply was lost: it may have been carried out
+    │   └── ServerRefused                an error reply (memory, permission, a key of another type)
     └── TimerError (RuntimeError)
         ├── TimerFull                    max_pending_timeouts are pending already
         └── TimerStopped                 the timer was stopped
@@ -82,8 +82,8 @@ class DecodeError(CodecError):
 
     Attributes:
         codec: The codec's class name.
-        payload: The complete bytes. They may be private, so the error message leaves them out: it shows only the first four,
-            which tell formats apart.
+        payload: The complete bytes. They may be private, so the error message leaves them out: it
+            shows only the first four, which tell formats apart.
     """
 
     def __init__(self, codec: str, payload: bytes) -> None:
@@ -92,7 +92,10 @@ class DecodeError(CodecError):
         self.payload = payload
 
     def __str__(self) -> str:
-        return f"{self.codec} cannot decode {len(self.payload)} bytes that begin with {self.payload[:4].hex(' ') or 'nothing'}"
+        return (
+            f"{self.codec} cannot decode {len(self.payload)} bytes that begin with"
+            f" {self.payload[:4].hex(' ') or 'nothing'}"
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.codec!r}, {len(self.payload)} bytes)"
@@ -111,11 +114,14 @@ class Closed(DelayqError):
 
 
 class DuplicateMessage(DelayqError):
-    """A live message, or one that was handled within ``dedup_window``, already has that id. Nothing was written.
+    """A live message, or one that was handled within ``dedup_window``, already has that id.
+
+    Nothing was written.
 
     Attributes:
         ids: The ids that were refused.
-        stored: The ids of the messages that were stored, if raised by :meth:`~delayq.ReliableQueue.offer_many`.
+        stored: The ids of the messages that were stored, if raised by
+            :meth:`~delayq.ReliableQueue.offer_many`.
     """
 
     def __init__(self, ids: tuple[str, ...], stored: tuple[str, ...] = ()) -> None:
@@ -124,15 +130,21 @@ class DuplicateMessage(DelayqError):
         self.stored = stored
 
     def __str__(self) -> str:
-        return f"{len(self.ids)} messages have an id that is already taken; the first is {self.ids[0]!r}"
+        return (
+            f"{len(self.ids)} messages have an id that is already taken; the first is"
+            f" {self.ids[0]!r}"
+        )
 
 
 class QueueFull(DelayqError):
-    """The queue holds as many live messages as ``max_size`` allows. Nothing was written for the ids named.
+    """The queue holds as many live messages as ``max_size`` allows.
+
+    Nothing was written for the ids named.
 
     Attributes:
         ids: The ids that were refused.
-        stored: The ids of the messages that were stored, if raised by :meth:`~delayq.ReliableQueue.offer_many`.
+        stored: The ids of the messages that were stored, if raised by
+            :meth:`~delayq.ReliableQueue.offer_many`.
     """
 
     def __init__(self, ids: tuple[str, ...], stored: tuple[str, ...] = ()) -> None:
@@ -145,12 +157,15 @@ class QueueFull(DelayqError):
 
 
 class NotDurable(DelayqError):
-    """Messages are stored and will be delivered, but within 2 s too few replicas confirmed them, or the disk did not.
+    """Messages are stored and will be delivered, but within 2 s too few replicas confirmed them, or
+    the disk did not.
 
-    If the server dies now, they may be lost with it. Offering them again under the same ids is safe.
+    If the server dies now, they may be lost with it. Offering them again under the same ids is
+    safe.
 
     Attributes:
-        stored: The ids of these messages, or their receipts if raised by a :class:`~delayq.DelayedQueue`.
+        stored: The ids of these messages, or their receipts if raised by a
+            :class:`~delayq.DelayedQueue`.
     """
 
     def __init__(self, message: str, stored: tuple[Any, ...] = ()) -> None:
@@ -159,7 +174,10 @@ class NotDurable(DelayqError):
 
 
 class LeaseLost(DelayqError):
-    """You no longer hold the message: its lease has ended, or it was already acknowledged. Nothing was changed."""
+    """You no longer hold the message: its lease has ended, or it was already acknowledged.
+
+    Nothing was changed.
+    """
 
 
 class ServerError(DelayqError):
@@ -167,14 +185,17 @@ class ServerError(DelayqError):
 
 
 class ServerUnavailable(ServerError):
-    """No server answers at the address. The call was not carried out, so it is safe to repeat it."""
+    """No server answers at the address. The call was not carried out, so it is safe to repeat
+    it.
+    """
 
 
 class OutcomeUnknown(ServerError):
     """The call was sent but its reply was lost: it may or may not have been carried out.
 
     Attributes:
-        stored: The receipts of the messages known to be stored, if raised by :meth:`~delayq.DelayedQueue.offer_many`.
+        stored: The receipts of the messages known to be stored, if raised by
+            :meth:`~delayq.DelayedQueue.offer_many`.
     """
 
     def __init__(self, message: str, stored: tuple[Any, ...] = ()) -> None:
@@ -183,7 +204,10 @@ class OutcomeUnknown(ServerError):
 
 
 class ServerRefused(ServerError):
-    """The server replied with an error: out of memory, no permission, a key of another type. Or it is not the expected server."""
+    """The server replied with an error: out of memory, no permission, a key of another type.
+
+    Or it is not the expected server.
+    """
 
 
 class TimerError(DelayqError, RuntimeError):

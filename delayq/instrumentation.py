@@ -1,4 +1,7 @@
-"""Notifies observers such as metrics and traces of what a client does. Costs next to nothing while there are none."""
+"""Notifies observers such as metrics and traces of what a client does.
+
+Costs next to nothing while there are none.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ class OfferEvent:
         count: The number of messages.
         batch: Whether it is an ``offer_many``.
         delay: Seconds until the message is due; None in a batch.
-        headers: Headers that you add here go to each message that has no header of that name. Ignored for a delayed queue.
+        headers: Headers that you add here go to each message that has no header of that name.
+            Ignored for a delayed queue.
         ids: The ids of the messages, once they are stored.
     """
 
@@ -39,30 +43,37 @@ class OfferEvent:
 
 
 class Observer:
-    """Override the methods you need, and pass an instance to :meth:`delayq.Client.observe`. The others cost nothing.
+    """Override the methods you need, and pass an instance to :meth:`delayq.Client.observe`.
 
-    Methods are called in the event loop and must not block. Errors that they raise are logged, and harm no message.
+    The others cost nothing.
+
+    Methods are called in the event loop and must not block. Errors that they raise are logged, and
+    harm no message.
     """
 
     def sending(self, sending: OfferEvent) -> Around:
         """Wrap a call that offers messages.
 
-        The context manager you return is entered before the call and left after it, with its error if it has one.
+        The context manager you return is entered before the call and left after it, with its error
+        if it has one.
         """
         del sending
         return None
 
     def handling(self, queue: str, message: Any) -> Around:
-        """Wrap the handling of a message of a reliable queue, by ``async with message`` or a worker.
+        """Wrap the handling of a message of a reliable queue, by ``async with message`` or a
+        worker.
 
-        The context manager you return is entered before the handling and left after it, with the error if it failed; the handler
-        sees the context variables that it sets.
+        The context manager you return is entered before the handling and left after it, with the
+        error if it failed; the handler sees the context variables that it sets.
         """
         del queue, message
         return None
 
     def delivered(self, queue: str, late: float) -> None:
-        """Observe a message of a reliable queue being handed out, ``late`` seconds after it was due by the server's clock."""
+        """Observe a message of a reliable queue being handed out, ``late`` seconds after it was due
+        by the server's clock.
+        """
         del queue, late
 
 
@@ -86,7 +97,11 @@ class Hooks:
     def remove(self, observer: Observer) -> None:
         """Stop notifying an observer. Does nothing if it is not registered."""
         for name in self.__slots__:
-            setattr(self, name, tuple(each for each in getattr(self, name) if each.__self__ is not observer))
+            setattr(
+                self,
+                name,
+                tuple(each for each in getattr(self, name) if each.__self__ is not observer),
+            )
 
     @contextmanager
     def around_sending(self, sending: OfferEvent) -> Iterator[OfferEvent]:
@@ -143,7 +158,11 @@ class Observation:
         error = self.error if error is None else error
         try:
             # An observer cannot suppress the error: its caller decides what becomes of it.
-            self._stack.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
+            self._stack.__exit__(
+                None if error is None else type(error),
+                error,
+                None if error is None else error.__traceback__,
+            )
         except BaseException as raised:  # noqa: BLE001 - a context manager may raise the very error it was given
             if raised is not error:
                 _log.exception("an observer raised")

@@ -16,13 +16,16 @@ class QueueDepth:
     """The number of messages that the server has of a queue, by state.
 
     Attributes:
-        delayed: Messages that are not due yet; for a delayed queue, also those that are due and have not been transferred yet.
-        ready: Messages that are due and not held by a worker, including those whose lease has ended.
-        leased: Messages held by workers. This and ``delayed`` are exact up to a thousand leases; beyond that, delayed messages
-            may be counted here, as many as there are ended leases whose messages have not been claimed again yet.
+        delayed: Messages that are not due yet; for a delayed queue, also those that are due and
+            have not been transferred yet.
+        ready: Messages that are due and not held by a worker, including those whose lease has
+            ended.
+        leased: Messages held by workers. This and ``delayed`` are exact up to a thousand leases;
+            beyond that, delayed messages may be counted here, as many as there are ended leases
+            whose messages have not been claimed again yet.
         dead: Dead letters of a reliable queue.
-        oldest_due_age: How long the oldest ready message has been due, seconds; 0 if there is none. For a delayed queue, how long
-            the first ``delayed`` message has been due.
+        oldest_due_age: How long the oldest ready message has been due, seconds; 0 if there is none.
+            For a delayed queue, how long the first ``delayed`` message has been due.
         paused: Whether a reliable queue is paused.
         quarantined: Unreadable records of a delayed queue; None if unknown.
     """
@@ -37,7 +40,9 @@ class QueueDepth:
 
     @classmethod
     def total(cls, parts: Sequence[QueueDepth]) -> QueueDepth:
-        """Return the figures of a queue from those of its partitions; paused if any partition is."""
+        """Return the figures of a queue from those of its partitions; paused if any partition
+        is.
+        """
         return cls(
             sum(part.delayed for part in parts),
             sum(part.ready for part in parts),
@@ -45,7 +50,9 @@ class QueueDepth:
             sum(part.dead for part in parts),
             max(part.oldest_due_age for part in parts),
             any(part.paused for part in parts),
-            None if any(part.quarantined is None for part in parts) else sum(part.quarantined or 0 for part in parts),
+            None
+            if any(part.quarantined is None for part in parts)
+            else sum(part.quarantined or 0 for part in parts),
         )
 
 
@@ -57,8 +64,9 @@ class ClientStats:
         connections: Open connections to the server.
         connections_opened: Connections opened so far.
         timers: Armed wake-ups.
-        alarm: The source of the event loop's wake-ups: ``"timerfd"`` (Linux, exact to a tenth of a millisecond) or ``"loop"``
-            (its own timers: whole milliseconds on asyncio). None before the first wake-up is armed.
+        alarm: The source of the event loop's wake-ups: ``"timerfd"`` (Linux, exact to a tenth of a
+            millisecond) or ``"loop"`` (its own timers: whole milliseconds on asyncio). None before
+            the first wake-up is armed.
         round_trips: Commands sent so far.
         errors: Calls that failed so far.
         queues: Open queues.
@@ -66,7 +74,8 @@ class ClientStats:
         quarantined: Unreadable records found so far.
         returned: Messages found so far whose lease had ended: their consumer died, or was too slow.
         timer_wakeups: The number of times the event loop has woken the timer.
-        timer_lag: How much later than requested those wake-ups came, added up over all of them, seconds.
+        timer_lag: How much later than requested those wake-ups came, added up over all of them,
+            seconds.
     """
 
     connections: int
@@ -85,19 +94,25 @@ class ClientStats:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueStats:
-    """Counts of a client's work on a queue since it opened the queue, without the work of other processes.
+    """Counts of a client's work on a queue since it opened the queue, without the work of other
+    processes.
 
     Attributes:
         name: The queue's name. All its partitions count as one queue.
         kind: ``"delayed"`` or ``"reliable"``.
         offered: Messages that were stored, except occurrences of recurring messages.
-        delivered: Messages that were handed out, except those that were fetched ahead and given back.
-        acked: Messages that were acknowledged. Those that ``take`` and similar calls hand out for good are never counted.
+        delivered: Messages that were handed out, except those that were fetched ahead and given
+            back.
+        acked: Messages that were acknowledged. Those that ``take`` and similar calls hand out for
+            good are never counted.
         retried: Messages that came back after a failure, to be retried.
-        dead: Messages that became dead letters: no attempt left, rejected, or their last lease ended.
-        released: Messages of a reliable queue that came back untouched, as when their handler was cancelled.
+        dead: Messages that became dead letters: no attempt left, rejected, or their last lease
+            ended.
+        released: Messages of a reliable queue that came back untouched, as when their handler was
+            cancelled.
         expired: Messages of a reliable queue that were found past their time to live.
-        lease_ended: Messages of a delayed queue whose lease had ended: their consumer died, or was too slow.
+        lease_ended: Messages of a delayed queue whose lease had ended: their consumer died, or was
+            too slow.
         quarantined: Unreadable records of a delayed queue.
         errors: Failed calls for due messages.
         waiting: Whether a consumer is waiting for a message.
@@ -119,9 +134,13 @@ class QueueStats:
 
     @classmethod
     def total(cls, parts: Sequence[QueueStats]) -> QueueStats:
-        """Return the counts of a queue from those of its partitions; waiting if any partition is."""
+        """Return the counts of a queue from those of its partitions; waiting if any partition
+        is.
+        """
         sums = {name: sum(getattr(part, name) for part in parts) for name in _COUNTS}
         return replace(parts[0], waiting=any(part.waiting for part in parts), **sums)
 
 
-_COUNTS = tuple(each.name for each in fields(QueueStats) if each.name not in ("name", "kind", "waiting"))
+_COUNTS = tuple(
+    each.name for each in fields(QueueStats) if each.name not in ("name", "kind", "waiting")
+)

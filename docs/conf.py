@@ -1,4 +1,7 @@
-"""How Sphinx makes the documentation site: ``make docs``. Pages are Markdown; the reference comes from docstrings."""
+"""How Sphinx makes the documentation site: ``make docs``.
+
+Pages are Markdown; the reference comes from docstrings.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ sys.path.insert(0, str(ROOT))
 
 project = "delayq"
 author = "the authors of delayq"
-release = version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+release = version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+    "version"
+]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
@@ -33,5 +38,6 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 # No other site is asked while this one is made.
 intersphinx_mapping: dict[str, tuple[str, None]] = {}
-# Pages are also read in the repository, where some links lead to files beside docs/. A test looks after those.
+# Pages are also read in the repository, where some links lead to files beside docs/. A test looks
+# after those.
 suppress_warnings = ["myst.xref_missing"]

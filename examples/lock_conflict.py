@@ -1,10 +1,12 @@
-"""Two workers, one account: a worker that finds it locked puts the message back for a moment instead of waiting.
+"""Two workers, one account: a worker that finds it locked puts the message back for a moment
+instead of waiting.
 
     export DELAYQ_URL=redis://127.0.0.1:6379/0
     python examples/lock_conflict.py
 
-A worker that waits for a lock can do nothing else in the meantime, and enough waiting workers bring all work to a halt. Here the
-message returns to the queue with a short delay, and the worker continues with the next one.
+A worker that waits for a lock can do nothing else in the meantime, and enough waiting workers bring
+all work to a halt. Here the message returns to the queue with a short delay, and the worker
+continues with the next one.
 """
 
 import asyncio
@@ -19,12 +21,19 @@ RETRY_AFTER = 0.2
 TRANSFERS = [("alice", 10), ("alice", 20), ("bob", 30), ("alice", 40)]
 
 
-async def work(name: str, redis: Redis, queue: delayq.DelayedQueue[Any], booked: asyncio.Queue[int]) -> None:
+async def work(
+    name: str, redis: Redis, queue: delayq.DelayedQueue[Any], booked: asyncio.Queue[int]
+) -> None:
     async for transfer in queue:
-        # SET key token NX PX. The lock expires by itself if this process dies, and only the token's owner releases it.
+        # SET key token NX PX. The lock expires by itself if this process dies, and only the token's
+        # owner releases it.
         lock = redis.lock(f"lock:{transfer['account']}", timeout=10, blocking=False)
         if not await lock.acquire():
-            print(f"{name}: {transfer['account']} is locked, the transfer of {transfer['amount']} will be retried", flush=True)
+            print(
+                f"{name}: {transfer['account']} is locked, the transfer of {transfer['amount']}"
+                " will be retried",
+                flush=True,
+            )
             await queue.offer(transfer, delay=RETRY_AFTER)
             continue
         try:
@@ -41,8 +50,13 @@ async def main() -> None:
     async with redis, delayq.connect(redis) as client:
         queue = client.delayed_queue("transfers")
         booked: asyncio.Queue[int] = asyncio.Queue()
-        workers = [asyncio.create_task(work(name, redis, queue, booked)) for name in ("worker 1", "worker 2")]
-        await queue.offer_many([({"account": account, "amount": amount}, 0) for account, amount in TRANSFERS])
+        workers = [
+            asyncio.create_task(work(name, redis, queue, booked))
+            for name in ("worker 1", "worker 2")
+        ]
+        await queue.offer_many(
+            [({"account": account, "amount": amount}, 0) for account, amount in TRANSFERS]
+        )
         total = sum([await booked.get() for _ in TRANSFERS])
         print(f"booked {total} in all", flush=True)
         await queue.aclose()  # ends the loops

@@ -40,7 +40,9 @@ async def warehouse() -> Warehouse:
     return Warehouse()
 
 
-@worker.listener("close-orders", concurrency=10, timeout=5, on_error={ConnectionError: delayq.Backoff.fixed(0.1)})
+@worker.listener(
+    "close-orders", concurrency=10, timeout=5, on_error={ConnectionError: delayq.Backoff.fixed(0.1)}
+)
 async def close_order(order: Order, warehouse: Warehouse, message: delayq.Message[Order]) -> None:
     await warehouse.put_back(order.item)
     print(f"order {order.id} is closed, in attempt {message.attempt}", flush=True)

@@ -1,4 +1,6 @@
-"""Fixtures for the whole suite, and a prominent summary of the servers and the Redisson releases that it ran against."""
+"""Fixtures for the whole suite, and a prominent summary of the servers and the Redisson releases
+that it ran against.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from tests.support.servers import KINDS, Kind, PrivateServer, find_kinds
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
-# A slow example on a busy machine is not a failure. The option --hypothesis-profile chooses another than "quick".
+# A slow example on a busy machine is not a failure. The option --hypothesis-profile chooses another
+# than "quick".
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=100)
 settings.register_profile("full", deadline=None, derandomize=True, max_examples=1_000)
 settings.register_profile("fuzz", deadline=None, max_examples=2_000)
@@ -48,12 +51,18 @@ _NONE = pytest.param("none", marks=pytest.mark.skip(reason="no server found on t
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--event-loop", choices=[*loops.FACTORIES], default="asyncio", help="the event loop of all async tests; default: asyncio"
+        "--event-loop",
+        choices=[*loops.FACTORIES],
+        default="asyncio",
+        help="the event loop of all async tests; default: asyncio",
     )
     parser.addoption(
         "--servers",
         default="first",
-        help=f"the servers to run on: first (the first one found), all, or a list of {', '.join(KINDS)}; default: first",
+        help=(
+            "the servers to run on: first (the first one found), all, or a list of"
+            f" {', '.join(KINDS)}; default: first"
+        ),
     )
     parser.addoption(
         "--beyond-default",
@@ -66,7 +75,9 @@ def pytest_configure(config: pytest.Config) -> None:
     _choose_servers(config.getoption("servers"))
     required = {name.strip() for name in os.environ.get(REQUIRED, "").split(",")} - {""}
     if unknown := required - set(KINDS):
-        raise pytest.UsageError(f"{REQUIRED} names {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
+        raise pytest.UsageError(
+            f"{REQUIRED} names {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}"
+        )
     if absent := required & set(MISSING):
         reasons = "; ".join(f"{name}: {MISSING[name]}" for name in sorted(absent))
         raise pytest.UsageError(f"{REQUIRED}: a server is missing: {reasons}")
@@ -77,18 +88,29 @@ def _choose_servers(choice: str) -> None:
     either = {"first": [*FOUND][:1], "all": [*FOUND]}
     names = either[choice] if choice in either else choice.split(",")
     if unknown := set(names) - set(KINDS):
-        raise pytest.UsageError(f"--servers names {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
+        raise pytest.UsageError(
+            f"--servers names {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}"
+        )
     if absent := set(names) & set(MISSING):
-        raise pytest.UsageError(f"--servers: not found: {'; '.join(f'{name}: {MISSING[name]}' for name in sorted(absent))}")
+        raise pytest.UsageError(
+            "--servers: not found:"
+            f" {'; '.join(f'{name}: {MISSING[name]}' for name in sorted(absent))}"
+        )
     for name in [*FOUND]:
         if name not in names:
             _LEFT_OUT[name] = FOUND.pop(name)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test on the first server that can be used, or on each of them if it is marked ``every_server``."""
-    # Redis 6.2 has no ADDSLOTSRANGE and no --cluster-port, and its clusters reply like those of Redis 7.
-    kinds = {"server_kind": [*FOUND], "cluster_kind": [name for name in FOUND if name != "redis-6.2"]}
+    """Run a test on the first server that can be used, or on each of them if it is marked
+    ``every_server``.
+    """
+    # Redis 6.2 has no ADDSLOTSRANGE and no --cluster-port, and its clusters reply like those of
+    # Redis 7.
+    kinds = {
+        "server_kind": [*FOUND],
+        "cluster_kind": [name for name in FOUND if name != "redis-6.2"],
+    }
     for fixture, names in kinds.items():
         if fixture in metafunc.fixturenames:
             chosen = names if metafunc.definition.get_closest_marker("every_server") else names[:1]
@@ -104,15 +126,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _runs_by_default(item: pytest.Item) -> bool:
-    """Return whether a run without options covers a test. Where it depends on the options, the answer is no."""
-    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    """Return whether a run without options covers a test.
+
+    Where it depends on the options, the answer is no.
+    """
+    parameters = (
+        item.callspec.params
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else {}
+    )
     # A test of properties tries more examples with another profile.
     is_left_out = any(item.get_closest_marker(name) for name in (*LATER, "hypothesis"))
     return not is_left_out and parameters.get("server_kind") == next(iter(FOUND), None) is not None
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    if items and (items[0].config.getoption("keyword") or items[0].config.getoption("beyond_default")):
+    if items and (
+        items[0].config.getoption("keyword") or items[0].config.getoption("beyond_default")
+    ):
         # Left out by choice.
         return
     _DESELECTED.update(name for item in items for name in LATER if item.get_closest_marker(name))
@@ -120,7 +151,9 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Return the process count for ``-n auto``: two for each processor, as the tests wait for more than half of the time."""
+    """Return the process count for ``-n auto``: two for each processor, as the tests wait for more
+    than half of the time.
+    """
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -128,10 +161,15 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    # With several test processes, only the one that started them reports the servers that all of them used.
+    # With several test processes, only the one that started them reports the servers that all of
+    # them used.
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["used"], output["interop"], output["storms"] = sorted(_USED), report.told(), dict(storms.COUNTS)
+        output["used"], output["interop"], output["storms"] = (
+            sorted(_USED),
+            report.told(),
+            dict(storms.COUNTS),
+        )
         output["deselected"] = dict(_DESELECTED)
 
 
@@ -155,14 +193,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if unused := [kind for name, kind in FOUND.items() if name not in _USED]:
         parts.append(f"not needed: {names(unused)}")
     if MISSING:
-        parts.append("NOT RUN: " + ", ".join(f"{name} ({reason})" for name, reason in MISSING.items()))
-    terminalreporter.write_line("; ".join(parts), bold=True, yellow=bool(MISSING), green=not MISSING)
+        parts.append(
+            "NOT RUN: " + ", ".join(f"{name} ({reason})" for name, reason in MISSING.items())
+        )
+    terminalreporter.write_line(
+        "; ".join(parts), bold=True, yellow=bool(MISSING), green=not MISSING
+    )
     if _LEFT_OUT:
-        terminalreporter.write_line(f"LEFT OUT, use make test-all: {names(_LEFT_OUT.values())}", bold=True, yellow=True)
+        terminalreporter.write_line(
+            f"LEFT OUT, use make test-all: {names(_LEFT_OUT.values())}", bold=True, yellow=True
+        )
     for name, count in _DESELECTED.items():
-        terminalreporter.write_line(f"LEFT OUT, {LATER[name]}: {count} tests", bold=True, yellow=True)
+        terminalreporter.write_line(
+            f"LEFT OUT, {LATER[name]}: {count} tests", bold=True, yellow=True
+        )
     if report.NOT_RUN:
-        terminalreporter.write_line("REDISSON NOT RUN: " + "; ".join(sorted(report.NOT_RUN)), bold=True, yellow=True)
+        terminalreporter.write_line(
+            "REDISSON NOT RUN: " + "; ".join(sorted(report.NOT_RUN)), bold=True, yellow=True
+        )
     for line in (*report.lines(), *storms.lines()):
         terminalreporter.write_line(line, bold=True, green=True)
 
@@ -215,20 +263,27 @@ def server(server_kind: Kind, _session_server: Callable[[str], PrivateServer]) -
 
 @pytest.fixture
 def own_server() -> Iterator[PrivateServer]:
-    """Return a server of the first kind found for this test alone, to pause and to kill. Data it has confirmed survives."""
+    """Return a server of the first kind found for this test alone, to pause and to kill.
+
+    Data it has confirmed survives.
+    """
     if not FOUND:
         pytest.skip("no server found on this machine")
     name = next(iter(FOUND))
     _USED.add(name)
-    # Not ``everysec``: while such a sync is under way, which takes long on a busy disk, changes that the server has confirmed
-    # are in memory only.
+    # Not ``everysec``: while such a sync is under way, which takes long on a busy disk, changes
+    # that the server has confirmed are in memory only.
     with PrivateServer(FOUND[name], appendonly="always") as server:
         yield server
 
 
 def _tasks() -> set[asyncio.Task[object]]:
     # anyio's runner drives each test and each fixture in a task of its own.
-    return {t for t in asyncio.all_tasks() if not getattr(t.get_coro(), "__qualname__", "").startswith("TestRunner.")}
+    return {
+        t
+        for t in asyncio.all_tasks()
+        if not getattr(t.get_coro(), "__qualname__", "").startswith("TestRunner.")
+    }
 
 
 @pytest.fixture
@@ -242,11 +297,17 @@ async def _tasks_end() -> AsyncIterator[None]:
     for task in left:
         task.cancel()
     if left:
-        pytest.fail("tasks left behind: " + ", ".join(f"{task.get_name()} {task.get_coro()}" for task in left))
+        pytest.fail(
+            "tasks left behind: "
+            + ", ".join(f"{task.get_name()} {task.get_coro()}" for task in left)
+        )
 
 
 @pytest.fixture(autouse=True)
 def _no_task_is_left_behind(request: pytest.FixtureRequest) -> None:
-    """Fail an async test that leaves tasks behind. Set up first, so that it checks after the other fixtures have ended."""
+    """Fail an async test that leaves tasks behind.
+
+    Set up first, so that it checks after the other fixtures have ended.
+    """
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         request.getfixturevalue("_tasks_end")

@@ -1,8 +1,9 @@
-"""Fuzz every reader of foreign bytes, guided by coverage: ``python -m tests.fuzz --seconds 60``, or ``make fuzz``.
+"""Fuzz every reader of foreign bytes, guided by coverage: ``python -m tests.fuzz --seconds 60``, or
+``make fuzz``.
 
-Needs atheris, which is available for Linux and CPython 3.11 to 3.13. Each target takes arbitrary bytes. It may raise only the
-error that is meant for unreadable input, and that error must not reveal a password. `tests/unit/test_fuzz.py` checks the same
-with hypothesis.
+Needs atheris, which is available for Linux and CPython 3.11 to 3.13. Each target takes arbitrary
+bytes. It may raise only the error that is meant for unreadable input, and that error must not
+reveal a password. `tests/unit/test_fuzz.py` checks the same with hypothesis.
 """
 
 from __future__ import annotations
@@ -53,7 +54,12 @@ def schedules(data: bytes) -> None:
 
 def addresses(data: bytes) -> None:
     text = data.decode("latin-1")
-    for url in (text, f"redis://me:{SECRET}{text}", f"redis+cluster://me:{text}{SECRET}@h", f"unix://{text}:{SECRET}@/s"):
+    for url in (
+        text,
+        f"redis://me:{SECRET}{text}",
+        f"redis+cluster://me:{text}{SECRET}@h",
+        f"unix://{text}:{SECRET}@/s",
+    ):
         try:
             shown = repr(from_url(url))
         except ConfigurationError as error:
@@ -63,7 +69,11 @@ def addresses(data: bytes) -> None:
             raise AssertionError(f"{url!r} is shown as {shown}")
 
 
-CODECS = {name: getattr(codecs, name)() for name in codecs.__all__ if name.endswith("Codec") and name != "Codec"}
+CODECS = {
+    name: getattr(codecs, name)()
+    for name in codecs.__all__
+    if name.endswith("Codec") and name != "Codec"
+}
 TARGETS: dict[str, Callable[[bytes], object]] = {
     "records": payload_of,
     "bodies": bodies,
@@ -84,12 +94,18 @@ def all_targets(data: bytes) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--target", choices=[*TARGETS], help="only this one; all by turns if not given")
+    parser.add_argument(
+        "--target", choices=[*TARGETS], help="only this one; all by turns if not given"
+    )
     parser.add_argument("--replay", help="a file that made it fail")
     options = parser.parse_args()
     target = TARGETS[options.target] if options.target else all_targets
     with tempfile.TemporaryDirectory() as corpus:
-        arguments = [options.replay] if options.replay else [corpus, f"-max_total_time={options.seconds}", "-max_len=512"]
+        arguments = (
+            [options.replay]
+            if options.replay
+            else [corpus, f"-max_total_time={options.seconds}", "-max_len=512"]
+        )
         atheris.Setup([sys.argv[0], *arguments], target)
         atheris.Fuzz()
 

@@ -122,7 +122,9 @@ def needs_order(function: Function, docstring: str) -> bool:
     A property names a value, and a constructor may only list its arguments.
     """
     decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
-    names_value = any(name.endswith(("property", "overload", ".setter", ".deleter")) for name in decorators)
+    names_value = any(
+        name.endswith(("property", "overload", ".setter", ".deleter")) for name in decorators
+    )
     return not names_value and not (function.name == "__init__" and docstring.startswith("Args:"))
 
 
@@ -173,15 +175,25 @@ def python_prose(source: Source) -> Iterator[Passage]:
     """Yield the docstrings, comments and messages of a module."""
     documenting = {node.value for _, node in every([source], ast.Expr)}
     tokens = tokenize.generate_tokens(io.StringIO(source.text).readline)
-    comments = [token for token in tokens if token.type == tokenize.COMMENT and not _DIRECTIVE.match(token.string)]
-    lines = [(token.start[0], token.string.strip("# "), token.line.lstrip().startswith("#")) for token in comments]
+    comments = [
+        token
+        for token in tokens
+        if token.type == tokenize.COMMENT and not _DIRECTIVE.match(token.string)
+    ]
+    lines = [
+        (token.start[0], token.string.strip("# "), token.line.lstrip().startswith("#"))
+        for token in comments
+    ]
     yield from paragraphs(source.path, ((number, text) for number, text, alone in lines if alone))
     yield from (Passage(source.path, number, text) for number, text, alone in lines if not alone)
     inside = {part for _, node in every([source], ast.JoinedStr) for part in node.values}
     for node in source.nodes:
         text = text_of(node)
         if node in documenting:
-            yield from paragraphs(source.path, enumerate(inspect.cleandoc(text).splitlines(), getattr(node, "lineno", 0)))
+            yield from paragraphs(
+                source.path,
+                enumerate(inspect.cleandoc(text).splitlines(), getattr(node, "lineno", 0)),
+            )
         elif node not in inside and len(text.split()) >= SHORT_TEXT:
             yield Passage(source.path, getattr(node, "lineno", 0), " ".join(text.split()))
 
@@ -195,8 +207,12 @@ def text_of(node: ast.AST) -> str:
 
 def lua_prose(source: Source) -> Iterator[Passage]:
     """Yield the comments of a script."""
-    lines = ((number, line.partition("--")) for number, line in enumerate(source.text.splitlines(), 1))
-    yield from paragraphs(source.path, ((number, text) for number, (_, dashes, text) in lines if dashes))
+    lines = (
+        (number, line.partition("--")) for number, line in enumerate(source.text.splitlines(), 1)
+    )
+    yield from paragraphs(
+        source.path, ((number, text) for number, (_, dashes, text) in lines if dashes)
+    )
 
 
 def markdown_prose(source: Source) -> Iterator[Passage]:
@@ -216,8 +232,14 @@ def markdown_prose(source: Source) -> Iterator[Passage]:
 def is_headless(text: str) -> bool:
     """Tell whether a clause is a sentence or its subject, or "so many" a number."""
     plain = _CODE.sub("x", text)
-    clauses = (part for part in _BREAK.split(plain) if len(part.split()) >= SHORT_TEXT and _HEADLESS.match(part))
-    return any(not part.rstrip(' "*_)').endswith("?") for part in clauses) or bool(_CONSTANT.search(plain))
+    clauses = (
+        part
+        for part in _BREAK.split(plain)
+        if len(part.split()) >= SHORT_TEXT and _HEADLESS.match(part)
+    )
+    return any(not part.rstrip(' "*_)').endswith("?") for part in clauses) or bool(
+        _CONSTANT.search(plain)
+    )
 
 
 def names_person(text: str) -> bool:
@@ -225,7 +247,9 @@ def names_person(text: str) -> bool:
     return bool(_PERSON.search(_CODE.sub("x", text)))
 
 
-def per_thousand(passages: Iterable[Passage], test: Callable[[str], bool]) -> tuple[float, list[str]]:
+def per_thousand(
+    passages: Iterable[Passage], test: Callable[[str], bool]
+) -> tuple[float, list[str]]:
     """Return how many passages pass ``test``, per 1,000 words, and those passages."""
     words, found = 0, []
     for path, line, text in passages:
@@ -240,13 +264,19 @@ def per_thousand(passages: Iterable[Passage], test: Callable[[str], bool]) -> tu
 
 def raw_commands(sources: Iterable[Source]) -> list[str]:
     """Find the server's commands in calls and lists outside the stores and ``_redis``."""
-    outside = [source for source in sources if not re.match(rf"{PACKAGE}/(?:_redis/|(?:.*/)?store\.py$)", source.path)]
+    outside = [
+        source
+        for source in sources
+        if not re.match(rf"{PACKAGE}/(?:_redis/|(?:.*/)?store\.py$)", source.path)
+    ]
     calls = ((source, node, node.args) for source, node in every(outside, ast.Call))
     tuples = ((source, node, node.elts[:1]) for source, node in every(outside, ast.Tuple))
     lists = ((source, node, node.elts[:1]) for source, node in every(outside, ast.List))
     return [
         source.at(node, ast.unparse(node))
-        for source, node, words in chain[tuple[Source, ast.expr, list[ast.expr]]](calls, tuples, lists)
+        for source, node, words in chain[tuple[Source, ast.expr, list[ast.expr]]](
+            calls, tuples, lists
+        )
         if any(text_of(word) in COMMANDS for word in words)
     ]
 
@@ -268,7 +298,11 @@ def contract_modules(configuration: Mapping[str, Any]) -> list[str]:
         fields = ("layers", "containers", "modules", "source_modules", "forbidden_modules")
         entries = chain.from_iterable(contract.get(field, ()) for field in fields)
         modules = chain.from_iterable(re.findall(r"[\w.*]+", entry) for entry in entries)
-        found += [f"{module} in {contract['name']!r}" for module in modules if module.split(".")[0] == PACKAGE]
+        found += [
+            f"{module} in {contract['name']!r}"
+            for module in modules
+            if module.split(".")[0] == PACKAGE
+        ]
     return found
 
 
@@ -278,7 +312,10 @@ def circles(imports: Mapping[str, set[str]]) -> list[str]:
     Args:
         imports: For each module, the modules that it imports, directly or not.
     """
-    groups = {frozenset({one, *(other for other in reached if one in imports[other])}) for one, reached in imports.items()}
+    groups = {
+        frozenset({one, *(other for other in reached if one in imports[other])})
+        for one, reached in imports.items()
+    }
     return sorted(" <-> ".join(sorted(group)) for group in groups if len(group) > 1)
 
 
@@ -298,17 +335,27 @@ def state_of(node: ast.ClassDef) -> set[str]:
     decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
     mutable = any("dataclass" in text and "frozen=True" not in text for text in decorators)
     fields = [part for part in node.body if mutable and isinstance(part, ast.AnnAssign)]
-    names = {ast.unparse(field.target) for field in fields if "ClassVar" not in ast.unparse(field.annotation)}
+    names = {
+        ast.unparse(field.target)
+        for field in fields
+        if "ClassVar" not in ast.unparse(field.annotation)
+    }
     for function in node.body:
         if isinstance(function, Function) and function.name == "__init__":
-            stored = (part for part in ast.walk(function) if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store))
+            stored = (
+                part
+                for part in ast.walk(function)
+                if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
+            )
             names |= {part.attr for part in stored if ast.unparse(part.value) == "self"}
     return names
 
 
 def heavy_classes(sources: Iterable[Source]) -> list[str]:
     """Find classes with more attributes than a reader can keep in mind."""
-    classes = ((source, node, sorted(state_of(node))) for source, node in every(sources, ast.ClassDef))
+    classes = (
+        (source, node, sorted(state_of(node))) for source, node in every(sources, ast.ClassDef)
+    )
     return [
         source.at(node, f"{node.name} has {len(names)}: {', '.join(names)}")
         for source, node, names in classes
@@ -347,27 +394,62 @@ def measure(root: Path) -> Iterator[Figure]:
     """Measure a repository. The package must be importable, too."""
     package, scripts = read(root, f"{PACKAGE}/**/*.py"), read(root, f"{PACKAGE}/**/*.lua")
     tests, pages = read(root, "tests/**/*.py"), read(root, "*.md", "docs/*.md")
-    code = [*chain.from_iterable(map(python_prose, package)), *chain.from_iterable(map(lua_prose, scripts))]
+    code = [
+        *chain.from_iterable(map(python_prose, package)),
+        *chain.from_iterable(map(lua_prose, scripts)),
+    ]
     docs = [*chain.from_iterable(map(markdown_prose, pages))]
 
-    yield Figure("titles", "function docstrings that are not orders, %", *titles(package), 5, 0, "0-3")
+    yield Figure(
+        "titles", "function docstrings that are not orders, %", *titles(package), 5, 0, "0-3"
+    )
     headless = "clauses as sentences per 1,000 words of"
-    yield Figure("headless-code", f"{headless} the code", *per_thousand(code, is_headless), 0.3, 0.3, "0.2")
-    yield Figure("headless-docs", f"{headless} the docs", *per_thousand(docs, is_headless), 0.3, 0.3, "0.2")
+    yield Figure(
+        "headless-code", f"{headless} the code", *per_thousand(code, is_headless), 0.3, 0.3, "0.2"
+    )
+    yield Figure(
+        "headless-docs", f"{headless} the docs", *per_thousand(docs, is_headless), 0.3, 0.3, "0.2"
+    )
     persons = "somebody, nobody, whoever per 1,000 words of"
-    yield Figure("persons-code", f"{persons} the code", *per_thousand(code, names_person), 0.3, 0.3, "0")
-    yield Figure("persons-docs", f"{persons} the docs", *per_thousand(docs, names_person), 0.3, 0.3, "0")
+    yield Figure(
+        "persons-code", f"{persons} the code", *per_thousand(code, names_person), 0.3, 0.3, "0"
+    )
+    yield Figure(
+        "persons-docs", f"{persons} the docs", *per_thousand(docs, names_person), 0.3, 0.3, "0"
+    )
 
     def count(name: str, meaning: str, found: list[str], *bounds: Any) -> Figure:
         return Figure(name, meaning, len(found), found, *bounds)
 
     contracts = contract_modules(tomllib.loads((root / "pyproject.toml").read_text("utf-8")))
-    yield count("commands", "server commands outside stores and _redis", raw_commands(package), 5, 0, "0")
-    yield count("positions", "positions instead of names in Lua bodies", positions(scripts), 0, 0, "0")
+    yield count(
+        "commands", "server commands outside stores and _redis", raw_commands(package), 5, 0, "0"
+    )
+    yield count(
+        "positions", "positions instead of names in Lua bodies", positions(scripts), 0, 0, "0"
+    )
     yield count("contracts", "module names in the import contracts", contracts, 30, 30, "12")
-    yield count("circles", "circles of imports at run time", circles(imports_of(PACKAGE, for_types=False)), 0, 0, "0")
-    yield count("circles-types", "circles of imports, those for types too", circles(imports_of(PACKAGE, for_types=True)))
-    yield count("attributes", f"classes with over {MOST_ATTRIBUTES} attributes", heavy_classes(package), 8, 0, "0")
+    yield count(
+        "circles",
+        "circles of imports at run time",
+        circles(imports_of(PACKAGE, for_types=False)),
+        0,
+        0,
+        "0",
+    )
+    yield count(
+        "circles-types",
+        "circles of imports, those for types too",
+        circles(imports_of(PACKAGE, for_types=True)),
+    )
+    yield count(
+        "attributes",
+        f"classes with over {MOST_ATTRIBUTES} attributes",
+        heavy_classes(package),
+        8,
+        0,
+        "0",
+    )
 
     measured = bodies(package)
     percentiles = statistics.quantiles([lines for lines, _ in measured], n=100, method="inclusive")
@@ -376,12 +458,21 @@ def measure(root: Path) -> Iterator[Figure]:
         meaning = f"lines of function bodies, percentile {percentile}"
         yield Figure(f"bodies-{percentile}", meaning, percentiles[percentile - 1], longer, bound)
 
-    top = sorted({Path(source.path).parts[1].removesuffix(".py") for source in package} - {"__init__"})
-    short = [f"{source.path}: {source.lines} lines" for source in package if source.lines < SHORT_FILE]
+    top = sorted(
+        {Path(source.path).parts[1].removesuffix(".py") for source in package} - {"__init__"}
+    )
+    short = [
+        f"{source.path}: {source.lines} lines" for source in package if source.lines < SHORT_FILE
+    ]
     yield count("exports", "names at the top of the package", exports(package), None, None, "7-12")
     yield count("modules", "modules and packages at the top of the package", top, None, None, "6")
     yield count("short-files", f"files under {SHORT_FILE} lines", short)
-    yield Figure("package-lines", "lines of the package", sum(source.lines for source in package), anchors="12,000-24,000")
+    yield Figure(
+        "package-lines",
+        "lines of the package",
+        sum(source.lines for source in package),
+        anchors="12,000-24,000",
+    )
     yield Figure("test-lines", "lines of the tests", sum(source.lines for source in tests))
 
 
@@ -401,8 +492,12 @@ def table(figures: Iterable[Figure]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, and what puts figures over their bounds. Return 1 if there is any."""
-    parser = argparse.ArgumentParser(prog="python -m tests.house", description="Measure how delayq is built and worded.")
-    parser.add_argument("--list", metavar="FIGURE", help="print what this figure counts, and nothing else")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.house", description="Measure how delayq is built and worded."
+    )
+    parser.add_argument(
+        "--list", metavar="FIGURE", help="print what this figure counts, and nothing else"
+    )
     chosen = parser.parse_args(arguments).list
     figures = {figure.name: figure for figure in measure(ROOT)}
     if chosen and chosen not in figures:

@@ -1,7 +1,10 @@
-"""Helpers for the adapters. Each adapter is a program in the environment of its peer, driven by ``benchmarks.peers``.
+"""Helpers for the adapters.
 
-Run as ``offer URL``, it makes the offers that the lines on its input ask for, and answers each with a line. Run as ``handle
-URL default|best FILE``, it is a worker whose handler records in the file when it was called and when each message was due.
+Each adapter is a program in the environment of its peer, driven by ``benchmarks.peers``.
+
+Run as ``offer URL``, it makes the offers that the lines on its input ask for, and answers each with
+a line. Run as ``handle URL default|best FILE``, it is a worker whose handler records in the file
+when it was called and when each message was due.
 """
 
 from __future__ import annotations
@@ -30,16 +33,26 @@ class Payload(TypedDict):
 
 
 class Offers:
-    """The offers of a peer: ``one`` message with a due time (Unix seconds), or ``many``. Both may return an awaitable."""
+    """The offers of a peer: ``one`` message with a due time (Unix seconds), or ``many``.
 
-    def __init__(self, one: Callable[[float], Any], many: Callable[[list[float]], Any] | None = None) -> None:
-        """Create the offers. ``many`` takes lists of at most BULK messages; without it, messages are offered one by one."""
+    Both may return an awaitable.
+    """
+
+    def __init__(
+        self, one: Callable[[float], Any], many: Callable[[list[float]], Any] | None = None
+    ) -> None:
+        """Create the offers.
+
+        ``many`` takes lists of at most BULK messages; without it, messages are offered one by one.
+        """
         self.one = one
         self.many = many
 
 
 class Notes:
-    """The handler's records: pairs of doubles, appended to a file by a thread, or immediately in processes that end abruptly."""
+    """The handler's records: pairs of doubles, appended to a file by a thread, or immediately in
+    processes that end abruptly.
+    """
 
     def __init__(self, file: str) -> None:
         self._fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -105,16 +118,21 @@ async def _offer(opened: AbstractAsyncContextManager[Offers]) -> None:
 
 def _end_with_the_driver() -> None:
     os.read(0, 1)
-    # This also ends the processes that the adapter started, because the driver made it the leader of a process group.
+    # This also ends the processes that the adapter started, because the driver made it the leader
+    # of a process group.
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def main(offers: Callable[[str], AbstractAsyncContextManager[Offers]], handle: Callable[[str, bool, Notes], object]) -> None:
+def main(
+    offers: Callable[[str], AbstractAsyncContextManager[Offers]],
+    handle: Callable[[str, bool, Notes], object],
+) -> None:
     """Run the adapter as the command line says.
 
     Args:
         offers: Opens the peer for offers.
-        handle: Runs its worker until the process is killed. Takes the address, whether to use the best settings, and the notes.
+        handle: Runs its worker until the process is killed. Takes the address, whether to use the
+            best settings, and the notes.
     """
     if sys.argv[1] == "offer":
         asyncio.run(_offer(offers(sys.argv[2])))

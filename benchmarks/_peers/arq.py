@@ -23,7 +23,9 @@ async def offers(url: str) -> AsyncIterator[Offers]:
     pool = await create_pool(RedisSettings.from_dsn(url))
 
     async def one(due: float) -> None:
-        await pool.enqueue_job("handle", payload(due), _defer_until=datetime.fromtimestamp(due, UTC))
+        await pool.enqueue_job(
+            "handle", payload(due), _defer_until=datetime.fromtimestamp(due, UTC)
+        )
 
     yield Offers(one, lambda dues: gathered(one, dues))
 
@@ -35,8 +37,15 @@ def handle(url: str, best: bool, notes: Notes) -> None:
     async def note(_context: Any, message: Payload) -> None:
         notes.add(message["due"])
 
-    settings: dict[str, Any] = {"poll_delay": 0.01, "max_jobs": 1000, "keep_result": 0} if best else {}
-    Worker([func(note, name="handle")], redis_settings=RedisSettings.from_dsn(url), handle_signals=False, **settings).run()
+    settings: dict[str, Any] = (
+        {"poll_delay": 0.01, "max_jobs": 1000, "keep_result": 0} if best else {}
+    )
+    Worker(
+        [func(note, name="handle")],
+        redis_settings=RedisSettings.from_dsn(url),
+        handle_signals=False,
+        **settings,
+    ).run()
 
 
 if __name__ == "__main__":

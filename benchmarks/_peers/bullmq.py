@@ -31,7 +31,9 @@ async def offers(url: str) -> AsyncIterator[Offers]:
     async def many(dues: list[float]) -> None:
         for at in range(0, len(dues), 100):
             some = dues[at : at + 100]
-            await queue.addBulk([{"name": "handle", "data": payload(due), "opts": options(due)} for due in some])
+            await queue.addBulk(
+                [{"name": "handle", "data": payload(due), "opts": options(due)} for due in some]
+            )
 
     yield Offers(one, many)
     await queue.close()
@@ -44,7 +46,9 @@ def handle(url: str, best: bool, notes: Notes) -> None:
         notes.add(job.data["due"])
 
     async def run() -> None:
-        _worker = Worker("benchmark", note, {"connection": url} | ({"concurrency": 100} if best else {}))
+        _worker = Worker(
+            "benchmark", note, {"connection": url} | ({"concurrency": 100} if best else {})
+        )
         await asyncio.Event().wait()
 
     asyncio.run(run())

@@ -38,10 +38,18 @@ async def offers(url: str) -> AsyncIterator[Offers]:
 
 
 def handle(url: str, best: bool, notes: Notes) -> None:
-    # By default, handlers run in child processes, which live as long as the worker but may be killed.
+    # By default, handlers run in child processes, which live as long as the worker but may be
+    # killed.
     app, _ = app_for(url, notes.by_thread() if best else notes.at_once())
     quiet = ["worker", "--loglevel=ERROR"]
-    app.worker_main(quiet + (["--pool=solo", "--without-gossip", "--without-mingle", "--without-heartbeat"] if best else []))
+    app.worker_main(
+        quiet
+        + (
+            ["--pool=solo", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+            if best
+            else []
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ async def offers(url: str) -> AsyncIterator[Offers]:
             await queue.offer(payload(due), at=datetime.fromtimestamp(due, UTC))
 
         async def many(dues: list[float]) -> None:
-            await queue.offer_many([delayq.Offer(payload(due), at=datetime.fromtimestamp(due, UTC)) for due in dues])
+            await queue.offer_many(
+                [delayq.Offer(payload(due), at=datetime.fromtimestamp(due, UTC)) for due in dues]
+            )
 
         yield Offers(one, many)
 

@@ -36,7 +36,9 @@ async def offers(url: str) -> AsyncIterator[Offers]:
     _, actor = broker_for(url)
 
     def one(due: float) -> None:
-        actor.send_with_options(args=(payload(due),), delay=max(1, math.ceil((due - time.time()) * 1000)))
+        actor.send_with_options(
+            args=(payload(due),), delay=max(1, math.ceil((due - time.time()) * 1000))
+        )
 
     yield Offers(one)
 

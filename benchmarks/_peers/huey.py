@@ -41,7 +41,9 @@ async def offers(url: str) -> AsyncIterator[Offers]:
 def handle(url: str, best: bool, notes: Notes) -> None:
     logging.disable()
     huey, _ = huey_for(url, notes.by_thread())
-    huey.create_consumer(**({"workers": 2, "initial_delay": 0.01, "max_delay": 0.01} if best else {})).run()
+    huey.create_consumer(
+        **({"workers": 2, "initial_delay": 0.01, "max_delay": 0.01} if best else {})
+    ).run()
 
 
 if __name__ == "__main__":

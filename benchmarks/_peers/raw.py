@@ -1,4 +1,7 @@
-"""The floor: a queue written by hand with redis-py. No retries, no acknowledgements, no notifications."""
+"""The floor: a queue written by hand with redis-py.
+
+No retries, no acknowledgements, no notifications.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-any-return, unused-ignore"
-"""RQ: a scheduler process polls a sorted set of whole seconds once a second; each job runs in its own process."""
+"""RQ: a scheduler process polls a sorted set of whole seconds once a second; each job runs in its
+own process.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ async def offers(url: str) -> AsyncIterator[Offers]:
         for at in range(0, len(dues), 100):
             with server.pipeline() as calls:
                 for due in dues[at : at + 100]:
-                    queue.enqueue_at(datetime.fromtimestamp(due, UTC), function, payload(due), pipeline=calls)
+                    queue.enqueue_at(
+                        datetime.fromtimestamp(due, UTC), function, payload(due), pipeline=calls
+                    )
                 calls.execute()
 
     yield Offers(one, many)
@@ -45,7 +49,9 @@ async def offers(url: str) -> AsyncIterator[Offers]:
 def handle(url: str, best: bool, _notes: Notes) -> None:
     logging.disable()
     server = Redis.from_url(url)
-    (SimpleWorker if best else Worker)([Queue(connection=server)], connection=server).work(with_scheduler=True)
+    (SimpleWorker if best else Worker)([Queue(connection=server)], connection=server).work(
+        with_scheduler=True
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-any-return, unused-ignore"
-"""SAQ: a task of the worker moves due jobs once a second; a lock on the server rules out shorter intervals."""
+"""SAQ: a task of the worker moves due jobs once a second; a lock on the server rules out shorter
+intervals.
+"""
 
 from __future__ import annotations
 

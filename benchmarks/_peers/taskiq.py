@@ -1,5 +1,7 @@
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-any-return, unused-ignore"
-"""taskiq: a separate scheduler reads one list per minute, once a minute; the worker reads a stream."""
+"""taskiq: a separate scheduler reads one list per minute, once a minute; the worker reads a
+stream.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,16 @@ async def receive(url: str, notes: Notes) -> None:
 def handle(url: str, best: bool, notes: Notes) -> None:
     logging.disable()
     # Two programs: a worker, and the scheduler.
-    subprocess.Popen([sys.executable, "-m", "benchmarks._peers.taskiq", "schedule", url, "best" if best else "default"])
+    subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "benchmarks._peers.taskiq",
+            "schedule",
+            url,
+            "best" if best else "default",
+        ]
+    )
     asyncio.run(receive(url, notes.by_thread()))
 
 

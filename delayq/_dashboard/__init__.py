@@ -1,6 +1,9 @@
-"""The dashboard. The packages that it needs from the extra ``dashboard`` are imported when a dashboard is made.
+"""The dashboard.
 
-This package and the function have different names, because a submodule with the function's name would take its place.
+The packages that it needs from the extra ``dashboard`` are imported when a dashboard is made.
+
+This package and the function have different names, because a submodule with the function's name
+would take its place.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ if TYPE_CHECKING:
     from delayq.client import Client
 
     Messages = MutableMapping[str, Any]
-    ASGIApp = Callable[[Messages, Callable[[], Awaitable[Messages]], Callable[[Messages], Awaitable[None]]], Awaitable[None]]
+    ASGIApp = Callable[
+        [Messages, Callable[[], Awaitable[Messages]], Callable[[Messages], Awaitable[None]]],
+        Awaitable[None],
+    ]
 
 _NEEDED = ("starlette", "jinja2", "itsdangerous")
 
@@ -29,20 +35,24 @@ def dashboard(
     queues: Iterable[str] | None = None,
     title: str = "delayq",
 ) -> ASGIApp:
-    """Make a web application that shows the queues of a server: ``app.mount("/queues", delayq.dashboard(client))``.
+    """Make a web application that shows the queues of a server: ``app.mount("/queues",
+    delayq.dashboard(client))``.
 
-    The dashboard never takes part in a queue: it opens none, and moves no due messages. Without a ``read_token``, anyone who
-    can reach it can read it. In that case, put it behind your own access control.
+    The dashboard never takes part in a queue: it opens none, and moves no due messages. Without a
+    ``read_token``, anyone who can reach it can read it. In that case, put it behind your own access
+    control.
 
     Args:
-        client: A client of this event loop, open by the time of the first request. To read, it needs the role ``dashboard`` of
-            ``delayq acl``, and ``SCAN`` unless ``queues`` is given; to act, it needs the role ``admin``.
-        token: Allows its holder to cancel, reschedule, redrive, purge, pause and resume. It has 16 characters or more. Without
-            a token, the dashboard is read-only.
-        read_token: Allows its holder to read. If it is given, reading takes one of the two tokens. It has 16 characters or
-            more.
-        queues: The only queues to show, by their names on the server: ``"reliable:jobs"``, ``"reliable:jobs/16"`` for one with
-            16 partitions, ``"delayed:orders"``. Without them, all queues that are found are shown.
+        client: A client of this event loop, open by the time of the first request. To read, it
+            needs the role ``dashboard`` of ``delayq acl``, and ``SCAN`` unless ``queues`` is given;
+            to act, it needs the role ``admin``.
+        token: Allows its holder to cancel, reschedule, redrive, purge, pause and resume. It has 16
+            characters or more. Without a token, the dashboard is read-only.
+        read_token: Allows its holder to read. If it is given, reading takes one of the two tokens.
+            It has 16 characters or more.
+        queues: The only queues to show, by their names on the server: ``"reliable:jobs"``,
+            ``"reliable:jobs/16"`` for one with 16 partitions, ``"delayed:orders"``. Without them,
+            all queues that are found are shown.
         title: The text at the top of each page.
 
     Raises:

@@ -19,7 +19,15 @@ from delayq._dashboard.queues import Queues
 from delayq._dashboard.rendering import environment, link, packed, unpacked
 from delayq._dashboard.security import Guard, SecurityHeaders, same_origin
 from delayq._dashboard.sharing import Cached
-from delayq._dashboard.source import MOST_PARTITIONS, SECOND, DelayedSource, Place, ReliableSource, late_us, undeliverable
+from delayq._dashboard.source import (
+    MOST_PARTITIONS,
+    SECOND,
+    DelayedSource,
+    Place,
+    ReliableSource,
+    late_us,
+    undeliverable,
+)
 from delayq._durations import MAX_MS
 from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
@@ -40,12 +48,14 @@ if TYPE_CHECKING:
 
 PAGE = 25
 _QUEUES_PER_PAGE = 100
-# Each partition of a queue is asked for everything up to the end of the page, so the offset of a page is limited.
+# Each partition of a queue is asked for everything up to the end of the page, so the offset of a
+# page is limited.
 _FARTHEST = 1_000_000
 _FARTHEST_IN_PARTITIONS = 10_000
 _MOST_FORM = 64 * 1024
-# Maximum number of live views at a time, each of which holds a connection. They end by themselves, because a server that is
-# told to stop waits for them and cannot notify them. A browser then opens a new one.
+# Maximum number of live views at a time, each of which holds a connection. They end by themselves,
+# because a server that is told to stop waits for them and cannot notify them. A browser then opens
+# a new one.
 _MOST_STREAMS = 64
 _STREAM_LASTS = 15.0
 _RETRY_MS = 300
@@ -64,7 +74,9 @@ DONE = {
     "gone": "Nothing changed: the message no longer exists, or a worker is handling it.",
     "paused": "Queue paused. No messages are delivered until you resume it.",
     "resumed": "Queue resumed.",
-    "unchosen": "Nothing changed: select messages, or confirm that the action applies to all of them.",
+    "unchosen": (
+        "Nothing changed: select messages, or confirm that the action applies to all of them."
+    ),
     "loggedin": "You are logged in as an operator.",
     "reading": "You are logged in with read-only access.",
     "loggedout": "You are logged out.",
@@ -77,7 +89,14 @@ _COUNTED = {
 _BAD = ("gone", "unchosen")
 
 
-def make(client: Client, *, token: str | None, read_token: str | None, queues: Iterable[str] | None, title: str) -> ASGIApp:
+def make(
+    client: Client,
+    *,
+    token: str | None,
+    read_token: str | None,
+    queues: Iterable[str] | None,
+    title: str,
+) -> ASGIApp:
     """Make the application. See :func:`delayq.dashboard`."""
     return SecurityHeaders(_Board(client, Guard(token, read_token), queues, title).app)
 
@@ -95,7 +114,9 @@ class _LiveView(StreamingResponse):
 
 
 class _Board:
-    def __init__(self, client: Client, guard: Guard, queues: Iterable[str] | None, title: str) -> None:
+    def __init__(
+        self, client: Client, guard: Guard, queues: Iterable[str] | None, title: str
+    ) -> None:
         self._client = client
         self._guard = guard
         self._title = title
@@ -122,18 +143,22 @@ class _Board:
             ],
             exception_handlers=dict(failures),
         )
-        # Slash redirects would go to absolute addresses, with the host that the request names. Behind a proxy it need not be
-        # ours.
+        # Slash redirects would go to absolute addresses, with the host that the request names.
+        # Behind a proxy it need not be ours.
         self.app.router.redirect_slashes = False
 
     # Pages
 
     async def _overview(self, request: Request) -> Response:
         wanted = request.query_params.get("q", "")
-        names = [key for key in await self._queues.names() if wanted.casefold() in key[1].casefold()]
+        names = [
+            key for key in await self._queues.names() if wanted.casefold() in key[1].casefold()
+        ]
         offset = _whole(request.query_params.get("offset"))
         sources = await self._queues.sources(names[offset : offset + _QUEUES_PER_PAGE])
-        counted = await asyncio.gather(*(self._watch(source).depth.at_most(_FRESH) for source in sources))
+        counted = await asyncio.gather(
+            *(self._watch(source).depth.at_most(_FRESH) for source in sources)
+        )
         return await self._page(
             request,
             "overview.html",
@@ -152,7 +177,9 @@ class _Board:
             raise HTTPException(404, "Unknown message state.")
         offset = _offset(request, source)
         now = await self._now()
-        depth, bars, rows = await asyncio.gather(source.depth(), source.histogram(now), source.page(state, offset, PAGE))
+        depth, bars, rows = await asyncio.gather(
+            source.depth(), source.histogram(now), source.page(state, offset, PAGE)
+        )
         total = _of_state(depth, state)
         return await self._page(
             request,
@@ -163,7 +190,9 @@ class _Board:
             state=state,
             total=total,
             # Leased messages are stored among delayed ones, and are left out of their pages.
-            reach=total + depth.leased if source.kind == "reliable" and state == "delayed" else total,
+            reach=total + depth.leased
+            if source.kind == "reliable" and state == "delayed"
+            else total,
             rows=rows,
             offset=offset,
             limit=PAGE,
@@ -174,9 +203,19 @@ class _Board:
     async def _dead(self, request: Request) -> Response:
         source = await self._reliable(request.query_params)
         offset = _offset(request, source)
-        depth, rows, now = await asyncio.gather(source.depth(), source.page("dead", offset, PAGE), self._now())
+        depth, rows, now = await asyncio.gather(
+            source.depth(), source.page("dead", offset, PAGE), self._now()
+        )
         return await self._page(
-            request, "dead.html", source=source, depth=depth, rows=rows, offset=offset, limit=PAGE, total=depth.dead, now=now
+            request,
+            "dead.html",
+            source=source,
+            depth=depth,
+            rows=rows,
+            offset=offset,
+            limit=PAGE,
+            total=depth.dead,
+            now=now,
         )
 
     async def _message(self, request: Request) -> Response:
@@ -185,15 +224,28 @@ class _Board:
         dead = request.query_params.get("dead") == "1"
         row = await source.find(place, dead=dead) if place is not None else None
         if row is None:
-            raise HTTPException(404, "This message no longer exists: it was delivered, cancelled, moved or dropped.")
-        return await self._page(request, "message.html", source=source, row=row, now=await self._now(), units=tuple(_UNITS))
+            raise HTTPException(
+                404, "This message no longer exists: it was delivered, cancelled, moved or dropped."
+            )
+        return await self._page(
+            request,
+            "message.html",
+            source=source,
+            row=row,
+            now=await self._now(),
+            units=tuple(_UNITS),
+        )
 
     async def _events(self, request: Request) -> Response:
         source = await self._source(request.query_params)
         if self._streams >= _MOST_STREAMS:
-            raise HTTPException(503, "Too many live views are open. Close some of them and try again.")
+            raise HTTPException(
+                503, "Too many live views are open. Close some of them and try again."
+            )
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        view = _LiveView(self._live(self._watch(source)), media_type="text/event-stream", headers=headers)
+        view = _LiveView(
+            self._live(self._watch(source)), media_type="text/event-stream", headers=headers
+        )
         # Count the view here, and not when it begins: others may be let in before that.
         self._streams += 1
         view.ended = self._stream_ended
@@ -242,7 +294,9 @@ class _Board:
         form = await _form(request)
         address = request.client.host if request.client is not None else ""
         if self._guard.is_locked(address):
-            return await self._page(request, "login.html", 429, wrong="Too many failed attempts. Try again in a minute.")
+            return await self._page(
+                request, "login.html", 429, wrong="Too many failed attempts. Try again in a minute."
+            )
         login = self._guard.login_with(form.get("token", [""])[0], address)
         if login is None:
             return await self._page(request, "login.html", 403, wrong="Wrong token.")
@@ -273,16 +327,22 @@ class _Board:
             await (source.pause if name == "pause" else source.resume)(partitions)
             return _see("queue", source, done=f"{name}d")
         if name in ("redrive", "purge"):
-            chosen: list[Place] | None = [place for place in map(unpacked, form.get("at", [])) if place is not None]
+            chosen: list[Place] | None = [
+                place for place in map(unpacked, form.get("at", [])) if place is not None
+            ]
             if fields.get("all") == "1":
                 chosen = None if fields.get("sure") == "1" else []
             if chosen == []:
                 return _see("dead", source, done="unchosen")
             count = await (source.redrive if name == "redrive" else source.purge_dead)(chosen)
-            return _see("dead", source, done="redriven" if name == "redrive" else "purged", count=str(count))
+            return _see(
+                "dead", source, done="redriven" if name == "redrive" else "purged", count=str(count)
+            )
         raise HTTPException(400, "Unknown action.")
 
-    async def _act_on_message(self, source: AnySource, name: str, fields: Mapping[str, str]) -> Response:
+    async def _act_on_message(
+        self, source: AnySource, name: str, fields: Mapping[str, str]
+    ) -> Response:
         place = unpacked(fields.get("at", ""))
         if place is None or not _is_of(source, place):
             raise HTTPException(400, "Unknown message.")
@@ -306,7 +366,11 @@ class _Board:
             raise HTTPException(403, "This form was not submitted from a page of this dashboard.")
         form = await _form(request)
         if login is None or not self._guard.is_ours(login, form.get("word", [""])[0]):
-            raise HTTPException(403, "Your session has expired, or this form belongs to another session. Log in and try again.")
+            raise HTTPException(
+                403,
+                "Your session has expired, or this form belongs to another session. Log in and try"
+                " again.",
+            )
         return form
 
     def _readers(self, page: Page) -> Page:
@@ -328,7 +392,9 @@ class _Board:
     async def _source(self, fields: Mapping[str, str]) -> AnySource:
         source = await self._queues.source(fields.get("kind", ""), fields.get("name", ""))
         if source is None:
-            raise HTTPException(404, "Queue not found. A queue exists on the server only while it holds messages.")
+            raise HTTPException(
+                404, "Queue not found. A queue exists on the server only while it holds messages."
+            )
         return source
 
     async def _reliable(self, fields: Mapping[str, str]) -> ReliableSource:
@@ -337,7 +403,9 @@ class _Board:
             raise HTTPException(404, "A delayed queue has no dead letters.")
         return source
 
-    async def _page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
+    async def _page(
+        self, request: Request, template: str, status: int = 200, **values: Any
+    ) -> Response:
         login = self._guard.login(request)
         done = request.query_params.get("done", "")
         note = DONE.get(done, "")
@@ -356,7 +424,9 @@ class _Board:
             "refresh": 0,
         }
         # A payload may be large, so other requests are served in the meantime.
-        text = await run_in_threadpool(self._templates.get_template(template).render, shared | values)
+        text = await run_in_threadpool(
+            self._templates.get_template(template).render, shared | values
+        )
         # Text that cannot be encoded came from the server in this state.
         return HTMLResponse(text.encode(errors="replace"), status)
 
@@ -367,8 +437,8 @@ class _Board:
         elif isinstance(error, ServerRefused):
             status, what = 502, f"The server refused the request: {error}"
             hint = (
-                "The dashboard's user lacks a permission. If it may not run SCAN, pass the queue names "
-                "to the dashboard: see SECURITY.md."
+                "The dashboard's user lacks a permission. If it may not run SCAN, pass the queue"
+                " names to the dashboard: see SECURITY.md."
             )
         elif isinstance(error, OutcomeUnknown) and request.method == "POST":
             status, what = 502, f"The action may have been carried out: {error}"
@@ -413,7 +483,8 @@ class _Watched:
         before, self._before = self._before, None
         now = await self._now()
         depth = await self.source.depth()
-        # Messages that come due until the next look, and a little more, as the next one may be late.
+        # Messages that come due until the next look, and a little more, as the next one may be
+        # late.
         soon = await self.source.due_between(now, now + int(_EVERY * SECOND))
         self._before = now, depth, soon
         if before is not None and now - before[0] > 3 * _EVERY * SECOND:
@@ -422,10 +493,13 @@ class _Watched:
         return f"data: {json.dumps(_figures(now, self.source.kind, depth, before))}\n\n"
 
 
-def _figures(now: int, kind: QueueKind, depth: QueueDepth, before: tuple[int, QueueDepth, int] | None) -> dict[str, Any]:
+def _figures(
+    now: int, kind: QueueKind, depth: QueueDepth, before: tuple[int, QueueDepth, int] | None
+) -> dict[str, Any]:
     """Return the figures that the live view shows.
 
-    ``gone`` is how many messages were taken per second, at least: they were due, and are not there any more.
+    ``gone`` is how many messages were taken per second, at least: they were due, and are not there
+    any more.
     """
     late, gone = late_us(depth, kind), None
     if before is not None:
@@ -470,7 +544,11 @@ def _delay(fields: Mapping[str, str]) -> int:
     except ValueError:
         amount = -1.0
     if unit is None or not 0 <= amount * unit <= MAX_MS * 1000:
-        raise HTTPException(400, "The delay must be a number, 0 or more, and the due time must be within 2**53 ms after 1970.")
+        raise HTTPException(
+            400,
+            "The delay must be a number, 0 or more, and the due time must be within 2**53 ms after"
+            " 1970.",
+        )
     return round(amount * unit)
 
 
@@ -481,11 +559,18 @@ def _is_of(source: AnySource, place: Place) -> bool:
 
 
 def _offset(request: Request, source: AnySource) -> int:
-    return _whole(request.query_params.get("offset"), _FARTHEST if source.partitions is None else _FARTHEST_IN_PARTITIONS)
+    return _whole(
+        request.query_params.get("offset"),
+        _FARTHEST if source.partitions is None else _FARTHEST_IN_PARTITIONS,
+    )
 
 
 def _whole(text: str | None, most: int = _FARTHEST * 1000) -> int:
-    return min(int(text), most) if text and text.isascii() and text.isdecimal() and len(text) < 16 else 0
+    return (
+        min(int(text), most)
+        if text and text.isascii() and text.isdecimal() and len(text) < 16
+        else 0
+    )
 
 
 def _share(bar: int, bars: Iterable[int]) -> int:
@@ -495,4 +580,6 @@ def _share(bar: int, bars: Iterable[int]) -> int:
 
 
 def _of_state(depth: QueueDepth, state: str) -> int:
-    return {"delayed": depth.delayed, "ready": depth.ready, "leased": depth.leased}.get(state, undeliverable(depth))
+    return {"delayed": depth.delayed, "ready": depth.ready, "leased": depth.leased}.get(
+        state, undeliverable(depth)
+    )

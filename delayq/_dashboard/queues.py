@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     Known = dict[tuple[QueueKind, str], set[int | None]]
 
-# How long the result of a search counts, in seconds; or _SHARE times as long as the search took, if that is longer.
+# How long the result of a search counts, in seconds; or _SHARE times as long as the search took, if
+# that is longer.
 _FRESH = 2.0
 # The same when the queue asked for was not found, since it may be new.
 _FRESH_FOR_NEW = 0.1
@@ -62,13 +63,23 @@ class Queues:
             known = await self._all(_FRESH_FOR_NEW)
         return self.of(*key, known[key]) if key in known else None
 
-    async def sources(self, keys: Iterable[tuple[QueueKind, str]]) -> list[DelayedSource | ReliableSource]:
+    async def sources(
+        self, keys: Iterable[tuple[QueueKind, str]]
+    ) -> list[DelayedSource | ReliableSource]:
         """Return several of the queues that :meth:`names` has named."""
         known = await self._all()
-        return [self.of(kind, name, known[kind, name]) for kind, name in keys if (kind, name) in known]
+        return [
+            self.of(kind, name, known[kind, name]) for kind, name in keys if (kind, name) in known
+        ]
 
-    def of(self, kind: QueueKind, name: str, partitions: Iterable[int | None]) -> DelayedSource | ReliableSource:
-        return DelayedSource(self._server(), name) if kind == "delayed" else ReliableSource(self._server(), name, partitions)
+    def of(
+        self, kind: QueueKind, name: str, partitions: Iterable[int | None]
+    ) -> DelayedSource | ReliableSource:
+        return (
+            DelayedSource(self._server(), name)
+            if kind == "delayed"
+            else ReliableSource(self._server(), name, partitions)
+        )
 
     async def _all(self, fresh: float = _FRESH) -> Known:
         if self._named is not None:
@@ -81,9 +92,12 @@ class Queues:
         if len(self._known) > _REMEMBERED:
             self._known = {}
         for key, partitions in found.items():
-            # A queue without partitions and one with partitions may share a name: the second takes precedence.
+            # A queue without partitions and one with partitions may share a name: the second takes
+            # precedence.
             numbers = {each for each in partitions if each is not None}
-            self._known[key] = (self._known.get(key, set()) | numbers) - {None} if numbers else partitions
+            self._known[key] = (
+                (self._known.get(key, set()) | numbers) - {None} if numbers else partitions
+            )
         self._took = time.monotonic() - started
         return self._known
 
@@ -95,7 +109,10 @@ def _named(names: Iterable[str]) -> Known:
     for each in names:
         kind, colon, name = each.partition(":")
         if not colon or kind not in ("delayed", "reliable"):
-            raise BadInput(f'a queue must be "reliable:NAME", "reliable:NAME/PARTITIONS" or "delayed:NAME", not {each!r}')
+            raise BadInput(
+                'a queue must be "reliable:NAME", "reliable:NAME/PARTITIONS" or "delayed:NAME",'
+                f" not {each!r}"
+            )
         if kind == "delayed":
             DelayedKeys.of(name)
             known["delayed", name] = {None}

@@ -1,4 +1,7 @@
-"""Turns values into text. The templates escape everything that comes from the server; nothing here makes HTML."""
+"""Turns values into text.
+
+The templates escape everything that comes from the server; nothing here makes HTML.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 SHOWN = 100_000
 _PREVIEW = 140
 _BYTES_SHOWN = 4096
-# Size up to which a payload is read as a whole, in bytes: a larger one would hold up all other requests.
+# Size up to which a payload is read as a whole, in bytes: a larger one would hold up all other
+# requests.
 _WHOLE = 2 * 1024 * 1024
 # The last moment that can be written as a date.
 _LAST = 253402300799 * SECOND
@@ -29,13 +33,19 @@ _STEPS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def pretty(payload: bytes | None) -> tuple[str, str]:
-    """Return a payload as text, and how it was treated: JSON is indented, text is left as it is, and other bytes are dumped."""
+    """Return a payload as text, and how it was treated: JSON is indented, text is left as it is,
+    and other bytes are dumped.
+    """
     if payload is None:
         return "", "no longer available"
     whole = len(payload) <= _WHOLE
     try:
         # A part may end within a character.
-        text = payload.decode() if whole else getincrementaldecoder("utf-8")().decode(payload[: 4 * SHOWN])
+        text = (
+            payload.decode()
+            if whole
+            else getincrementaldecoder("utf-8")().decode(payload[: 4 * SHOWN])
+        )
     except UnicodeDecodeError:
         return _dump(payload), "binary"
     try:
@@ -108,7 +118,9 @@ def span(us: float) -> str:
     if seconds < 60:
         return f"{math.floor(seconds * 10) / 10:g} s"
     whole = int(seconds)
-    (size, unit), (smaller, of_rest) = next(steps for steps in pairwise(_STEPS) if whole >= steps[0][0])
+    (size, unit), (smaller, of_rest) = next(
+        steps for steps in pairwise(_STEPS) if whole >= steps[0][0]
+    )
     rest = whole % size // smaller
     return f"{whole // size:,} {unit}" + (f" {rest} {of_rest}" if rest else "")
 
@@ -144,7 +156,10 @@ def quoted(name: str) -> str:
 
 
 def packed(place: Place) -> str:
-    """Pack a place into one word, for addresses and forms. Any id is accepted, even one that is not text."""
+    """Pack a place into one word, for addresses and forms.
+
+    Any id is accepted, even one that is not text.
+    """
     partition = "" if place.partition is None else str(place.partition)
     return f"{partition}/{quote(place.due, safe='')}/{quote(place.id, safe='')}"
 
@@ -153,7 +168,14 @@ def unpacked(word: str) -> Place | None:
     """Unpack a place from a word. Returns None if the word is not a place."""
     partition, _, rest = word.partition("/")
     due, slash, name = rest.partition("/")
-    if not slash or not name or not (partition == "" or (partition.isascii() and partition.isdecimal() and len(partition) < 5)):
+    if (
+        not slash
+        or not name
+        or not (
+            partition == ""
+            or (partition.isascii() and partition.isdecimal() and len(partition) < 5)
+        )
+    ):
         return None
     due = unquote_to_bytes(due).decode(errors="replace")
     if due and not _is_score(due):
@@ -168,8 +190,15 @@ def _is_score(text: str) -> bool:
         return False
 
 
-def link(page: str, source: DelayedSource | ReliableSource | None = None, row: Row | None = None, **more: Any) -> str:
-    """Return the address of a page relative to this one, so that it works below any prefix, of a mount or of a proxy."""
+def link(
+    page: str,
+    source: DelayedSource | ReliableSource | None = None,
+    row: Row | None = None,
+    **more: Any,
+) -> str:
+    """Return the address of a page relative to this one, so that it works below any prefix, of a
+    mount or of a proxy.
+    """
     query: dict[str, Any] = {}
     if source is not None:
         query |= {"kind": source.kind, "name": source.name}
@@ -188,7 +217,19 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    of_values = (pretty, preview, moment, iso, span, relative, number, size, name_of, packed, quoted)
+    of_values = (
+        pretty,
+        preview,
+        moment,
+        iso,
+        span,
+        relative,
+        number,
+        size,
+        name_of,
+        packed,
+        quoted,
+    )
     filters = {each.__name__: each for each in (*of_values, late_us, undeliverable)}
     made.filters.update(filters)
     made.globals["link"] = link

@@ -1,4 +1,7 @@
-"""Controls access: tokens, a signed cookie, a word in each form, the origin of a request. Also sets headers for browsers."""
+"""Controls access: tokens, a signed cookie, a word in each form, the origin of a request.
+
+Also sets headers for browsers.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,23 @@ COOKIE = "delayq_session"
 SHORTEST_TOKEN = 16
 # How long a login lasts, in seconds.
 _LASTS = 12 * 3600
-# Number of wrong tokens per minute from one address before it is locked out for the rest of that minute.
+# Number of wrong tokens per minute from one address before it is locked out for the rest of that
+# minute.
 _TRIES = 10
 # Maximum number of addresses whose wrong tokens are counted.
 _MOST_ADDRESSES = 10_000
 
 HEADERS = {
-    # Everything comes from here, and nothing is inline. Forms go here, and no other page may frame ours.
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    # Everything comes from here, and nothing is inline. Forms go here, and no other page may frame
+    # ours.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"
+        " 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
-    # Names of queues stay here. Not "no-referrer": browsers would then send "null" as the origin of our own forms.
+    # Names of queues stay here. Not "no-referrer": browsers would then send "null" as the origin of
+    # our own forms.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -64,16 +72,25 @@ class Guard:
     def __init__(self, token: str | None, read_token: str | None = None) -> None:
         for each in (token, read_token):
             if each is not None and len(each) < SHORTEST_TOKEN:
-                raise ConfigurationError(f"the dashboard's tokens must have at least {SHORTEST_TOKEN} characters")
+                raise ConfigurationError(
+                    f"the dashboard's tokens must have at least {SHORTEST_TOKEN} characters"
+                )
         if token is not None and token == read_token:
-            raise ConfigurationError("token and read_token must differ: otherwise every reader could change queues")
+            raise ConfigurationError(
+                "token and read_token must differ: otherwise every reader could change queues"
+            )
         # By whether the token allows actions.
         self._tokens = {
-            may_act: each.encode(errors="surrogateescape") for may_act, each in ((True, token), (False, read_token)) if each
+            may_act: each.encode(errors="surrogateescape")
+            for may_act, each in ((True, token), (False, read_token))
+            if each
         }
-        # Their keys come from the tokens alone, so that several processes that serve one dashboard accept each other's cookies.
+        # Their keys come from the tokens alone, so that several processes that serve one dashboard
+        # accept each other's cookies.
         self._signers = {
-            may_act: TimestampSigner(each, "delayq dashboard", key_derivation="hmac", digest_method=hashlib.sha256)
+            may_act: TimestampSigner(
+                each, "delayq dashboard", key_derivation="hmac", digest_method=hashlib.sha256
+            )
             for may_act, each in self._tokens.items()
         }
         # By address. The one with the latest wrong token comes last.
@@ -90,12 +107,18 @@ class Guard:
         return False in self._tokens
 
     def is_locked(self, address: str) -> bool:
-        """Return whether too many wrong tokens came from an address lately. Other addresses are not affected."""
+        """Return whether too many wrong tokens came from an address lately.
+
+        Other addresses are not affected.
+        """
         now = time.monotonic()
         return len([at for at in self._wrong.get(_network(address), ()) if at > now - 60]) >= _TRIES
 
     def login_with(self, token: str, address: str) -> Login | None:
-        """Return the login for a token given from an address; None if it is wrong. Takes equally long for all wrong tokens."""
+        """Return the login for a token given from an address; None if it is wrong.
+
+        Takes equally long for all wrong tokens.
+        """
         given = hmac.digest(b"delayq", token.encode(errors="surrogateescape"), hashlib.sha256)
         right = [
             may_act
@@ -115,7 +138,8 @@ class Guard:
 
     def log_in(self, request: Request, response: Response, login: Login) -> None:
         """Set the cookie of a login."""
-        # Without a path, the cookie applies to the pages beside the one that sets it, whatever prefix a proxy puts before them.
+        # Without a path, the cookie applies to the pages beside the one that sets it, whatever
+        # prefix a proxy puts before them.
         response.set_cookie(
             COOKIE,
             self._signers[login.may_act].sign(login.name).decode(),
@@ -134,7 +158,9 @@ class Guard:
         """Return the login of this request; None if there is none."""
         for may_act, signer in self._signers.items():
             with suppress(BadSignature):
-                return Login(signer.unsign(request.cookies.get(COOKIE, ""), max_age=_LASTS).decode(), may_act)
+                return Login(
+                    signer.unsign(request.cookies.get(COOKIE, ""), max_age=_LASTS).decode(), may_act
+                )
         return None
 
     def may_read(self, request: Request) -> bool:
@@ -142,7 +168,9 @@ class Guard:
         return not self.private or self.login(request) is not None
 
     def word(self, login: Login) -> str:
-        """Return the word that each form of this login contains, and that no other page can contain."""
+        """Return the word that each form of this login contains, and that no other page can
+        contain.
+        """
         return self._signers[login.may_act].get_signature(f"form {login.name}").decode()
 
     def is_ours(self, login: Login, word: str) -> bool:
@@ -160,9 +188,11 @@ def _network(address: str) -> str:
 
 
 def same_origin(request: Request) -> bool:
-    """Return whether a form was sent from a page of this host, according to the browser, which always reports that.
+    """Return whether a form was sent from a page of this host, according to the browser, which
+    always reports that.
 
-    A proxy may have changed the host, and then reports the original one. No page can make a browser send that report.
+    A proxy may have changed the host, and then reports the original one. No page can make a browser
+    send that report.
     """
     said = request.headers.get("origin") or request.headers.get("referer") or ""
     hosts = {request.headers.get("host", ""), request.headers.get("x-forwarded-host", "")} - {""}
@@ -174,7 +204,9 @@ def same_origin(request: Request) -> bool:
 
 
 class SecurityHeaders:
-    """Adds :data:`HEADERS` to each response. Everything except static files is kept out of caches."""
+    """Adds :data:`HEADERS` to each response. Everything except static files is kept out of
+    caches.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

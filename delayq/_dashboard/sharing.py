@@ -15,8 +15,8 @@ T = TypeVar("T")
 class Cached(Generic[T]):
     """The latest answer to a question, shared by all callers that want it.
 
-    Callers that ask while the question is in flight get the same answer, or the same error. A server that is slow, or
-    unavailable, is therefore not asked by one caller after the other.
+    Callers that ask while the question is in flight get the same answer, or the same error. A
+    server that is slow, or unavailable, is therefore not asked by one caller after the other.
 
     Attributes:
         answered_at: When the question was answered, by the monotonic clock.
@@ -29,7 +29,10 @@ class Cached(Generic[T]):
         self.answered_at = float("-inf")
 
     async def at_most(self, age: float) -> T:
-        """Return the answer, or a new one if it is older than ``age`` seconds. Raises the errors that asking raises."""
+        """Return the answer, or a new one if it is older than ``age`` seconds.
+
+        Raises the errors that asking raises.
+        """
         if self._asking is None:
             if self._answer is not None and time.monotonic() < self.answered_at + age:
                 return self._answer

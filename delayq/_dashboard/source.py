@@ -1,4 +1,6 @@
-"""Reads and changes one queue for the dashboard, without opening it: opening a queue means taking part in it."""
+"""Reads and changes one queue for the dashboard, without opening it: opening a queue means taking
+part in it.
+"""
 
 from __future__ import annotations
 
@@ -126,12 +128,17 @@ class DelayedSource:
 
     async def depth(self) -> QueueDepth:
         depth, bad, now = await asyncio.gather(
-            self._store.depth(), self._store.count_quarantined(), self._server.time_us(self._store.keys.timeout)
+            self._store.depth(),
+            self._store.count_quarantined(),
+            self._server.time_us(self._store.keys.timeout),
         )
         return depth.of_queue(now, bad)
 
     async def histogram(self, now: int) -> list[int]:
-        return await _bars(now, lambda start, end: self.due_between(int(start), None if end == "+inf" else int(end)))
+        return await _bars(
+            now,
+            lambda start, end: self.due_between(int(start), None if end == "+inf" else int(end)),
+        )
 
     async def due_between(self, start: int, end: int | None) -> int:
         return await self._store.count_due(start, end)
@@ -168,7 +175,9 @@ class ReliableSource:
     def __init__(self, server: RedisClient, name: str, partitions: Iterable[int | None]) -> None:
         self._server = server
         self.name = name
-        self._parts = {number: self._store(number) for number in sorted(partitions, key=lambda each: each or 0)}
+        self._parts = {
+            number: self._store(number) for number in sorted(partitions, key=lambda each: each or 0)
+        }
 
     @property
     def partitions(self) -> int | None:
@@ -198,9 +207,15 @@ class ReliableSource:
             parts = await self._each(lambda number, store: _dead_page(number, store, first, count))
             order = heapq.merge(*parts, key=lambda row: row.died_us or 0)
         else:
-            parts = await self._each(lambda number, store: _live_page(number, store, state, first, count))
+            parts = await self._each(
+                lambda number, store: _live_page(number, store, state, first, count)
+            )
             order = heapq.merge(
-                *parts, key=lambda row: (-row.priority if state == "ready" else 0, row.due_us or row.lease_us or 0)
+                *parts,
+                key=lambda row: (
+                    -row.priority if state == "ready" else 0,
+                    row.due_us or row.lease_us or 0,
+                ),
             )
         return parts[0] if single else [*islice(order, offset, offset + limit)]
 
@@ -222,14 +237,19 @@ class ReliableSource:
 
     async def redrive(self, places: Sequence[Place] | None) -> int:
         """Redrive dead letters; all of them if None."""
-        return sum([await letters.redrive_letters(names) for letters, names in self._letters(places)])
+        return sum(
+            [await letters.redrive_letters(names) for letters, names in self._letters(places)]
+        )
 
     async def purge_dead(self, places: Sequence[Place] | None) -> int:
         """Drop dead letters; all of them if None."""
         return sum([await letters.purge_letters(names) for letters, names in self._letters(places)])
 
     async def pause(self, partitions: int | None) -> None:
-        """Stop all claims. Partitions that have never been seen are paused too, if ``partitions`` says that they exist."""
+        """Stop all claims.
+
+        Partitions that have never been seen are paused too, if ``partitions`` says that they exist.
+        """
         for store in self._all(partitions):
             await store.pause()
 
@@ -245,7 +265,9 @@ class ReliableSource:
 
     async def _each(self, of: Callable[[int | None, ReliableStore], Awaitable[R]]) -> list[R]:
         # Wait for all calls, so that none continues behind the page.
-        outcomes = await asyncio.gather(*(of(*part) for part in self._parts.items()), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(of(*part) for part in self._parts.items()), return_exceptions=True
+        )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -254,12 +276,18 @@ class ReliableSource:
     def _all(self, partitions: int | None) -> list[ReliableStore]:
         if self.partitions is None:
             return [*self._parts.values()]
-        return [self._store(number) for number in range(min(MOST_PARTITIONS, max(partitions or 0, self.partitions)))]
+        return [
+            self._store(number)
+            for number in range(min(MOST_PARTITIONS, max(partitions or 0, self.partitions)))
+        ]
 
-    def _letters(self, places: Sequence[Place] | None) -> list[tuple[DeadLetters[str], list[bytes] | None]]:
+    def _letters(
+        self, places: Sequence[Place] | None
+    ) -> list[tuple[DeadLetters[str], list[bytes] | None]]:
         chosen: dict[int | None, list[bytes]] = {}
         for place in places or ():
-            # By name: ids written by other programs may not be text, and several letters may have the same id.
+            # By name: ids written by other programs may not be text, and several letters may have
+            # the same id.
             chosen.setdefault(place.partition, []).append(place.id)
         return [
             (DeadLetters(store, StringCodec()), None if places is None else chosen[number])
@@ -268,16 +296,26 @@ class ReliableSource:
         ]
 
 
-async def _live_page(partition: int | None, store: ReliableStore, state: str, offset: int, limit: int) -> list[Row]:
-    return [_live(Place(found.id, partition), found) for found in await store.page(state, offset, limit)]
+async def _live_page(
+    partition: int | None, store: ReliableStore, state: str, offset: int, limit: int
+) -> list[Row]:
+    return [
+        _live(Place(found.id, partition), found) for found in await store.page(state, offset, limit)
+    ]
 
 
-async def _dead_page(partition: int | None, store: ReliableStore, offset: int, limit: int) -> list[Row]:
-    return [_letter(Place(letter.name, partition), letter) for letter in await store.dead_page(offset, limit)]
+async def _dead_page(
+    partition: int | None, store: ReliableStore, offset: int, limit: int
+) -> list[Row]:
+    return [
+        _letter(Place(letter.name, partition), letter)
+        for letter in await store.dead_page(offset, limit)
+    ]
 
 
 def late_us(depth: QueueDepth, kind: QueueKind) -> int | None:
-    """Return how long the oldest message that is due and not taken has been due, in microseconds; 0 if there is none.
+    """Return how long the oldest message that is due and not taken has been due, in microseconds; 0
+    if there is none.
 
     None if that is unknown: Redisson's ready list has no times.
     """
@@ -286,7 +324,9 @@ def late_us(depth: QueueDepth, kind: QueueKind) -> int | None:
 
 
 def undeliverable(depth: QueueDepth) -> int:
-    """Return the number of a reliable queue's dead letters, or of a delayed queue's unreadable records."""
+    """Return the number of a reliable queue's dead letters, or of a delayed queue's unreadable
+    records.
+    """
     return depth.dead + (depth.quarantined or 0)
 
 
@@ -351,7 +391,10 @@ def _body(body: bytes) -> tuple[int | None, dict[str, str], bytes]:
         return None, {}, body
     return (
         enqueued,
-        {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in headers.items()},
+        {
+            str(name): value if isinstance(value, str) else json.dumps(value)
+            for name, value in headers.items()
+        },
         payload,
     )
 

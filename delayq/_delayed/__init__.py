@@ -1,1 +1,3 @@
-"""The delayed queue in Redisson's layout: its handle, offers, transfer of due messages, and leases."""
+"""The delayed queue in Redisson's layout: its handle, offers, transfer of due messages, and
+leases.
+"""

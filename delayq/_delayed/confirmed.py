@@ -19,13 +19,13 @@ _MOST = 10_000
 class Confirmed:
     """Remembers the calls that were confirmed in the last few seconds.
 
-    Replication is asynchronous: a new master may know what a call handed out, but not that the call was confirmed. It would
-    then deliver the messages again. To prevent that, these calls are confirmed once more when the connections made since then
-    may lead to another server.
+    Replication is asynchronous: a new master may know what a call handed out, but not that the call
+    was confirmed. It would then deliver the messages again. To prevent that, these calls are
+    confirmed once more when the connections made since then may lead to another server.
 
-    A confirmation deletes from the server what the call handed out. That must not happen to messages that have gone back in the
-    meantime: the new master may not know about that either, and has no other copy. Everything is therefore forgotten as soon as
-    any message goes back.
+    A confirmation deletes from the server what the call handed out. That must not happen to
+    messages that have gone back in the meantime: the new master may not know about that either, and
+    has no other copy. Everything is therefore forgotten as soon as any message goes back.
     """
 
     def __init__(self, path: Callable[[], object], now: Callable[[], float]) -> None:
@@ -49,7 +49,10 @@ class Confirmed:
         self._tokens.clear()
 
     def in_doubt(self) -> Sequence[str]:
-        """Return the tokens to confirm once more. Call this at each re-check, while the server answers."""
+        """Return the tokens to confirm once more.
+
+        Call this at each re-check, while the server answers.
+        """
         if (path := self._current_path()) is None:
             return []
         if path != self._path:

@@ -26,11 +26,12 @@ T = TypeVar("T")
 class Delivery(Generic[T]):
     """A message of :meth:`DelayedQueue.deliveries`, and the lease under which you hold it.
 
-    Until the lease ends, no other consumer gets the message. Then it goes back to the head of the ready list, for Python and Java
-    alike. Use it as a context manager: it renews its lease while the block runs, then calls :meth:`ack` if the block ends
-    normally and :meth:`nack` if it raises; if the block is cancelled, the message goes back at once. Errors that the block raises
-    propagate, and an error in handing the message back is then only logged. If the loop has more messages at hand, the ack does
-    not wait for its reply: if the lease was lost, that is logged.
+    Until the lease ends, no other consumer gets the message. Then it goes back to the head of the
+    ready list, for Python and Java alike. Use it as a context manager: it renews its lease while
+    the block runs, then calls :meth:`ack` if the block ends normally and :meth:`nack` if it raises;
+    if the block is cancelled, the message goes back at once. Errors that the block raises
+    propagate, and an error in handing the message back is then only logged. If the loop has more
+    messages at hand, the ack does not wait for its reply: if the lease was lost, that is logged.
 
     Attributes:
         value: The message's value.
@@ -39,7 +40,13 @@ class Delivery(Generic[T]):
     __slots__ = ("_ahead", "_keeper", "_lease", "_leases", "_retry_us", "_settled", "value")
 
     def __init__(
-        self, value: T, lease: Lease, leases: Leases, keeper: LeaseKeeper[Lease], retry_us: int, ahead: Sized = ()
+        self,
+        value: T,
+        lease: Lease,
+        leases: Leases,
+        keeper: LeaseKeeper[Lease],
+        retry_us: int,
+        ahead: Sized = (),
     ) -> None:
         """Args:
         value: The message's value.
@@ -66,9 +73,12 @@ class Delivery(Generic[T]):
         """Acknowledge the message: it is removed for good. Concurrent calls share a round trip.
 
         Raises:
-            LeaseLost: The lease had ended, and another consumer may have the message. Nothing was changed.
-            OutcomeUnknown: The reply was lost. If the call was not carried out, the message is redelivered.
-            ServerUnavailable, ServerRefused: The call was not carried out: the message is redelivered when the lease ends.
+            LeaseLost: The lease had ended, and another consumer may have the message. Nothing was
+                changed.
+            OutcomeUnknown: The reply was lost. If the call was not carried out, the message is
+                redelivered.
+            ServerUnavailable, ServerRefused: The call was not carried out: the message is
+                redelivered when the lease ends.
             Closed: The queue or client is closed; the message is redelivered, too.
         """
         await self._leases.ack(self._lease)
@@ -78,16 +88,22 @@ class Delivery(Generic[T]):
         """Offer the message again, like any other, for Python and Java alike.
 
         Args:
-            delay: Seconds or a timedelta until it is due. By default, the ``retry_delay`` of the deliveries.
+            delay: Seconds or a timedelta until it is due. By default, the ``retry_delay`` of the
+                deliveries.
 
         Raises:
             BadDelay: As for :meth:`DelayedQueue.offer`. Otherwise as :meth:`ack`.
         """
-        await self._leases.nack(self._lease, self._retry_us if delay is None else microseconds(delay))
+        await self._leases.nack(
+            self._lease, self._retry_us if delay is None else microseconds(delay)
+        )
         self._done()
 
     async def extend(self, duration: Duration) -> None:
-        """Make the lease end ``duration`` (seconds or a timedelta) from now instead. Raises as :meth:`nack`."""
+        """Make the lease end ``duration`` (seconds or a timedelta) from now instead.
+
+        Raises as :meth:`nack`.
+        """
         (mine,) = await self._leases.extend([self._lease], microseconds(duration, "lease"))
         if not mine:
             raise LeaseLost(LOST)
@@ -98,7 +114,12 @@ class Delivery(Generic[T]):
             self._keeper.hold(self._lease, lambda: None)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._keeper.let_go(self._lease)
         if self._settled:
             return
@@ -111,7 +132,9 @@ class Delivery(Generic[T]):
             with anyio.CancelScope(shield=True):
                 await paced(self._ahead, self.ack())
         else:
-            back = self.nack() if isinstance(error, Exception) else self._leases.release(self._lease)
+            back = (
+                self.nack() if isinstance(error, Exception) else self._leases.release(self._lease)
+            )
             await settle_quietly(back, self._leases.name)
 
     def _done(self) -> None:

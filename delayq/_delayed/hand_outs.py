@@ -1,4 +1,6 @@
-"""The calls that hand out messages: each message they return is confirmed, or goes back to where it was."""
+"""The calls that hand out messages: each message they return is confirmed, or goes back to where it
+was.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,17 @@ if TYPE_CHECKING:
     from delayq._redis.client import Confirmation
     from delayq._redis.hand_back import LastCalls
 
-# Messages that a call hands out go back after this time, in microseconds, unless the client confirms that the answer arrived.
+# Messages that a call hands out go back after this time, in microseconds, unless the client
+# confirms that the answer arrived.
 CONFIRM_US = 300_000_000
-# If an answer took longer than this, in seconds, it is confirmed before its messages are handed out: they may have gone back.
+# If an answer took longer than this, in seconds, it is confirmed before its messages are handed
+# out: they may have gone back.
 _LATE = 240.0
-# How long after we gave it up a call may still reach the server, through a slow network, in microseconds.
+# How long after we gave it up a call may still reach the server, through a slow network, in
+# microseconds.
 _FENCE_US = 60_000_000
-# How long a hand-back is repeated at most until it is answered, in microseconds. After that, a repetition is not recognised any
-# more.
+# How long a hand-back is repeated at most until it is answered, in microseconds. After that, a
+# repetition is not recognised any more.
 _REPEAT_US = 86_400_000_000
 
 
@@ -39,7 +44,8 @@ class HandOut(NamedTuple):
 
     Attributes:
         call: The call's name.
-        places: How many leases the call may have made, one for each payload; 0 if it made one for all.
+        places: How many leases the call may have made, one for each payload; 0 if it made one for
+            all.
     """
 
     call: str
@@ -47,18 +53,23 @@ class HandOut(NamedTuple):
 
 
 def newest_first(calls: Iterable[HandOut]) -> list[HandOut]:
-    """Return calls in the order in which they are given back. Each one becomes the head, so the oldest comes last."""
+    """Return calls in the order in which they are given back.
+
+    Each one becomes the head, so the oldest comes last.
+    """
     return sorted(calls, key=lambda handed: handed.call, reverse=True)
 
 
 class HandOuts:
-    """Makes the calls of one queue that hand out messages, and sees to it that no message is lost or delivered twice."""
+    """Makes the calls of one queue that hand out messages, and sees to it that no message is lost
+    or delivered twice.
+    """
 
     def __init__(self, store: DelayedStore, services: EngineContext) -> None:
         self._store = store
         self._services = services
-        # Calls whose messages have not reached a caller: those in flight, with the call that gives their messages back once the
-        # queue is closed, and those whose answer was lost.
+        # Calls whose messages have not reached a caller: those in flight, with the call that gives
+        # their messages back once the queue is closed, and those whose answer was lost.
         self._under_way: dict[HandOut, HandBack | None] = {}
         self._lost: dict[HandOut, None] = {}
         # And those that have arrived while their caller waits for more.
@@ -68,13 +79,16 @@ class HandOuts:
         self._unconfirmed: dict[str, None] = {}
         self._confirmed = Confirmed(store.path, services.clock.local)
         self._owed = PendingHandBacks(store.keys.name, services.server, services.background)
-        # All names have one length, for ACL patterns. When a number comes again, the traces of its first call are long gone.
+        # All names have one length, for ACL patterns. When a number comes again, the traces of its
+        # first call are long gone.
         token = secrets.token_hex(6)
         self._names = (f"{token}-{number % 10**8:08}" for number in itertools.count())
         self._last: LastCalls | None = None
 
     def new_call(self) -> str:
-        """Return a name for a call that this client makes to the queue, or for one that gives messages back."""
+        """Return a name for a call that this client makes to the queue, or for one that gives
+        messages back.
+        """
         return next(self._names)
 
     async def transfer(self, take: int, lease_us: int, signature: str) -> tuple[str, Transferred]:
@@ -82,14 +96,16 @@ class HandOuts:
 
         Args:
             take: The maximum number of payloads.
-            lease_us: How long each of them is leased, in microseconds; 0 if they are taken for good.
+            lease_us: How long each of them is leased, in microseconds; 0 if they are taken for
+                good.
             signature: Published for the other clients; empty for no notice.
 
         Returns:
             The call's name, and the reply. Its payloads are those that are ours.
 
         Raises:
-            ServerError: As for :meth:`RedisClient.run_once`. Nothing was handed out, or it goes back.
+            ServerError: As for :meth:`RedisClient.run_once`. Nothing was handed out, or it goes
+                back.
         """
         call = self.new_call()
         asked_at = self._services.clock.local()
@@ -111,17 +127,21 @@ class HandOuts:
                 confirm=confirm,
             )
             if reply.payloads and not confirmed:
-                # Closing the queue has given them back. An answer that came late has to be confirmed first.
+                # Closing the queue has given them back. An answer that came late has to be
+                # confirmed first.
                 ours = self._last is None and (lease_us > 0 or await self._confirm_late(call))
                 reply = reply if ours else reply._replace(payloads=[])
         self._services.clock.observe(reply.now_us, asked_at)
         return call, reply
 
     async def poll_pending(self, limit: int) -> tuple[HandOut, int, list[bytes]]:
-        """Take up to ``limit`` of the pending records. They go back unless :meth:`confirm_all` follows within minutes.
+        """Take up to ``limit`` of the pending records.
+
+        They go back unless :meth:`confirm_all` follows within minutes.
 
         Returns:
-            The call, the number of records that left the pending ones, including those that cannot be read, and the payloads.
+            The call, the number of records that left the pending ones, including those that cannot
+            be read, and the payloads.
 
         Raises:
             ServerError: As for :meth:`RedisClient.run_once`. Nothing is taken, or it goes back.
@@ -136,11 +156,14 @@ class HandOuts:
         return handed, left, payloads
 
     async def confirm_all(self, taken: Sequence[HandOut], asked_at: float) -> None:
-        """Confirm to the server that the answers to these calls have arrived. The first of the calls was made at ``asked_at``.
+        """Confirm to the server that the answers to these calls have arrived.
+
+        The first of the calls was made at ``asked_at``.
 
         Raises:
             Closed: The queue was closed in the meantime: all the messages go back.
-            ServerUnavailable: It took so long that some of the messages have gone back, and the rest follow.
+            ServerUnavailable: It took so long that some of the messages have gone back, and the
+                rest follow.
         """
         try:
             self._demand_open()
@@ -160,19 +183,28 @@ class HandOuts:
             raise Closed("the queue is closed")
 
     async def _keep(self, taken: Sequence[HandOut]) -> None:
-        """Extend the leases of these calls: none may be confirmed once the messages of another one are back.
+        """Extend the leases of these calls: none may be confirmed once the messages of another one
+        are back.
 
         Raises:
             ServerUnavailable: Messages of one of them are back.
         """
         for at in range(0, len(taken), BATCH):
-            _, ours = await self._store.extend([handed.call for handed in taken[at : at + BATCH]], CONFIRM_US)
+            _, ours = await self._store.extend(
+                [handed.call for handed in taken[at : at + BATCH]], CONFIRM_US
+            )
             if not all(ours):
-                raise ServerUnavailable("the messages took too long to arrive and went back to the queue: poll fewer at a time")
+                raise ServerUnavailable(
+                    "the messages took too long to arrive and went back to the queue: poll fewer at"
+                    " a time"
+                )
 
     @contextmanager
     def handing_out(self, handed: HandOut) -> Iterator[None]:
-        """Guard a call that may hand out messages. Unless the call ends well, its messages go back to where they were."""
+        """Guard a call that may hand out messages.
+
+        Unless the call ends well, its messages go back to where they were.
+        """
         self._under_way[handed] = None
         lost = False
         try:
@@ -191,7 +223,9 @@ class HandOuts:
                 spare_fence(self._services.server, back, self._fence(handed.call))
 
     def lose(self, handed: Iterable[HandOut]) -> None:
-        """Have the server take back what these calls handed out, because the callers that wanted it have gone."""
+        """Have the server take back what these calls handed out, because the callers that wanted it
+        have gone.
+        """
         for each in handed:
             self._at_hand.pop(each, None)
             self._lost[each] = None
@@ -201,11 +235,15 @@ class HandOuts:
             self._recovering = self._services.background.spawn(self._recover_soon(), "recover")
 
     def _is_ours(self, asked_at: float) -> bool:
-        """Return whether messages that were handed out by a call made at ``asked_at`` cannot have gone back yet."""
+        """Return whether messages that were handed out by a call made at ``asked_at`` cannot have
+        gone back yet.
+        """
         return self._services.clock.local() - asked_at < _LATE
 
     def _confirmation(self, token: str, asked_at: float) -> Confirmation | None:
-        """Return the commands that confirm a call that handed out messages under this token; None if the messages go back."""
+        """Return the commands that confirm a call that handed out messages under this token; None
+        if the messages go back.
+        """
 
         def on_reply(reply: Any) -> None:
             if self._unconfirmed.pop(token, token) is None and isinstance(reply, Exception):
@@ -219,21 +257,34 @@ class HandOuts:
         return self._store.confirmation(token, on_reply)
 
     def confirm_in_doubt(self) -> None:
-        """Confirm once more what a failover may have lost. Call this at each re-check, while the server answers."""
+        """Confirm once more what a failover may have lost.
+
+        Call this at each re-check, while the server answers.
+        """
         self._confirm(self._confirmed.in_doubt())
 
     def _confirm(self, tokens: Sequence[str]) -> None:
-        """Confirm calls: once before this returns, if a connection is open, and then repeatedly until the server has answered."""
+        """Confirm calls: once before this returns, if a connection is open, and then repeatedly
+        until the server has answered.
+        """
         for call in self._confirming(tokens):
             self._owed.send(
-                call, CONFIRM_US / 1_000_000, "the server did not answer, and may redeliver messages that were already taken"
+                call,
+                CONFIRM_US / 1_000_000,
+                "the server did not answer, and may redeliver messages that were already taken",
             )
 
     def _confirming(self, tokens: Sequence[str]) -> list[HandBack]:
-        return [HandBack(self._store.ack_request(tokens[at : at + BATCH])) for at in range(0, len(tokens), BATCH)]
+        return [
+            HandBack(self._store.ack_request(tokens[at : at + BATCH]))
+            for at in range(0, len(tokens), BATCH)
+        ]
 
     async def _confirm_late(self, token: str) -> bool:
-        """Confirm an answer that may have arrived too late. Returns whether the messages are still ours."""
+        """Confirm an answer that may have arrived too late.
+
+        Returns whether the messages are still ours.
+        """
         try:
             ours = await self._store.ack(token)
         except OutcomeUnknown:
@@ -262,12 +313,18 @@ class HandOuts:
             self._recovering = None
 
     def back_by_name(self, handed: HandOut) -> HandBack:
-        """Return the call that takes back everything another call has handed out, or keeps that one from handing out anything."""
+        """Return the call that takes back everything another call has handed out, or keeps that one
+        from handing out anything.
+        """
         fence = self._fence(handed.call)
-        return HandBack(self._store.give_back_request(fence, _FENCE_US, handed.call, handed.places, ()))
+        return HandBack(
+            self._store.give_back_request(fence, _FENCE_US, handed.call, handed.places, ())
+        )
 
     def back_by_value(self, payloads: Sequence[bytes]) -> HandBack:
-        """Return the call that puts payloads that this client holds back at the head of the ready list."""
+        """Return the call that puts payloads that this client holds back at the head of the ready
+        list.
+        """
         self._confirmed.forget()
         call = self.new_call()
         fence = self._fence(call)
@@ -282,16 +339,27 @@ class HandOuts:
         fence = self._fence(self.new_call())
         token = "" if lease is None else lease.token
         aside = HandBack(self._store.set_aside_request(fence, _REPEAT_US, token, payload), fence)
-        self._owed.send(aside, _REPEAT_US / 1_000_000, "the server did not answer: an unreadable message was not quarantined")
+        self._owed.send(
+            aside,
+            _REPEAT_US / 1_000_000,
+            "the server did not answer: an unreadable message was not quarantined",
+        )
 
     def close(self, last: LastCalls) -> None:
-        """Make no more calls. Before this returns, write the calls that give back all messages that have not arrived here."""
+        """Make no more calls.
+
+        Before this returns, write the calls that give back all messages that have not arrived here.
+        """
         self._last = last
         # The messages in hand here were handed out before these, so they go back after them.
-        calls = {handed: self.back_by_name(handed) for handed in newest_first([*self._lost, *self._at_hand, *self._under_way])}
+        calls = {
+            handed: self.back_by_name(handed)
+            for handed in newest_first([*self._lost, *self._at_hand, *self._under_way])
+        }
         self._under_way = {handed: calls[handed] for handed in self._under_way}
         last.send(self._store.keys.name, calls.values())
-        # Answers that have arrived are confirmed once more, since the first confirmation may be lost.
+        # Answers that have arrived are confirmed once more, since the first confirmation may be
+        # lost.
         unconfirmed, self._unconfirmed = [*self._unconfirmed], {}
         last.send(self._store.keys.name, self._confirming(unconfirmed))
         self._owed.close(last)

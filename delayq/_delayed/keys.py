@@ -1,4 +1,7 @@
-"""The names of a delayed queue's keys and channels. ``docs/redis-data-model.md`` shows the same table."""
+"""The names of a delayed queue's keys and channels.
+
+``docs/redis-data-model.md`` shows the same table.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,26 @@ if TYPE_CHECKING:
 
     from delayq._redis.scripts import Script
 
-_ORDERED, _TIMEOUT, _CHANNEL = "redisson_delay_queue", "redisson_delay_queue_timeout", "redisson_delay_queue_channel"
-_QUARANTINE, _LEASES, _LEASED, _TURNS = "delayq_quarantine", "delayq_leases", "delayq_leased", "delayq_turns"
+_ORDERED, _TIMEOUT, _CHANNEL = (
+    "redisson_delay_queue",
+    "redisson_delay_queue_timeout",
+    "redisson_delay_queue_channel",
+)
+_QUARANTINE, _LEASES, _LEASED, _TURNS = (
+    "delayq_quarantine",
+    "delayq_leases",
+    "delayq_leased",
+    "delayq_turns",
+)
 _FENCE = "delayq_fence"
 
-# A delayed queue's ready list has the queue's own name. No other key does, so the name must not look like another key.
+# A delayed queue's ready list has the queue's own name. No other key does, so the name must not
+# look like another key.
 RESERVED = (
-    *(f"{prefix}:" for prefix in (_ORDERED, _TIMEOUT, _CHANNEL, _QUARANTINE, _LEASES, _LEASED, _TURNS, _FENCE)),
+    *(
+        f"{prefix}:"
+        for prefix in (_ORDERED, _TIMEOUT, _CHANNEL, _QUARANTINE, _LEASES, _LEASED, _TURNS, _FENCE)
+    ),
     RELIABLE,
     PARTITION,
 )
@@ -50,8 +66,12 @@ class DelayedKeys:
     leased: str
     """HASH of the payloads and records of those messages by token."""
     turns: str
-    """Channel on which a client announces that it has moved the due messages, so that the others need not look."""
-    _of_scripts: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Channel on which a client announces that it has moved the due messages, so that the others
+    need not look.
+    """
+    _of_scripts: dict[str, tuple[str, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, name: str, mapper: Callable[[str], str] | None = None) -> DelayedKeys:
@@ -62,8 +82,8 @@ class DelayedKeys:
             mapper: Turns it into the queue's name on the server, as Redisson's NameMapper does.
 
         Raises:
-            BadName: A name is empty, too long or not text; or it is that of another queue's key; or the keys would lie in
-                different slots of a cluster.
+            BadName: A name is empty, too long or not text; or it is that of another queue's key; or
+                the keys would lie in different slots of a cluster.
         """
         mapped = checked_name(checked_name(name) if mapper is None else mapper(checked_name(name)))
         if mapped.startswith(RESERVED):
@@ -80,7 +100,10 @@ class DelayedKeys:
             turns=_prefixed(_TURNS, mapped),
         )
         if hash_tag(keys.ready) != hash_tag(keys.ordered):
-            raise BadName(f"the keys of {mapped!r} would be in different cluster slots: use no braces, or a single {{tag}}")
+            raise BadName(
+                f"the keys of {mapped!r} would be in different cluster slots: use no braces, or a"
+                " single {tag}"
+            )
         return keys
 
     def of_script(self, script: Script, **of_call: str) -> Sequence[str]:
@@ -102,14 +125,18 @@ class DelayedKeys:
         return keys
 
     def fence(self, call: str) -> str:
-        """Return the name of a STRING that disables a call, because it was given up or has been carried out already."""
+        """Return the name of a STRING that disables a call, because it was given up or has been
+        carried out already.
+        """
         return _prefixed(f"{_FENCE}:{call}", self.ready)
 
 
 def name_in(key: str) -> str | None:
-    """Return the name of the delayed queue that has a key, or None if no delayed queue has it, or the key does not tell.
+    """Return the name of the delayed queue that has a key, or None if no delayed queue has it, or
+    the key does not tell.
 
-    A ready list is a list of any name. ``a`` and ``{a}`` have the same keys, so ``a`` is returned for both.
+    A ready list is a list of any name. ``a`` and ``{a}`` have the same keys, so ``a`` is returned
+    for both.
     """
     found = _NAMED.match(key)
     if found is None:
@@ -120,5 +147,7 @@ def name_in(key: str) -> str | None:
 
 
 def _prefixed(prefix: str, name: str) -> str:
-    """Prefix a name by Redisson's rule, byte for byte: a name that contains a brace is taken to carry its own hash tag."""
+    """Prefix a name by Redisson's rule, byte for byte: a name that contains a brace is taken to
+    carry its own hash tag.
+    """
     return f"{prefix}:{name}" if "{" in name else f"{prefix}:{{{name}}}"

@@ -39,7 +39,13 @@ class Lease:
 class Leases:
     """The leases of one queue. Acknowledgements from concurrent callers share a call."""
 
-    def __init__(self, store: DelayedStore, services: EngineContext, on_due: Callable[[int], None], counts: Counters) -> None:
+    def __init__(
+        self,
+        store: DelayedStore,
+        services: EngineContext,
+        on_due: Callable[[int], None],
+        counts: Counters,
+    ) -> None:
         """Args:
         on_due: Called with the due time of a message that was offered again, in microseconds.
         """
@@ -66,14 +72,17 @@ class Leases:
 
     @property
     def backlogged(self) -> bool:
-        """Whether enough acknowledgements are in flight that a caller with another one waits for its answer."""
+        """Whether enough acknowledgements are in flight that a caller with another one waits for
+        its answer.
+        """
         return self._acks.unanswered >= 2 * _ACKS_AT_A_TIME
 
     async def ack(self, lease: Lease) -> None:
         """Acknowledge the message.
 
         Raises:
-            LeaseLost: The lease had ended, and another worker may have the message. Nothing was changed.
+            LeaseLost: The lease had ended, and another worker may have the message. Nothing was
+                changed.
             OutcomeUnknown: The acknowledgement may have been carried out.
         """
         done = await self._acks.submit(lease, 1)
@@ -83,11 +92,17 @@ class Leases:
             raise LeaseLost(LOST)
 
     def ack_and_forget(self, lease: Lease) -> None:
-        """Acknowledge the message without waiting for the answer. Failures are logged. Raises :class:`Closed` only."""
+        """Acknowledge the message without waiting for the answer.
+
+        Failures are logged. Raises :class:`Closed` only.
+        """
         self._acks.fire_and_forget(lease, 1)
 
     async def nack(self, lease: Lease, delay_us: int) -> None:
-        """Offer the message again, due after ``delay_us`` microseconds. Raises the same errors as :meth:`ack`."""
+        """Offer the message again, due after ``delay_us`` microseconds.
+
+        Raises the same errors as :meth:`ack`.
+        """
         due_us = await self._store.nack(lease.token, delay_us)
         if due_us is None:
             raise LeaseLost(LOST)
@@ -95,7 +110,9 @@ class Leases:
         self._on_due(due_us)
 
     async def extend(self, leases: Sequence[Lease], lease_us: int) -> list[bool]:
-        """Extend leases to end ``lease_us`` microseconds from now. Returns which of them are still ours.
+        """Extend leases to end ``lease_us`` microseconds from now.
+
+        Returns which of them are still ours.
 
         Raises:
             ServerError: Most likely nothing was changed.
@@ -118,7 +135,10 @@ class Leases:
         """
         ends_us = reply.lease_ends_us(lease_us)
         fresh = fresh_until(self._clock, ends_us, lease_us)
-        return [Lease(f"{call}:{place:03}", payload, ends_us, fresh) for place, payload in enumerate(reply.payloads, 1)]
+        return [
+            Lease(f"{call}:{place:03}", payload, ends_us, fresh)
+            for place, payload in enumerate(reply.payloads, 1)
+        ]
 
     async def release(self, lease: Lease) -> None:
         """Give an untouched message back to the head of the ready list."""

@@ -23,8 +23,9 @@ async def paged(
 ) -> AsyncIterator[list[Item]]:
     """Read everything in pages with a limited number of records and of bytes.
 
-    Each page begins with the last records of the one before. If none of them is there any more, more records have left meanwhile
-    than pages overlap, and the page is read again from further back. So no record that is there throughout is missed.
+    Each page begins with the last records of the one before. If none of them is there any more,
+    more records have left meanwhile than pages overlap, and the page is read again from further
+    back. So no record that is there throughout is missed.
 
     Args:
         read: Returns up to a number of items from a position on.
@@ -42,4 +43,7 @@ async def paged(
             return
         overlap = min(_OVERLAP, -(-count // 4))
         start, seen = start + count - overlap, frozenset(records[-overlap:])
-        count = max(2, min(_PAGE + _OVERLAP, count * 4, count * _PAGE_BYTES // (sum(map(len, records)) or 1)))
+        count = max(
+            2,
+            min(_PAGE + _OVERLAP, count * 4, count * _PAGE_BYTES // (sum(map(len, records)) or 1)),
+        )

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from delayq._redis.scripts import Request
     from delayq.errors import OutcomeUnknown
 
-# Maximum number of messages, and of bytes, that share one script call: a script blocks the whole server while it runs.
+# Maximum number of messages, and of bytes, that share one script call: a script blocks the whole
+# server while it runs.
 MESSAGES_AT_A_TIME = 200
 _BYTES_AT_A_TIME = 256 * 1024
 
@@ -28,10 +29,17 @@ class DelayedOffers:
     """Stores the messages offered to one queue.
 
     Attributes:
-        commits: The batcher that stores messages. Its items are offers, each as large as its payload.
+        commits: The batcher that stores messages. Its items are offers, each as large as its
+            payload.
     """
 
-    def __init__(self, store: DelayedStore, services: EngineContext, on_due: Callable[[int], None], counts: Counters) -> None:
+    def __init__(
+        self,
+        store: DelayedStore,
+        services: EngineContext,
+        on_due: Callable[[int], None],
+        counts: Counters,
+    ) -> None:
         """Args:
         on_due: Called with the earliest due time of the messages stored, in microseconds.
         """
@@ -39,7 +47,9 @@ class DelayedOffers:
         self._on_due = on_due
         self._counts = counts
         self._background = services.background
-        self._promised: DurableBatchers[Offer, Stored] = DurableBatchers(services.server, store.keys.timeout, self._new_commits)
+        self._promised: DurableBatchers[Offer, Stored] = DurableBatchers(
+            services.server, store.keys.timeout, self._new_commits
+        )
         self.commits: Batcher[Offer, Stored] = self._promised.plain
 
     async def under(self, promise: Durability) -> Batcher[Offer, Stored | Unconfirmed[Stored]]:
@@ -50,10 +60,15 @@ class DelayedOffers:
         """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
         await self._promised.aclose(grace)
 
-    def _new_commits(self, server: RedisClient | WaitingServer, reading: Callable[[Results], Results]) -> Batcher[Offer, Any]:
-        async def repeat(request: Request, _offers: Sequence[Offer], lost: OutcomeUnknown | None) -> Any:
+    def _new_commits(
+        self, server: RedisClient | WaitingServer, reading: Callable[[Results], Results]
+    ) -> Batcher[Offer, Any]:
+        async def repeat(
+            request: Request, _offers: Sequence[Offer], lost: OutcomeUnknown | None
+        ) -> Any:
             if lost is not None:
-                # The first try may have been carried out, so a repetition might store everything twice.
+                # The first try may have been carried out, so a repetition might store everything
+                # twice.
                 raise lost
             return await server.run(*request)
 

@@ -38,7 +38,9 @@ class OpenDelayedQueue:
         self.store: DelayedStore = DelayedStore(services.server, keys, listed=listed)
         self.transfer: TransferTask = TransferTask(self.store, services)
         self.counts: Counters = self.transfer.counts
-        self.offers: DelayedOffers = DelayedOffers(self.store, services, self.transfer.on_due, self.counts)
+        self.offers: DelayedOffers = DelayedOffers(
+            self.store, services, self.transfer.on_due, self.counts
+        )
         self.hooks: Hooks = services.hooks
         self._clock = services.clock
         self.closed: bool = False
@@ -83,7 +85,10 @@ class OpenDelayedQueue:
         self.transfer.wakeups.wake()
 
     async def depth(self) -> QueueDepth:
-        """Return the number of messages in each state. The age covers only due messages that are still pending."""
+        """Return the number of messages in each state.
+
+        The age covers only due messages that are still pending.
+        """
         depth = await self.store.depth()
         return depth.of_queue(-self._clock.seconds_from_now(0) * 1_000_000, quarantined=None)
 
@@ -104,9 +109,13 @@ class OpenDelayedQueue:
         )
 
     async def count_due(self) -> int:
-        """Return how many messages are due now and not taken, including those that are still pending."""
+        """Return how many messages are due now and not taken, including those that are still
+        pending.
+        """
         now_us = -self._clock.seconds_from_now(0) * 1_000_000
-        ready, due = await asyncio.gather(self.store.count_ready(), self.store.count_due(None, now_us))
+        ready, due = await asyncio.gather(
+            self.store.count_ready(), self.store.count_due(None, now_us)
+        )
         return ready + due
 
     def close(self, last: LastCalls) -> None:

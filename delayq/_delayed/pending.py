@@ -1,4 +1,7 @@
-"""The pending side of a delayed queue: messages that are not due yet. Names and results match Redisson's; its defects do not."""
+"""The pending side of a delayed queue: messages that are not due yet.
+
+Names and results match Redisson's; its defects do not.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,16 @@ T = TypeVar("T")
 class Pending(Generic[T]):
     """The messages that are not due yet.
 
-    Two values are equal if the codec encodes them to the same bytes, as in Redisson. Methods that search or read everything do so
-    in pages of at most 1,000 messages, or some 256 KiB, so that they hold up neither the server nor the network; they see every
-    message that is pending throughout the call. Records that cannot be read are skipped; they go to quarantine when they come
-    due. Every method may raise the errors of :class:`~delayq.errors.ServerError`; methods that decode,
-    :class:`~delayq.errors.DecodeError`; methods that encode, the errors of :meth:`DelayedQueue.offer`.
+    Two values are equal if the codec encodes them to the same bytes, as in Redisson. Methods that
+    search or read everything do so in pages of at most 1,000 messages, or some 256 KiB, so that
+    they hold up neither the server nor the network; they see every message that is pending
+    throughout the call. Records that cannot be read are skipped; they go to quarantine when they
+    come due. Every method may raise the errors of :class:`~delayq.errors.ServerError`; methods that
+    decode, :class:`~delayq.errors.DecodeError`; methods that encode, the errors of
+    :meth:`DelayedQueue.offer`.
 
-    Without an ordered list, the sorted set of due times is read instead: then the first message, for a poll or peek, is the one
-    that is due first, and the last is the one that is due last.
+    Without an ordered list, the sorted set of due times is read instead: then the first message,
+    for a poll or peek, is the one that is due first, and the last is the one that is due last.
     """
 
     def __init__(
@@ -58,7 +63,8 @@ class Pending(Generic[T]):
         return await self._store.count_pending()
 
     async def peek(self) -> T | None:
-        """Return the message that was offered first, whenever it is due, without removing it; None if there is none.
+        """Return the message that was offered first, whenever it is due, without removing it; None
+        if there is none.
 
         Records that cannot be read are skipped.
         """
@@ -70,15 +76,19 @@ class Pending(Generic[T]):
         return None
 
     async def poll(self) -> T | None:
-        """Remove and return the message offered first, due or not; None if there is none. Raises as :meth:`poll_many`."""
+        """Remove and return the message offered first, due or not; None if there is none.
+
+        Raises as :meth:`poll_many`.
+        """
         values = await self.poll_many(1)
         return values[0] if values else None
 
     async def poll_many(self, n: int) -> list[T]:
         """Remove and return up to ``n`` messages, due or not, in offer order.
 
-        A message that cannot be read goes to quarantine, is logged, and the next one takes its place. A call that fails or is
-        cancelled takes nothing: the messages it had taken go back to where they were, with their due times.
+        A message that cannot be read goes to quarantine, is logged, and the next one takes its
+        place. A call that fails or is cancelled takes nothing: the messages it had taken go back to
+        where they were, with their due times.
 
         Raises:
             BadInput: ``n`` is not a valid number of messages.
@@ -93,7 +103,9 @@ class Pending(Generic[T]):
         started = asyncio.get_running_loop().time()
         try:
             while len(values) < n:
-                handed, left, payloads = await self._hand_outs.poll_pending(min(BATCH, n - len(values)))
+                handed, left, payloads = await self._hand_outs.poll_pending(
+                    min(BATCH, n - len(values))
+                )
                 taken.append(handed)
                 if not left:
                     break
@@ -110,7 +122,9 @@ class Pending(Generic[T]):
         name = self._store.keys.name
         for payload, reason in unreadable:
             self._hand_outs.set_aside(payload)
-            _log.warning("queue %r: quarantined an unreadable message: %s", name, reason, extra=about(name))
+            _log.warning(
+                "queue %r: quarantined an unreadable message: %s", name, reason, extra=about(name)
+            )
         return values
 
     async def read_all(self) -> list[T]:
@@ -122,7 +136,9 @@ class Pending(Generic[T]):
         return [self._codec.decode(payload) for payload in payloads if payload is not None]
 
     async def entries(self) -> list[tuple[T, datetime]]:
-        """Return every pending message with its due time (UTC), in due order, without removing any."""
+        """Return every pending message with its due time (UTC), in due order, without removing
+        any.
+        """
         records: dict[bytes, PendingRecord] = {}
         async for page in self._store.scored_pages():
             records |= {found.record: found for found in page}
@@ -138,7 +154,9 @@ class Pending(Generic[T]):
         return await self.contains_all([value])
 
     async def contains_all(self, values: Iterable[T]) -> bool:
-        """Return whether an equal message is pending for each of ``values``; True if there are none."""
+        """Return whether an equal message is pending for each of ``values``; True if there are
+        none.
+        """
         missing = {self._encode(value) for value in values}
         if missing:
             async for page in self._store.pages():
@@ -150,7 +168,8 @@ class Pending(Generic[T]):
     async def remove(self, value: T) -> bool:
         """Remove the first equal message in offer order, and return whether there was one.
 
-        This searches all pending messages. If you have the receipt, :meth:`Receipt.cancel` needs no search.
+        This searches all pending messages. If you have the receipt, :meth:`Receipt.cancel` needs no
+        search.
         """
         wanted = self._encode(value)
         while found := await self._find(lambda payload: payload == wanted):
@@ -166,12 +185,15 @@ class Pending(Generic[T]):
         return bool(unwanted) and await self._remove_if(lambda payload: payload in unwanted)
 
     async def retain_all(self, values: Collection[T]) -> bool:
-        """Remove every message that equals none of ``values``, and return whether there were any."""
+        """Remove every message that equals none of ``values``, and return whether there were
+        any.
+        """
         wanted = {self._encode(value) for value in values}
         return await self._remove_if(lambda payload: payload not in wanted)
 
     async def poll_last_and_offer_first_to(self, name: str) -> T | None:
-        """Move the message that was offered last to the head of the ready list of queue ``name``, without further delay.
+        """Move the message that was offered last to the head of the ready list of queue ``name``,
+        without further delay.
 
         Returns:
             The message, or None if there is none.
@@ -193,7 +215,9 @@ class Pending(Generic[T]):
         return await self._store.purge("delayed") > 0
 
     async def expire(self, duration: Duration) -> bool:
-        """Make all pending messages disappear ``duration`` from now, and return whether there were any."""
+        """Make all pending messages disappear ``duration`` from now, and return whether there were
+        any.
+        """
         return await self._store.expire(microseconds(duration, "duration"))
 
     async def _find(self, condition: Callable[[bytes | None], bool]) -> list[bytes]:

@@ -16,7 +16,15 @@ from delayq._delayed.pending import Pending
 from delayq._delayed.ready import Ready
 from delayq._delayed.records import pack
 from delayq._delayed.store import UNIT_US, parse_score
-from delayq._durations import Duration, check_count, check_max_payload, delay_us, microseconds, moment_us, seconds
+from delayq._durations import (
+    Duration,
+    check_count,
+    check_max_payload,
+    delay_us,
+    microseconds,
+    moment_us,
+    seconds,
+)
 from delayq._engine import durability as durabilities
 from delayq._engine.durability import Unconfirmed
 from delayq._engine.waiters import Loop, Reader
@@ -59,11 +67,13 @@ _AT_A_TIME = 100
 
 
 class Receipt(Generic[T]):
-    """The handle that :meth:`DelayedQueue.offer` returns, with which you can cancel or reschedule a pending message.
+    """The handle that :meth:`DelayedQueue.offer` returns, with which you can cancel or reschedule a
+    pending message.
 
     Attributes:
         id: The message's id, 16 hexadecimal digits. Ids sort by offer order.
-        due_at: When the message is due, by the server's clock (UTC). Later moments appear as the last moment of the year 9999.
+        due_at: When the message is due, by the server's clock (UTC). Later moments appear as the
+            last moment of the year 9999.
     """
 
     __slots__ = ("_id", "_length_bytes", "_payload", "_queue", "_score")
@@ -86,14 +96,18 @@ class Receipt(Generic[T]):
         """Remove the message from the queue.
 
         Returns:
-            True if it was still pending and will not be delivered; False if it is already due or cancelled.
+            True if it was still pending and will not be delivered; False if it is already due or
+            cancelled.
 
         Raises:
-            OutcomeUnknown: The reply was lost: it may have been cancelled. With any other error, it was not.
+            OutcomeUnknown: The reply was lost: it may have been cancelled. With any other error, it
+                was not.
         """
         return await self._queue._cancel(self._record())  # noqa: SLF001
 
-    async def reschedule(self, delay: Duration | None = None, *, at: datetime | None = None) -> bool:
+    async def reschedule(
+        self, delay: Duration | None = None, *, at: datetime | None = None
+    ) -> bool:
         """Make the message due ``delay`` from now, or at ``at``, instead of at its previous time.
 
         Args:
@@ -101,11 +115,13 @@ class Receipt(Generic[T]):
             at: A moment with a timezone.
 
         Returns:
-            True if it was still pending: :attr:`due_at` has changed. False if it is already due or cancelled.
+            True if it was still pending: :attr:`due_at` has changed. False if it is already due or
+                cancelled.
 
         Raises:
             BadDelay: As for :meth:`DelayedQueue.offer`.
-            OutcomeUnknown: The reply was lost: it may have been rescheduled. With any other error, it was not.
+            OutcomeUnknown: The reply was lost: it may have been rescheduled. With any other error,
+                it was not.
         """
         due_us = await self._queue._reschedule(self._record(), delay, at)  # noqa: SLF001
         if due_us is None:
@@ -123,11 +139,13 @@ class Receipt(Generic[T]):
 class DelayedQueue(Generic[T]):
     """A queue that delivers each message after its own delay, in Redisson's format.
 
-    Create one with :meth:`delayq.Client.delayed_queue`. When a message comes due, it moves to the *ready* list, from which Python
-    and Java consumers take it. Taking a message removes it from the server.
+    Create one with :meth:`delayq.Client.delayed_queue`. When a message comes due, it moves to the
+    *ready* list, from which Python and Java consumers take it. Taking a message removes it from the
+    server.
 
     Attributes:
-        name: The queue's name. It is also the ready list's key, unless the client has a ``name_mapper``.
+        name: The queue's name. It is also the ready list's key, unless the client has a
+            ``name_mapper``.
         ready: The messages that are due: :class:`~delayq._delayed.ready.Ready`.
         pending: The messages that are not due yet: :class:`~delayq._delayed.pending.Pending`.
     """
@@ -150,16 +168,24 @@ class DelayedQueue(Generic[T]):
         self._max_payload = max_payload
         self._session = session
         self._open = session.scheduler.open(
-            self._keys.channel, lambda services: OpenDelayedQueue(self._keys, services, listed=listed)
+            self._keys.channel,
+            lambda services: OpenDelayedQueue(self._keys, services, listed=listed),
         )
         if self._open.keys.ready != self._keys.ready:
             # "a" and "{a}": Redisson gives both the same keys, except for the ready list.
-            raise BadName(f"{name!r} shares its keys with {self._open.keys.ready!r}, which is open on this client")
+            raise BadName(
+                f"{name!r} shares its keys with {self._open.keys.ready!r}, which is open on this"
+                " client"
+            )
         if self._open.store.listed != listed:
-            raise ConfigurationError(f"queue {name!r} is open on this client with ordered_list={self._open.store.listed}")
+            raise ConfigurationError(
+                f"queue {name!r} is open on this client with ordered_list={self._open.store.listed}"
+            )
         self._taker = self._open.transfer.taker
         self.ready: Ready[T] = Ready(self._open.store, codec)
-        self.pending: Pending[T] = Pending(self._open.store, self._open.transfer.hand_outs, codec, self._encode, keys_of)
+        self.pending: Pending[T] = Pending(
+            self._open.store, self._open.transfer.hand_outs, codec, self._encode, keys_of
+        )
 
     @property
     def name(self) -> str:
@@ -168,40 +194,53 @@ class DelayedQueue(Generic[T]):
     # Offering
 
     async def offer(
-        self, value: T, delay: Duration | None = None, *, at: datetime | None = None, durability: str | None = None
+        self,
+        value: T,
+        delay: Duration | None = None,
+        *,
+        at: datetime | None = None,
+        durability: str | None = None,
     ) -> Receipt[T]:
         """Store a message that becomes due after a delay.
 
         Args:
             value: Any value that the codec can encode.
             delay: Seconds or a timedelta; without ``delay`` and ``at`` the message is due now.
-            at: Instead of ``delay``, the moment when it is due, with a timezone. It is compared with this machine's clock, and
-                only the distance from now counts: a clock that is wrong by an hour does no harm. A moment in the past means now.
-            durability: How safe the message must be before this returns, overriding the queue's own setting. ``"memory"``: the
-                server has it. ``"fsync"``: it is on the server's disk; needs Valkey, or Redis 7.2 or later, with
-                ``appendonly yes``. ``"replicas:N"``: N replicas have it too.
+            at: Instead of ``delay``, the moment when it is due, with a timezone. It is compared
+                with this machine's clock, and only the distance from now counts: a clock that is
+                wrong by an hour does no harm. A moment in the past means now.
+            durability: How safe the message must be before this returns, overriding the queue's own
+                setting. ``"memory"``: the server has it. ``"fsync"``: it is on the server's disk;
+                needs Valkey, or Redis 7.2 or later, with ``appendonly yes``. ``"replicas:N"``: N
+                replicas have it too.
 
         Returns:
             The receipt, with which you can cancel or reschedule the message while it is pending.
 
         Raises:
-            BadDelay: The delay is negative, NaN, infinite, or past 2**53 ms; or ``at`` has no timezone. Nothing was written.
+            BadDelay: The delay is negative, NaN, infinite, or past 2**53 ms; or ``at`` has no
+                timezone. Nothing was written.
             EncodeError, PayloadTooLarge: Nothing was written.
             ServerUnavailable, ServerRefused: It is not stored. Offering it again is safe.
             OutcomeUnknown: It may be stored. Offering it again may store it twice.
-            NotDurable: It is stored, but did not become as safe as requested within 2 s; ``stored`` has the receipt.
+            NotDurable: It is stored, but did not become as safe as requested within 2 s; ``stored``
+                has the receipt.
             Closed: The queue or client is closed. It is not stored.
         """
         self._check_open()
         if not (hooks := self._open.hooks).sending:
             return await self._offer(value, delay, at, durability)
-        sending = OfferEvent(self.name, "delayed", 1, batch=False, delay=delay_us(delay, at) / 1_000_000)
+        sending = OfferEvent(
+            self.name, "delayed", 1, batch=False, delay=delay_us(delay, at) / 1_000_000
+        )
         with hooks.around_sending(sending):
             receipt = await self._offer(value, delay, at, durability)
             sending.ids = (receipt.id,)
         return receipt
 
-    async def _offer(self, value: T, delay: Duration | None, at: datetime | None, durability: str | None) -> Receipt[T]:
+    async def _offer(
+        self, value: T, delay: Duration | None, at: datetime | None, durability: str | None
+    ) -> Receipt[T]:
         """Offer as :meth:`offer`, without notifying observers."""
         plain = durability is None and self._promise is None
         commits = self._open.offers.commits if plain else await self._commits(durability)
@@ -209,13 +248,19 @@ class DelayedQueue(Generic[T]):
         payload = self._encode(value)
         stored = await commits.submit((delay_us(delay, at), payload), len(payload), since)
         if isinstance(stored, Unconfirmed):
-            raise NotDurable(f"the message is stored, but {stored.reason}", (Receipt(self, payload, stored.result),))
+            raise NotDurable(
+                f"the message is stored, but {stored.reason}",
+                (Receipt(self, payload, stored.result),),
+            )
         return Receipt(self, payload, stored)
 
-    async def offer_many(self, messages: Iterable[tuple[T, Duration]], *, durability: str | None = None) -> list[Receipt[T]]:
+    async def offer_many(
+        self, messages: Iterable[tuple[T, Duration]], *, durability: str | None = None
+    ) -> list[Receipt[T]]:
         """Store many messages, each a pair of value and delay, in few round trips.
 
-        All messages are checked before any is written. They are stored in batches of 200, one batch after the other.
+        All messages are checked before any is written. They are stored in batches of 200, one batch
+        after the other.
 
         Args:
             messages: The pairs.
@@ -225,9 +270,11 @@ class DelayedQueue(Generic[T]):
             One receipt per message, in order.
 
         Raises:
-            OutcomeUnknown: Some may be stored: ``stored`` has the receipts of those that certainly are. Any error after the first
-                batch was stored raises this. Otherwise as :meth:`offer`.
-            NotDurable: All are stored; ``stored`` has the receipts of those that did not become as safe as requested within 2 s.
+            OutcomeUnknown: Some may be stored: ``stored`` has the receipts of those that certainly
+                are. Any error after the first batch was stored raises this. Otherwise as
+                :meth:`offer`.
+            NotDurable: All are stored; ``stored`` has the receipts of those that did not become as
+                safe as requested within 2 s.
         """
         self._check_open()
         items = [(microseconds(delay), self._encode(value)) for value, delay in messages]
@@ -257,13 +304,17 @@ class DelayedQueue(Generic[T]):
             else:
                 receipts.append(Receipt(self, payload, result))
         if unsafe and not errors:
-            raise NotDurable(f"{len(unsafe)} of {len(items)} messages are stored, but {reason}", tuple(unsafe))
+            raise NotDurable(
+                f"{len(unsafe)} of {len(items)} messages are stored, but {reason}", tuple(unsafe)
+            )
         if not errors:
             return receipts
         error = next((error for error in errors if isinstance(error, OutcomeUnknown)), errors[0])
         if receipts or isinstance(error, OutcomeUnknown):
             raise OutcomeUnknown(
-                f"{len(receipts)} of {len(items)} messages are stored, and the others may be: {error}", tuple(receipts)
+                f"{len(receipts)} of {len(items)} messages are stored, and the others may be:"
+                f" {error}",
+                tuple(receipts),
             ) from error
         raise errors[0]
 
@@ -272,11 +323,12 @@ class DelayedQueue(Generic[T]):
     async def take(self) -> T:
         """Take the next due message, waiting until there is one.
 
-        If the server is unavailable, the call waits for it. A cancelled call loses nothing: a message already taken for it goes
-        to the next caller, or back to the head of the ready list.
+        If the server is unavailable, the call waits for it. A cancelled call loses nothing: a
+        message already taken for it goes to the next caller, or back to the head of the ready list.
 
         Raises:
-            DecodeError: The codec cannot decode the message. Its bytes are in the error and in the quarantine list.
+            DecodeError: The codec cannot decode the message. Its bytes are in the error and in the
+                quarantine list.
             ServerRefused: The server does not permit taking.
             Closed: The queue or client is closed, or is closed while the call waits.
         """
@@ -290,11 +342,13 @@ class DelayedQueue(Generic[T]):
         """Take the next due message, waiting up to ``timeout`` for one; return None if none came.
 
         Args:
-            timeout: Seconds or a timedelta. With 0 the call does not wait for messages, only for the server's reply.
+            timeout: Seconds or a timedelta. With 0 the call does not wait for messages, only for
+                the server's reply.
 
         Raises:
-            ServerUnavailable, OutcomeUnknown: Only with ``timeout=0``: the server did not answer. A longer poll waits
-                for the server as it waits for messages. Otherwise as :meth:`take`.
+            ServerUnavailable, OutcomeUnknown: Only with ``timeout=0``: the server did not answer. A
+                longer poll waits for the server as it waits for messages. Otherwise as
+                :meth:`take`.
         """
         self._check_open()
         taken = await self._taker.get(1, seconds(timeout, "timeout"))
@@ -305,17 +359,21 @@ class DelayedQueue(Generic[T]):
     async def drain(self, max_items: int | None = None) -> list[T]:
         """Take every message that is due now, up to ``max_items``, without waiting for more.
 
-        The call ends even if producers are faster: messages that come due meanwhile may be left. A cancelled call puts back what
-        it has taken. Raises as :meth:`poll` with ``timeout=0``, and BadInput if ``max_items`` is not a valid number of messages.
+        The call ends even if producers are faster: messages that come due meanwhile may be left. A
+        cancelled call puts back what it has taken. Raises as :meth:`poll` with ``timeout=0``, and
+        BadInput if ``max_items`` is not a valid number of messages.
         """
         self._check_open()
         check_count(max_items, "max_items")
         values: list[T] = []
-        # The messages in this buffer go back if this block is left with an error, and as soon as the queue closes.
+        # The messages in this buffer go back if this block is left with an error, and as soon as
+        # the queue closes.
         with self._taker.at_hand() as taken:
             most = max_items
             while most is None or len(taken) < most:
-                some = await self._taker.get(_AT_A_TIME if most is None else min(_AT_A_TIME, most - len(taken)), 0)
+                some = await self._taker.get(
+                    _AT_A_TIME if most is None else min(_AT_A_TIME, most - len(taken)), 0
+                )
                 taken.extend(some)
                 if not some:
                     break
@@ -335,9 +393,10 @@ class DelayedQueue(Generic[T]):
     def __aiter__(self) -> AsyncIterator[T]:
         """Take messages as they come due, until the queue or client closes.
 
-        Some messages are fetched ahead: a few where handling takes long, up to 100 where it is quick. Messages that were fetched
-        but not handled go back to the head of the ready list when you leave the loop or the queue closes. A message that the
-        codec cannot decode goes to the quarantine list, and is logged.
+        Some messages are fetched ahead: a few where handling takes long, up to 100 where it is
+        quick. Messages that were fetched but not handled go back to the head of the ready list when
+        you leave the loop or the queue closes. A message that the codec cannot decode goes to the
+        quarantine list, and is logged.
         """
         self._check_open()
         reader: Reader[bytes] = Reader()
@@ -355,23 +414,30 @@ class DelayedQueue(Generic[T]):
                         self._open.counts.delivered += 1
                         yield value
 
-    def deliveries(self, lease: Duration = 30.0, *, retry_delay: Duration = 5.0) -> AsyncIterator[Delivery[T]]:
-        """Take messages as they come due, each under a lease, until the queue or client closes: at-least-once delivery.
+    def deliveries(
+        self, lease: Duration = 30.0, *, retry_delay: Duration = 5.0
+    ) -> AsyncIterator[Delivery[T]]:
+        """Take messages as they come due, each under a lease, until the queue or client closes:
+        at-least-once delivery.
 
-        A message stays on the server until :meth:`~delayq.Delivery.ack`. If its lease ends before that, because its consumer died
-        or was too slow, it goes back to the head of the ready list, no later than the next re-check of any process that has the
-        queue open. Java's producers and transfers do not notice; Java's consumers compete for ready messages, as ever.
+        A message stays on the server until :meth:`~delayq.Delivery.ack`. If its lease ends before
+        that, because its consumer died or was too slow, it goes back to the head of the ready list,
+        no later than the next re-check of any process that has the queue open. Java's producers and
+        transfers do not notice; Java's consumers compete for ready messages, as ever.
 
-        Some messages are fetched ahead, as with ``async for value in queue``, and their leases run from then on. Messages that
-        were not handed to you go back when you leave the loop. A message that the codec cannot decode goes to the quarantine
-        list.
+        Some messages are fetched ahead, as with ``async for value in queue``, and their leases run
+        from then on. Messages that were not handed to you go back when you leave the loop. A
+        message that the codec cannot decode goes to the quarantine list.
 
         Args:
-            lease: How long you hold a message: seconds or a timedelta. :meth:`~delayq.Delivery.extend` prolongs it.
-            retry_delay: How long a message waits to be redelivered after its block raised: seconds or a timedelta.
+            lease: How long you hold a message: seconds or a timedelta.
+                :meth:`~delayq.Delivery.extend` prolongs it.
+            retry_delay: How long a message waits to be redelivered after its block raised: seconds
+                or a timedelta.
 
         Raises:
-            BadDelay, BadInput: ``lease`` is not a duration, or is 0; or ``retry_delay`` is not a duration.
+            BadDelay, BadInput: ``lease`` is not a duration, or is 0; or ``retry_delay`` is not a
+                duration.
         """
         self._check_open()
         lease_us, retry_us = microseconds(lease, "lease"), microseconds(retry_delay, "retry_delay")
@@ -384,14 +450,19 @@ class DelayedQueue(Generic[T]):
             lambda: self._open.transfer.leased_waiters(lease_us).taker.abandon(reader),
         )
 
-    async def _deliveries(self, lease_us: int, retry_us: int, reader: Reader[Lease]) -> AsyncGenerator[Delivery[T], None]:
+    async def _deliveries(
+        self, lease_us: int, retry_us: int, reader: Reader[Lease]
+    ) -> AsyncGenerator[Delivery[T], None]:
         waiters = self._open.transfer.leased_waiters(lease_us)
         async with aclosing(waiters.taker.batches(reader)) as batches:
             async for batch in batches:
                 while batch:
                     if waiters.keeper.is_short(batch[0][1]):
                         # Still in the batch: if we are cancelled now, it goes back.
-                        lost = {id(lease) for lease in await waiters.keeper.freshen([lease for _, lease in batch])}
+                        lost = {
+                            id(lease)
+                            for lease in await waiters.keeper.freshen([lease for _, lease in batch])
+                        }
                         for taken in [taken for taken in batch if id(taken[1]) in lost]:
                             batch.remove(taken)
                         continue
@@ -403,15 +474,25 @@ class DelayedQueue(Generic[T]):
                         self._report(error)
                     else:
                         self._open.counts.delivered += 1
-                        yield Delivery(value, lease, self._open.transfer.leases, waiters.keeper, retry_us, batch)
+                        yield Delivery(
+                            value,
+                            lease,
+                            self._open.transfer.leases,
+                            waiters.keeper,
+                            retry_us,
+                            batch,
+                        )
 
     # Closing
 
     async def aclose(self) -> None:
-        """Close the queue on this client, for every handle of that name. Its messages stay on the server.
+        """Close the queue on this client, for every handle of that name.
 
-        Waiting calls raise :class:`~delayq.errors.Closed`, loops over the queue simply end, and messages that were fetched but
-        not handed to a consumer go back. Takes as long as :meth:`delayq.Client.aclose`. Closing twice does nothing.
+        Its messages stay on the server.
+
+        Waiting calls raise :class:`~delayq.errors.Closed`, loops over the queue simply end, and
+        messages that were fetched but not handed to a consumer go back. Takes as long as
+        :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
             await self._session.close_queue(self._open)
@@ -419,7 +500,12 @@ class DelayedQueue(Generic[T]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.aclose()
 
     def __repr__(self) -> str:
@@ -429,7 +515,9 @@ class DelayedQueue(Generic[T]):
 
     async def _commits(self, durability: str | None) -> Batcher[Offer, Any]:
         promise = self._promise if durability is None else durabilities.parse(durability)
-        return self._open.offers.commits if promise is None else await self._open.offers.under(promise)
+        return (
+            self._open.offers.commits if promise is None else await self._open.offers.under(promise)
+        )
 
     def _check_open(self) -> None:
         self._session.check_loop()
@@ -439,7 +527,9 @@ class DelayedQueue(Generic[T]):
     def _encode(self, value: T) -> bytes:
         payload = self._codec.encode(value)
         if not isinstance(payload, bytes):
-            raise EncodeError(f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes")
+            raise EncodeError(
+                f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes"
+            )
         if len(payload) > self._max_payload:
             raise PayloadTooLarge(len(payload), self._max_payload)
         return payload
@@ -454,13 +544,20 @@ class DelayedQueue(Generic[T]):
             raise DecodeError(type(self._codec).__name__, payload) from error
 
     def _report(self, error: Exception) -> None:
-        _log.warning("queue %r: quarantined an unreadable message: %s", self.name, error, extra=about(self.name))
+        _log.warning(
+            "queue %r: quarantined an unreadable message: %s",
+            self.name,
+            error,
+            extra=about(self.name),
+        )
 
     async def _cancel(self, record: bytes) -> bool:
         self._check_open()
         return await self._open.store.cancel([record]) > 0
 
-    async def _reschedule(self, record: bytes, delay: Duration | None, at: datetime | None) -> int | None:
+    async def _reschedule(
+        self, record: bytes, delay: Duration | None, at: datetime | None
+    ) -> int | None:
         self._check_open()
         if delay is None and at is None:
             raise BadDelay("pass delay or at")

@@ -14,7 +14,10 @@ _PAGE = 1000
 
 
 class Ready(Generic[T]):
-    """The list of messages that are due. Every method may raise the errors of :class:`~delayq.errors.ServerError`."""
+    """The list of messages that are due.
+
+    Every method may raise the errors of :class:`~delayq.errors.ServerError`.
+    """
 
     def __init__(self, store: DelayedStore, codec: Codec[T]) -> None:
         self._store = store
@@ -25,14 +28,18 @@ class Ready(Generic[T]):
         return await self._store.count_ready()
 
     async def leased(self) -> int:
-        """Return the number of messages leased by :meth:`DelayedQueue.deliveries`. They do not count in :meth:`size`."""
+        """Return the number of messages leased by :meth:`DelayedQueue.deliveries`.
+
+        They do not count in :meth:`size`.
+        """
         return await self._store.count_leased()
 
     async def read_all(self) -> list[T]:
-        """Return every ready message without removing any, starting with the one that is taken next.
+        """Return every ready message without removing any, starting with the one that is taken
+        next.
 
-        The list is read in pages of 1,000, so that the server is not held up: while consumers take messages, the result of a
-        longer list may have gaps.
+        The list is read in pages of 1,000, so that the server is not held up: while consumers take
+        messages, the result of a longer list may have gaps.
 
         Raises:
             DecodeError: The codec cannot decode one of them.

@@ -18,23 +18,29 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# How long a watch continues after the last caller has left, in seconds: the next one often comes at once.
+# How long a watch continues after the last caller has left, in seconds: the next one often comes at
+# once.
 LINGER = 0.5
-# An item known to be in the list is reported within this time, in seconds, or the connection is dead.
+# An item known to be in the list is reported within this time, in seconds, or the connection is
+# dead.
 _REPORTS_WITHIN = 0.5
 
 
 class ReadyWatch:
     """Reports when a ready list has an item, without taking it.
 
-    Java services push to the ready list without announcing it, so one call has to block on the list. A blocking pop would lose
-    the popped item when its caller is cancelled or its link breaks. Moving the head of the list onto the head of the same list
-    blocks just as well and changes nothing: the payload is taken afterwards, by the script that accounts for it.
+    Java services push to the ready list without announcing it, so one call has to block on the
+    list. A blocking pop would lose the popped item when its caller is cancelled or its link breaks.
+    Moving the head of the list onto the head of the same list blocks just as well and changes
+    nothing: the payload is taken afterwards, by the script that accounts for it.
     """
 
-    def __init__(self, store: DelayedStore, services: EngineContext, found: Callable[[], None]) -> None:
+    def __init__(
+        self, store: DelayedStore, services: EngineContext, found: Callable[[], None]
+    ) -> None:
         """Args:
-        found: Called when the list has an item. Callers that still need more after that call :meth:`start`.
+        found: Called when the list has an item. Callers that still need more after that call
+        :meth:`start`.
         """
         self._store = store
         self._nodes = services.nodes
@@ -52,7 +58,10 @@ class ReadyWatch:
 
     @property
     def is_watching(self) -> bool:
-        """Whether an item that is added to the list will be noticed. One that was there before may not be."""
+        """Whether an item that is added to the list will be noticed.
+
+        One that was there before may not be.
+        """
         return self._blocked
 
     def start(self) -> None:
@@ -72,7 +81,12 @@ class ReadyWatch:
         link, reports = self._link, self._reports
 
         def check(_: Timeout) -> None:
-            if link is not None and link is self._link and self._blocked and reports == self._reports:
+            if (
+                link is not None
+                and link is self._link
+                and self._blocked
+                and reports == self._reports
+            ):
                 link.cut()
 
         self._timer.new_timeout(check, _REPORTS_WITHIN)
@@ -98,7 +112,12 @@ class ReadyWatch:
         keys = self._store.keys
 
         def interrupted(error: Exception) -> None:
-            _log.warning("queue %r: watching the ready list failed: %s", keys.name, error, extra=about(keys.name))
+            _log.warning(
+                "queue %r: watching the ready list failed: %s",
+                keys.name,
+                error,
+                extra=about(keys.name),
+            )
 
         await keep_linked(self._nodes, keys.ready, self._watch, interrupted, self._retry_most)
 

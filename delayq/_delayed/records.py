@@ -1,7 +1,8 @@
 """Redisson's records, as ``lua/delayed/include/record.lua`` reads and writes them. Pure.
 
-A record is one pending message: ``08`` + 8 id bytes + little-endian length + payload. Older versions of Redisson wrote the id
-as an IEEE double, without a leading ``08``; on 32-bit and Windows servers the length has 4 bytes instead of 8.
+A record is one pending message: ``08`` + 8 id bytes + little-endian length + payload. Older
+versions of Redisson wrote the id as an IEEE double, without a leading ``08``; on 32-bit and Windows
+servers the length has 4 bytes instead of 8.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ def payload_of(record: bytes) -> bytes | None:
     # The size of the header, then the offset of the length in it.
     forms = ((17, 9), (13, 9)) if record[:1] == b"\x08" else ()
     for header, at in (*forms, (16, 8), (12, 8)):
-        if len(record) >= header and int.from_bytes(record[at:header], "little") == len(record) - header:
+        if (
+            len(record) >= header
+            and int.from_bytes(record[at:header], "little") == len(record) - header
+        ):
             return record[header:]
     return None

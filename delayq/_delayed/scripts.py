@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from delayq._redis.scripts import Script
 
-OFFER = Script("delayed/offer", ("timeout", "ordered", "channel"), ("listed", "delay_us...", "payload..."))
+OFFER = Script(
+    "delayed/offer", ("timeout", "ordered", "channel"), ("listed", "delay_us...", "payload...")
+)
 GIVE_BACK = Script(
     "delayed/give_back",
     ("ready", "timeout", "ordered", "leases", "leased", "fence"),
@@ -18,7 +20,10 @@ TRANSFER = Script(
     followed_by=GIVE_BACK,
 )
 SET_ASIDE = Script(
-    "delayed/set_aside", ("quarantine", "leases", "leased", "fence"), ("fence_ms", "token", "payload"), repeatable=True
+    "delayed/set_aside",
+    ("quarantine", "leases", "leased", "fence"),
+    ("fence_ms", "token", "payload"),
+    repeatable=True,
 )
 CANCEL = Script("delayed/cancel", ("timeout", "ordered"), ("stale", "record..."))
 RESCHEDULE = Script("delayed/reschedule", ("timeout", "channel"), ("record", "delay_us"))
@@ -29,13 +34,29 @@ POLL_PENDING = Script(
     ("limit", "most_bytes", "listed", "lease_us", "token"),
     followed_by=GIVE_BACK,
 )
-POLL_LAST = Script("delayed/poll_last", ("timeout", "ordered", "quarantine", "destination"), ("listed", "limit"))
+POLL_LAST = Script(
+    "delayed/poll_last", ("timeout", "ordered", "quarantine", "destination"), ("listed", "limit")
+)
 EXPIRE = Script("delayed/expire", ("timeout", "ordered"), ("ttl_ms",), repeatable=True)
 ACK = Script("delayed/ack", ("leases", "leased"), ("token...",))
-NACK = Script("delayed/nack", ("leases", "leased", "timeout", "ordered", "channel"), ("token", "delay_us", "listed"))
+NACK = Script(
+    "delayed/nack",
+    ("leases", "leased", "timeout", "ordered", "channel"),
+    ("token", "delay_us", "listed"),
+)
 EXTEND = Script("delayed/extend", ("leases",), ("lease_us", "token..."), repeatable=True)
-RELEASE = Script("delayed/release", ("ready", "timeout", "ordered", "leases", "leased"), ("token...",), repeatable=True)
-MIGRATE = Script("delayed/migrate", ("timeout", "ordered"), ("rewrite", "before", "limit", "record..."), repeatable=True)
+RELEASE = Script(
+    "delayed/release",
+    ("ready", "timeout", "ordered", "leases", "leased"),
+    ("token...",),
+    repeatable=True,
+)
+MIGRATE = Script(
+    "delayed/migrate",
+    ("timeout", "ordered"),
+    ("rewrite", "before", "limit", "record..."),
+    repeatable=True,
+)
 
 ALL = (
     OFFER,

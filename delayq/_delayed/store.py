@@ -1,6 +1,7 @@
 """The commands and scripts of one delayed queue in Redisson's layout, as typed calls.
 
-Redisson counts in milliseconds, delayq in microseconds: this module converts, so that no other part of delayq has to.
+Redisson counts in milliseconds, delayq in microseconds: this module converts, so that no other part
+of delayq has to.
 """
 
 from __future__ import annotations
@@ -28,15 +29,20 @@ if TYPE_CHECKING:
 Offer = tuple[int, bytes]
 """The delay in microseconds, and the payload."""
 Stored = tuple[bytes, int, int]
-"""The id, the score, and the size of a length field on that server, in bytes. :func:`parse_score` returns the due time."""
+"""The id, the score, and the size of a length field on that server, in bytes.
+
+:func:`parse_score` returns the due time.
+"""
 
 UNIT_US = 1000
 """One unit of the moments in Redisson's layout, in microseconds."""
 
 BATCH = 100
-"""The maximum number of messages that one call moves, takes or removes: a script blocks the whole server while it runs."""
-# Maximum number of bytes that a call hands out, not counting the first message: an answer has to cross a slow network in
-# reasonable time.
+"""The maximum number of messages that one call moves, takes or removes: a script blocks the whole
+server while it runs.
+"""
+# Maximum number of bytes that a call hands out, not counting the first message: an answer has to
+# cross a slow network in reasonable time.
 _MOST_BYTES = 512 * 1024
 # Beyond 2**53 ms a score is not exact.
 _MAX_SCORE = 2.0**53
@@ -65,7 +71,9 @@ class PendingRecord(NamedTuple):
 
     @property
     def start(self) -> bytes:
-        """The bytes that :meth:`DelayedStore.find_at` takes: the record up to its id, as an old record begins with the id."""
+        """The bytes that :meth:`DelayedStore.find_at` takes: the record up to its id, as an old
+        record begins with the id.
+        """
         return self.record[:9] if self.record[:1] == b"\x08" else self.record[:8]
 
 
@@ -92,7 +100,9 @@ class DelayedDepth(NamedTuple):
     head_us: int | None
 
     def overdue_us(self, now_us: float) -> float:
-        """Return how long the first pending message has been due, in microseconds; 0 if it is not due, or there is none."""
+        """Return how long the first pending message has been due, in microseconds; 0 if it is not
+        due, or there is none.
+        """
         return 0 if self.head_us is None else max(0, now_us - self.head_us)
 
     def of_queue(self, now_us: float, quarantined: int | None) -> QueueDepth:
@@ -106,12 +116,14 @@ class Transferred(NamedTuple):
 
     Attributes:
         now_us: The server's time, in microseconds.
-        wait_us: The time until the next message is due or the next lease ends: 0 if it is, -1 if there is none.
+        wait_us: The time until the next message is due or the next lease ends: 0 if it is, -1 if
+            there is none.
         moved: The number of messages that were due.
         quarantined: How many of them cannot be read.
         returned: The number of messages whose lease had ended.
         left: The number of payloads on the ready list.
-        listeners: How many clients heard the notice; 0 if there was none, -1 if the user may not publish it.
+        listeners: How many clients heard the notice; 0 if there was none, -1 if the user may not
+            publish it.
         payloads: The payloads handed to the caller.
     """
 
@@ -126,11 +138,15 @@ class Transferred(NamedTuple):
 
     @property
     def settled_us(self) -> int:
-        """The moment before which nothing is due any more: another message due in this very millisecond may still be offered."""
+        """The moment before which nothing is due any more: another message due in this very
+        millisecond may still be offered.
+        """
         return self.now_us - self.now_us % UNIT_US
 
     def lease_ends_us(self, lease_us: int) -> int:
-        """Return when a lease that begins with this call ends, in microseconds: scripts round up to whole milliseconds."""
+        """Return when a lease that begins with this call ends, in microseconds: scripts round up to
+        whole milliseconds.
+        """
         return -(-(self.now_us + lease_us) // UNIT_US) * UNIT_US
 
 
@@ -157,7 +173,10 @@ class MigrationStep(NamedTuple):
 
 
 def parse_score(score: bytes | float) -> int:
-    """Return the moment of a score, in microseconds. A message with a fractional score is due at the next whole millisecond."""
+    """Return the moment of a score, in microseconds.
+
+    A message with a fractional score is due at the next whole millisecond.
+    """
     # Another program may have left an infinity.
     return math.ceil(min(max(float(score), 0.0), _MAX_SCORE)) * UNIT_US
 
@@ -170,8 +189,9 @@ def score_of(moment_us: float) -> str:
 class DelayedStore:
     """Makes the calls for one queue.
 
-    Methods whose names end in ``_request`` build a call for another object to send; it may share a call, or repeat it. All other
-    methods may raise the errors of :class:`~delayq.errors.ServerError`.
+    Methods whose names end in ``_request`` build a call for another object to send; it may share a
+    call, or repeat it. All other methods may raise the errors of
+    :class:`~delayq.errors.ServerError`.
 
     Attributes:
         keys: The queue's keys.
@@ -184,7 +204,8 @@ class DelayedStore:
         self.listed: bool = listed
 
     def path(self) -> object:
-        """Return a value that changes when the next call may reach another server than the last one.
+        """Return a value that changes when the next call may reach another server than the last
+        one.
 
         Raises:
             ServerUnavailable: No server is known to have the queue now.
@@ -211,12 +232,16 @@ class DelayedStore:
     def offer_request(self, offers: Iterable[Offer]) -> Request:
         """Build the call that stores messages."""
         parts = cast("Iterable[bytes | int]", chain.from_iterable(offers))
-        return Request(scripts.OFFER, self.keys.of_script(scripts.OFFER), [int(self.listed), *parts])
+        return Request(
+            scripts.OFFER, self.keys.of_script(scripts.OFFER), [int(self.listed), *parts]
+        )
 
     def parse_offered(self, reply: list[Any]) -> tuple[int, list[Stored]]:
         """Return the earliest due time, in microseconds, and each message as it was stored."""
         ids, scores = reply[1::2], reply[2::2]
-        return min(scores) * UNIT_US, list(zip(ids, scores, repeat(reply[0], len(ids)), strict=True))
+        return min(scores) * UNIT_US, list(
+            zip(ids, scores, repeat(reply[0], len(ids)), strict=True)
+        )
 
     # Taking
 
@@ -230,7 +255,8 @@ class DelayedStore:
         signature: str,
         confirm: Callable[[], Confirmation | None],
     ) -> Transferred:
-        """Move due messages to the ready list, up to :data:`BATCH`, and take payloads from its head.
+        """Move due messages to the ready list, up to :data:`BATCH`, and take payloads from its
+        head.
 
         Args:
             call: The name of the call.
@@ -254,13 +280,18 @@ class DelayedStore:
         ``on_reply`` is called with the reply to the last one, and with errors.
         """
         # In this order: a field without an entry in the sorted set would never be found.
-        return Confirmation((("HDEL", self.keys.leased, token), ("ZREM", self.keys.leases, token)), on_reply)
+        return Confirmation(
+            (("HDEL", self.keys.leased, token), ("ZREM", self.keys.leases, token)), on_reply
+        )
 
-    async def poll_pending(self, call: str, token: str, limit: int, lease_us: int) -> tuple[int, list[bytes]]:
+    async def poll_pending(
+        self, call: str, token: str, limit: int, lease_us: int
+    ) -> tuple[int, list[bytes]]:
         """Take pending messages, due or not, under one lease.
 
         Returns:
-            The number of records that left the pending ones, including those that cannot be read, and the payloads.
+            The number of records that left the pending ones, including those that cannot be read,
+            and the payloads.
         """
         left, payloads = await self._client.run_once(
             scripts.POLL_PENDING,
@@ -270,28 +301,37 @@ class DelayedStore:
         )
         return left, payloads
 
-    def give_back_request(self, fence: str, fence_us: int, token: str, places: int, payloads: Iterable[bytes]) -> Request:
-        """Build the call that puts back what a call has handed out, then ``payloads``, ahead of everything on the ready list.
+    def give_back_request(
+        self, fence: str, fence_us: int, token: str, places: int, payloads: Iterable[bytes]
+    ) -> Request:
+        """Build the call that puts back what a call has handed out, then ``payloads``, ahead of
+        everything on the ready list.
 
         Args:
             fence: The key that makes a repetition harmless.
             fence_us: How long that key stays, in microseconds.
             token: The call whose leases end.
-            places: How many leases it may have made, one for each payload; 0 if it made one for all.
-            payloads: Payloads that this client holds, in the order in which they are to be taken again.
+            places: How many leases it may have made, one for each payload; 0 if it made one for
+                all.
+            payloads: Payloads that this client holds, in the order in which they are to be taken
+                again.
         """
         keys = self.keys.of_script(scripts.GIVE_BACK, fence=fence)
         return Request(scripts.GIVE_BACK, keys, (fence_us // UNIT_US, token, places, *payloads))
 
     def set_aside_request(self, fence: str, fence_us: int, token: str, payload: bytes) -> Request:
-        """Build the call that quarantines a payload and ends its lease; ``token`` is empty if it has none."""
+        """Build the call that quarantines a payload and ends its lease; ``token`` is empty if it
+        has none.
+        """
         keys = self.keys.of_script(scripts.SET_ASIDE, fence=fence)
         return Request(scripts.SET_ASIDE, keys, (fence_us // UNIT_US, token, payload))
 
     # Leases
 
     def ack_request(self, tokens: Sequence[str]) -> Request:
-        """Build the call that deletes leased messages. Its reply says of each whether it was there."""
+        """Build the call that deletes leased messages. Its reply says of each whether it was
+        there.
+        """
         return Request(scripts.ACK, self.keys.of_script(scripts.ACK), tokens)
 
     def release_request(self, tokens: Sequence[str]) -> Request:
@@ -304,11 +344,17 @@ class DelayedStore:
         return bool(held)
 
     async def nack(self, token: str, delay_us: int) -> int | None:
-        """Offer a leased message again. Returns when it is due, in microseconds; None if the lease had ended."""
+        """Offer a leased message again.
+
+        Returns when it is due, in microseconds; None if the lease had ended.
+        """
         return _moment_or_none(await self._run(scripts.NACK, token, delay_us, int(self.listed)))
 
     async def extend(self, tokens: Iterable[str], lease_us: int) -> tuple[int, list[bool]]:
-        """Make leases end ``lease_us`` microseconds from now. Returns their new end, in microseconds, and which were there."""
+        """Make leases end ``lease_us`` microseconds from now.
+
+        Returns their new end, in microseconds, and which were there.
+        """
         ends_ms, *held = await self._run(scripts.EXTEND, lease_us, *tokens)
         return ends_ms * UNIT_US, [bool(one) for one in held]
 
@@ -322,8 +368,12 @@ class DelayedStore:
         return DelayedDepth(delayed, ready, leased, head[0].due_us if head else None)
 
     async def count_pending(self) -> int:
-        """Return the number of pending messages: the length of the ordered list, where there is one."""
-        return await (self._count("LLEN", self.keys.ordered) if self.listed else self.count_scored())
+        """Return the number of pending messages: the length of the ordered list, where there is
+        one.
+        """
+        return await (
+            self._count("LLEN", self.keys.ordered) if self.listed else self.count_scored()
+        )
 
     async def count_scored(self) -> int:
         """Return the number of records in the sorted set."""
@@ -342,14 +392,20 @@ class DelayedStore:
         return await self._count("LLEN", self.keys.quarantine)
 
     async def count_due(self, after_us: float | None, through_us: float | None) -> int:
-        """Return how many pending messages are due after one moment and by another, in microseconds; None for no limit."""
+        """Return how many pending messages are due after one moment and by another, in
+        microseconds; None for no limit.
+        """
         low = "-inf" if after_us is None else f"({score_of(after_us)}"
         high = "+inf" if through_us is None else score_of(through_us)
         return await self._count("ZCOUNT", self.keys.timeout, low, high)
 
     async def pending_page(self, offset: int, limit: int) -> list[PendingRecord]:
         """Return pending records in due order."""
-        return _records(await self._client.command("ZRANGE", self.keys.timeout, offset, offset + limit - 1, "WITHSCORES"))
+        return _records(
+            await self._client.command(
+                "ZRANGE", self.keys.timeout, offset, offset + limit - 1, "WITHSCORES"
+            )
+        )
 
     async def ready_page(self, offset: int, limit: int) -> list[bytes]:
         """Return payloads of the ready list, starting with the one that is taken next."""
@@ -361,7 +417,9 @@ class DelayedStore:
 
     async def leased_page(self, offset: int, limit: int) -> list[LeasedPayload]:
         """Return what clients hold, by the end of the lease."""
-        found = await self._client.command("ZRANGE", self.keys.leases, offset, offset + limit - 1, "WITHSCORES")
+        found = await self._client.command(
+            "ZRANGE", self.keys.leases, offset, offset + limit - 1, "WITHSCORES"
+        )
         if not found:
             return []
         payloads = await self._client.command("HMGET", self.keys.leased, *found[::2])
@@ -372,7 +430,9 @@ class DelayedStore:
         ]
 
     async def record_at(self, place: int) -> bytes | None:
-        """Return the pending record at a position in offer order, counted from 0; None beyond the last."""
+        """Return the pending record at a position in offer order, counted from 0; None beyond the
+        last.
+        """
         if self.listed:
             record: bytes | None = await self._client.command("LINDEX", self.keys.ordered, place)
             return record
@@ -380,38 +440,53 @@ class DelayedStore:
         return head[0] if head else None
 
     async def pages(self) -> AsyncIterator[list[bytes]]:
-        """Yield all pending records that are there throughout, in overlapping pages. :meth:`offer_order` sorts them."""
+        """Yield all pending records that are there throughout, in overlapping pages.
+
+        :meth:`offer_order` sorts them.
+        """
         if not self.listed:
             async for scored in self.scored_pages():
                 yield [found.record for found in scored]
             return
 
         async def read(start: int, count: int) -> list[bytes]:
-            # Counted from the tail: messages leave at the head as they come due, which moves no page.
+            # Counted from the tail: messages leave at the head as they come due, which moves no
+            # page.
             return (await self._list(self.keys.ordered, -(start + count), count))[::-1]
 
         async for page in paged(read, lambda record: record):
             yield page
 
     async def scored_pages(self) -> AsyncIterator[list[PendingRecord]]:
-        """Yield the records of :meth:`pages`, with due times, from the record that is due last to the next one due."""
+        """Yield the records of :meth:`pages`, with due times, from the record that is due last to
+        the next one due.
+        """
 
         async def read(start: int, count: int) -> list[PendingRecord]:
-            # From the far end: messages that come due meanwhile leave at the other end, which moves no page.
-            return _records(await self._client.command("ZREVRANGE", self.keys.timeout, start, start + count - 1, "WITHSCORES"))
+            # From the far end: messages that come due meanwhile leave at the other end, which moves
+            # no page.
+            return _records(
+                await self._client.command(
+                    "ZREVRANGE", self.keys.timeout, start, start + count - 1, "WITHSCORES"
+                )
+            )
 
         async for page in paged(read, lambda found: found.record):
             yield page
 
     def offer_order(self, records: Iterable[bytes]) -> list[bytes]:
-        """Return records, in the order in which :meth:`pages` yields them, in the order in which they were offered."""
-        # Our ids sort by offer order. Messages that Java offered have random ids, and come in any order.
+        """Return records, in the order in which :meth:`pages` yields them, in the order in which
+        they were offered.
+        """
+        # Our ids sort by offer order. Messages that Java offered have random ids, and come in any
+        # order.
         return list(records)[::-1] if self.listed else sorted(records, key=id_of)
 
     async def find(self, record_id: bytes) -> PendingRecord | None:
         """Return the pending record with an id; None if there is none.
 
-        Reads all records in pages, since no key leads from an id to its record. :meth:`find_at` is quick, but needs the due time.
+        Reads all records in pages, since no key leads from an id to its record. :meth:`find_at` is
+        quick, but needs the due time.
         """
         async for page in self.scored_pages():
             for found in page:
@@ -422,12 +497,15 @@ class DelayedStore:
     async def find_at(self, score: str, start: bytes) -> PendingRecord | None:
         """Return the pending record with a score and its first bytes; None if there is none.
 
-        Takes a few look-ups, however many messages are due at that moment: the server orders them by their bytes.
+        Takes a few look-ups, however many messages are due at that moment: the server orders them
+        by their bytes.
         """
         low, high = 0, await self._count("ZCOUNT", self.keys.timeout, score, score)
         while low < high:
             middle = (low + high) // 2
-            found = await self._client.command("ZRANGE", self.keys.timeout, score, score, "BYSCORE", "LIMIT", middle, 1)
+            found = await self._client.command(
+                "ZRANGE", self.keys.timeout, score, score, "BYSCORE", "LIMIT", middle, 1
+            )
             if not found:
                 return None
             here = found[0][: len(start)]
@@ -443,20 +521,25 @@ class DelayedStore:
 
         Args:
             records: The whole records.
-            stale: Whether to also remove those that are in the ordered list only, as another program's crash may leave them.
+            stale: Whether to also remove those that are in the ordered list only, as another
+                program's crash may leave them.
         """
         count: int = await self._run(scripts.CANCEL, int(stale), *records)
         return count
 
     async def reschedule(self, record: bytes, delay_us: int) -> int | None:
-        """Make a pending message due ``delay_us`` from now. Returns when that is, in microseconds; None if it is not pending."""
+        """Make a pending message due ``delay_us`` from now.
+
+        Returns when that is, in microseconds; None if it is not pending.
+        """
         return _moment_or_none(await self._run(scripts.RESCHEDULE, record, delay_us))
 
     async def poll_last(self, destination: str) -> tuple[int, bytes | None]:
         """Move the message that was offered last to the head of a list.
 
         Returns:
-            How many records left the pending ones, and the payload; None if all of them could not be read.
+            How many records left the pending ones, and the payload; None if all of them could not
+            be read.
         """
         keys = self.keys.of_script(scripts.POLL_LAST, destination=destination)
         left, *payloads = await self._client.run(scripts.POLL_LAST, keys, (int(self.listed), BATCH))
@@ -479,8 +562,11 @@ class DelayedStore:
 
     # Migrating
 
-    async def migrate_step(self, before: int, limit: int, records: Iterable[bytes], *, rewrite: bool) -> MigrationStep:
-        """Look at entries of the ordered list and records of the sorted set, and rewrite those in an old form.
+    async def migrate_step(
+        self, before: int, limit: int, records: Iterable[bytes], *, rewrite: bool
+    ) -> MigrationStep:
+        """Look at entries of the ordered list and records of the sorted set, and rewrite those in
+        an old form.
 
         Args:
             before: Examine entries of the ordered list before this index.
@@ -488,12 +574,21 @@ class DelayedStore:
             records: Records that are in the sorted set only.
             rewrite: Whether to change anything.
         """
-        width, length, reached, merged, *counts = await self._run(scripts.MIGRATE, int(rewrite), before, limit, *records)
-        return MigrationStep(width, length, reached, merged, counts[0::3], counts[1::3], counts[2::3])
+        width, length, reached, merged, *counts = await self._run(
+            scripts.MIGRATE, int(rewrite), before, limit, *records
+        )
+        return MigrationStep(
+            width, length, reached, merged, counts[0::3], counts[1::3], counts[2::3]
+        )
 
     async def scan_pending(self, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
-        """Return the next cursor and about ``count`` records of the sorted set. The cursor is ``b"0"`` at both ends."""
-        cursor, page = await self._client.command("ZSCAN", self.keys.timeout, cursor, "COUNT", count)
+        """Return the next cursor and about ``count`` records of the sorted set.
+
+        The cursor is ``b"0"`` at both ends.
+        """
+        cursor, page = await self._client.command(
+            "ZSCAN", self.keys.timeout, cursor, "COUNT", count
+        )
         return cursor, page[::2]
 
     # Waking
@@ -507,7 +602,8 @@ class DelayedStore:
         """Look at the queue as the re-check does.
 
         Returns:
-            The microseconds until a message is due or a lease ends (0: now, -1: never), and the number of ready messages.
+            The microseconds until a message is due or a lease ends (0: now, -1: never), and the
+            number of ready messages.
         """
         _, wait_us, ready = await self._client.run(RESYNC, self.resync_keys, ("delayed",))
         return wait_us, ready
@@ -519,7 +615,9 @@ class DelayedStore:
 
 
 def _records(flat: list[bytes]) -> list[PendingRecord]:
-    return [PendingRecord(record, score) for record, score in zip(flat[::2], flat[1::2], strict=True)]
+    return [
+        PendingRecord(record, score) for record, score in zip(flat[::2], flat[1::2], strict=True)
+    ]
 
 
 def _moment_or_none(due_ms: int) -> int | None:

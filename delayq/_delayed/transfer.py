@@ -1,4 +1,6 @@
-"""The transfer task: moves the due messages of one delayed queue, and hands them to the callers that wait here."""
+"""The transfer task: moves the due messages of one delayed queue, and hands them to the callers
+that wait here.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ class LeasedWaiters:
 
 
 class TransferTask:
-    """Asks the server to move the due messages of one queue, and to hand over those that are wanted here.
+    """Asks the server to move the due messages of one queue, and to hand over those that are wanted
+    here.
 
     Attributes:
         wakeups: Decides when to ask.
@@ -67,11 +70,14 @@ class TransferTask:
         self._store = store
         self._services = services
         self.hand_outs: HandOuts = HandOuts(store, services)
-        self.wakeups: WakeupLoop = WakeupLoop(store.keys.name, self.run_once, services, lambda: self.waiting)
+        self.wakeups: WakeupLoop = WakeupLoop(
+            store.keys.name, self.run_once, services, lambda: self.waiting
+        )
         self._watch = ReadyWatch(store, services, self.wakeups.wake)
         self.leases: Leases = Leases(store, services, self.on_due, self.counts)
         self.taker: Waiters[bytes] = self._new_taker(self.hand_outs.back_by_value, len)
-        # Callers by the length of their leases (0: those that take for good). Those that have had nothing for longest come first.
+        # Callers by the length of their leases (0: those that take for good). Those that have had
+        # nothing for longest come first.
         self._takers: dict[int, Waiters[Any]] = {0: self.taker}
         self._leased: dict[int, LeasedWaiters] = {}
         # Whether the ready list was empty when we last looked.
@@ -97,13 +103,16 @@ class TransferTask:
         return self._leased[lease_us]
 
     def on_due(self, due_us: int) -> None:
-        """Act on the announcement of a message that is due at ``due_us`` microseconds by the server's clock."""
+        """Act on the announcement of a message that is due at ``due_us`` microseconds by the
+        server's clock.
+        """
         self.wakeups.on_due(due_us)
 
     def resynced(self, due_us: int, ready: int) -> None:
         """Act on what the safety re-check found.
 
-        The next message is due at ``due_us``, as :meth:`WakeupLoop.on_next_due` takes it, and ``ready`` payloads are waiting.
+        The next message is due at ``due_us``, as :meth:`WakeupLoop.on_next_due` takes it, and
+        ``ready`` payloads are waiting.
         """
         self.hand_outs.confirm_in_doubt()
         if ready:
@@ -112,16 +121,22 @@ class TransferTask:
 
     @property
     def watches(self) -> bool:
-        """Whether this task needs the findings of the safety re-check. It does not where moving is left to other processes."""
+        """Whether this task needs the findings of the safety re-check.
+
+        It does not where moving is left to other processes.
+        """
         return not self._forbidden or self.waiting
 
     async def run_once(self) -> int:
-        """Make one round of calls. Returns when the next message is due, as :meth:`WakeupLoop.on_next_due` takes it.
+        """Make one round of calls.
+
+        Returns when the next message is due, as :meth:`WakeupLoop.on_next_due` takes it.
 
         For a user who may only offer, or only look, this moves nothing, and says so once.
 
         Raises:
-            ServerError: As for :meth:`RedisClient.run_once`. Callers that can wait keep waiting; the others receive the error.
+            ServerError: As for :meth:`RedisClient.run_once`. Callers that can wait keep waiting;
+                the others receive the error.
         """
         wanted = any(taker.waiting or taker.wanted for taker in self._takers.values())
         if self._forbidden and not wanted:
@@ -129,7 +144,8 @@ class TransferTask:
         try:
             due = await self._run_once()
         except ServerRefused as error:
-            # NOPERM means that nothing was carried out. A caller that waits must learn of the error all the same.
+            # NOPERM means that nothing was carried out. A caller that waits must learn of the error
+            # all the same.
             if not str(error).startswith("NOPERM") or wanted:
                 raise
             self._forbidden = True
@@ -146,7 +162,9 @@ class TransferTask:
             for _, taker in takers:
                 await taker.returned(RETURN_WITHIN)
             # The callers that have had nothing for longest come first.
-            wanted = [(lease_us, taker) for lease_us, taker in takers if taker.wanted] or [(0, self.taker)]
+            wanted = [(lease_us, taker) for lease_us, taker in takers if taker.wanted] or [
+                (0, self.taker)
+            ]
             dues = [await self._call(*taker) for taker in wanted]
         except DelayqError as error:
             for _, taker in takers:
@@ -161,7 +179,9 @@ class TransferTask:
         return due
 
     async def _call(self, lease_us: int, taker: Waiters[Any]) -> int:
-        call, reply = await self.hand_outs.transfer(min(taker.begin(), BATCH), lease_us, self.wakeups.signature())
+        call, reply = await self.hand_outs.transfer(
+            min(taker.begin(), BATCH), lease_us, self.wakeups.signature()
+        )
         if reply.moved < BATCH:
             self.wakeups.handed_out(reply.settled_us)
         self._count(reply)
@@ -177,7 +197,9 @@ class TransferTask:
         """Count and log the unreadable records and the ended leases that a call found."""
         if reply.quarantined:
             self.counts.quarantined += reply.quarantined
-            self._warn("moved %d unreadable records to %r", reply.quarantined, self._store.keys.quarantine)
+            self._warn(
+                "moved %d unreadable records to %r", reply.quarantined, self._store.keys.quarantine
+            )
         if reply.returned:
             self.counts.lease_ended += reply.returned
             self._warn("the leases of %d messages ended, and they are ready again", reply.returned)
@@ -190,7 +212,10 @@ class TransferTask:
         return HandBack(self._store.release_request([lease.token for lease in leases]))
 
     def close(self, last: LastCalls) -> None:
-        """Make no more calls. Before this returns, write the calls that give back all undelivered messages."""
+        """Make no more calls.
+
+        Before this returns, write the calls that give back all undelivered messages.
+        """
         self.wakeups.close()
         self._watch.close()
         self.hand_outs.close(last)
@@ -200,15 +225,21 @@ class TransferTask:
             taker.close(last)
 
     async def aclose(self, grace: float) -> None:
-        """Wait until the calls written by :meth:`close` have arrived, for at most ``grace`` seconds."""
-        await asyncio.gather(self.leases.aclose(grace), *(taker.aclose(grace) for taker in self._takers.values()))
+        """Wait until the calls written by :meth:`close` have arrived, for at most ``grace``
+        seconds.
+        """
+        await asyncio.gather(
+            self.leases.aclose(grace), *(taker.aclose(grace) for taker in self._takers.values())
+        )
         await self.wakeups.aclose(0)
 
     def _idle(self) -> None:
         if not self.waiting:
             self._watch.idle()
 
-    def _new_taker(self, hand_back: Callable[[Sequence[Any]], HandBack], size: Callable[[Any], int]) -> Waiters[Any]:
+    def _new_taker(
+        self, hand_back: Callable[[Sequence[Any]], HandBack], size: Callable[[Any], int]
+    ) -> Waiters[Any]:
         return Waiters(
             self._store.keys.name,
             self._services,
@@ -220,7 +251,10 @@ class TransferTask:
         )
 
     def _wanted(self) -> None:
-        """Ask on behalf of a waiting caller. There is nothing to ask if the ready list was empty and has been watched since."""
+        """Ask on behalf of a waiting caller.
+
+        There is nothing to ask if the ready list was empty and has been watched since.
+        """
         if self._emptied and self._watch.is_watching and self.wakeups.up_to_date:
             self._watch.start()
         else:

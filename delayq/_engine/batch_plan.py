@@ -1,7 +1,8 @@
 """Plans which items leave together, and when: the decisions of group commit. Pure.
 
-:class:`BatchPlan` takes events and returns actions. It reads no clock: methods that depend on the time take ``now``, in local
-seconds. :class:`delayq._engine.batcher.Batcher` carries out the actions, with futures, tasks and connections.
+:class:`BatchPlan` takes events and returns actions. It reads no clock: methods that depend
+on the time take ``now``, in local seconds. :class:`delayq._engine.batcher.Batcher` carries out the
+actions, with futures, tasks and connections.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Waiter = TypeVar("Waiter")
 # The maximum number of batches in flight, and the number of items that the second one needs.
 SLOTS = 2
 ENOUGH = 50
-# Items submitted further apart than this, in seconds, do not share a batch if it has to leave within some time.
+# Items submitted further apart than this, in seconds, do not share a batch if it has to leave
+# within some time.
 SPAN = 0.5
 # If more bytes than this are waiting, new items are held up.
 MOST_WAITING = 16 * 1024 * 1024
@@ -34,8 +36,10 @@ class Batch(Generic[Item, Waiter]):
         since: When its first item was submitted, in local seconds.
         items: The items. Each has a waiter at the same place.
         size: The size of all items, in bytes.
-        slot: The slot that the batch takes from the moment it leaves, 0 or 1; None if it has not left.
-        follows: Whether it continues a batch that is waiting or in flight, and must not overtake it.
+        slot: The slot that the batch takes from the moment it leaves, 0 or 1; None if it has not
+            left.
+        follows: Whether it continues a batch that is waiting or in flight, and must not overtake
+            it.
         repeating: Whether it failed and is being repeated.
     """
 
@@ -52,7 +56,9 @@ class Batch(Generic[Item, Waiter]):
 
 
 class Repeat(NamedTuple, Generic[Item, Waiter]):
-    """Repeat a batch, once the batches in ``after`` have been repeated, and give up at ``until``, in local seconds."""
+    """Repeat a batch, once the batches in ``after`` have been repeated, and give up at ``until``,
+    in local seconds.
+    """
 
     after: Sequence[Batch[Item, Waiter]]
     until: float
@@ -61,14 +67,17 @@ class Repeat(NamedTuple, Generic[Item, Waiter]):
 class BatchPlan(Generic[Item, Waiter]):
     """Decides which items share a batch, and when batches leave.
 
-    A lone item never waits for others. Items that are added while a batch is in flight wait for its reply, or leave in a second
-    batch behind it if there are enough of them, so that the server need not wait for us. Both batches use one connection and are
-    therefore carried out in order, unless the server is not ready for the first one and is for the second. For that reason,
-    items passed to :meth:`add_many` never leave side by side, and nothing leaves while a batch is being repeated.
+    A lone item never waits for others. Items that are added while a batch is in flight wait for its
+    reply, or leave in a second batch behind it if there are enough of them, so that the server need
+    not wait for us. Both batches use one connection and are therefore carried out in order, unless
+    the server is not ready for the first one and is for the second. For that reason, items passed
+    to :meth:`add_many` never leave side by side, and nothing leaves while a batch is being
+    repeated.
 
-    A batch that expires fails if it has not left within some time. The time counts from its submission, and starts again with
-    every sign that the server carries out earlier ones: where a method takes ``moved_at``, that is the local time at which bytes
-    last moved on the connection, in seconds.
+    A batch that expires fails if it has not left within some time. The time counts from its
+    submission, and starts again with every sign that the server carries out earlier ones: where a
+    method takes ``moved_at``, that is the local time at which bytes last moved on the connection,
+    in seconds.
 
     A waiter is whatever the caller wants to find again beside its item.
 
@@ -103,11 +112,14 @@ class BatchPlan(Generic[Item, Waiter]):
 
     # Items
 
-    def add(self, item: Item, size: int, waiter: Waiter, since: float, *, eager: bool = True) -> bool:
+    def add(
+        self, item: Item, size: int, waiter: Waiter, since: float, *, eager: bool = True
+    ) -> bool:
         """Add an item of ``size`` bytes, submitted at ``since``.
 
         Returns:
-            Whether to call :meth:`leave` now: as soon as a batch may leave if ``eager``, otherwise when half of one is collected.
+            Whether to call :meth:`leave` now: as soon as a batch may leave if ``eager``, otherwise
+            when half of one is collected.
 
         Raises:
             Closed: No more items are accepted.
@@ -129,11 +141,19 @@ class BatchPlan(Generic[Item, Waiter]):
         self.waiting_bytes += size
         self.unanswered += 1
         if eager:
-            return not (in_flight := self.in_flight) or (len(items) >= ENOUGH and len(in_flight) < SLOTS)
+            return not (in_flight := self.in_flight) or (
+                len(items) >= ENOUGH and len(in_flight) < SLOTS
+            )
         return len(items) >= self._max_items // 2
 
-    def add_many(self, items: Iterable[tuple[Item, int]], new_waiter: Callable[[], Waiter], since: float) -> list[Waiter]:
-        """Add items with their sizes, in as few batches as they need, which leave one after the other. Returns their waiters."""
+    def add_many(
+        self, items: Iterable[tuple[Item, int]], new_waiter: Callable[[], Waiter], since: float
+    ) -> list[Waiter]:
+        """Add items with their sizes, in as few batches as they need, which leave one after the
+        other.
+
+        Returns their waiters.
+        """
         waiters = []
         first: Batch[Item, Waiter] | None = None
         for item, size in items:
@@ -145,7 +165,10 @@ class BatchPlan(Generic[Item, Waiter]):
         return waiters
 
     def withdraw(self, batch: Batch[Item, Waiter], places: Sequence[int]) -> Sequence[Waiter]:
-        """Remove the items at these places from a batch that has not been sent. Returns as :meth:`settle` does, last."""
+        """Remove the items at these places from a batch that has not been sent.
+
+        Returns as :meth:`settle` does, last.
+        """
         for place in sorted(places, reverse=True):
             del batch.items[place], batch.waiters[place]
         return self._count(len(places))
@@ -156,7 +179,8 @@ class BatchPlan(Generic[Item, Waiter]):
         """Let the next batch leave, if it may. Call this after every event, until it returns None.
 
         Returns:
-            A batch to send: if another one is in flight, behind it on the same connection. If it has no slot, it has expired.
+            A batch to send: if another one is in flight, behind it on the same connection. If it
+                has no slot, it has expired.
         """
         waiting, in_flight = self.waiting, self.in_flight
         if not waiting or (
@@ -182,10 +206,18 @@ class BatchPlan(Generic[Item, Waiter]):
         self._succeeded_at = now
         self.end(batch)
 
-    def on_failure(self, batch: Batch[Item, Waiter], moved_at: float, *, unknown: bool) -> Repeat[Item, Waiter]:
-        """Record that a batch failed, and is being repeated. ``unknown`` says whether it may have been carried out."""
-        # If neither was carried out, as when the server did not know the script, one could overtake the other when retried alone.
-        after = [each for each in self.in_flight if each is not batch and each.repeating and not unknown]
+    def on_failure(
+        self, batch: Batch[Item, Waiter], moved_at: float, *, unknown: bool
+    ) -> Repeat[Item, Waiter]:
+        """Record that a batch failed, and is being repeated.
+
+        ``unknown`` says whether it may have been carried out.
+        """
+        # If neither was carried out, as when the server did not know the script, one could overtake
+        # the other when retried alone.
+        after = [
+            each for each in self.in_flight if each is not batch and each.repeating and not unknown
+        ]
         until = self.expires_at(batch.since, moved_at)
         batch.repeating = True
         return Repeat(after, until)
@@ -195,11 +227,14 @@ class BatchPlan(Generic[Item, Waiter]):
         if batch in self.in_flight:
             self.in_flight.remove(batch)
 
-    def settle(self, batch: Batch[Item, Waiter]) -> tuple[list[Item], list[Waiter], Sequence[Waiter]]:
+    def settle(
+        self, batch: Batch[Item, Waiter]
+    ) -> tuple[list[Item], list[Waiter], Sequence[Waiter]]:
         """Remove the items of a batch, because their outcome is known. No item is returned twice.
 
         Returns:
-            The items, their waiters, and the waiters of :meth:`flush` for whom all items are done now.
+            The items, their waiters, and the waiters of :meth:`flush` for whom all items are done
+            now.
         """
         items, waiters, batch.items, batch.waiters = batch.items, batch.waiters, [], []
         return items, waiters, self._count(len(items))
@@ -207,7 +242,9 @@ class BatchPlan(Generic[Item, Waiter]):
     # Time
 
     def expires_at(self, since: float, moved_at: float) -> float:
-        """Return when an item submitted at ``since`` fails, unless the server shows by then that it carries out others."""
+        """Return when an item submitted at ``since`` fails, unless the server shows by then that it
+        carries out others.
+        """
         shown = self._succeeded_at
         if self.in_flight and not self.in_flight[0].repeating:
             # A large call takes its time.
@@ -215,7 +252,10 @@ class BatchPlan(Generic[Item, Waiter]):
         return max(since, shown) + self.expires_after
 
     def expire(self, now: float, moved_at: float) -> list[Batch[Item, Waiter]]:
-        """Remove and return the batches that have waited too long. :meth:`settle` must follow for each."""
+        """Remove and return the batches that have waited too long.
+
+        :meth:`settle` must follow for each.
+        """
         expired = [each for each in self.waiting if self.expires_at(each.since, moved_at) <= now]
         for batch in expired:
             self.waiting.remove(batch)
@@ -224,16 +264,23 @@ class BatchPlan(Generic[Item, Waiter]):
 
     def next_expiry(self, moved_at: float) -> float:
         """Return when the first waiting batch expires; inf if none does."""
-        return min((self.expires_at(each.since, moved_at) for each in self.waiting), default=math.inf)
+        return min(
+            (self.expires_at(each.since, moved_at) for each in self.waiting), default=math.inf
+        )
 
     # Flushing and closing
 
     def flush(self, waiter: Waiter) -> None:
-        """Have :meth:`settle` or :meth:`withdraw` return ``waiter`` once all items added so far are done."""
+        """Have :meth:`settle` or :meth:`withdraw` return ``waiter`` once all items added so far are
+        done.
+        """
         self._flushing.append((self._done + self.unanswered, waiter))
 
     def abandon(self) -> tuple[list[Batch[Item, Waiter]], list[Batch[Item, Waiter]]]:
-        """Remove and return the batches in flight, and those that were never sent. :meth:`settle` must follow for each."""
+        """Remove and return the batches in flight, and those that were never sent.
+
+        :meth:`settle` must follow for each.
+        """
         in_flight, unsent = self.in_flight, [*self.waiting]
         self.in_flight = []
         self.waiting.clear()

@@ -47,13 +47,16 @@ class _Calls(Generic[Item, Result]):
 
 
 class Batcher(Generic[Item, Result]):
-    """Collects items of concurrent callers and commits them together, as a :class:`BatchPlan` decides.
+    """Collects items of concurrent callers and commits them together, as a :class:`BatchPlan`
+    decides.
 
-    A lone caller never waits for others: the first item leaves before :meth:`submit` returns. If a caller is cancelled before
-    its item has left, the item is withdrawn, unless items are ``uncancellable``. If it is cancelled later, the item is committed
-    and the result dropped. If items expire, each one that has not left within a few seconds fails.
+    A lone caller never waits for others: the first item leaves before :meth:`submit` returns. If a
+    caller is cancelled before its item has left, the item is withdrawn, unless items are
+    ``uncancellable``. If it is cancelled later, the item is committed and the result dropped. If
+    items expire, each one that has not left within a few seconds fails.
 
-    As long as all goes well there is no task: the reply itself sends the next batch. If a call fails, a task retries it.
+    As long as all goes well there is no task: the reply itself sends the next batch. If a call
+    fails, a task retries it.
     """
 
     def __init__(
@@ -71,17 +74,17 @@ class Batcher(Generic[Item, Result]):
         on_outcome: Callable[[Item, Result | BaseException], object] = lambda _item, _outcome: None,
     ) -> None:
         """Args:
-        server: Runs the calls.
-        background: Owns the tasks that retry.
-        request: Returns the call for a batch and the slot that it takes, 0 or 1. A slot has one call in flight at a time.
-        repeat: Makes a call that could not be sent at once or that failed. Its error argument is set if the call may have been
+        server: Runs the calls. background: Owns the tasks that retry. request: Returns the call for
+        a batch and the slot that it takes, 0 or 1. A slot has one call in flight at a time. repeat:
+        Makes a call that could not be sent at once or that failed. Its error argument is set if the
+        call may have been
             carried out, and None if it was not. Returns the reply.
-        results: Returns one result per item, in order, from a reply.
-        max_items: The maximum number of items per batch: one script blocks the whole server while it runs.
-        max_bytes: The maximum size of a batch that has more than one item, bytes.
-        uncancellable: Whether an item is committed even if its caller is cancelled.
-        expires: Whether an item fails if it could not be sent for as long as a call is retried.
-        on_outcome: Called with each item of :meth:`fire_and_forget` and its outcome.
+        results: Returns one result per item, in order, from a reply. max_items: The maximum number
+        of items per batch: one script blocks the whole server while it runs. max_bytes: The maximum
+        size of a batch that has more than one item, bytes. uncancellable: Whether an item is
+        committed even if its caller is cancelled. expires: Whether an item fails if it could not be
+        sent for as long as a call is retried. on_outcome: Called with each item of
+        :meth:`fire_and_forget` and its outcome.
         """
         # Kept, because on Python 3.11 each lookup asks the system for the process's id.
         self._loop = asyncio.get_running_loop()
@@ -90,7 +93,9 @@ class Batcher(Generic[Item, Result]):
         self._calls = _Calls(request, repeat, results, on_outcome)
         self._uncancellable = uncancellable
         self._plan: BatchPlan[Item, Waiter] = BatchPlan(
-            max_items=max_items, max_bytes=max_bytes, expires_after=patience.RETRY_FOR if expires else math.inf
+            max_items=max_items,
+            max_bytes=max_bytes,
+            expires_after=patience.RETRY_FOR if expires else math.inf,
         )
         self._connection: Connection | None = None
         self._failed_with: Exception | None = None
@@ -106,7 +111,10 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is waiting that more would cost memory and gain nothing. See :meth:`wait_for_capacity`."""
+        """Whether so much is waiting that more would cost memory and gain nothing.
+
+        See :meth:`wait_for_capacity`.
+        """
         return self._plan.waiting_bytes > MOST_WAITING
 
     async def flush(self) -> None:
@@ -115,7 +123,9 @@ class Batcher(Generic[Item, Result]):
             await self._flushed()
 
     async def wait_for_capacity(self) -> float:
-        """Wait for capacity. Call this before building an item; :meth:`submit` itself accepts items regardless.
+        """Wait for capacity.
+
+        Call this before building an item; :meth:`submit` itself accepts items regardless.
 
         Returns:
             The time from which the item that is built now counts. Pass it to :meth:`submit`.
@@ -159,7 +169,8 @@ class Batcher(Generic[Item, Result]):
         return future
 
     def fire_and_forget(self, item: Item, size: int) -> None:
-        """Submit an item as :meth:`submit` does, for a caller that does not wait: ``on_outcome`` is called with its outcome.
+        """Submit an item as :meth:`submit` does, for a caller that does not wait: ``on_outcome`` is
+        called with its outcome.
 
         The item leaves with all others that are submitted in this iteration of the event loop.
         """
@@ -170,14 +181,18 @@ class Batcher(Generic[Item, Result]):
             self._loop.call_soon(self._leave)
 
     def submit_many(self, items: Iterable[tuple[Item, int]]) -> list[Future[Result]]:
-        """Submit each item as :meth:`submit` does, in as few batches as they need, one after the other."""
+        """Submit each item as :meth:`submit` does, in as few batches as they need, one after the
+        other.
+        """
         new_future: Callable[[], Future[Result]] = partial(Future, loop=self._loop)
         futures: list[Any] = self._plan.add_many(items, new_future, self._loop.time())
         self._leave()
         return futures
 
     async def aclose(self, grace: float) -> None:
-        """Accept no more items, give those that wait ``grace`` seconds, then fail them as unsent or unknown."""
+        """Accept no more items, give those that wait ``grace`` seconds, then fail them as unsent or
+        unknown.
+        """
         self._plan.closed = True
         self._leave()
         if self._plan.unanswered:
@@ -204,7 +219,9 @@ class Batcher(Generic[Item, Result]):
         """Send the batches that may leave now."""
         self._leaving_soon = False
         plan = self._plan
-        while plan.waiting and (batch := plan.leave(self._loop.time(), self._moved_at())) is not None:
+        while (
+            plan.waiting and (batch := plan.leave(self._loop.time(), self._moved_at())) is not None
+        ):
             if batch.slot is None:
                 self._fail(batch, self._unsent())
             else:
@@ -233,7 +250,11 @@ class Batcher(Generic[Item, Result]):
             self._repeat(batch, request, None)
 
     def _withdraw_cancelled(self, batch: AnyBatch) -> None:
-        gone = [place for place, future in enumerate(batch.waiters) if future is not None and future.cancelled()]
+        gone = [
+            place
+            for place, future in enumerate(batch.waiters)
+            if future is not None and future.cancelled()
+        ]
         if gone:
             self._resolve(self._plan.withdraw(batch, gone))
 
@@ -262,7 +283,8 @@ class Batcher(Generic[Item, Result]):
         if batch not in self._plan.in_flight:
             return  # given up meanwhile
         if isinstance(reply, ServerRefused):
-            # It would refuse again. If it has carried out a part of the call, a repetition would find that part done.
+            # It would refuse again. If it has carried out a part of the call, a repetition would
+            # find that part done.
             self._plan.end(batch)
             self._fail(batch, reply)
             self._leave()
@@ -277,7 +299,9 @@ class Batcher(Generic[Item, Result]):
         first = [self._repeating[each] for each in after]
         if until < math.inf:
             request = request._replace(until=until)
-        self._repeating[batch] = self._background.spawn(self._run(batch, request, lost, first), "group commit")
+        self._repeating[batch] = self._background.spawn(
+            self._run(batch, request, lost, first), "group commit"
+        )
 
     async def _run(
         self,

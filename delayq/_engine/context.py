@@ -1,4 +1,6 @@
-"""The services that queues are built from. All queues of a client share them, except for the clock."""
+"""The services that queues are built from. All queues of a client share them, except for the
+clock.
+"""
 
 from __future__ import annotations
 

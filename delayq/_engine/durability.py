@@ -38,14 +38,19 @@ def parse(durability: str) -> Durability | None:
         return None
     if durability == "fsync":
         return Durability(0)
-    found = re.fullmatch(r"replicas:([1-9][0-9]{0,3})", durability) if isinstance(durability, str) else None
+    found = (
+        re.fullmatch(r"replicas:([1-9][0-9]{0,3})", durability)
+        if isinstance(durability, str)
+        else None
+    )
     if found is None:
         raise BadInput(f'durability must be "memory", "fsync" or "replicas:N", not {durability!r}')
     return Durability(int(found[1]))
 
 
 class DurableBatchers(Generic[Item, Result]):
-    """Stores the messages of one queue: without a further promise, and under each promise that was requested.
+    """Stores the messages of one queue: without a further promise, and under each promise that was
+    requested.
 
     Attributes:
         plain: Stores messages without a further promise.
@@ -55,11 +60,14 @@ class DurableBatchers(Generic[Item, Result]):
         self,
         server: RedisClient,
         key: str,
-        new: Callable[[RedisClient | WaitingServer, Callable[[Results], Results]], Batcher[Item, Any]],
+        new: Callable[
+            [RedisClient | WaitingServer, Callable[[Results], Results]], Batcher[Item, Any]
+        ],
     ) -> None:
         """Args:
-        key: One of the queue's keys. It determines which server is asked whether it can keep a promise.
-        new: Creates a batcher from the server that runs the scripts and a function. That function turns the reader of a
+        key: One of the queue's keys. It determines which server is asked whether it can keep a
+        promise. new: Creates a batcher from the server that runs the scripts and a function. That
+        function turns the reader of a
             plain server's answers into the reader of this server's answers.
         """
         self._server = server
@@ -93,7 +101,9 @@ class DurableBatchers(Generic[Item, Result]):
 
 
 def _confirming(promise: Durability, results: Results) -> Results:
-    """Adapt ``results`` to the pairs of a :class:`WaitingServer`: each is :class:`Unconfirmed` if the promise is broken."""
+    """Adapt ``results`` to the pairs of a :class:`WaitingServer`: each is :class:`Unconfirmed` if
+    the promise is broken.
+    """
 
     def confirmed(items: Sequence[Any], answer: tuple[Any, Any]) -> Sequence[Any]:
         known = results(items, answer[0])

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class Armed:
-    """An armed wake-up: ``wake_at`` in local seconds, for messages due at ``due_us`` by the server's clock.
+    """An armed wake-up: ``wake_at`` in local seconds, for messages due at ``due_us`` by the
+    server's clock.
 
-    Requests for a later wake-up rely on this one while it is armed. ``last_us`` is the latest moment it covers.
+    Requests for a later wake-up rely on this one while it is armed. ``last_us`` is the latest
+    moment it covers.
     """
 
     wake_at: float
@@ -19,10 +21,12 @@ class Armed:
 
 
 def gives_way(held: Armed | None, wake_at: float) -> bool:
-    """Return whether the held wake-up gives way to one at ``wake_at``, which it does only if that one is earlier.
+    """Return whether the held wake-up gives way to one at ``wake_at``, which it does only if that
+    one is earlier.
 
-    Replies and notifications travel on different connections, so an old one may arrive after a newer one. Whichever arrives
-    last, the earlier moment is kept: waking too early costs a call, while waking too late breaks the promise.
+    Replies and notifications travel on different connections, so an old one may arrive after a
+    newer one. Whichever arrives last, the earlier moment is kept: waking too early costs a call,
+    while waking too late breaks the promise.
     """
     return held is None or wake_at < held.wake_at
 
@@ -39,9 +43,11 @@ class LastTimeout:
         return self._held
 
     def arm(self, wake_at: float, due_us: float = math.inf) -> Armed | None:
-        """Hold a wake-up at ``wake_at`` for messages due at ``due_us``, unless one that wakes earlier is held already.
+        """Hold a wake-up at ``wake_at`` for messages due at ``due_us``, unless one that wakes
+        earlier is held already.
 
-        An infinite ``due_us`` means "whatever is due". A wake-up that replaces one with this meaning inherits it.
+        An infinite ``due_us`` means "whatever is due". A wake-up that replaces one with this
+        meaning inherits it.
 
         Returns:
             The wake-up that now replaces the one held before, or None if that one stays.
@@ -58,7 +64,10 @@ class LastTimeout:
         return armed
 
     def release(self, armed: Armed) -> None:
-        """Stop holding a wake-up that has fired. Does nothing if another one is held by now: that one stays armed."""
+        """Stop holding a wake-up that has fired.
+
+        Does nothing if another one is held by now: that one stays armed.
+        """
         if self._held is armed:
             self._held = None
 

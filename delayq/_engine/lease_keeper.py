@@ -45,14 +45,21 @@ class Extends(Protocol[L_contra]):
     """Protocol of objects that can extend leases."""
 
     async def extend(self, leases: Sequence[L_contra], lease_us: int, /) -> list[bool]:
-        """Extend leases to end ``lease_us`` microseconds from now. Returns which are still ours. Raises :class:`ServerError`."""
+        """Extend leases to end ``lease_us`` microseconds from now.
+
+        Returns which are still ours. Raises :class:`ServerError`.
+        """
         ...
 
 
 class LeaseKeeper(Generic[L]):
-    """Keeps leases alive, with one timer and one call for all messages of a queue, and notifies the holder of a lost one."""
+    """Keeps leases alive, with one timer and one call for all messages of a queue, and notifies the
+    holder of a lost one.
+    """
 
-    def __init__(self, name: str, lease_us: int, settling: Extends[L], services: EngineContext) -> None:
+    def __init__(
+        self, name: str, lease_us: int, settling: Extends[L], services: EngineContext
+    ) -> None:
         self._name = name
         self._lease_us = lease_us
         self._settling = settling
@@ -70,7 +77,10 @@ class LeaseKeeper(Generic[L]):
         return len(self._held)
 
     def hold(self, claim: L, lost: Callable[[], None]) -> None:
-        """Renew a lease until :meth:`let_go`. ``lost`` is called once if the lease ends nevertheless."""
+        """Renew a lease until :meth:`let_go`.
+
+        ``lost`` is called once if the lease ends nevertheless.
+        """
         self._held[claim] = lost
         if self._timeout is None and self._task is None:
             self._arm(self._lease_us / _TIMES)
@@ -86,7 +96,9 @@ class LeaseKeeper(Generic[L]):
         self._disarm()
 
     def is_short(self, claim: L) -> bool:
-        """Return whether a claim has waited here for its handler until less than half of its lease was left."""
+        """Return whether a claim has waited here for its handler until less than half of its lease
+        was left.
+        """
         return self._clock.local() > claim.fresh_until
 
     async def freshen(self, claims: Sequence[L]) -> list[L]:
@@ -109,7 +121,13 @@ class LeaseKeeper(Generic[L]):
                 ours = await self._settling.extend(claims, self._lease_us)
         except (ServerError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
-            _log.warning("queue %r: cannot renew %d leases: %s", self._name, len(claims), reason, extra=about(self._name))
+            _log.warning(
+                "queue %r: cannot renew %d leases: %s",
+                self._name,
+                len(claims),
+                reason,
+                extra=about(self._name),
+            )
             for claim in claims:
                 # As far as we can tell the lease has ended, so another worker may have the message.
                 if not self._clock.seconds_until(claim.ends_us):

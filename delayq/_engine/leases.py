@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Seconds of a lease that must be left for us to know that a repeated call found nothing because the first was carried out.
+# Seconds of a lease that must be left for us to know that a repeated call found nothing because the
+# first was carried out.
 _SURELY = 1.0
 LOST = "the lease has ended: another worker may have the message"
 HANDLED_TWICE = "queue %r: the lease of %s was lost, so the message may be handled again"
@@ -36,16 +37,28 @@ def heed(queue: str, message: bytes | None, outcome: bool | OutcomeUnknown | Bas
     if outcome is False:
         _log.warning(HANDLED_TWICE, queue, name, extra=about(queue, known))
     else:
-        _log.warning("queue %r: %s was handled, but may be redelivered: %s", queue, name, outcome, extra=about(queue, known))
+        _log.warning(
+            "queue %r: %s was handled, but may be redelivered: %s",
+            queue,
+            name,
+            outcome,
+            extra=about(queue, known),
+        )
 
 
 def fresh_until(clock: ServerClock, ends_us: int, lease_us: int) -> float:
-    """Return the local time, in seconds, until which at least half of a lease that ends at ``ends_us`` is left."""
+    """Return the local time, in seconds, until which at least half of a lease that ends at
+    ``ends_us`` is left.
+    """
     return clock.local() + clock.seconds_until(ends_us) - lease_us / 2_000_000
 
 
 async def settle(
-    server: RedisClient, clock: ServerClock, request: Request, ends_us: Sequence[int], lost: OutcomeUnknown | None
+    server: RedisClient,
+    clock: ServerClock,
+    request: Request,
+    ends_us: Sequence[int],
+    lost: OutcomeUnknown | None,
 ) -> list[bool | OutcomeUnknown]:
     """Make a call that settles leased messages, and repeat it once if its answer is lost.
 
@@ -70,11 +83,18 @@ async def settle(
         # Whatever happened to the second try, the first one may have been carried out.
         raise lost from lost.__cause__
     # A lease that is gone but cannot have ended was settled by the first try.
-    return [bool(done) or clock.seconds_until(ends) > _SURELY or lost for done, ends in zip(again, ends_us, strict=True)]
+    return [
+        bool(done) or clock.seconds_until(ends) > _SURELY or lost
+        for done, ends in zip(again, ends_us, strict=True)
+    ]
 
 
-def settled(answer: Sequence[int | OutcomeUnknown], counters: Counters) -> list[bool | OutcomeUnknown]:
-    """Count the successful acknowledgements in an answer of the server, or of :func:`settle`, and return each lease's outcome."""
+def settled(
+    answer: Sequence[int | OutcomeUnknown], counters: Counters
+) -> list[bool | OutcomeUnknown]:
+    """Count the successful acknowledgements in an answer of the server, or of :func:`settle`, and
+    return each lease's outcome.
+    """
     outcomes = [done if isinstance(done, OutcomeUnknown) else bool(done) for done in answer]
     counters.acked += outcomes.count(True)
     return outcomes

@@ -18,7 +18,8 @@ _log = logging.getLogger("delayq")
 
 
 class Paced:
-    """The messages that a loop has at hand, and how long it has waited for acknowledgements, which does not count as handling.
+    """The messages that a loop has at hand, and how long it has waited for acknowledgements, which
+    does not count as handling.
 
     Attributes:
         waited: Time spent waiting for acknowledgements, seconds.
@@ -28,7 +29,9 @@ class Paced:
 
 
 async def paced(ahead: object, settling: Awaitable[None]) -> None:
-    """Await the call that acknowledges or retries a message, and add the time it takes to ``ahead.waited``."""
+    """Await the call that acknowledges or retries a message, and add the time it takes to
+    ``ahead.waited``.
+    """
     loop = asyncio.get_running_loop()
     started = loop.time()
     try:
@@ -38,11 +41,14 @@ async def paced(ahead: object, settling: Awaitable[None]) -> None:
             ahead.waited += loop.time() - started
 
 
-async def settle_quietly(settling: Awaitable[object], queue: str, message: str | None = None) -> None:
-    """Acknowledge or hand back a message while its block raises an error, and let that error propagate unchanged.
+async def settle_quietly(
+    settling: Awaitable[object], queue: str, message: str | None = None
+) -> None:
+    """Acknowledge or hand back a message while its block raises an error, and let that error
+    propagate unchanged.
 
-    Errors of the call itself are logged: a message that was not acknowledged or handed back is redelivered when its lease ends.
-    Cancellation still propagates.
+    Errors of the call itself are logged: a message that was not acknowledged or handed back is
+    redelivered when its lease ends. Cancellation still propagates.
 
     Args:
         settling: The call that acknowledges, retries or releases the message.

@@ -1,4 +1,6 @@
-"""Decides when a client acts, by one subscription, one safety re-check, and each open queue's own wake-ups."""
+"""Decides when a client acts, by one subscription, one safety re-check, and each open queue's own
+wake-ups.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,15 @@ _AT_A_TIME = 200
 _PATIENCE = 1.0
 # Grace period for calls in flight when a queue closes, in seconds. Two round trips are added to it.
 _GRACE = 0.7
-# Closing ends after this time in any case, in seconds: on a slow network, it waits for bytes that are still moving.
+# Closing ends after this time in any case, in seconds: on a slow network, it waits for bytes that
+# are still moving.
 _CLOSE_WITHIN = 8.0
 
 
 class OpenQueue(Protocol):
-    """A queue that is open on this client, shared by all handles of its name, as the scheduler sees it."""
+    """A queue that is open on this client, shared by all handles of its name, as the scheduler sees
+    it.
+    """
 
     closed: bool
 
@@ -61,13 +66,16 @@ class OpenQueue(Protocol):
         ...
 
     def resync_keys(self) -> tuple[str, ...]:
-        """Return the keys that the re-check examines: as many as this kind of queue has, or none if no caller is waiting."""
+        """Return the keys that the re-check examines: as many as this kind of queue has, or none if
+        no caller is waiting.
+        """
         ...
 
     def resynced(self, due_us: int, ready: int) -> None:
         """Act on what the re-check found.
 
-        The next message is due at ``due_us`` microseconds (0: now, -1: never), and ``ready`` payloads are waiting.
+        The next message is due at ``due_us`` microseconds (0: now, -1: never), and ``ready``
+        payloads are waiting.
         """
         ...
 
@@ -89,11 +97,17 @@ class OpenQueue(Protocol):
         ...
 
     def close(self, last: LastCalls) -> None:
-        """Start nothing new. Before this returns, write the calls that give back all messages that reached no caller."""
+        """Start nothing new.
+
+        Before this returns, write the calls that give back all messages that reached no caller.
+        """
         ...
 
     async def aclose(self, grace: float) -> None:
-        """Wait for calls in flight to end, for at most ``grace`` seconds. Called after :meth:`close`."""
+        """Wait for calls in flight to end, for at most ``grace`` seconds.
+
+        Called after :meth:`close`.
+        """
         ...
 
 
@@ -103,9 +117,9 @@ Q = TypeVar("Q", bound=OpenQueue)
 class Scheduler:
     """Wakes the queues of one client.
 
-    Wake-ups come from four sources: each queue's timer, the channel, every (re)subscription, and the re-check. The re-check
-    looks at all queues in one call every ``resync_interval`` seconds, which limits the delay that a lost notification can
-    cause.
+    Wake-ups come from four sources: each queue's timer, the channel, every (re)subscription, and
+    the re-check. The re-check looks at all queues in one call every ``resync_interval`` seconds,
+    which limits the delay that a lost notification can cause.
     """
 
     def __init__(
@@ -120,13 +134,17 @@ class Scheduler:
         # No caller should wait longer for a retry than for the re-check.
         retry_most = min(5.0, resync_interval)
         clock = ServerClock(asyncio.get_running_loop().time)
-        self.services: EngineContext = EngineContext(server, nodes, timer, clock, background, resync_interval, retry_most, hooks)
+        self.services: EngineContext = EngineContext(
+            server, nodes, timer, clock, background, resync_interval, retry_most, hooks
+        )
         self._queues: dict[str, OpenQueue] = {}
         self._clocks: dict[OpenQueue, ServerClock] = {}
         self._failing = self._refused = False
         self._check_now = asyncio.Event()
         self._resync: asyncio.Task[Any] | None = None
-        self.subscriber: Subscriber = Subscriber(nodes, background, self._heard, self._check_now.set, resync_interval, retry_most)
+        self.subscriber: Subscriber = Subscriber(
+            nodes, background, self._heard, self._check_now.set, resync_interval, retry_most
+        )
 
     @property
     def queues(self) -> list[OpenQueue]:
@@ -134,7 +152,9 @@ class Scheduler:
         return list(dict.fromkeys(self._queues.values()))
 
     def open(self, channel: str, make: Callable[[EngineContext], Q]) -> Q:
-        """Open the queue whose notifications arrive on ``channel``, or return it if it is already open."""
+        """Open the queue whose notifications arrive on ``channel``, or return it if it is already
+        open.
+        """
         queue = self._queues.get(channel)
         if queue is not None:
             return queue  # type: ignore[return-value]  # each kind of queue has its own channels
@@ -152,14 +172,18 @@ class Scheduler:
         return made
 
     def close(self, queues: Sequence[OpenQueue]) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Close queues. All messages that reached no caller are on their way back to the server before this returns.
+        """Close queues.
+
+        All messages that reached no caller are on their way back to the server before this returns.
 
         Returns:
-            A coroutine function that waits until they have arrived, for as long as closing may take. Queues that are already
-            closed are left out.
+            A coroutine function that waits until they have arrived, for as long as closing may
+            take. Queues that are already closed are left out.
         """
         closing = [queue for queue in queues if not queue.closed]
-        round_trip = max((connections.round_trip for connections in self.services.nodes.all()), default=0.0)
+        round_trip = max(
+            (connections.round_trip for connections in self.services.nodes.all()), default=0.0
+        )
         last, grace = LastCalls(self.services.server, round_trip), _GRACE + 2 * round_trip
         for queue in closing:
             queue.closed = True
@@ -170,8 +194,12 @@ class Scheduler:
             queue.close(last)
 
         async def end() -> None:
-            # Neither gathered nor in a scope: a cancelled caller can thus be told apart from a closing that takes too long.
-            ending = [self.services.background.spawn(queue.aclose(grace), f"close {queue.name}") for queue in closing]
+            # Neither gathered nor in a scope: a cancelled caller can thus be told apart from a
+            # closing that takes too long.
+            ending = [
+                self.services.background.spawn(queue.aclose(grace), f"close {queue.name}")
+                for queue in closing
+            ]
             if ending:
                 _, late = await asyncio.wait(ending, timeout=_CLOSE_WITHIN)
                 for task in late:
@@ -191,8 +219,12 @@ class Scheduler:
                 servers.setdefault(self._server_of(keys[0]), []).append((queue, keys))
         # A server that does not answer must not hold up the queues of the others.
         checks = (self._check(queues) for queues in servers.values())
-        outcomes = await asyncio.gather(self.services.nodes.refresh(), *checks, return_exceptions=True)
-        if (error := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:
+        outcomes = await asyncio.gather(
+            self.services.nodes.refresh(), *checks, return_exceptions=True
+        )
+        if (
+            error := next((outcome for outcome in outcomes if outcome is not None), None)
+        ) is not None:
             raise error
 
     async def _check(self, queues: list[tuple[OpenQueue, tuple[str, ...]]]) -> None:
@@ -243,15 +275,19 @@ class Scheduler:
             self.services.nodes.prune()
         except Exception as error:  # noqa: BLE001 - the next look comes, whatever fails
             if isinstance(error, ServerRefused) and not self._refused:
-                # We may lack the right to move one of the queues. Its own call finds that out, and then it is left out here.
+                # We may lack the right to move one of the queues. Its own call finds that out, and
+                # then it is left out here.
                 self._refused = True
                 for queue in self.queues:
                     queue.wake()
             elif not self._failing:
                 self._failing = True
                 unexpected = None if isinstance(error, ServerError) else error
-                _log.warning("re-checking %d queues failed: %s", len(self.queues), error, exc_info=unexpected)
-            # A call that could not be sent has already been retried for a while. One that was refused fails at once.
+                _log.warning(
+                    "re-checking %d queues failed: %s", len(self.queues), error, exc_info=unexpected
+                )
+            # A call that could not be sent has already been retried for a while. One that was
+            # refused fails at once.
             await asyncio.sleep(min(1.0, self.services.retry_most))
             self._check_now.set()
         else:
@@ -265,7 +301,11 @@ class Scheduler:
             queue.on_notice(notice)
             return
         if (moment := parse_moment(content)) is None:
-            _log.warning("queue %r: received a notification that is not a number", queue.name, extra=about(queue.name))
+            _log.warning(
+                "queue %r: received a notification that is not a number",
+                queue.name,
+                extra=about(queue.name),
+            )
             queue.wake()
         else:
             queue.on_due(moment * queue.unit_us)

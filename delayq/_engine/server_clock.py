@@ -14,10 +14,10 @@ _DRIFT = 1e-5
 class ServerClock:
     """Estimates the server's time.
 
-    An answer carries the time at which the server wrote it, which lies after the request left here and before the answer
-    arrived. Each answer thus bounds the offset between the two clocks from both sides. The lower bound never runs ahead; it
-    lags by the travel time of the answer. The highest of the recent lower bounds lags least, so it is kept until an answer
-    contradicts it.
+    An answer carries the time at which the server wrote it, which lies after the request left here
+    and before the answer arrived. Each answer thus bounds the offset between the two clocks from
+    both sides. The lower bound never runs ahead; it lags by the travel time of the answer. The
+    highest of the recent lower bounds lags least, so it is kept until an answer contradicts it.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -29,9 +29,12 @@ class ServerClock:
         self._seen_at = 0.0
 
     def observe(self, server_us: int, asked_at: float) -> None:
-        """Record the time that an answer carried, in microseconds since the epoch, for a request that left at ``asked_at``."""
+        """Record the time that an answer carried, in microseconds since the epoch, for a request
+        that left at ``asked_at``.
+        """
         arrived = self.local()
-        # The server truncates its time to microseconds, so the true time may have been up to a microsecond later.
+        # The server truncates its time to microseconds, so the true time may have been up to a
+        # microsecond later.
         lowest, highest = server_us / 1_000_000 - arrived, (server_us + 1) / 1_000_000 - asked_at
         kept = None if self._offset is None else self._offset - _DRIFT * (arrived - self._seen_at)
         # If the offset is above the highest, one of the clocks was set.
@@ -39,7 +42,9 @@ class ServerClock:
             self._offset, self._seen_at = lowest, arrived
 
     def seconds_until(self, due_us: int) -> float:
-        """Return the seconds until the server's clock shows ``due_us``; 0 if that has passed, or if it has never answered."""
+        """Return the seconds until the server's clock shows ``due_us``; 0 if that has passed, or if
+        it has never answered.
+        """
         return max(0.0, self.seconds_from_now(due_us))
 
     def seconds_from_now(self, due_us: float) -> float:
@@ -47,7 +52,9 @@ class ServerClock:
         return self.seconds_from(self.local(), due_us)
 
     def seconds_from(self, now: float, due_us: float) -> float:
-        """Return the seconds from the local time ``now`` to ``due_us``; negative if it has passed, 0 before the first answer."""
+        """Return the seconds from the local time ``now`` to ``due_us``; negative if it has passed,
+        0 before the first answer.
+        """
         if self._offset is None:
             return 0.0
         return due_us / 1_000_000 - self._offset + _DRIFT * (now - self._seen_at) - now

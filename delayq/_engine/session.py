@@ -20,14 +20,19 @@ if TYPE_CHECKING:
     from delayq._engine.scheduler import OpenQueue
     from delayq.instrumentation import Hooks
 
-# Short enough that the wheel adds next to nothing to the alarm's own error. An idle wheel costs nothing, however short its ticks.
+# Short enough that the wheel adds next to nothing to the alarm's own error. An idle wheel costs
+# nothing, however short its ticks.
 _TICK = 0.0001
 
 
 class Session:
-    """The connections, the timer, the background tasks and the scheduler, shared by all queues of a client."""
+    """The connections, the timer, the background tasks and the scheduler, shared by all queues of a
+    client.
+    """
 
-    def __init__(self, address: AnyAddress, max_connections: int, resync_interval: float, hooks: Hooks) -> None:
+    def __init__(
+        self, address: AnyAddress, max_connections: int, resync_interval: float, hooks: Hooks
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.nodes: Topology = (
             Cluster(address, max_connections)
@@ -40,13 +45,16 @@ class Session:
         self._closing: asyncio.Task[None] | None = None
         # Tasks that wait until queues closed on their own have given everything back.
         self._closing_queues: set[asyncio.Task[None]] = set()
-        self.scheduler: Scheduler = Scheduler(self.server, self.nodes, self.timer, self.background, resync_interval, hooks)
+        self.scheduler: Scheduler = Scheduler(
+            self.server, self.nodes, self.timer, self.background, resync_interval, hooks
+        )
 
     def check_loop(self) -> None:
         """Raise a clear error in cases where asyncio would hang, or fail late.
 
         Raises:
-            ConfigurationError: The current event loop or process is not the one in which the client was opened.
+            ConfigurationError: The current event loop or process is not the one in which the client
+                was opened.
         """
         if asyncio._get_running_loop() is not self._loop:  # noqa: SLF001 - documented for libraries; it does not raise
             raise self.server.wrong_loop()
@@ -54,8 +62,8 @@ class Session:
     async def aclose(self) -> None:
         """Close every queue, then everything else.
 
-        Messages that were fetched but not handed to a consumer are on their way back before this waits for anything. If the
-        caller is cancelled, a task does the rest.
+        Messages that were fetched but not handed to a consumer are on their way back before this
+        waits for anything. If the caller is cancelled, a task does the rest.
         """
         if self._closing is None:
             end = self.scheduler.close(self.scheduler.queues)
@@ -84,7 +92,10 @@ class Session:
 
 
 async def _ended(closing: asyncio.Task[None]) -> None:
-    """Wait until closing has ended, even if cancelled. After a second cancellation, the task finishes on its own."""
+    """Wait until closing has ended, even if cancelled.
+
+    After a second cancellation, the task finishes on its own.
+    """
     try:
         await asyncio.shield(closing)
     except asyncio.CancelledError:

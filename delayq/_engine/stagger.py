@@ -1,14 +1,16 @@
 """Decides which client calls first when many wait for the same moment and one call is enough. Pure.
 
-There is no election, and no client waits for another. Each client that wants messages wakes at the due time plus a stagger of
-its own. A client that finds messages wakes without a stagger from then on, and its script publishes a *notice*, which says that
-everything due has been handed out, and when the next message is due. A client that hears another's notice before its own
-stagger is over need not call at all. If it had no stagger, it has one from then on. The same client is thus first again and
-again, as long as it is there and quick enough. When it dies, has no room, or is slow, the client with the next stagger is first
-instead, a few milliseconds late, and stays first.
+There is no election, and no client waits for another. Each client that wants messages wakes at the
+due time plus a stagger of its own. A client that finds messages wakes without a stagger from then
+on, and its script publishes a *notice*, which says that everything due has been handed out, and
+when the next message is due. A client that hears another's notice before its own stagger is over
+need not call at all. If it had no stagger, it has one from then on. The same client is thus first
+again and again, as long as it is there and quick enough. When it dies, has no room, or is slow, the
+client with the next stagger is first instead, a few milliseconds late, and stays first.
 
-The more clients listen, the wider their staggers are spread, so that few of them wake before the first one's notice has reached
-them. The earliest of many is early all the same. A notice says how many clients heard the one before it.
+The more clients listen, the wider their staggers are spread, so that few of them wake before the
+first one's notice has reached them. The earliest of many is early all the same. A notice says how
+many clients heard the one before it.
 """
 
 from __future__ import annotations
@@ -19,16 +21,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A stagger is this multiple of the time that notices take to arrive, within these bounds, in seconds, and up to twice that at
-# random. The randomness spaces clients out, so that the second one's notice stops the third.
+# A stagger is this multiple of the time that notices take to arrive, within these bounds, in
+# seconds, and up to twice that at random. The randomness spaces clients out, so that the second
+# one's notice stops the third.
 _TIMES = 2.0
 LEAST, MOST = 0.0025, 0.0045
-# Number of clients for which this range of staggers suffices; more clients widen it. And the longest stagger, in seconds.
+# Number of clients for which this range of staggers suffices; more clients widen it. And the
+# longest stagger, in seconds.
 _CROWD = 8
 _LONGEST = 0.25
 # Longer numbers make no sense: 2**53 ms in microseconds has 19 digits.
 _DIGITS = 19
-# A client that moves due messages but wants none staggers this many times as long, and leaves them to clients that do.
+# A client that moves due messages but wants none staggers this many times as long, and leaves them
+# to clients that do.
 _ASIDE = 3.0
 # How fast a slow notice is forgotten: this much of it still counts after the next one.
 _FORGETS = 0.95
@@ -41,7 +46,8 @@ class TransferNotice:
     """A message that a client's script publishes for the other clients.
 
     Attributes:
-        next_us: When the next message is due, in microseconds by the server's clock; -1 if there is none.
+        next_us: When the next message is due, in microseconds by the server's clock; -1 if there is
+            none.
         through_us: The moment by which everything due has been handed out.
         client: The client that published the notice.
         demand: Whether that client wanted the due messages, or only moved them.
@@ -61,18 +67,31 @@ def signature(client: str, *, demand: bool, listeners: int = 0) -> str:
 
 
 def parse(content: bytes) -> TransferNotice | None:
-    """Parse a notice. Returns None if it is not one: scripts write four words, which are two numbers and the signature."""
+    """Parse a notice.
+
+    Returns None if it is not one: scripts write four words, which are two numbers and the
+    signature.
+    """
     words = content.split()
     try:
         next_us, through_us, name, demand = words
         client, _, listeners = name.decode().partition(".")
-        return TransferNotice(_number(next_us), _number(through_us), client, demand == b"1", _number(listeners.encode() or b"0"))
+        return TransferNotice(
+            _number(next_us),
+            _number(through_us),
+            client,
+            demand == b"1",
+            _number(listeners.encode() or b"0"),
+        )
     except ValueError:
         return None
 
 
 def parse_moment(content: bytes) -> int | None:
-    """Parse a notification. Returns when a message is due, or None if the notification makes no sense."""
+    """Parse a notification.
+
+    Returns when a message is due, or None if the notification makes no sense.
+    """
     try:
         return _number(content)
     except ValueError:
@@ -96,12 +115,16 @@ class Stagger:
         # Our place among the clients that do not go first, from 0 to 1; None if we go first.
         self._place: float | None = None
         self._slowest = 0.0
-        # How many clients heard the last notice, including ourselves, and when we last published one.
+        # How many clients heard the last notice, including ourselves, and when we last published
+        # one.
         self._listeners = 1
         self._published_at = float("-inf")
 
     def delay(self, *, demand: bool) -> float:
-        """Return how long after the due time to wake, in seconds. ``demand`` says whether we want the messages that come due."""
+        """Return how long after the due time to wake, in seconds.
+
+        ``demand`` says whether we want the messages that come due.
+        """
         if self._place is None:
             return 0.0
         least = min(max(LEAST, _TIMES * self._slowest), MOST)
@@ -114,7 +137,10 @@ class Stagger:
         return self._listeners
 
     def publishes_notice(self, now: float) -> bool:
-        """Return whether our next call should publish a notice. It need not where, as far as we know, no other client listens."""
+        """Return whether our next call should publish a notice.
+
+        It need not where, as far as we know, no other client listens.
+        """
         return self._listeners > 1 or now - self._published_at >= _ASK_EVERY
 
     def transferred(self) -> None:
@@ -131,7 +157,9 @@ class Stagger:
             self._step_back()
 
     def on_notice(self, notice: TransferNotice, after: float, *, demand: bool) -> None:
-        """Act on another client's notice, which came ``after`` seconds after the moment we were waiting for."""
+        """Act on another client's notice, which came ``after`` seconds after the moment we were
+        waiting for.
+        """
         self._listeners = notice.listeners if notice.listeners > 1 else max(self._listeners, 2)
         self._slowest = max(after, self._slowest * _FORGETS)
         if demand and not notice.demand:

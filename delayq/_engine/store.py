@@ -17,7 +17,8 @@ class NextDue(NamedTuple):
 
     Attributes:
         wait_us: Microseconds until the next message is due; 0 if that is now, -1 if there is none.
-        extra: For a delayed queue, the number of ready messages; for a reliable one, the number of schedules.
+        extra: For a delayed queue, the number of ready messages; for a reliable one, the number of
+            schedules.
     """
 
     wait_us: int
@@ -31,18 +32,26 @@ class Resynced(NamedTuple):
     queues: Sequence[NextDue]
 
 
-async def resync(client: RedisClient, calls: Sequence[Sequence[tuple[str, Sequence[str]]]]) -> list[Resynced | BaseException]:
+async def resync(
+    client: RedisClient, calls: Sequence[Sequence[tuple[str, Sequence[str]]]]
+) -> list[Resynced | BaseException]:
     """Look at many queues in one round trip to one server.
 
     Args:
         client: Runs the calls.
-        calls: For each call, the kinds and the keys of some queues. In a cluster, a call has one queue.
+        calls: For each call, the kinds and the keys of some queues. In a cluster, a call has one
+            queue.
 
     Returns:
         The reply to each call, or the error with which it failed.
     """
-    requests = [([key for _, keys in queues for key in keys], [kind for kind, _ in queues]) for queues in calls]
+    requests = [
+        ([key for _, keys in queues for key in keys], [kind for kind, _ in queues])
+        for queues in calls
+    ]
     return [
-        reply if isinstance(reply, BaseException) else Resynced(reply[0], [*map(NextDue, reply[1::2], reply[2::2])])
+        reply
+        if isinstance(reply, BaseException)
+        else Resynced(reply[0], [*map(NextDue, reply[1::2], reply[2::2])])
         for reply in await client.run_all(RESYNC, requests)
     ]

@@ -39,13 +39,14 @@ class _Sent:
 class Subscriber:
     """Keeps one connection subscribed to all channels that are wanted.
 
-    Notifications are only hints: anything published while the link is down is lost, and a half-open link looks like silence.
-    Every confirmation of a subscription is therefore reported, so that the queues themselves can be checked, and the link is
-    pinged and replaced when it does not answer. In a cluster any server will do, because the servers pass notifications on to
-    one another.
+    Notifications are only hints: anything published while the link is down is lost, and a half-open
+    link looks like silence. Every confirmation of a subscription is therefore reported, so that the
+    queues themselves can be checked, and the link is pinged and replaced when it does not answer.
+    In a cluster any server will do, because the servers pass notifications on to one another.
 
-    If the user may not subscribe to one channel of a command, the server refuses all of them. Each half is then requested
-    separately, until the forbidden channels are found. Those are left out, and tried again every minute.
+    If the user may not subscribe to one channel of a command, the server refuses all of them. Each
+    half is then requested separately, until the forbidden channels are found. Those are left out,
+    and tried again every minute.
     """
 
     def __init__(
@@ -167,8 +168,9 @@ class Subscriber:
         self._warned_of.update(new)
         more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
         _log.warning(
-            "no permission to subscribe to the channels %s%s: messages that other clients offer to these "
-            "queues may be noticed %g s late. Grant it with: ACL SETUSER <user> +subscribe %s",
+            "no permission to subscribe to the channels %s%s: messages that other clients offer to"
+            " these queues may be noticed %g s late. Grant it with: ACL SETUSER <user>"
+            " +subscribe %s",
             ", ".join(new[:_NAMED]),
             more,
             self._ping_interval,
@@ -177,13 +179,15 @@ class Subscriber:
 
     async def _write(self, link: DedicatedConnection) -> None:
         now = asyncio.get_running_loop().time
-        # The safety re-check has the same interval and starts at the same time. A ping halfway between two of them halves the
-        # time until we find out that all connections are dead.
+        # The safety re-check has the same interval and starts at the same time. A ping halfway
+        # between two of them halves the time until we find out that all connections are dead.
         ping_at = now() + self._ping_interval / 2
         try:
             while True:
                 try:
-                    async with asyncio.timeout_at(min(ping_at, self._ask_refused_at) if self._refused else ping_at):
+                    async with asyncio.timeout_at(
+                        min(ping_at, self._ask_refused_at) if self._refused else ping_at
+                    ):
                         await self._changed.wait()
                 except TimeoutError:
                     if now() >= ping_at:

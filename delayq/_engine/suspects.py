@@ -1,4 +1,7 @@
-"""Lets a client handle one suspect at a time. A suspect is a message that may have killed its last worker."""
+"""Lets a client handle one suspect at a time.
+
+A suspect is a message that may have killed its last worker.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ T = TypeVar("T")
 class Suspects(Generic[T]):
     """The one suspect that a client may have at work, across all its queues.
 
-    When a worker's process dies, all its messages lose their leases, and any of them may be the cause. If they came back
-    together, the cause would take the others down again. A suspect that has been at work for a whole lease counts as cleared.
+    When a worker's process dies, all its messages lose their leases, and any of them may be the
+    cause. If they came back together, the cause would take the others down again. A suspect that
+    has been at work for a whole lease counts as cleared.
     """
 
     def __init__(self) -> None:
@@ -38,7 +42,10 @@ class Suspects(Generic[T]):
         return self._held is None and not self._asking
 
     def ask(self) -> bool:
-        """Begin a call that may bring a suspect, to be ended with :meth:`answered`. Returns False if another one is in flight."""
+        """Begin a call that may bring a suspect, to be ended with :meth:`answered`.
+
+        Returns False if another one is in flight.
+        """
         if self._asking:
             return False
         self._asking = True
@@ -61,7 +68,10 @@ class Suspects(Generic[T]):
         self._timeout = timer.new_timeout(lambda _: self.over(suspect), proven_in)
 
     def over(self, claim: T) -> None:
-        """Let the next suspect be handed out, since this one is settled, lost or cleared. Does nothing if it is not at work."""
+        """Let the next suspect be handed out, since this one is settled, lost or cleared.
+
+        Does nothing if it is not at work.
+        """
         if self._held is not claim:
             return
         self._held = None

@@ -34,7 +34,8 @@ Taken = tuple[int, Item]
 
 # Iterations of the event loop until the task that makes the call has started and has sent it.
 _TURNS_TO_LEAVE = 2
-# Maximum number of items that one call gives back, and of bytes, unless it is a single item: a script blocks the whole server.
+# Maximum number of items that one call gives back, and of bytes, unless it is a single item: a
+# script blocks the whole server.
 _CHUNK = 100
 _CHUNK_BYTES = 256 * 1024
 # Maximum number of give-back calls sent at a time, one behind the other.
@@ -44,7 +45,9 @@ ANSWER_WITHIN = 5.0
 
 
 def shares(count: int, wants: Sequence[int]) -> list[int]:
-    """Return how many of ``count`` items each waiting caller gets: equal shares, with any remainder going to the first ones."""
+    """Return how many of ``count`` items each waiting caller gets: equal shares, with any remainder
+    going to the first ones.
+    """
     result = []
     for place, want in enumerate(wants):
         others = len(wants) - place
@@ -61,7 +64,9 @@ class Batch(deque[Taken[Item]], Paced):
 class _Waiter(Generic[Item]):
     __slots__ = ("future", "joined", "limit", "once", "want")
 
-    def __init__(self, future: asyncio.Future[list[Taken[Item]]], want: int, *, once: bool, joined: int) -> None:
+    def __init__(
+        self, future: asyncio.Future[list[Taken[Item]]], want: int, *, once: bool, joined: int
+    ) -> None:
         self.future: asyncio.Future[list[Taken[Item]]] = future
         self.want: int = want
         self.once: bool = once
@@ -90,10 +95,13 @@ class Reader(Generic[Item]):
 
 
 class Loop(Generic[Value]):
-    """The iterator of a loop. When the loop is left, items fetched ahead go back before the next statement runs.
+    """The iterator of a loop.
 
-    An asynchronous generator that is dropped is closed only some iterations of the event loop later. Until then, a call that
-    follows the loop would take messages from behind those that were fetched ahead.
+    When the loop is left, items fetched ahead go back before the next statement runs.
+
+    An asynchronous generator that is dropped is closed only some iterations of the event loop
+    later. Until then, a call that follows the loop would take messages from behind those that were
+    fetched ahead.
     """
 
     def __init__(self, values: AsyncGenerator[Value, None], left: Callable[[], None]) -> None:
@@ -131,8 +139,9 @@ class _Chunk(Generic[Item]):
 class Waiters(Generic[Item]):
     """The callers of one queue, in order of arrival, and the items they take: payloads or leases.
 
-    Callers never touch the connection themselves: one of the client's tasks takes on their behalf. A cancelled caller thus
-    leaves no half-read answer behind, and items that arrive for a caller that has gone are handed to the next one, or go back.
+    Callers never touch the connection themselves: one of the client's tasks takes on their behalf.
+    A cancelled caller thus leaves no half-read answer behind, and items that arrive for a caller
+    that has gone are handed to the next one, or go back.
     """
 
     def __init__(
@@ -148,13 +157,13 @@ class Waiters(Generic[Item]):
         given_back: Callable[[Sequence[Item]], object] = lambda _: None,
     ) -> None:
         """Args:
-        queue: The queue's name, for the log.
-        push: Requests an attempt to take, which begins with :meth:`begin` and ends with :meth:`end` or :meth:`fail`.
-        wanted: Requests the same for a caller that can wait. It may do nothing while it is known that no message is there yet.
-        idle: Called when the last caller that waited for messages has left.
-        hand_back: Builds the call that returns items to the server, in this order, ahead of everything that is there.
-        size: Returns how many bytes an item takes in that call.
-        given_back: Called once with items that went back and will not be handed to a caller here any more.
+        queue: The queue's name, for the log. push: Requests an attempt to take, which begins with
+        :meth:`begin` and ends with :meth:`end` or :meth:`fail`. wanted: Requests the same for a
+        caller that can wait. It may do nothing while it is known that no message is there yet.
+        idle: Called when the last caller that waited for messages has left. hand_back: Builds the
+        call that returns items to the server, in this order, ahead of everything that is there.
+        size: Returns how many bytes an item takes in that call. given_back: Called once with items
+        that went back and will not be handed to a caller here any more.
         """
         self._loop = asyncio.get_running_loop()
         self._queue = queue
@@ -170,10 +179,12 @@ class Waiters(Generic[Item]):
         self._patient = 0
         # In order of arrival.
         self._waiters: dict[_Waiter[Item], None] = {}
-        # The waiters that their callers await, including those that have been handed items but whose task has yet to run.
+        # The waiters that their callers await, including those that have been handed items but
+        # whose task has yet to run.
         self._awaited: set[_Waiter[Item]] = set()
         self._readers: dict[Reader[Item], None] = {}
-        # Items going back: those not in a call yet, and those in calls, in the order in which they go back.
+        # Items going back: those not in a call yet, and those in calls, in the order in which they
+        # go back.
         self._returned: list[Taken[Item]] = []
         self._chunks: list[_Chunk[Item]] = []
         self._returning: asyncio.Task[Any] | None = None
@@ -192,14 +203,19 @@ class Waiters(Generic[Item]):
     @property
     def is_idle(self) -> bool:
         """Whether no caller is taking and nothing is on its way back."""
-        return not (self._waiters or self._readers or self._returned or self._chunks or self._attempt)
+        return not (
+            self._waiters or self._readers or self._returned or self._chunks or self._attempt
+        )
 
     async def get(self, want: int, timeout: float | None) -> list[Taken[Item]]:
-        """Take one to ``want`` items, waiting at most ``timeout`` seconds (None: indefinitely). Returns [] if none came.
+        """Take one to ``want`` items, waiting at most ``timeout`` seconds (None: indefinitely).
+
+        Returns [] if none came.
 
         Raises:
             Closed: The queue is closed, or closes in the meantime.
-            ServerUnavailable, OutcomeUnknown: Only with a timeout of 0: the server could not be queried.
+            ServerUnavailable, OutcomeUnknown: Only with a timeout of 0: the server could not be
+                queried.
             ServerRefused: The server does not let us take.
         """
         if self._last is not None:
@@ -222,7 +238,9 @@ class Waiters(Generic[Item]):
         """Add a caller to the line, as :meth:`get` does. Remove it with :meth:`_leave`."""
         once = timeout is not None and timeout <= 0
         # Not _Waiter[Item](...): calling an alias costs more than everything else here.
-        waiter: _Waiter[Item] = _Waiter(asyncio.get_running_loop().create_future(), want, once=once, joined=self._attempts)
+        waiter: _Waiter[Item] = _Waiter(
+            asyncio.get_running_loop().create_future(), want, once=once, joined=self._attempts
+        )
         self._waiters[waiter] = None
         self._patient += not once
         if once:
@@ -230,7 +248,9 @@ class Waiters(Generic[Item]):
         else:
             self._wanted()
         if timeout is not None:
-            waiter.limit = self._timer.new_timeout(lambda _: self._expired(waiter), ANSWER_WITHIN if once else timeout)
+            waiter.limit = self._timer.new_timeout(
+                lambda _: self._expired(waiter), ANSWER_WITHIN if once else timeout
+            )
         return waiter
 
     @property
@@ -252,10 +272,14 @@ class Waiters(Generic[Item]):
             self._attempt = None
 
     def end(self, items: Iterable[Item], *, more: bool = False) -> None:
-        """Report the items that the attempt brought. If ``more`` are to come at once, callers need not share."""
+        """Report the items that the attempt brought.
+
+        If ``more`` are to come at once, callers need not share.
+        """
         self.receive(items, more=more)
         for waiter in list(self._waiters):
-            # While there is more, no caller is told that there is nothing: the next attempt follows at once.
+            # While there is more, no caller is told that there is nothing: the next attempt follows
+            # at once.
             if not more and waiter.once and waiter.joined < self._attempts:
                 self._resolve(waiter, [])
 
@@ -268,7 +292,10 @@ class Waiters(Generic[Item]):
         self.give_back(taken, more=more)
 
     def fail(self, error: DelayqError) -> None:
-        """Report that the attempt has failed. Callers that can wait stay for the next one, unless that is bound to fail too."""
+        """Report that the attempt has failed.
+
+        Callers that can wait stay for the next one, unless that is bound to fail too.
+        """
         for waiter in list(self._waiters):
             if waiter.once or isinstance(error, ServerRefused):
                 self._leave(waiter)
@@ -287,12 +314,18 @@ class Waiters(Generic[Item]):
         elif self._returning is None:
             self._returning = self._background.spawn(self._return(), "give back")
 
-    async def batches(self, reader: Reader[Item] | None = None) -> AsyncGenerator[deque[Taken[Item]], None]:
-        """Yield batches without end: one to 100 items, as many as the reader handles in a moment. Ends when the queue closes.
+    async def batches(
+        self, reader: Reader[Item] | None = None
+    ) -> AsyncGenerator[deque[Taken[Item]], None]:
+        """Yield batches without end: one to 100 items, as many as the reader handles in a moment.
 
-        If batches are large and come back full, the next one is fetched while the current one is handled.
+        Ends when the queue closes.
 
-        The reader empties each batch. Items that it leaves there when it goes, or when the queue closes, go back.
+        If batches are large and come back full, the next one is fetched while the current one is
+        handled.
+
+        The reader empties each batch. Items that it leaves there when it goes, or when the queue
+        closes, go back.
         """
         loop = asyncio.get_running_loop()
         reader = Reader() if reader is None else reader
@@ -303,7 +336,8 @@ class Waiters(Generic[Item]):
             while await self._fill(reader, batch):
                 count, started = len(ahead), loop.time()
                 if fetches_more(batch, count):
-                    # Fetch while these are handled, so that neither we nor the server wait for the other.
+                    # Fetch while these are handled, so that neither we nor the server wait for the
+                    # other.
                     reader.fetching = self._join(batch, 0)
                     # A reader that never awaits would keep the call from being sent.
                     for _ in range(_TURNS_TO_LEAVE):
@@ -366,7 +400,9 @@ class Waiters(Generic[Item]):
         return self._last is None
 
     def close(self, last: LastCalls) -> None:
-        """End every waiting call. Before this returns, write back the items that reached no caller."""
+        """End every waiting call. Before this returns, write back the items that reached no
+        caller.
+        """
         self._last = last
         for waiter in list(self._waiters):
             self._leave(waiter)
@@ -395,8 +431,15 @@ class Waiters(Generic[Item]):
 
     def _report_what_is_left(self) -> None:
         """Log how many messages are not known to be back."""
-        for unsure, words in ((False, "could not be handed back"), (True, "may not have been handed back")):
-            chunks = [chunk for chunk in self._chunks if not chunk.call.is_done and chunk.call.is_unsure is unsure]
+        for unsure, words in (
+            (False, "could not be handed back"),
+            (True, "may not have been handed back"),
+        ):
+            chunks = [
+                chunk
+                for chunk in self._chunks
+                if not chunk.call.is_done and chunk.call.is_unsure is unsure
+            ]
             if chunks:
                 _log.error(
                     "%d messages were taken from queue %r and %s: %s",
@@ -421,14 +464,17 @@ class Waiters(Generic[Item]):
 
     def _hand_out(self, taken: list[Taken[Item]], *, more: bool = False) -> list[Taken[Item]]:
         waiting = [waiter for waiter in self._waiters if not waiter.future.done()]
-        # The callers for whom the attempt was made come first. Items that one of them gives back then go to the others, in
-        # order.
+        # The callers for whom the attempt was made come first. Items that one of them gives back
+        # then go to the others, in order.
         asked = [waiter for waiter in waiting if waiter.joined < self._attempts]
         for waiters in (asked, [waiter for waiter in waiting if waiter.joined >= self._attempts]):
             wants = [waiter.want for waiter in waiters]
             at = 0
-            # If more is on its way, the first callers get all they want, and handle it while the rest arrives for the others.
-            for waiter, share in zip(waiters, wants if more else shares(len(taken), wants), strict=True):
+            # If more is on its way, the first callers get all they want, and handle it while the
+            # rest arrives for the others.
+            for waiter, share in zip(
+                waiters, wants if more else shares(len(taken), wants), strict=True
+            ):
                 if share and at < len(taken):
                     self._resolve(waiter, taken[at : at + share])
                     at += share
@@ -453,12 +499,16 @@ class Waiters(Generic[Item]):
         if waiter.future.done():
             return
         if waiter.once:
-            waiter.future.set_exception(ServerUnavailable(f"the server did not answer within {ANSWER_WITHIN:g} s"))
+            waiter.future.set_exception(
+                ServerUnavailable(f"the server did not answer within {ANSWER_WITHIN:g} s")
+            )
         else:
             waiter.future.set_result([])
 
     def _cut(self) -> list[_Chunk[Item]]:
-        """Pack the items that go back into calls short enough for one script, beginning with the last items of the order."""
+        """Pack the items that go back into calls short enough for one script, beginning with the
+        last items of the order.
+        """
         items, self._returned = sorted(self._returned), []
         chunks = []
         while items:
@@ -468,7 +518,9 @@ class Waiters(Generic[Item]):
                 if size > _CHUNK_BYTES and first < len(items):
                     break
                 first -= 1
-            chunks.append(_Chunk(self._hand_back([item for _, item in items[first:]]), items[first:]))
+            chunks.append(
+                _Chunk(self._hand_back([item for _, item in items[first:]]), items[first:])
+            )
             del items[first:]
         return chunks
 
@@ -490,17 +542,25 @@ class Waiters(Generic[Item]):
                         self._given_back([item for _, item in chunk.items])
                     else:
                         left.append(chunk)
-                # Calls that may have been carried out are repeated unchanged. Other items may go to callers that have arrived
-                # since.
+                # Calls that may have been carried out are repeated unchanged. Other items may go to
+                # callers that have arrived since.
                 self._chunks[: len(chunks)] = [chunk for chunk in left if chunk.call.is_unsure]
-                self._returned += [item for chunk in left if not chunk.call.is_unsure for item in chunk.items]
+                self._returned += [
+                    item for chunk in left if not chunk.call.is_unsure for item in chunk.items
+                ]
                 if not left:
                     failures = 0
                     continue
                 failures += 1
                 if failures == 1:
                     count, error = sum(len(chunk.items) for chunk in left), left[0].call.outcome
-                    _log.warning("handing %d messages back to queue %r: %s", count, self._queue, error, extra=about(self._queue))
+                    _log.warning(
+                        "handing %d messages back to queue %r: %s",
+                        count,
+                        self._queue,
+                        error,
+                        extra=about(self._queue),
+                    )
                 self._returned = self._hand_out(sorted(self._returned))
                 await asyncio.sleep(retry_delay(failures))
         finally:

@@ -28,17 +28,20 @@ _log = logging.getLogger("delayq")
 
 
 def warn_of_refusal(queue: str) -> None:
-    """Log a warning that a script could not publish on this queue's channel, and its consequence."""
+    """Log a warning that a script could not publish on this queue's channel, and its
+    consequence.
+    """
     _log.warning(
-        "queue %r: no permission to PUBLISH on its channel, so other clients may notice messages up to their resync_interval "
-        "late: grant this user the rights that `delayq acl` prints",
+        "queue %r: no permission to PUBLISH on its channel, so other clients may notice messages up"
+        " to their resync_interval late: grant this user the rights that `delayq acl` prints",
         queue,
         extra=about(queue),
     )
 
 
 class WakeupLoop:
-    """Makes one queue's calls, one at a time, and sets the timer for the next, as a :class:`WakeupPlan` decides.
+    """Makes one queue's calls, one at a time, and sets the timer for the next, as a
+    :class:`WakeupPlan` decides.
 
     Attributes:
         plan: Decides when to call.
@@ -46,12 +49,16 @@ class WakeupLoop:
     """
 
     def __init__(
-        self, name: str, once: Callable[[], Awaitable[int]], services: EngineContext, has_demand: Callable[[], bool]
+        self,
+        name: str,
+        once: Callable[[], Awaitable[int]],
+        services: EngineContext,
+        has_demand: Callable[[], bool],
     ) -> None:
         """Args:
-        name: The queue's name, for the log.
-        once: Makes one call. Returns when the next message is due, as :meth:`on_next_due` takes it, or :data:`NOT_ASKED`.
-        has_demand: Returns whether any caller here wants messages as they come due.
+        name: The queue's name, for the log. once: Makes one call. Returns when the next message is
+        due, as :meth:`on_next_due` takes it, or :data:`NOT_ASKED`. has_demand: Returns whether any
+        caller here wants messages as they come due.
         """
         self._name = name
         self._once = once
@@ -97,7 +104,9 @@ class WakeupLoop:
         self._act(self.plan.on_notice(notice, self._now()))
 
     def on_next_due(self, due_us: int) -> None:
-        """Arrange the next call, for a message due at ``due_us`` microseconds by the server's clock (0: now, -1: no message)."""
+        """Arrange the next call, for a message due at ``due_us`` microseconds by the server's clock
+        (0: now, -1: no message).
+        """
         self._act(self.plan.on_next_due(due_us, self._now()))
 
     def forget(self) -> None:
@@ -105,17 +114,22 @@ class WakeupLoop:
         self.plan.forget()
 
     def signature(self) -> str:
-        """Return what the next call tells its script about us, to be published if it finds messages; empty for no notice."""
+        """Return what the next call tells its script about us, to be published if it finds
+        messages; empty for no notice.
+        """
         return self.plan.signature(self._now())
 
     def handed_out(self, through_us: int) -> None:
-        """Record that no message due before ``through_us`` is left, so any later announcement of one is out of date."""
+        """Record that no message due before ``through_us`` is left, so any later announcement of
+        one is out of date.
+        """
         self._act(self.plan.handed_out(through_us))
 
     def transferred(self, listeners: int) -> None:
         """Record that our call found messages.
 
-        Its notice was heard by ``listeners`` clients; 0 if it gave none, -1 if the user may not publish it.
+        Its notice was heard by ``listeners`` clients; 0 if it gave none, -1 if the user may not
+        publish it.
         """
         self.plan.transferred(listeners, self._now())
         if listeners < 0 and not self._warned_of_refusal:
@@ -150,7 +164,9 @@ class WakeupLoop:
 
     def _set_timer(self, wakeup: Armed) -> None:
         # The new timer comes first, so that there is one at any moment.
-        timeout = self._timer.new_timeout(lambda _: self._act(self.plan.on_timer(wakeup)), wakeup.wake_at - self._now())
+        timeout = self._timer.new_timeout(
+            lambda _: self._act(self.plan.on_timer(wakeup)), wakeup.wake_at - self._now()
+        )
         self._cancel_timer()
         self._timeout = timeout
 

@@ -1,7 +1,8 @@
 """Plans when to call the server for one queue: now, at a given moment, or not until asked. Pure.
 
-:class:`WakeupPlan` takes events and returns actions. It reads no clock: every event that depends on the time carries ``now``, in
-local seconds. :class:`delayq._engine.wakeup.WakeupLoop` carries out the actions, with a task and a timer.
+:class:`WakeupPlan` takes events and returns actions. It reads no clock: every event that
+depends on the time carries ``now``, in local seconds. :class:`delayq._engine.wakeup.WakeupLoop`
+carries out the actions, with a task and a timer.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
     from delayq._engine.server_clock import ServerClock
     from delayq._engine.stagger import Stagger, TransferNotice
 
-# A reply may overtake a notification of messages that it has handed out already, by this much, in microseconds.
+# A reply may overtake a notification of messages that it has handed out already, by this much, in
+# microseconds.
 _LATE_US = 250_000
-# Our estimate of the server's clock lags by a reply's travel time. A notice cannot be further ahead of it, in seconds.
+# Our estimate of the server's clock lags by a reply's travel time. A notice cannot be further ahead
+# of it, in seconds.
 _AHEAD = 5.0
 
 # The reply of a call that was not made, because no caller wants messages.
@@ -30,7 +33,10 @@ NOT_ASKED = -2
 
 
 def due_us(now_us: int, wait_us: int) -> int:
-    """Return the moment ``wait_us`` after ``now_us``. The special values 0 (now) and -1 (never) are returned unchanged."""
+    """Return the moment ``wait_us`` after ``now_us``.
+
+    The special values 0 (now) and -1 (never) are returned unchanged.
+    """
     return now_us + wait_us if wait_us > 0 else wait_us
 
 
@@ -41,7 +47,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Set a timer for ``wakeup.wake_at``, in place of any timer that is set. Report it with :meth:`WakeupPlan.on_timer`."""
+    """Set a timer for ``wakeup.wake_at``, in place of any timer that is set.
+
+    Report it with :meth:`WakeupPlan.on_timer`.
+    """
 
     wakeup: Armed
 
@@ -61,14 +70,16 @@ _CANCEL: Actions = (Cancel(),)
 class WakeupPlan:
     """Decides when one queue's calls are made.
 
-    A call is requested by the queue's own timer, by a notification, by every (re)subscription, by the safety re-check, and by
-    callers that want messages. Its reply says when the next message is due, which arms the timer again. Until then, new callers
-    need not ask the server. Clients that wait for the same moment share the work: see :mod:`delayq._engine.stagger`.
+    A call is requested by the queue's own timer, by a notification, by every (re)subscription, by
+    the safety re-check, and by callers that want messages. Its reply says when the next message is
+    due, which arms the timer again. Until then, new callers need not ask the server. Clients that
+    wait for the same moment share the work: see :mod:`delayq._engine.stagger`.
 
     Attributes:
         client: Identifies this client in notices.
         stagger: This client's stagger.
-        up_to_date: Whether everything due has been handed out, and we will be woken for the next message.
+        up_to_date: Whether everything due has been handed out, and we will be woken for the next
+            message.
         failures: Number of calls that have failed since the last one that succeeded.
     """
 
@@ -95,9 +106,11 @@ class WakeupPlan:
         self._has_demand = has_demand
         self._retry_delay = retry_delay
         self._last_timeout = LastTimeout()
-        # The call requested: for messages due by this moment, in us; inf for whatever is due; None if none is requested.
+        # The call requested: for messages due by this moment, in us; inf for whatever is due; None
+        # if none is requested.
         self._requested: float | None = None
-        # Whether the call in flight was made for messages due by some moment, and has found none so far.
+        # Whether the call in flight was made for messages due by some moment, and has found none so
+        # far.
         self._too_late = False
         self._handed_out_us = 0
         self._closed = False
@@ -138,14 +151,17 @@ class WakeupPlan:
         held, after = self._last_timeout.held, 0.0
         actions = self.handed_out(notice.through_us)
         if held is not None and held.due_us <= notice.through_us:
-            # Anything else it covers is known to the notice, or to an announcement that follows the notice.
+            # Anything else it covers is known to the notice, or to an announcement that follows the
+            # notice.
             after = max(0.0, -self._clock.seconds_from(now, held.due_us))
             actions += self._disarm()
         self.stagger.on_notice(notice, after, demand=self._has_demand())
         return actions + self.on_next_due(notice.next_us, now)
 
     def on_next_due(self, due_us: int, now: float) -> Actions:
-        """Arrange the next call, for a message due at ``due_us`` microseconds by the server's clock (0: now, -1: no message)."""
+        """Arrange the next call, for a message due at ``due_us`` microseconds by the server's clock
+        (0: now, -1: no message).
+        """
         if due_us > 0:
             return self._wake_in(self._wait(due_us, now), now, due_us)
         return self.wake() if due_us == 0 else ()
@@ -163,7 +179,10 @@ class WakeupPlan:
     # The call in flight
 
     def begin_call(self) -> bool:
-        """Begin a call, if one is requested and still needed. :meth:`on_reply` or :meth:`on_failure` must follow."""
+        """Begin a call, if one is requested and still needed.
+
+        :meth:`on_reply` or :meth:`on_failure` must follow.
+        """
         requested, self._requested = self._requested, None
         if requested is None or requested < self._handed_out_us:
             return False
@@ -171,13 +190,17 @@ class WakeupPlan:
         return True
 
     def signature(self, now: float) -> str:
-        """Return what the call tells its script about us, to be published if it finds messages; empty for no notice."""
+        """Return what the call tells its script about us, to be published if it finds messages;
+        empty for no notice.
+        """
         if not self.stagger.publishes_notice(now):
             return ""
         return signature(self.client, demand=self._has_demand(), listeners=self.stagger.listeners)
 
     def handed_out(self, through_us: int) -> Actions:
-        """Record that no message due before ``through_us`` is left, so any later announcement of one is out of date."""
+        """Record that no message due before ``through_us`` is left, so any later announcement of
+        one is out of date.
+        """
         # This replaces any earlier value: the server's clock may have been set back.
         self._handed_out_us = through_us
         held = self._last_timeout.held
@@ -187,7 +210,8 @@ class WakeupPlan:
     def transferred(self, listeners: int, now: float) -> None:
         """Record that the call found messages.
 
-        Its notice was heard by ``listeners`` clients; 0 if it gave none, -1 if the user may not publish it.
+        Its notice was heard by ``listeners`` clients; 0 if it gave none, -1 if the user may not
+        publish it.
         """
         self._too_late = False
         self.stagger.transferred()
@@ -195,7 +219,11 @@ class WakeupPlan:
             self.stagger.published(listeners, now)
 
     def on_reply(self, due_us: int, now: float) -> Actions:
-        """End the call. The next message is due at ``due_us``, as :meth:`on_next_due` takes it, or :data:`NOT_ASKED`."""
+        """End the call.
+
+        The next message is due at ``due_us``, as :meth:`on_next_due` takes it, or
+        :data:`NOT_ASKED`.
+        """
         self.failures = 0
         self.up_to_date = due_us > 0 or due_us == -1
         actions = self.on_next_due(due_us, now)
@@ -215,7 +243,9 @@ class WakeupPlan:
             self.stagger.found_nothing()
 
     def _wait(self, due_us: int, now: float) -> float:
-        return max(0.0, self._clock.seconds_from(now, due_us)) + self.stagger.delay(demand=self._has_demand())
+        return max(0.0, self._clock.seconds_from(now, due_us)) + self.stagger.delay(
+            demand=self._has_demand()
+        )
 
     def _wake_in(self, seconds: float, now: float, due_us: float = math.inf) -> Actions:
         # Has no effect if an earlier wake-up is armed already.

@@ -1,4 +1,6 @@
-"""Calls to the server: deadlines, which calls may be repeated, where to ask instead, and what an error means."""
+"""Calls to the server: deadlines, which calls may be repeated, where to ask instead, and what an
+error means.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from delayq._redis.first_of import first_of
 from delayq._redis.not_now import is_not_now
 from delayq._redis.retry import retry_delay
 from delayq._redis.rights import Rights, is_refusal
-from delayq.errors import ConfigurationError, DelayqError, OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
+from delayq.errors import (
+    ConfigurationError,
+    DelayqError,
+    OutcomeUnknown,
+    ServerError,
+    ServerRefused,
+    ServerUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,7 +35,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Replies of a cluster's servers that name another server, for good or for this one call. Nothing was carried out.
+# Replies of a cluster's servers that name another server, for good or for this one call. Nothing
+# was carried out.
 _ELSEWHERE = re.compile(r"(MOVED|ASK) (\d+) (\S+)")
 _SENT_ON = 5
 _UNKNOWN_SCRIPT = "NOSCRIPT"
@@ -39,7 +49,10 @@ _SCANNED = 1000
 
 
 class Confirmation(NamedTuple):
-    """Commands that confirm the arrival of an answer. ``on_reply`` gets the answer to the last of them, and errors."""
+    """Commands that confirm the arrival of an answer.
+
+    ``on_reply`` gets the answer to the last of them, and errors.
+    """
 
     commands: Sequence[tuple[str, ...]]
     on_reply: Callable[[Any], object]
@@ -89,14 +102,22 @@ class RedisClient:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a child process that was forked after the object was made: the sockets are the parent's."""
+        """Whether this is a child process that was forked after the object was made: the sockets
+        are the parent's.
+        """
         return os.getpid() != self._process
 
     def wrong_loop(self) -> ConfigurationError:
-        """Return the error to raise if it is used in an event loop other than the one in which it was made."""
+        """Return the error to raise if it is used in an event loop other than the one in which it
+        was made.
+        """
         if self.is_inherited:
-            return ConfigurationError("the client was opened in another process: open a client in the child, after fork()")
-        return ConfigurationError("the client was opened in another event loop: open a separate client in each event loop")
+            return ConfigurationError(
+                "the client was opened in another process: open a client in the child, after fork()"
+            )
+        return ConfigurationError(
+            "the client was opened in another event loop: open a separate client in each event loop"
+        )
 
     async def run(
         self,
@@ -106,9 +127,11 @@ class RedisClient:
         until: float | None = None,
         then: tuple[str | int, ...] | None = None,
     ) -> Any:
-        """Run a script, and retry it where safe, for :data:`RETRY_FOR` seconds or ``until`` a time on the event loop's clock.
+        """Run a script, and retry it where safe, for :data:`RETRY_FOR` seconds or ``until`` a time
+        on the event loop's clock.
 
-        With ``then``, a command that follows it on the same connection, returns both answers. The second one may be an error.
+        With ``then``, a command that follows it on the same connection, returns both answers. The
+        second one may be an error.
 
         Raises:
             ServerUnavailable: It was not carried out.
@@ -116,26 +139,43 @@ class RedisClient:
             ServerRefused: The server answered with an error.
         """
         return await self._repeat(
-            keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, script.repeatable, then, until
+            keys[0],
+            ("EVALSHA", script.sha, len(keys), *keys, *args),
+            script,
+            script.repeatable,
+            then,
+            until,
         )
 
-    async def run_all(self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]) -> list[Any]:
-        """Run a repeatable script several times in one round trip, on the server that has the first call's keys.
+    async def run_all(
+        self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]
+    ) -> list[Any]:
+        """Run a repeatable script several times in one round trip, on the server that has the first
+        call's keys.
 
         Returns:
             Each call's answer, or the error that :meth:`run` would raise for it.
         """
         answers: list[Any] = [None] * len(calls)
         left = [*range(len(calls))]
-        # The second round is for a connection that was dead, and for a server that was restarted and does not know the script.
+        # The second round is for a connection that was dead, and for a server that was restarted
+        # and does not know the script.
         for spelled_out in (False, True):
             if len(left) > 1:
-                for place, answer in zip(left, await self._run_together(script, calls, left, spelled_out), strict=True):
+                for place, answer in zip(
+                    left, await self._run_together(script, calls, left, spelled_out), strict=True
+                ):
                     answers[place] = answer
                 left = [place for place in left if _may_be_repeated(answers[place])]
         # The few calls whose keys are elsewhere.
-        alone = [place for place in range(len(calls)) if isinstance(answers[place], Redirected)] if len(calls) > 1 else left
-        again = await asyncio.gather(*(self.run(script, *calls[place]) for place in alone), return_exceptions=True)
+        alone = (
+            [place for place in range(len(calls)) if isinstance(answers[place], Redirected)]
+            if len(calls) > 1
+            else left
+        )
+        again = await asyncio.gather(
+            *(self.run(script, *calls[place]) for place in alone), return_exceptions=True
+        )
         for place, answer in zip(alone, again, strict=True):
             answers[place] = answer
         return answers
@@ -156,8 +196,11 @@ class RedisClient:
         arrived = False
         self.round_trips += 1
         try:
-            # EVAL needs no further right, and makes the script known to the server for the calls that follow.
-            command: tuple[str, str] = ("EVAL", script.text) if spelled_out else ("EVALSHA", script.sha)
+            # EVAL needs no further right, and makes the script known to the server for the calls
+            # that follow.
+            command: tuple[str, str] = (
+                ("EVAL", script.text) if spelled_out else ("EVALSHA", script.sha)
+            )
             asked = []
             for keys, args in (calls[place] for place in places):
                 asked.append(wire.ask(*command, len(keys), *keys, *args))
@@ -174,7 +217,9 @@ class RedisClient:
         return [self.interpret(answer, connections) for answer in answers]
 
     def interpret(self, answer: Any, pool: ConnectionPool) -> Any:
-        """Return an answer that came over ``pool``, or the error that it means, without raising it."""
+        """Return an answer that came over ``pool``, or the error that it means, without raising
+        it.
+        """
         if isinstance(answer, OSError):
             self.errors += 1
             return _broken(answer)
@@ -183,9 +228,15 @@ class RedisClient:
         text = str(answer)
         if (found := _ELSEWHERE.match(text)) is not None:
             return self._redirected(text, pool, *found.groups())
-        return ServerUnavailable(text) if text.startswith(_UNKNOWN_SCRIPT) else self._refused(text, pool)
+        return (
+            ServerUnavailable(text)
+            if text.startswith(_UNKNOWN_SCRIPT)
+            else self._refused(text, pool)
+        )
 
-    def _redirected(self, text: str, pool: ConnectionPool, kind: str, slot: str, place: str) -> ServerError:
+    def _redirected(
+        self, text: str, pool: ConnectionPool, kind: str, slot: str, place: str
+    ) -> ServerError:
         try:
             if kind == "ASK":
                 return Redirected(text, self.topology.at(place, pool), asking=True)
@@ -203,10 +254,12 @@ class RedisClient:
     ) -> Connection | None:
         """Send a script's call before this returns, if a connection is free, and do not retry it.
 
-        ``on_reply`` is called with the answer, or with the error that :meth:`run` would raise. It is :class:`ServerUnavailable`
-        also if the server does not know the script. :meth:`run` then sends it the script.
+        ``on_reply`` is called with the answer, or with the error that :meth:`run` would raise. It
+        is :class:`ServerUnavailable` also if the server does not know the script. :meth:`run` then
+        sends it the script.
 
-        ``beside`` is the connection that this returned for a call still in flight. The new call is carried out after that one.
+        ``beside`` is the connection that this returned for a call still in flight. The new call is
+        carried out after that one.
 
         Returns:
             The connection on which it was sent, or None if none was free and nothing was sent.
@@ -233,7 +286,13 @@ class RedisClient:
         wire.call(("EVALSHA", form.sha, len(keys), *keys, *args), answered)
         return wire
 
-    def follow(self, wire: Connection, key: str, command: tuple[str | int, ...], on_reply: Callable[[Any], object]) -> None:
+    def follow(
+        self,
+        wire: Connection,
+        key: str,
+        command: tuple[str | int, ...],
+        on_reply: Callable[[Any], object],
+    ) -> None:
         """Send a command behind the call that :meth:`run_soon` has just sent.
 
         ``on_reply`` is called with its answer, or an error.
@@ -249,7 +308,8 @@ class RedisClient:
         wire.call(command, answered, BLOCKS_FOR)
 
     def path(self, key: str) -> object:
-        """Return a value that changes when a connection to the server that has ``key`` breaks: the next may lead elsewhere.
+        """Return a value that changes when a connection to the server that has ``key`` breaks: the
+        next may lead elsewhere.
 
         Raises:
             ServerUnavailable: No server is known to have it now.
@@ -282,7 +342,9 @@ class RedisClient:
                 return
 
     async def command(self, *command: str | bytes | int, key: str | None = None) -> Any:
-        """Run a command that is safe to repeat, and retry it for :data:`RETRY_FOR` seconds. Raises as :meth:`run` does.
+        """Run a command that is safe to repeat, and retry it for :data:`RETRY_FOR` seconds.
+
+        Raises as :meth:`run` does.
 
         It goes to the server that has ``key``, or else the key that follows the command's name.
         """
@@ -290,7 +352,10 @@ class RedisClient:
         return await self._repeat(key, command, None, repeatable=True)
 
     async def time_us(self, key: str | None = None) -> int:
-        """Return the time of a server, in microseconds: the one that has ``key``, or any. Raises as :meth:`run` does."""
+        """Return the time of a server, in microseconds: the one that has ``key``, or any.
+
+        Raises as :meth:`run` does.
+        """
         whole, rest = await self.command("TIME", key=key)
         return int(whole) * 1_000_000 + int(rest)
 
@@ -299,7 +364,8 @@ class RedisClient:
         await self.command("FLUSHALL")
 
     async def everywhere(self, *command: str | bytes | int) -> list[Any]:
-        """Ask every server that has keys a question that changes nothing, and return the answers of those that are up.
+        """Ask every server that has keys a question that changes nothing, and return the answers of
+        those that are up.
 
         Raises:
             ServerUnavailable, OutcomeUnknown: No server answers.
@@ -358,9 +424,12 @@ class RedisClient:
     ) -> Any:
         """Run a script without retrying it. Raises as :meth:`run` does.
 
-        ``confirm`` is called with the answer, and returns commands to send before this returns. Their answers are not awaited.
+        ``confirm`` is called with the answer, and returns commands to send before this returns.
+        Their answers are not awaited.
         """
-        return await self._attempt(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, confirm)
+        return await self._attempt(
+            keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, confirm
+        )
 
     async def _repeat(
         self,
@@ -406,21 +475,33 @@ class RedisClient:
         try:
             if key is None and self.topology.spread:
                 # Any server will do, so one that hangs or refuses does not hold up the call.
-                ask = partial(self._attempt_at, asking=False, command=command, script=script, confirm=confirm, then=then)
+                ask = partial(
+                    self._attempt_at,
+                    asking=False,
+                    command=command,
+                    script=script,
+                    confirm=confirm,
+                    then=then,
+                )
                 return await first_of(
-                    "no server answered", [(each.label, partial(ask, each)) for each in await self.topology.any()]
+                    "no server answered",
+                    [(each.label, partial(ask, each)) for each in await self.topology.any()],
                 )
             async with asyncio.timeout_at(until):
                 connections, asking = await self.topology.find(key), False
         except TimeoutError as error:
             self.errors += 1
-            raise ServerUnavailable("could not find out in time which server holds the queue") from error
+            raise ServerUnavailable(
+                "could not find out in time which server holds the queue"
+            ) from error
         except DelayqError:
             self.errors += 1
             raise
         for _ in range(_SENT_ON):
             try:
-                return await self._attempt_at(connections, asking, command, script, confirm, then, until)
+                return await self._attempt_at(
+                    connections, asking, command, script, confirm, then, until
+                )
             except Redirected as elsewhere:
                 connections, asking = elsewhere.pool, elsewhere.asking
         raise ServerUnavailable("too many redirections between the servers of the cluster")
@@ -481,7 +562,9 @@ class RedisClient:
         except TimeoutError as error:
             self.errors += 1
             self.topology.suspect(connections)
-            raise ServerUnavailable("could not get a connection in time: the server accepts none, or does not answer") from error
+            raise ServerUnavailable(
+                "could not get a connection in time: the server accepts none, or does not answer"
+            ) from error
         except DelayqError as error:
             self.errors += 1
             if isinstance(error, ServerUnavailable):
@@ -502,14 +585,21 @@ class RedisClient:
         try:
             answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), then)
         except ReplyError as error:
-            # Not carried out. EVAL needs no SCRIPT permission, and another SCRIPT FLUSH cannot come in between.
+            # Not carried out. EVAL needs no SCRIPT permission, and another SCRIPT FLUSH cannot come
+            # in between.
             if not str(error).startswith(_UNKNOWN_SCRIPT):
                 raise
             answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), then)
         self.rights.permitted(wire, script, command[3], form)
         return answer
 
-    async def _ask(self, wire: Connection, asking: bool, command: tuple[Any, ...], then: tuple[str | int, ...] | None) -> Any:
+    async def _ask(
+        self,
+        wire: Connection,
+        asking: bool,
+        command: tuple[Any, ...],
+        then: tuple[str | int, ...] | None,
+    ) -> Any:
         self.round_trips += 1
         if asking:
             wire.tell("ASKING")
@@ -524,18 +614,27 @@ class RedisClient:
     def _refused(self, text: str, connections: ConnectionPool) -> DelayqError:
         self.errors += 1
         if is_not_now(text):
-            # It has lost its role, or its cluster has lost some slots: another server may have them.
+            # It has lost its role, or its cluster has lost some slots: another server may have
+            # them.
             self.topology.suspect(connections)
             if "READONLY" in text:
                 if connections.lead_to_replica:
-                    advice = "use the address of its master, or redis+sentinel:// with those of its Sentinels"
-                    return ServerRefused(f"{connections.label} is a replica, which accepts no writes: {advice}")
+                    advice = (
+                        "use the address of its master, or redis+sentinel:// with those of its"
+                        " Sentinels"
+                    )
+                    return ServerRefused(
+                        f"{connections.label} is a replica, which accepts no writes: {advice}"
+                    )
                 connections.renew()
             return ServerUnavailable(f"the server is temporarily unavailable: {text}")
         if is_refusal(text):
             self.rights.forget()
         if "WRONGTYPE" in text:
-            return ServerRefused("one of the queue's keys holds a value of the wrong type: something else uses that key")
+            return ServerRefused(
+                "one of the queue's keys holds a value of the wrong type: something else uses"
+                " that key"
+            )
         return ServerRefused(text)
 
 
@@ -546,10 +645,14 @@ def _note(future: asyncio.Future[Any], reply: Any) -> None:
 
 
 def _may_be_repeated(answer: Any) -> bool:
-    return isinstance(answer, ServerUnavailable | OutcomeUnknown) and not isinstance(answer, Redirected)
+    return isinstance(answer, ServerUnavailable | OutcomeUnknown) and not isinstance(
+        answer, Redirected
+    )
 
 
 def _broken(error: OSError) -> ServerError:
     if isinstance(error, NotSent):
         return ServerUnavailable(f"the connection broke: {error}")
-    return OutcomeUnknown(f"the connection broke before the answer arrived: {error or type(error).__name__}")
+    return OutcomeUnknown(
+        f"the connection broke before the answer arrived: {error or type(error).__name__}"
+    )

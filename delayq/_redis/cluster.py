@@ -1,4 +1,6 @@
-"""A Redis or Valkey Cluster: which server has which keys, and how to find out (Redis Cluster specification)."""
+"""A Redis or Valkey Cluster: which server has which keys, and how to find out (Redis Cluster
+specification).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 # The minimum time between two requests for the slots, seconds.
 _ASK_EVERY = 0.05
-# How long new messages that may go to any server avoid one that has failed, seconds: longer than it takes to find out again.
+# How long new messages that may go to any server avoid one that has failed, seconds: longer than it
+# takes to find out again.
 _LATELY = 10.0
 
 HostPort = tuple[str, int]
@@ -35,7 +38,8 @@ _NO_HOST = (b"", None, _UNKNOWN)
 def read_slots(answer: Any, asked: HostPort) -> dict[HostPort, list[range]]:
     """Return which slots each master has, according to the reply to ``CLUSTER SLOTS``.
 
-    If a master is listed without a name, its address is in the same reply, or else it is that of the server that was ``asked``.
+    If a master is listed without a name, its address is in the same reply, or else it is that of
+    the server that was ``asked``.
     """
     found: dict[HostPort, list[range]] = {}
     for first, last, (name, port, *more), *_ in answer:
@@ -45,14 +49,18 @@ def read_slots(answer: Any, asked: HostPort) -> dict[HostPort, list[range]]:
 
 
 def _address_in(more: list[Any]) -> str:
-    """Return the address from the extra facts in ``CLUSTER SLOTS``: an id, then pairs of a word and its meaning."""
+    """Return the address from the extra facts in ``CLUSTER SLOTS``: an id, then pairs of a word and
+    its meaning.
+    """
     facts = more[1] if len(more) > 1 and isinstance(more[1], list) else []
     address: bytes = dict(zip(facts[::2], facts[1::2], strict=False)).get(b"ip") or b""
     return address.decode()
 
 
 def read_place(place: str, asked: HostPort) -> HostPort | None:
-    """Return host and port of a redirection: the host that was ``asked`` if none is given, None if the name is unknown."""
+    """Return host and port of a redirection: the host that was ``asked`` if none is given, None if
+    the name is unknown.
+    """
     host, _, port = place.rpartition(":")
     return None if host.encode() == _UNKNOWN else (host or asked[0], int(port))
 
@@ -60,8 +68,8 @@ def read_place(place: str, asked: HostPort) -> HostPort | None:
 class Cluster:
     """The masters of a cluster, each with its own connections.
 
-    A server that has failed is suspected: the next call for one of its keys asks another server which one has them now. In the
-    meantime, calls for the keys of other servers continue.
+    A server that has failed is suspected: the next call for one of its keys asks another server
+    which one has them now. In the meantime, calls for the keys of other servers continue.
     """
 
     spread = True
@@ -93,7 +101,9 @@ class Cluster:
         else:
             found = self._owners[slot_of(key)]
         if found is None or found in self._suspected:
-            raise ServerUnavailable(f"{self._address.label}: no server is currently known to hold {key or 'anything'!r}")
+            raise ServerUnavailable(
+                f"{self._address.label}: no server is currently known to hold {key or 'anything'!r}"
+            )
         return found
 
     async def find(self, key: str | None) -> ConnectionPool:
@@ -113,7 +123,9 @@ class Cluster:
     async def refresh(self) -> None:
         # One request serves all callers.
         if self._refreshing is None:
-            self._refreshing = asyncio.get_running_loop().create_task(self._refresh(), name="delayq cluster")
+            self._refreshing = asyncio.get_running_loop().create_task(
+                self._refresh(), name="delayq cluster"
+            )
             self._refreshing.add_done_callback(self._forget)
         refreshing = self._refreshing
         # A waiting caller is not cancelled with the task, and does not cancel it.
@@ -146,7 +158,9 @@ class Cluster:
         if found is None:
             # The reply to CLUSTER SLOTS has more than the name.
             self._suspected.add(told_by)
-            raise ServerUnavailable(f"{told_by.label} redirected to {place}, which is not a valid address")
+            raise ServerUnavailable(
+                f"{told_by.label} redirected to {place}, which is not a valid address"
+            )
         return self._pool(found)
 
     def all(self) -> Sequence[ConnectionPool]:
@@ -174,7 +188,9 @@ class Cluster:
     def _pool(self, place: HostPort) -> ConnectionPool:
         pool = self._pools.get(place)
         if pool is None:
-            pool = self._pools[place] = ConnectionPool(self._address.seeds[0].at(*place), self._limit)
+            pool = self._pools[place] = ConnectionPool(
+                self._address.seeds[0].at(*place), self._limit
+            )
         return pool
 
     def _place_of(self, pool: ConnectionPool) -> HostPort:
@@ -190,13 +206,19 @@ class Cluster:
         await asyncio.sleep(self._refreshed_at + _ASK_EVERY - loop.time())
         attempts = [(pool.label, partial(self._ask, pool)) for pool in self._to_ask()]
         try:
-            self._install(await first_of(f"{self._address.label}: no server reports where the keys are", attempts))
+            self._install(
+                await first_of(
+                    f"{self._address.label}: no server reports where the keys are", attempts
+                )
+            )
         finally:
             self._refreshed_at = loop.time()
 
     def _to_ask(self) -> Iterable[ConnectionPool]:
         """Return every server that we know of, the most promising ones first."""
-        seeds = [self._pool((seed.options["host"], seed.options["port"])) for seed in self._address.seeds]
+        seeds = [
+            self._pool((seed.options["host"], seed.options["port"])) for seed in self._address.seeds
+        ]
         return dict.fromkeys([*self._in_order(self._pools.values()), *seeds])
 
     def _in_order(self, pools: Iterable[ConnectionPool]) -> Sequence[ConnectionPool]:
@@ -229,7 +251,9 @@ class Cluster:
     def _refused(pool: ConnectionPool, text: str) -> DelayqError:
         if is_not_now(text):
             return ServerUnavailable(f"{pool.label} is temporarily unavailable: {text}")
-        advice = "; for a server outside a cluster, use redis://host:port" if "cluster" in text else ""
+        advice = (
+            "; for a server outside a cluster, use redis://host:port" if "cluster" in text else ""
+        )
         return ServerRefused(f"{pool.label}: {text}{advice}")
 
     def _install(self, found: dict[HostPort, list[range]]) -> None:
@@ -241,7 +265,8 @@ class Cluster:
         self._owners = owners
         self._masters = [self._pools[place] for place in found]
         missing = {pool for place, pool in self._pools.items() if place not in found}
-        # One reply may be older than our knowledge, and calls are in flight. Two replies, or a failure as well, are proof.
+        # One reply may be older than our knowledge, and calls are in flight. Two replies, or a
+        # failure as well, are proof.
         gone = missing & (self._doubted | self._suspected)
         gone |= {pool for pool in missing if not pool.open}
         for pool in gone:

@@ -31,10 +31,11 @@ _log = logging.getLogger("delayq")
 ANSWER_WITHIN = 5.0
 # After how much of that time the connection is doubted, seconds.
 DOUBT_AFTER = 1.0
-# An answer is not missing before its question has arrived: a network carries at least this many bytes per second.
+# An answer is not missing before its question has arrived: a network carries at least this many
+# bytes per second.
 _SLOWEST = 250_000
-# When the system first probes whether the other end of an idle connection still exists, the time between probes, both in seconds,
-# and the number of probes. By default it probes after two hours.
+# When the system first probes whether the other end of an idle connection still exists, the time
+# between probes, both in seconds, and the number of probes. By default it probes after two hours.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 _NOTHING = object()
@@ -75,7 +76,9 @@ class Owner(Protocol):
     """The owner of connections, which decides what to do about those that fail."""
 
     def connection_doubted(self) -> None:
-        """React to a connection on which nothing has moved for :data:`DOUBT_AFTER` seconds although an answer is missing."""
+        """React to a connection on which nothing has moved for :data:`DOUBT_AFTER` seconds although
+        an answer is missing.
+        """
         ...
 
     def connection_broken(self) -> None:
@@ -84,16 +87,29 @@ class Owner(Protocol):
 
 
 class Pulse:
-    """The signs of life of a connection. Silence is when nothing moves although an answer is missing.
+    """The signs of life of a connection.
+
+    Silence is when nothing moves although an answer is missing.
 
     Attributes:
-        moved_at: When bytes last came in or left, as far as that was noticed; seconds on the event loop's clock.
+        moved_at: When bytes last came in or left, as far as that was noticed; seconds on the event
+            loop's clock.
         doubted_at: When an answer was last found to be missing for too long.
         round_trip: The time that the fastest answer took, seconds; infinite before the first one.
-        due_since: When a command was sent whose answer is not awaited by a call, until anything arrives.
+        due_since: When a command was sent whose answer is not awaited by a call, until anything
+            arrives.
     """
 
-    __slots__ = ("_now", "_queued", "_socket", "_writer", "doubted_at", "due_since", "moved_at", "round_trip")
+    __slots__ = (
+        "_now",
+        "_queued",
+        "_socket",
+        "_writer",
+        "doubted_at",
+        "due_since",
+        "moved_at",
+        "round_trip",
+    )
 
     def __init__(self, writer: asyncio.StreamWriter, now: Callable[[], float]) -> None:
         # Kept, because it closes the socket when it is collected.
@@ -108,7 +124,9 @@ class Pulse:
         self.due_since: float | None = None
 
     def silent_since(self, oldest: _Question | None) -> float | None:
-        """Return since when the connection has been silent, or None if no answer is missing. It may lie in the future.
+        """Return since when the connection has been silent, or None if no answer is missing.
+
+        It may lie in the future.
 
         Args:
             oldest: The first of the calls without an answer.
@@ -125,11 +143,15 @@ class Pulse:
         return max(since, self.moved_at) + patience
 
     def _count_queued(self) -> int:
-        """Count the bytes that were sent here and have not reached the other end, as far as the system tells."""
+        """Count the bytes that were sent here and have not reached the other end, as far as the
+        system tells.
+        """
         queued: int = self._writer.transport.get_write_buffer_size()
         if sys.platform == "linux" and self._socket is not None:
             with suppress(OSError, ValueError):
-                (in_system,) = struct.unpack("i", fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))
+                (in_system,) = struct.unpack(
+                    "i", fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
+                )
                 queued += in_system
         return queued
 
@@ -162,15 +184,18 @@ class Inbox:
 
 
 class Connection(asyncio.Protocol):
-    """A connection that redis-py has opened and introduced; from then on its socket is read and written here.
+    """A connection that redis-py has opened and introduced; from then on its socket is read and
+    written here.
 
-    Sockets, TLS, user names and passwords are left to redis-py. Its streams are not used, because they cost more than all else
-    that a call needs. Answers come in the order of the questions, and several may be in flight. Data that no call has asked for,
-    such as notifications, is kept for :meth:`read`.
+    Sockets, TLS, user names and passwords are left to redis-py. Its streams are not used, because
+    they cost more than all else that a call needs. Answers come in the order of the questions, and
+    several may be in flight. Data that no call has asked for, such as notifications, is kept for
+    :meth:`read`.
 
-    A connection that dies silently looks like one whose answer takes a long time. While bytes come in or leave, it is alive. When
-    nothing has moved for :data:`DOUBT_AFTER` seconds and an answer is missing, the owner is told, and again from time to time,
-    so that it can find out more. After :data:`ANSWER_WITHIN` seconds the connection ends itself.
+    A connection that dies silently looks like one whose answer takes a long time. While bytes come
+    in or leave, it is alive. When nothing has moved for :data:`DOUBT_AFTER` seconds and an answer
+    is missing, the owner is told, and again from time to time, so that it can find out more. After
+    :data:`ANSWER_WITHIN` seconds the connection ends itself.
 
     Attributes:
         owner: Whom to tell of trouble, once there is one.
@@ -189,13 +214,18 @@ class Connection(asyncio.Protocol):
         held._reader = held._writer = None
         self._transport = writer.transport
         self._pulse = Pulse(writer, self._loop.time)
-        self._reader: Any = Reader(protocolError=ProtocolError, replyError=_reply_error, notEnoughData=_NOTHING)
+        self._reader: Any = Reader(
+            protocolError=ProtocolError, replyError=_reply_error, notEnoughData=_NOTHING
+        )
         self._asked: deque[_Question] = deque()
         self._inbox = Inbox()
         self._drained: asyncio.Future[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._lost: Exception | None = None
-        _keep_alive(self._transport.get_extra_info("socket"), getattr(opened, "socket_keepalive_options", None))
+        _keep_alive(
+            self._transport.get_extra_info("socket"),
+            getattr(opened, "socket_keepalive_options", None),
+        )
         self._transport.set_protocol(self)
         self._transport.resume_reading()
 
@@ -226,17 +256,23 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether a caller has left before its answer came, and that answer is still outstanding."""
+        """Whether a caller has left before its answer came, and that answer is still
+        outstanding.
+        """
         return self._abandoned > 0
 
     @property
     def is_doubted(self) -> bool:
-        """Whether an answer was found to be missing for too long, and nothing has moved since then."""
+        """Whether an answer was found to be missing for too long, and nothing has moved since
+        then.
+        """
         return self._pulse.doubted_at > self._pulse.moved_at
 
     @property
     def moved_at(self) -> float:
-        """When bytes last came in or left, as far as that was noticed; seconds on the event loop's clock."""
+        """When bytes last came in or left, as far as that was noticed; seconds on the event loop's
+        clock.
+        """
         return self._pulse.moved_at
 
     @property
@@ -245,7 +281,9 @@ class Connection(asyncio.Protocol):
         return self._pulse.round_trip
 
     def ask(self, *command: Any) -> asyncio.Future[Any]:
-        """Send a command. The future returns its answer, or raises :class:`ReplyError` or an ``OSError``.
+        """Send a command.
+
+        The future returns its answer, or raises :class:`ReplyError` or an ``OSError``.
 
         Cancelling the future does no harm.
 
@@ -256,10 +294,16 @@ class Connection(asyncio.Protocol):
         self.call(command, partial(_settle, future))
         return future
 
-    def call(self, command: Sequence[Any], on_reply: Callable[[Any], object] | None, blocks: float = 0.0) -> None:
-        """Send a command. ``on_reply`` is called with its answer, or the error that :meth:`ask` raises, once that is known.
+    def call(
+        self, command: Sequence[Any], on_reply: Callable[[Any], object] | None, blocks: float = 0.0
+    ) -> None:
+        """Send a command.
 
-        ``blocks`` is the number of seconds for which the command lets the server hold back the answer.
+        ``on_reply`` is called with its answer, or the error that :meth:`ask` raises, once that is
+        known.
+
+        ``blocks`` is the number of seconds for which the command lets the server hold back the
+        answer.
         """
         self._check()
         if blocks:
@@ -271,7 +315,8 @@ class Connection(asyncio.Protocol):
         self._transport.write(packed)
 
     def when_answered(self, then: Callable[[], object]) -> None:
-        """Call ``then`` when the last answer now outstanding has come, or will not come any more; at once if there is none.
+        """Call ``then`` when the last answer now outstanding has come, or will not come any more;
+        at once if there is none.
 
         The connection counts as abandoned until then.
         """
@@ -290,23 +335,35 @@ class Connection(asyncio.Protocol):
         self.call(command, None)
 
     def write(self, *command: Any) -> None:
-        """Send a command. Its answer, if there is one, goes to :meth:`read`. Raises as :meth:`ask` does."""
+        """Send a command.
+
+        Its answer, if there is one, goes to :meth:`read`. Raises as :meth:`ask` does.
+        """
         self._check()
         self._transport.write(pack_command(command))
 
     def ping(self) -> None:
-        """Send a command that is always answered, as :meth:`write` does. Silence after it counts as a missing answer."""
+        """Send a command that is always answered, as :meth:`write` does.
+
+        Silence after it counts as a missing answer.
+        """
         self.write("PING")
         if self._pulse.due_since is None:
             self._pulse.due_since = self._loop.time()
         self._keep_watch()
 
     def silent_since(self) -> float | None:
-        """Return since when nothing has moved although an answer is missing; None if none is. It may lie in the future."""
+        """Return since when nothing has moved although an answer is missing; None if none is.
+
+        It may lie in the future.
+        """
         return self._pulse.silent_since(self._asked[0] if self._asked else None)
 
     def give_up(self, reason: str) -> None:
-        """End the connection. All callers that wait for an answer get the reason, as a ``TimeoutError``."""
+        """End the connection.
+
+        All callers that wait for an answer get the reason, as a ``TimeoutError``.
+        """
         self._lose(TimeoutError(reason))
 
     async def read(self) -> Any:
@@ -330,7 +387,10 @@ class Connection(asyncio.Protocol):
             await self._drained
 
     def close(self) -> None:
-        """End the connection after the sent data has left. All callers that wait for an answer are told."""
+        """End the connection after the sent data has left.
+
+        All callers that wait for an answer are told.
+        """
         self._lose(ConnectionError("the connection was closed"), abort=False)
 
     # Called by the transport
@@ -351,7 +411,11 @@ class Connection(asyncio.Protocol):
         self._lose(ConnectionError("the server closed the connection"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._lose(error if isinstance(error, OSError) else ConnectionError(f"the connection broke: {error or 'it was closed'}"))
+        self._lose(
+            error
+            if isinstance(error, OSError)
+            else ConnectionError(f"the connection broke: {error or 'it was closed'}")
+        )
 
     def pause_writing(self) -> None:
         self._drained = self._loop.create_future()
@@ -389,7 +453,10 @@ class Connection(asyncio.Protocol):
             self._watch = self._loop.call_later(min(DOUBT_AFTER, ANSWER_WITHIN), self._look)
 
     def _look(self) -> None:
-        """Check whether an answer has been missing for too long. One timer serves all questions asked meanwhile."""
+        """Check whether an answer has been missing for too long.
+
+        One timer serves all questions asked meanwhile.
+        """
         self._watch = None
         since = self.silent_since()
         if since is None or self._lost is not None:
@@ -398,7 +465,9 @@ class Connection(asyncio.Protocol):
         if silent >= ANSWER_WITHIN:
             self.give_up(f"no answer within {ANSWER_WITHIN:g} s")
             return
-        wait = min(DOUBT_AFTER if silent >= DOUBT_AFTER else DOUBT_AFTER - silent, ANSWER_WITHIN - silent)
+        wait = min(
+            DOUBT_AFTER if silent >= DOUBT_AFTER else DOUBT_AFTER - silent, ANSWER_WITHIN - silent
+        )
         self._watch = self._loop.call_later(wait, self._look)
         if silent >= DOUBT_AFTER:
             self._pulse.doubted_at = self._loop.time()
@@ -425,7 +494,10 @@ class Connection(asyncio.Protocol):
 
 
 def _keep_alive(connected: Any, chosen: Any) -> None:
-    """Have the system detect that the other end of a socket has vanished. ``chosen`` holds the user's own settings, if any."""
+    """Have the system detect that the other end of a socket has vanished.
+
+    ``chosen`` holds the user's own settings, if any.
+    """
     if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with suppress(OSError):
@@ -454,7 +526,9 @@ def _settle(future: asyncio.Future[Any], answer: Any) -> None:
 
 
 def own_copy(error: _Error) -> _Error:
-    """Return an equal error for each caller: one object raised in many tasks would mix up their tracebacks."""
+    """Return an equal error for each caller: one object raised in many tasks would mix up their
+    tracebacks.
+    """
     try:
         copy = type(error)(*error.args)
     except Exception:  # noqa: BLE001 - its constructor takes other arguments

@@ -1,4 +1,6 @@
-"""A dedicated connection, for uses that do not fit question and answer: blocking commands and subscriptions."""
+"""A dedicated connection, for uses that do not fit question and answer: blocking commands and
+subscriptions.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _SPREAD = 0.1
 
 
 class DedicatedConnection:
-    """A connection that sends and reads separately, without deadlines. It closes when its ``async with`` block is left.
+    """A connection that sends and reads separately, without deadlines.
+
+    It closes when its ``async with`` block is left.
 
     Attributes:
         answered: Whether anything has been read.
@@ -53,14 +57,21 @@ class DedicatedConnection:
             ServerRefused: The server does not let us in.
         """
         if self._key is None and self._nodes.spread:
-            attempts = [(server.label, partial(self._open, server)) for server in await self._nodes.any()]
+            attempts = [
+                (server.label, partial(self._open, server)) for server in await self._nodes.any()
+            ]
             opened = await first_of("no server accepts the connection", attempts, _close)
         else:
             opened = await self._open(await self._nodes.find(self._key))
         self._connections, self._wire = opened
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.cut()
 
     async def send(self, *command: str | bytes | int) -> None:
@@ -73,7 +84,11 @@ class DedicatedConnection:
             raise ServerUnavailable(f"the connection broke: {error}") from error
 
     def ping(self) -> None:
-        """Send a PING. Its answer arrives in :meth:`read`; without one, the link breaks. Raises as :meth:`send` does."""
+        """Send a PING.
+
+        Its answer arrives in :meth:`read`; without one, the link breaks. Raises as :meth:`send`
+        does.
+        """
         assert self._wire is not None, "used outside its async with block"
         try:
             self._wire.ping()
@@ -93,7 +108,9 @@ class DedicatedConnection:
         except ReplyError as error:
             # In a cluster, the error may mean that the key has moved.
             self._suspect()
-            raise (ServerUnavailable if is_not_now(str(error)) else ServerRefused)(str(error)) from error
+            raise (ServerUnavailable if is_not_now(str(error)) else ServerRefused)(
+                str(error)
+            ) from error
         except OSError as error:
             self._suspect()
             raise ServerUnavailable(f"the connection broke: {error}") from error
@@ -101,7 +118,10 @@ class DedicatedConnection:
         return answer
 
     def cut(self) -> None:
-        """Close the connection. A :meth:`read` that is waiting in another task ends with :class:`ServerUnavailable`."""
+        """Close the connection.
+
+        A :meth:`read` that is waiting in another task ends with :class:`ServerUnavailable`.
+        """
         if self._wire is not None and self._connections is not None:
             self._connections.close(self._wire)
 
@@ -129,7 +149,9 @@ async def keep_linked(
     interrupted: Callable[[Exception], None],
     retry_most: float,
 ) -> None:
-    """Run ``use`` with a link, and again with a new one whenever it breaks. Returns when the client is closed.
+    """Run ``use`` with a link, and again with a new one whenever it breaks.
+
+    Returns when the client is closed.
 
     Args:
         nodes: The servers that links lead to.
@@ -148,7 +170,8 @@ async def keep_linked(
         except Closed:
             return
         except Exception as error:  # noqa: BLE001 - nothing may end the task that wakes up queues
-            # A link that breaks again and again, as soon as it has been answered, must not be retried ever faster.
+            # A link that breaks again and again, as soon as it has been answered, must not be
+            # retried ever faster.
             failures = 1 if link.answered and now() - began >= retry_most else failures + 1
             if failures == 1:
                 interrupted(error)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from delayq._redis.connection import Connection
     from delayq._redis.scripts import Script
 
-# A promise that is not kept within this time counts as broken, ms. Redis syncs once a second where it is set to ``everysec``.
+# A promise that is not kept within this time counts as broken, ms. Redis syncs once a second where
+# it is set to ``everysec``.
 WITHIN_MS = int(BLOCKS_FOR * 1000)
 
 
@@ -25,11 +26,16 @@ class Durability(NamedTuple):
 
     @property
     def command(self) -> tuple[str | int, ...]:
-        """The command sent behind a script. It answers when all earlier writes are safe, or with how far they have got."""
+        """The command sent behind a script.
+
+        It answers when all earlier writes are safe, or with how far they have got.
+        """
         return ("WAIT", self.replicas, WITHIN_MS) if self.replicas else ("WAITAOF", 1, 0, WITHIN_MS)
 
     def broken(self, answer: Any) -> str:
-        """Return why the promise is broken, according to the answer to that command; empty if it is kept."""
+        """Return why the promise is broken, according to the answer to that command; empty if it is
+        kept.
+        """
         if isinstance(answer, BaseException):
             return f"the server did not confirm durability: {answer}"
         if not self.replicas:
@@ -40,7 +46,9 @@ class Durability(NamedTuple):
 
 
 class WaitingServer:
-    """A server that sends the promise's command behind each script, and answers with a pair of both replies."""
+    """A server that sends the promise's command behind each script, and answers with a pair of both
+    replies.
+    """
 
     def __init__(self, server: RedisClient, promise: Durability) -> None:
         self._server = server
@@ -74,7 +82,11 @@ class WaitingServer:
         return wire
 
     async def run(
-        self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int] = (), until: float | None = None
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | bytes | int] = (),
+        until: float | None = None,
     ) -> Any:
         """Run a script as :meth:`RedisClient.run` does."""
         return await self._server.run(script, keys, args, until, self._promise.command)
@@ -83,7 +95,8 @@ class WaitingServer:
         """Refuse a promise that cannot be kept, before anything is written.
 
         Raises:
-            ServerRefused: The server is too old to wait for its disk, or does not write to it; or we may not wait.
+            ServerRefused: The server is too old to wait for its disk, or does not write to it; or
+                we may not wait.
         """
         # WAIT for zero replicas answers at once.
         ask = ("WAIT", 0, 1) if self._promise.replicas else ("WAITAOF", 1, 0, 1)

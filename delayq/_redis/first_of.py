@@ -1,4 +1,6 @@
-"""Asks several servers of which any could answer: one after the other, and side by side where one is slow."""
+"""Asks several servers of which any could answer: one after the other, and side by side where one
+is slow.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long to wait for an answer before asking the next one as well, seconds. Over a long round trip, a TLS connection takes
-# that long: then several are asked, and the first answer counts.
+# How long to wait for an answer before asking the next one as well, seconds. Over a long round
+# trip, a TLS connection takes that long: then several are asked, and the first answer counts.
 ASK_NEXT_AFTER = 0.5
-# The time limit for all of them together, seconds: a little less than a call may take, so that their reasons are reported.
+# The time limit for all of them together, seconds: a little less than a call may take, so that
+# their reasons are reported.
 WITHIN = 4.5
 
 
@@ -27,7 +30,8 @@ async def first_of(
 ) -> T:
     """Return the result of the first attempt that succeeds.
 
-    The next attempt starts as soon as one fails, and alongside one that takes longer than :data:`ASK_NEXT_AFTER`.
+    The next attempt starts as soon as one fails, and alongside one that takes longer than
+    :data:`ASK_NEXT_AFTER`.
 
     Args:
         label: The purpose of the attempts, for the error.
@@ -53,7 +57,9 @@ async def first_of(
             if not under_way or left <= 0:
                 break
             patience = left if following is None else min(left, ASK_NEXT_AFTER)
-            done, _ = await asyncio.wait(under_way, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                under_way, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
             for task in done:
                 try:
                     found = task.result()
@@ -63,7 +69,10 @@ async def first_of(
                 else:
                     del under_way[task]
                     return found
-        errors += [ServerUnavailable(f"{name} did not answer within {WITHIN:g} s") for name in under_way.values()]
+        errors += [
+            ServerUnavailable(f"{name} did not answer within {WITHIN:g} s")
+            for name in under_way.values()
+        ]
         raise _together(label, errors)
     finally:
         for task in under_way:
@@ -74,7 +83,11 @@ async def first_of(
 def _together(label: str, errors: list[ServerError]) -> ServerError:
     if len(errors) == 1:
         return errors[0]
-    kind = ServerRefused if errors and all(isinstance(error, ServerRefused) for error in errors) else ServerUnavailable
+    kind = (
+        ServerRefused
+        if errors and all(isinstance(error, ServerRefused) for error in errors)
+        else ServerUnavailable
+    )
     return kind(f"{label}: {'; '.join(dict.fromkeys(map(str, errors))) or 'no server is known'}")
 
 

@@ -1,6 +1,8 @@
-"""Calls that return undelivered messages to the server: written at once, and retried until they are answered.
+"""Calls that return undelivered messages to the server: written at once, and retried until they are
+answered.
 
-Each call may be sent any number of times, over any connection, because the server carries it out only once.
+Each call may be sent any number of times, over any connection, because the server carries it out
+only once.
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# How long the first try at closing waits, plus a round trip, before a second one is made over a new connection; seconds.
+# How long the first try at closing waits, plus a round trip, before a second one is made over a new
+# connection; seconds.
 _FIRST_DOUBT = 0.35
-# How much longer to wait, after the time is up, for bytes that are still leaving this machine, and for a server that answers that
-# it cannot serve just now; seconds.
+# How much longer to wait, after the time is up, for bytes that are still leaving this machine, and
+# for a server that answers that it cannot serve just now; seconds.
 _MOST = 5.0
 _LOOK_EVERY = 0.1
-# The longest pause between two tries while a client closes: the slot may have moved meanwhile, and time is short; seconds.
+# The longest pause between two tries while a client closes: the slot may have moved meanwhile, and
+# time is short; seconds.
 _AGAIN_WITHIN = 0.5
 
 
@@ -42,10 +46,12 @@ class HandBack:
 
     Attributes:
         request: The call.
-        fence: The key that makes a repetition harmless, if it is no longer needed once the only try has been answered.
+        fence: The key that makes a repetition harmless, if it is no longer needed once the only try
+            has been answered.
         tries: How often it was sent.
         outcome: The server's answer, or the error of the last try; None before that.
-        is_put_off: Whether the server has answered the last try by saying that it may carry out the same call later.
+        is_put_off: Whether the server has answered the last try by saying that it may carry out the
+            same call later.
     """
 
     __slots__ = ("_decided", "fence", "is_put_off", "outcome", "request", "tries")
@@ -70,7 +76,10 @@ class HandBack:
         return self.outcome is not None and not isinstance(self.outcome, DelayqError)
 
     def note(self, outcome: Any, *, put_off: bool = False) -> None:
-        """Record the outcome of a try. A late failure changes nothing once another try has been answered."""
+        """Record the outcome of a try.
+
+        A late failure changes nothing once another try has been answered.
+        """
         if self.is_done:
             return
         self.outcome = outcome
@@ -86,24 +95,30 @@ class HandBack:
     @property
     def cleanup(self) -> tuple[str, str] | None:
         """The command that deletes the fence, if the fence is no longer needed."""
-        return ("UNLINK", self.fence) if self.fence is not None and self.tries == 1 and self.is_done else None
+        return (
+            ("UNLINK", self.fence)
+            if self.fence is not None and self.tries == 1 and self.is_done
+            else None
+        )
 
 
 def send_now(
     client: RedisClient, calls: Sequence[HandBack], beside: Connection | None = None
 ) -> tuple[Connection, list[asyncio.Future[None]]] | None:
-    """Send calls for the keys of one queue, in order, before this returns, even behind others on a connection in use.
+    """Send calls for the keys of one queue, in order, before this returns, even behind others on a
+    connection in use.
 
     The scripts are sent as text, so that the server knows them whatever it has forgotten.
 
     Args:
         client: Sends them.
         calls: The calls, in the order in which to carry them out.
-        beside: The connection of an earlier call, behind which to carry these out. It may have gone meanwhile.
+        beside: The connection of an earlier call, behind which to carry these out. It may have gone
+            meanwhile.
 
     Returns:
-        The connection, and a future for each call, which is done when the outcome is recorded; None if no connection is open
-        and nothing was sent.
+        The connection, and a future for each call, which is done when the outcome is recorded; None
+        if no connection is open and nothing was sent.
     """
     try:
         pool = client.topology.of(calls[0].request.keys[0])
@@ -114,7 +129,10 @@ def send_now(
 
 
 async def send(client: RedisClient, calls: Sequence[HandBack]) -> None:
-    """Send calls for the keys of one queue in order, and wait for their outcomes. Raises nothing but cancellation."""
+    """Send calls for the keys of one queue in order, and wait for their outcomes.
+
+    Raises nothing but cancellation.
+    """
     for call in calls:
         call.outcome = None
     try:
@@ -131,7 +149,9 @@ async def send(client: RedisClient, calls: Sequence[HandBack]) -> None:
 
 
 async def send_anew(client: RedisClient, calls: Sequence[HandBack]) -> None:
-    """Send calls for the keys of any queues over new connections, and wait until all are answered or have failed."""
+    """Send calls for the keys of any queues over new connections, and wait until all are answered
+    or have failed.
+    """
     pools: dict[ConnectionPool, list[HandBack]] = {}
     for call in calls:
         with suppress(DelayqError):
@@ -142,7 +162,9 @@ async def send_anew(client: RedisClient, calls: Sequence[HandBack]) -> None:
             connection = await pool.open_own(anew=True)
             try:
                 # Leave out the calls that were answered meanwhile: their fences are gone.
-                if answers := [send_one(client, connection, pool, call) for call in some if not call.is_done]:
+                if answers := [
+                    send_one(client, connection, pool, call) for call in some if not call.is_done
+                ]:
                     await asyncio.wait(answers)
             finally:
                 pool.close(connection)
@@ -168,14 +190,19 @@ def _send_all(
     return answers
 
 
-def send_one(client: RedisClient, connection: Connection, pool: ConnectionPool, call: HandBack) -> asyncio.Future[None]:
+def send_one(
+    client: RedisClient, connection: Connection, pool: ConnectionPool, call: HandBack
+) -> asyncio.Future[None]:
     """Send a call, and return a future that is done when its outcome is recorded."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     script, keys, args, _ = call.request
 
     def answered(answer: Any) -> None:
         outcome = client.interpret(answer, pool)
-        call.note(outcome, put_off=isinstance(answer, ReplyError) and isinstance(outcome, ServerUnavailable))
+        call.note(
+            outcome,
+            put_off=isinstance(answer, ReplyError) and isinstance(outcome, ServerUnavailable),
+        )
         if not isinstance(outcome, DelayqError):
             client.rights.permitted(connection, script, keys[0], form)
             if (cleanup := call.cleanup) is not None:
@@ -195,7 +222,9 @@ def send_one(client: RedisClient, connection: Connection, pool: ConnectionPool, 
 
 
 def spare_fence(client: RedisClient, call: HandBack, fence: str) -> None:
-    """Delete the fence of a call once it has been answered: the call that the fence disabled can no longer be carried out."""
+    """Delete the fence of a call once it has been answered: the call that the fence disabled can no
+    longer be carried out.
+    """
     call.fence = fence
     if (cleanup := call.cleanup) is None:
         return
@@ -207,7 +236,9 @@ def spare_fence(client: RedisClient, call: HandBack, fence: str) -> None:
 
 
 class PendingHandBacks:
-    """Calls that have to reach the server sooner or later: sent at once, and retried until they are answered."""
+    """Calls that have to reach the server sooner or later: sent at once, and retried until they are
+    answered.
+    """
 
     def __init__(self, queue: str, server: RedisClient, background: Background) -> None:
         self._queue = queue
@@ -270,8 +301,8 @@ class PendingHandBacks:
 class LastCalls:
     """The calls that queues send while they close: all are written before any answer is awaited.
 
-    So the round trip decides when they arrive, but never whether they do. Calls without an answer are soon sent again over a new
-    connection, because the first one may be dead.
+    So the round trip decides when they arrive, but never whether they do. Calls without an answer
+    are soon sent again over a new connection, because the first one may be dead.
     """
 
     def __init__(self, server: RedisClient, round_trip: float = 0.0) -> None:
@@ -287,7 +318,9 @@ class LastCalls:
         self._settling: asyncio.Task[None] | None = None
 
     def send(self, queue: str, calls: Iterable[HandBack]) -> None:
-        """Write calls for the keys of one queue now, in order, behind everything that was written for that queue before."""
+        """Write calls for the keys of one queue now, in order, behind everything that was written
+        for that queue before.
+        """
         calls = [call for call in calls if not call.is_done]
         if not calls:
             return
@@ -303,8 +336,9 @@ class LastCalls:
     async def settle(self, within: float) -> None:
         """Wait until all calls are answered, ``within`` seconds at most.
 
-        Waits up to five seconds more while bytes are still leaving this machine, or while the server answers that it cannot serve
-        just now, as it does while a slot moves or another server takes its place.
+        Waits up to five seconds more while bytes are still leaving this machine, or while the
+        server answers that it cannot serve just now, as it does while a slot moves or another
+        server takes its place.
         """
         if self._settling is None or self._settling.done():
             self._settling = asyncio.create_task(self._settle(within))
@@ -319,7 +353,11 @@ class LastCalls:
         to_send = math.inf
         try:
             # A call that the server has refused would be refused again.
-            while missing := [call for call in self._calls if not call.is_done and not isinstance(call.outcome, ServerRefused)]:
+            while missing := [
+                call
+                for call in self._calls
+                if not call.is_done and not isinstance(call.outcome, ServerRefused)
+            ]:
                 now = loop.time()
                 if now >= again_at and (retry is None or retry.done()):
                     # The server may start soon, or another one may take its place.
@@ -332,11 +370,15 @@ class LastCalls:
                     if not moves or now >= until + _MOST:
                         break
                     to_send = left
-                pending: list[asyncio.Future[None]] = [answer for answer in self._answers if not answer.done()]
+                pending: list[asyncio.Future[None]] = [
+                    answer for answer in self._answers if not answer.done()
+                ]
                 if retry is not None and not retry.done():
                     pending.append(retry)
                 if pending:
-                    await asyncio.wait(pending, timeout=_LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(
+                        pending, timeout=_LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED
+                    )
                 else:
                     # The time may be up already, and have been extended.
                     await asyncio.sleep((again_at if now >= until else min(again_at, until)) - now)

@@ -54,7 +54,8 @@ class Opener:
         """Connect, send the greeting, and select the database.
 
         Raises:
-            ServerUnavailable: No server answers, or it cannot serve now; or no Sentinel knows the master.
+            ServerUnavailable: No server answers, or it cannot serve now; or no Sentinel knows the
+                master.
             ServerRefused: The server does not let us in.
         """
         if isinstance(self._address, SentinelAddress):
@@ -72,7 +73,9 @@ class Opener:
         return wire
 
     async def _open_master(self, address: SentinelAddress) -> Connection:
-        """Connect by way of the first Sentinel that names a server which itself claims to be the master."""
+        """Connect by way of the first Sentinel that names a server which itself claims to be the
+        master.
+        """
         tried: set[tuple[str, int]] = set()
 
         async def by(sentinel: Address) -> Connection:
@@ -84,20 +87,26 @@ class Opener:
             # A Sentinel may not have heard yet that another server has taken over.
             if role not in (b"master", None):
                 wire.close()
-                raise ServerUnavailable(f"{sentinel.label} names {place[0]}:{place[1]}, which is not a master")
+                raise ServerUnavailable(
+                    f"{sentinel.label} names {place[0]}:{place[1]}, which is not a master"
+                )
             # The Sentinel that was right is asked first from now on.
             self._sentinels.remove(sentinel)
             self._sentinels.insert(0, sentinel)
             return wire
 
         attempts = [(sentinel.label, partial(by, sentinel)) for sentinel in self._sentinels]
-        return await first_of(f"{address.label}: no Sentinel led to a master", attempts, Connection.close)
+        return await first_of(
+            f"{address.label}: no Sentinel led to a master", attempts, Connection.close
+        )
 
 
 async def _master(sentinel: Address, service: str) -> tuple[str, int]:
     """Return host and port of the server that a Sentinel names."""
     question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
-    wire, _, (answer,) = await _open(sentinel, question, credentials="sentinel_username and sentinel_password")
+    wire, _, (answer,) = await _open(
+        sentinel, question, credentials="sentinel_username and sentinel_password"
+    )
     wire.close()
     if isinstance(answer, ReplyError):
         raise _refusal(answer, sentinel)
@@ -117,7 +126,8 @@ async def _open(
         credentials: What to check in the address if the server does not let us in.
 
     Returns:
-        The connection, the server's role if it tells one, and the answers to the questions, which may be errors.
+        The connection, the server's role if it tells one, and the answers to the questions, which
+        may be errors.
     """
     opened = address.connection()
     try:
@@ -141,8 +151,14 @@ async def _open(
         hello, *answers = await _ask(wire, ("HELLO", 2, *auth, "SETNAME", name), *then)
         if isinstance(hello, ReplyError) and "unknown command" in str(hello):
             # Some proxies know only the commands that preceded HELLO.
-            hello, _, *answers = await _ask(wire, auth or ("PING",), ("CLIENT", "SETNAME", name), *then)
-        refused = [answer for answer in (hello, *answers[: len(then) - len(questions)]) if isinstance(answer, ReplyError)]
+            hello, _, *answers = await _ask(
+                wire, auth or ("PING",), ("CLIENT", "SETNAME", name), *then
+            )
+        refused = [
+            answer
+            for answer in (hello, *answers[: len(then) - len(questions)])
+            if isinstance(answer, ReplyError)
+        ]
         if refused:
             raise _refusal(refused[0], address, credentials)  # noqa: TRY301 - the connection is closed in one place
     except BaseException as error:
@@ -156,7 +172,9 @@ async def _open(
 
 async def _ask(wire: Connection, *commands: tuple[Any, ...]) -> list[Any]:
     """Send commands together. Returns the answers, which may be errors from the server."""
-    answers = await asyncio.gather(*[wire.ask(*command) for command in commands], return_exceptions=True)
+    answers = await asyncio.gather(
+        *[wire.ask(*command) for command in commands], return_exceptions=True
+    )
     for answer in answers:
         if isinstance(answer, OSError):
             if not wire.is_clean:
@@ -172,19 +190,28 @@ async def _credentials(opened: AbstractConnection, address: Address) -> tuple[st
     if _greets_itself(opened):
         return ()
     if opened.credential_provider is None:
-        return (opened.username or "default", opened.password or "") if opened.username or opened.password else ()
+        return (
+            (opened.username or "default", opened.password or "")
+            if opened.username or opened.password
+            else ()
+        )
     try:
         *user, password = await opened.credential_provider.get_credentials_async()
     except Exception as error:
         # The provider may have to ask a server, too.
-        raise ServerUnavailable(f"{address.label}: the credential provider failed with {type(error).__name__}") from error
+        raise ServerUnavailable(
+            f"{address.label}: the credential provider failed with {type(error).__name__}"
+        ) from error
     return (*(user or ["default"]), password)
 
 
 def _greets_itself(opened: AbstractConnection) -> bool:
     """Tell whether the user of redis-py has replaced the greeting."""
     own = ("on_connect", "on_connect_check_health")
-    replaced = any(getattr(type(opened), name, None) is not getattr(AbstractConnection, name, None) for name in own)
+    replaced = any(
+        getattr(type(opened), name, None) is not getattr(AbstractConnection, name, None)
+        for name in own
+    )
     return replaced or opened.redis_connect_func is not None
 
 
@@ -213,15 +240,21 @@ def _load_certificates(opened: AbstractConnection, address: Address) -> None:
         held.ssl_context.get()
     except (OSError, ValueError) as error:
         options = "ssl_certfile, ssl_keyfile and ssl_ca_certs"
-        raise ServerRefused(f"{address.label}: the certificates cannot be loaded ({error}): check {options}") from error
+        raise ServerRefused(
+            f"{address.label}: the certificates cannot be loaded ({error}): check {options}"
+        ) from error
 
 
-def _refusal(error: ReplyError, address: Address, credentials: str = "user and password") -> DelayqError:
+def _refusal(
+    error: ReplyError, address: Address, credentials: str = "user and password"
+) -> DelayqError:
     text = str(error)
     if is_not_now(text):
         return ServerUnavailable(f"{address.label} is temporarily unavailable: {text}")
     if text.startswith(_OF_THE_USER):
-        return ServerRefused(f"{address.label} rejected the credentials: {text.rstrip('.')}; check {credentials}")
+        return ServerRefused(
+            f"{address.label} rejected the credentials: {text.rstrip('.')}; check {credentials}"
+        )
     return ServerRefused(f"{address.label} refused the connection: {text}")
 
 
@@ -229,14 +262,20 @@ def _why_not(error: BaseException, address: Address) -> DelayqError | None:
     untrusted = _behind(error, ssl.SSLCertVerificationError)
     if untrusted is not None:
         # The certificate will be the same the next time.
-        return ServerRefused(f"{address.label} presented a certificate that is not trusted: {untrusted.verify_message}")
+        return ServerRefused(
+            f"{address.label} presented a certificate that is not trusted:"
+            f" {untrusted.verify_message}"
+        )
     if (alert := _ALERT.search(str(_behind(error, ssl.SSLError)))) is not None:
-        return ServerRefused(f"{address.label} ended the TLS handshake: {_what_to_do(alert[1], address)}")
+        return ServerRefused(
+            f"{address.label} ended the TLS handshake: {_what_to_do(alert[1], address)}"
+        )
     if isinstance(error, (*_LINK_ERRORS, RedisError)):
         if address.label.endswith("://***"):
             # The error names the host, which may be half of a password.
             return ServerUnavailable(
-                f"{address.label} does not answer: percent-encode special characters in the password, such as %40, %3F and %23"
+                f"{address.label} does not answer: percent-encode special characters in the"
+                " password, such as %40, %3F and %23"
             )
         return ServerUnavailable(f"{address.label} does not answer: {error}{_hint(error, address)}")
     return None
@@ -245,8 +284,13 @@ def _why_not(error: BaseException, address: Address) -> DelayqError | None:
 def _what_to_do(alert: str, address: Address) -> str:
     """Put a TLS alert from the server into words, and say what to do about it."""
     words = alert.lower().replace("_", " ")
-    if not address.options.get("ssl_certfile") and alert.endswith(("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")):
-        return f"{words}; if the server requires a client certificate, add ssl_certfile= and ssl_keyfile= to the address"
+    if not address.options.get("ssl_certfile") and alert.endswith(
+        ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
+    ):
+        return (
+            f"{words}; if the server requires a client certificate, add ssl_certfile= and"
+            " ssl_keyfile= to the address"
+        )
     return f"{words}; check ssl_certfile, ssl_keyfile, ssl_min_version and ssl_ciphers"
 
 

@@ -1,4 +1,8 @@
-"""The server errors that mean "not now": nothing was carried out, and the same call may succeed later. Pure."""
+"""The server errors that mean "not now": nothing was carried out, and the same call may succeed
+later.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ _IN_SCRIPT = r"(?:Error running script \(call to f_[0-9a-f]{40}\): (?:@user_scri
 _CODES = (
     "BUSY",  # another script runs
     "LOADING",  # it reads its data
-    "READONLY",  # a replica: after a failover another server is the master, or this one soon will be again
+    # A replica: after a failover another server is the master, or this one soon will be again.
+    "READONLY",
     "MASTERDOWN",
     "CLUSTERDOWN",
     "TRYAGAIN",  # a slot is moving, and half of the call's keys with it
@@ -18,12 +23,14 @@ _CODES = (
     "MISCONF",  # the disk is full
     "UNBLOCKED",  # a call that waited, on a server that became a replica
 )
-# Matched at the start of the text: names of users, commands and keys are quoted further back, and may look like a code.
+# Matched at the start of the text: names of users, commands and keys are quoted further back, and
+# may look like a code.
 _NOT_NOW = re.compile(rf"{_IN_SCRIPT}(?:(?:{'|'.join(_CODES)})\b|max number of clients)")
 
 
 def is_not_now(text: str) -> bool:
-    """Tell whether a server that replies with this error has carried out nothing, and may serve the same call later.
+    """Tell whether a server that replies with this error has carried out nothing, and may serve the
+    same call later.
 
     Args:
         text: The error, without the leading ``-`` and without ``ERR``.

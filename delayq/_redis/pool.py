@@ -85,13 +85,15 @@ class _Use:
 class ConnectionPool:
     """A small pool of connections that redis-py opens.
 
-    redis-py's own pools raise or wait when they are full, hide whether a command was sent before an error, and count
-    nothing. Here acquiring and sending are two steps, so an error in the first one means that nothing was sent. When the limit is
-    reached, calls share the connections in use: on a distant server, waiting for a free one would cost a round trip.
+    redis-py's own pools raise or wait when they are full, hide whether a command was sent before an
+    error, and count nothing. Here acquiring and sending are two steps, so an error in the first one
+    means that nothing was sent. When the limit is reached, calls share the connections in use: on a
+    distant server, waiting for a free one would cost a round trip.
 
-    If one connection has died silently, others may have died too. So when one is doubted, the free ones are put aside until they
-    have answered a PING, and a fresh connection is tried as well. Silence alone proves nothing, because the server may be busy.
-    But if a fresh connection is answered while an older one that has waited longer is not, the older one is dead.
+    If one connection has died silently, others may have died too. So when one is doubted, the free
+    ones are put aside until they have answered a PING, and a fresh connection is tried as well.
+    Silence alone proves nothing, because the server may be busy. But if a fresh connection is
+    answered while an older one that has waited longer is not, the older one is dead.
     """
 
     def __init__(self, address: Address | SentinelAddress, limit: int) -> None:
@@ -102,13 +104,15 @@ class ConnectionPool:
         self._limit = limit
         self._opening = 0
         self._line = _Line()
-        # How many free connections, from the start of the list, have not been needed since the last look.
+        # How many free connections, from the start of the list, have not been needed since the last
+        # look.
         self._spare: int = 0
         self._probe = _Probe(self)
         self._ended: DelayqError | None = None
         self._round_trip = 0.0
         self.opened: int = 0
-        # How often connections broke or led to another server. The next ones may lead to another server, too.
+        # How often connections broke or led to another server. The next ones may lead to another
+        # server, too.
         self.breaks: int = 0
         _of_this_process.add(self)
 
@@ -119,7 +123,9 @@ class ConnectionPool:
 
     @property
     def lead_to_replica(self) -> bool:
-        """Whether the address is that of a replica, as far as we know: no connection has led to a master yet."""
+        """Whether the address is that of a replica, as far as we know: no connection has led to a
+        master yet.
+        """
         return self._opener.found_no_master
 
     @property
@@ -129,8 +135,12 @@ class ConnectionPool:
 
     @property
     def round_trip(self) -> float:
-        """The shortest time that an answer takes, seconds: the last one known if no connection is left, 0 before the first."""
-        self._round_trip = min((wire.round_trip for wire in (*self._free, *self._used)), default=self._round_trip)
+        """The shortest time that an answer takes, seconds: the last one known if no connection is
+        left, 0 before the first.
+        """
+        self._round_trip = min(
+            (wire.round_trip for wire in (*self._free, *self._used)), default=self._round_trip
+        )
         return self._round_trip
 
     def acquire_nowait(self) -> Connection | None:
@@ -140,12 +150,19 @@ class ConnectionPool:
         return self._take_free()
 
     def acquire_any(self, preferred: Connection | None = None) -> Connection | None:
-        """Return an open connection, even if it is in use, or None if none is open. Hand it to :meth:`release` afterwards.
+        """Return an open connection, even if it is in use, or None if none is open.
+
+        Hand it to :meth:`release` afterwards.
 
         Args:
             preferred: The connection to return if it is still open and may be used.
         """
-        if preferred is not None and preferred.is_open and not preferred.is_doubted and not self._is_outdated(preferred):
+        if (
+            preferred is not None
+            and preferred.is_open
+            and not preferred.is_doubted
+            and not self._is_outdated(preferred)
+        ):
             if self.share(preferred):
                 return preferred
             if preferred in self._free:
@@ -160,7 +177,9 @@ class ConnectionPool:
     @property
     def bytes_to_send(self) -> int:
         """The number of bytes that wait here for the network to take them."""
-        return sum(wire.bytes_to_send for wire in self._used) + sum(wire.bytes_to_send for wire in self._free)
+        return sum(wire.bytes_to_send for wire in self._used) + sum(
+            wire.bytes_to_send for wire in self._free
+        )
 
     async def acquire(self) -> Connection:
         """Return an open connection, to be handed to :meth:`release` or :meth:`abandon`.
@@ -176,7 +195,10 @@ class ConnectionPool:
             while True:
                 self._demand_open()
                 # A connection that only one caller can have goes to the caller that came first.
-                if ticket is not None or len(self._line) + self._line.awake < len(self._free) + self._places:
+                if (
+                    ticket is not None
+                    or len(self._line) + self._line.awake < len(self._free) + self._places
+                ):
                     if (wire := self._take_free()) is not None:
                         return wire
                     if self._places:
@@ -207,13 +229,18 @@ class ConnectionPool:
         usable = [
             wire
             for wire, use in self._used.items()
-            if wire.is_open and not (wire.is_blocked or wire.is_doubted or wire.is_abandoned or use.own or use.outdated)
+            if wire.is_open
+            and not (
+                wire.is_blocked or wire.is_doubted or wire.is_abandoned or use.own or use.outdated
+            )
         ]
         # A call behind a large one waits a long time.
         return sorted(usable, key=lambda wire: (wire.bytes_to_send, wire.unanswered))
 
     def _wake(self) -> None:
-        """Wake as many of the waiting callers as may find a connection now: all of them if one can be shared."""
+        """Wake as many of the waiting callers as may find a connection now: all of them if one can
+        be shared.
+        """
         line = self._line
         if not len(line):
             return
@@ -225,7 +252,9 @@ class ConnectionPool:
         return use is not None and use.outdated
 
     def share(self, wire: Connection) -> bool:
-        """Hold an acquired connection once more, for another call behind the first. Returns whether that is possible.
+        """Hold an acquired connection once more, for another call behind the first.
+
+        Returns whether that is possible.
 
         Both calls release it.
         """
@@ -236,7 +265,10 @@ class ConnectionPool:
         return True
 
     def release(self, wire: Connection) -> None:
-        """Take back a connection, open or not. Its holder must no longer be waiting for an answer on it."""
+        """Take back a connection, open or not.
+
+        Its holder must no longer be waiting for an answer on it.
+        """
         use = self._used.get(wire)
         if use is not None and use.calls > 1:
             # No other caller may have it to itself yet: the next one might subscribe on it.
@@ -249,15 +281,20 @@ class ConnectionPool:
         self._wake()
 
     def abandon(self, wire: Connection) -> None:
-        """Take back a connection whose holder has left. It stays in use until the answers in flight have arrived.
+        """Take back a connection whose holder has left.
 
-        Closing it would cost the other calls on it their answers, and the next call a new connection. Until then no further call
-        shares it, because the holder may have left for want of an answer.
+        It stays in use until the answers in flight have arrived.
+
+        Closing it would cost the other calls on it their answers, and the next call a new
+        connection. Until then no further call shares it, because the holder may have left for want
+        of an answer.
         """
         wire.when_answered(partial(self.release, wire))
 
     def disown(self) -> None:
-        """Stop using the connections without closing any: this is a forked child, and they belong to its parent."""
+        """Stop using the connections without closing any: this is a forked child, and they belong
+        to its parent.
+        """
         self._ended = Closed("the client belongs to another process")
         _inherited.extend((*self._free, *self._probe.aside, *self._used))
         self._free.clear()
@@ -265,7 +302,9 @@ class ConnectionPool:
         self._used.clear()
 
     def prune(self) -> None:
-        """Close the connections that have not been used since the last call: a burst leaves more than everyday work needs."""
+        """Close the connections that have not been used since the last call: a burst leaves more
+        than everyday work needs.
+        """
         idle, self._spare = self._free[: self._spare], len(self._free)
         del self._free[: len(idle)]
         self._spare -= len(idle)
@@ -273,7 +312,11 @@ class ConnectionPool:
             self.close(wire)
 
     def renew(self) -> None:
-        """Stop using the connections that are open now: another server has taken the place of theirs. Calls in flight go on."""
+        """Stop using the connections that are open now: another server has taken the place of
+        theirs.
+
+        Calls in flight go on.
+        """
         self.breaks += 1
         for wire in self._free:
             wire.close()
@@ -284,7 +327,9 @@ class ConnectionPool:
             use.outdated = True
 
     def retire(self, reason: DelayqError) -> None:
-        """Close every connection, including those in use, and open no more: later callers get the reason."""
+        """Close every connection, including those in use, and open no more: later callers get the
+        reason.
+        """
         self._ended = reason
         self._probe.cancel()
         for wire in (*self._free, *self._used):
@@ -294,7 +339,9 @@ class ConnectionPool:
         self._wake()
 
     async def open_own(self, *, anew: bool = False) -> Connection:
-        """Return a connection that does not count towards the limit, for calls that block. Close it with :meth:`close`.
+        """Return a connection that does not count towards the limit, for calls that block.
+
+        Close it with :meth:`close`.
 
         Args:
             anew: Open a new one, even if another is free.
@@ -306,12 +353,17 @@ class ConnectionPool:
             async with asyncio.timeout(OPEN_TIMEOUT):
                 wire = await (self._opened_anew() if anew else self._connected())
         except TimeoutError as error:
-            raise ServerUnavailable(f"{self.label} did not answer within {OPEN_TIMEOUT:g} s") from error
+            raise ServerUnavailable(
+                f"{self.label} did not answer within {OPEN_TIMEOUT:g} s"
+            ) from error
         self._used[wire].own = True
         return wire
 
     def keep_own(self, wire: Connection) -> None:
-        """Offer a connection from :meth:`open_own` to the callers. It does not count towards the limit until one takes it."""
+        """Offer a connection from :meth:`open_own` to the callers.
+
+        It does not count towards the limit until one takes it.
+        """
         if self._ended is not None or self._is_outdated(wire):
             self.close(wire)
         else:
@@ -334,7 +386,8 @@ class ConnectionPool:
     def _take_free(self) -> Connection | None:
         while self._free:
             wire = self._free.pop()
-            # The last one released is the first one taken, so those further down have not been needed.
+            # The last one released is the first one taken, so those further down have not been
+            # needed.
             self._spare = min(self._spare, len(self._free))
             if wire.is_clean:
                 self._used[wire] = _Use()
@@ -359,9 +412,11 @@ class ConnectionPool:
         except DelayqError:
             raise
         except Exception as error:
-            # Any other error comes from the user's code, such as a provider of passwords. It may succeed the next time. Its
-            # message may be secret.
-            raise ServerUnavailable(f"{self.label}: cannot connect: {type(error).__name__}") from error
+            # Any other error comes from the user's code, such as a provider of passwords. It may
+            # succeed the next time. Its message may be secret.
+            raise ServerUnavailable(
+                f"{self.label}: cannot connect: {type(error).__name__}"
+            ) from error
         try:
             self._demand_open()
         except DelayqError:
@@ -402,7 +457,8 @@ class _Probe:
         self.aside: set[Connection] = set()
 
     def begin(self, free: Iterable[Connection]) -> None:
-        """Test all connections, because one has been silent for a while although an answer is missing.
+        """Test all connections, because one has been silent for a while although an answer is
+        missing.
 
         Args:
             free: The connections that no call uses. Those that answer go back to the pool.
@@ -442,8 +498,9 @@ class _Probe:
     async def _run(self) -> None:
         """Give up the silent connections if a fresh one is answered.
 
-        A server that is blocked by a long script answers no connection, and afterwards all of them, in any order. So the fresh
-        connection is asked once more, a moment after its first answer. A slow network makes that moment longer.
+        A server that is blocked by a long script answers no connection, and afterwards all of them,
+        in any order. So the fresh connection is asked once more, a moment after its first answer. A
+        slow network makes that moment longer.
         """
         now = asyncio.get_running_loop().time
         # Slightly in the future, so that the connections put aside count as asked by then.
@@ -469,9 +526,13 @@ class _Probe:
         if not dead:
             return
         for wire in dead:
-            wire.give_up(f"no answer within {DOUBT_AFTER:g} s, although a new connection was answered at once")
+            wire.give_up(
+                f"no answer within {DOUBT_AFTER:g} s, although a new connection was answered at"
+                " once"
+            )
         for wire, own in in_use.items():
-            # A connection of its own waits for whatever arrives, so its silence means nothing. Replacing it costs little.
+            # A connection of its own waits for whatever arrives, so its silence means nothing.
+            # Replacing it costs little.
             if own and wire.moved_at < began:
                 wire.give_up("other connections to this server were dead")
 
@@ -483,12 +544,14 @@ class _Probe:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if not task.cancelled():
-            # An error means that nothing is proven. A connection that is still in doubt reports again.
+            # An error means that nothing is proven. A connection that is still in doubt reports
+            # again.
             task.exception()
 
 
 _of_this_process: WeakSet[ConnectionPool] = WeakSet()
-# Kept forever: if they were collected, their sockets would leave the parent's event loop, which the child shares.
+# Kept forever: if they were collected, their sockets would leave the parent's event loop, which the
+# child shares.
 _inherited: list[Connection] = []
 
 

@@ -1,9 +1,11 @@
 """Refuses a script before its first write if the user lacks a right.
 
-A server checks the keys of a call before it runs the script, but the right to each command only when the script reaches it. A
-script that is refused halfway leaves what it has written. So a script's first call on a connection, and one every few seconds,
-is made in its *checked* form: the same script, preceded by lines that try each of its commands in a form that changes nothing.
-If one of them is refused, so is the call as a whole. All other calls are made in the plain form, at no extra cost.
+A server checks the keys of a call before it runs the script, but the right to each command only
+when the script reaches it. A script that is refused halfway leaves what it has written. So a
+script's first call on a connection, and one every few seconds, is made in its *checked* form: the
+same script, preceded by lines that try each of its commands in a form that changes nothing. If one
+of them is refused, so is the call as a whole. All other calls are made in the plain form, at no
+extra cost.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ _NOT_PERMITTED = re.compile(r"NOPERM|ACL failure|[Pp]ermission|The user executin
 
 # Not an id, name, token or record: those are text, or longer.
 _NOTHING = r"'\255'"
-# The arguments after the key, in a form that changes nothing. Some are wrong on purpose, because rights are checked first. A key
-# of another type does no harm either.
+# The arguments after the key, in a form that changes nothing. Some are wrong on purpose, because
+# rights are checked first. A key of another type does no harm either.
 _READS: dict[str, str] = {
     "EXISTS": "",
     "GET": "",
@@ -63,22 +65,28 @@ _WRITES: dict[str, str] = {
     "ZREM": _NOTHING,
     "ZREMRANGEBYRANK": "1, 0",
 }
-# Pushes have no such form. The element is removed again; for a user who may not remove it, the push is not tried.
+# Pushes have no such form. The element is removed again; for a user who may not remove it, the push
+# is not tried.
 _PUSHES = {"LPUSH": 1, "RPUSH": -1}
 _PUSH = """if permitted(redis.pcall('LREM', KEYS[1], 'wrong', '')) then
     local pushed = redis.pcall('{command}', KEYS[1], {nothing})
     try(pushed)
     if type(pushed) == 'number' then redis.pcall('LREM', KEYS[1], {end_}, {nothing}) end
   end"""
-# Not tried. A script publishes before its first write, or only as a hint; and it deletes by one command, which is its only write.
+# Not tried. A script publishes before its first write, or only as a hint; and it deletes by one
+# command, which is its only write.
 _UNTRIED = {"PUBLISH", "UNLINK", "DEL"}
 
-# A full server refuses a script only before its first write. Some of the commands tried are writes, so there nothing is tried.
+# A full server refuses a script only before its first write. Some of the commands tried are writes,
+# so there nothing is tried.
 _FULL = f"redis.pcall('ZADD', KEYS[1], 'XX', 0, {_NOTHING})"
 _CHECK = """do
-  local function says(answer, what) return type(answer) == 'table' and string.find(tostring(answer.err), what) end
+  local function says(answer, what)
+    return type(answer) == 'table' and string.find(tostring(answer.err), what)
+  end
   local function permitted(answer)
-    return not (says(answer, 'NOPERM') or says(answer, 'ACL failure') or says(answer, 'The user executing'))
+    return not (says(answer, 'NOPERM') or says(answer, 'ACL failure')
+      or says(answer, 'The user executing'))
   end
   local refused
   local function try(answer) if not permitted(answer) then refused = refused or answer end end
@@ -107,7 +115,9 @@ def commands(script: Script) -> frozenset[str]:
 
 @cache
 def tried(script: Script) -> frozenset[str]:
-    """Return the commands that the checked form of a script tries: none if it only reads, or writes by one command."""
+    """Return the commands that the checked form of a script tries: none if it only reads, or writes
+    by one command.
+    """
     of_its_own = commands(script)
     if not of_its_own & (_WRITES.keys() | _PUSHES.keys()):
         return frozenset()
@@ -140,18 +150,26 @@ def is_refusal(error: str) -> bool:
 
 
 class Rights:
-    """Remembers, for each connection, for which scripts and queues its user was lately seen to have all rights."""
+    """Remembers, for each connection, for which scripts and queues its user was lately seen to have
+    all rights.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         """Args:
         now: Returns the time, seconds.
         """
         self._now = now
-        self._seen: WeakKeyDictionary[Connection, dict[tuple[str, str], float]] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[Connection, dict[tuple[str, str], float]] = (
+            WeakKeyDictionary()
+        )
 
     def form(self, wire: Connection, script: Script, key: str) -> Form | Script:
-        """Return the form in which to send a call over this connection; ``key`` is the call's first key."""
-        if (seen := self._seen.get(wire)) is not None and seen.get((script.name, key), 0.0) > self._now():
+        """Return the form in which to send a call over this connection; ``key`` is the call's first
+        key.
+        """
+        if (seen := self._seen.get(wire)) is not None and seen.get(
+            (script.name, key), 0.0
+        ) > self._now():
             return script
         return checked(script) or script
 

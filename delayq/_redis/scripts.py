@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
-# A function of the top level, with its comment: it ends with an ``end`` in the first column, or on the line on which it begins.
-_FUNCTION = re.compile(r"(?:^--[^\n]*\n)*^local function (\w+)\((?:[^\n]*\bend$|.*?^end$)\n?", re.MULTILINE | re.DOTALL)
+# A function of the top level, with its comment: it ends with an ``end`` in the first column, or on
+# the line on which it begins.
+_FUNCTION = re.compile(
+    r"(?:^--[^\n]*\n)*^local function (\w+)\((?:[^\n]*\bend$|.*?^end$)\n?", re.MULTILINE | re.DOTALL
+)
 _COMMENT_OR_STRING = re.compile(r"--[^\n]*|'[^'\n]*'")
 _NAME = re.compile(r"(?<![.\w])[A-Za-z_]\w*")
 
@@ -23,13 +26,15 @@ _NAME = re.compile(r"(?<![.\w])[A-Za-z_]\w*")
 class Script:
     """One script, which reads its KEYS and ARGV by the names that are declared here.
 
-    Names that end in ``...`` come last, and repeat. A single one gives the script a table named in the plural. With several, the
-    script walks from ``FIRST`` in steps of ``STRIDE``, and finds ``id...`` of each step at the offset ``ID``; there are ``COUNT``
-    steps. Names that end in ``_0``, ``_1``, and so on give it one table by that number.
+    Names that end in ``...`` come last, and repeat. A single one gives the script a table named in
+    the plural. With several, the script walks from ``FIRST`` in steps of ``STRIDE``, and finds
+    ``id...`` of each step at the offset ``ID``; there are ``COUNT`` steps. Names that end in
+    ``_0``, ``_1``, and so on give it one table by that number.
 
     Attributes:
         name: The file in ``lua``, with its folder.
-        repeatable: Whether running it twice has the same effect as running it once, so that it is retried if its answer is lost.
+        repeatable: Whether running it twice has the same effect as running it once, so that it is
+            retried if its answer is lost.
         followed_by: The script that undoes it, whose rights are checked along with its own.
         package: The package that has the folder ``lua``.
     """
@@ -43,7 +48,8 @@ class Script:
 
     @cached_property
     def text(self) -> str:
-        """The script as the server gets it: its local names, its includes and its body, without functions that it never calls.
+        """The script as the server gets it: its local names, its includes and its body, without
+        functions that it never calls.
 
         An include is looked up beside the script first, then among those that all scripts share.
         """
@@ -54,7 +60,9 @@ class Script:
 
         def include(name: str) -> str:
             own = folder.joinpath("include", f"{name}.lua")
-            return (own if own.is_file() else root.joinpath("include", f"{name}.lua")).read_text("utf-8")
+            return (own if own.is_file() else root.joinpath("include", f"{name}.lua")).read_text(
+                "utf-8"
+            )
 
         body = root.joinpath(*f"{self.name}.lua".split("/")).read_text("utf-8")
         text = without_unused_functions(_INCLUDE.sub(lambda match: include(match[1]), body))
@@ -77,7 +85,8 @@ class Request(NamedTuple):
     """A call to a script.
 
     Attributes:
-        until: When to stop retrying it, on the event loop's clock. None: after the same time as any other call.
+        until: When to stop retrying it, on the event loop's clock. None: after the same time as any
+            other call.
     """
 
     script: Script

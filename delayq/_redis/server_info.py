@@ -1,4 +1,6 @@
-"""Questions about a server rather than about a queue: its state, its cluster, and the rights of a user."""
+"""Questions about a server rather than about a queue: its state, its cluster, and the rights of a
+user.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,28 @@ _WITH_CHANNEL = ("subscribe", "publish")
 
 
 async def servers(client: RedisClient) -> list[dict[str, str]]:
-    """Return what every server tells about itself, by name. Raises as :meth:`RedisClient.everywhere` does."""
+    """Return what every server tells about itself, by name.
+
+    Raises as :meth:`RedisClient.everywhere` does.
+    """
     return [read_info(reply) for reply in await client.everywhere("INFO")]
 
 
 async def cluster(client: RedisClient) -> dict[str, str]:
-    """Return what the cluster tells about itself, by name. Raises as :meth:`RedisClient.everywhere` does."""
+    """Return what the cluster tells about itself, by name.
+
+    Raises as :meth:`RedisClient.everywhere` does.
+    """
     return read_info((await client.everywhere("CLUSTER", "INFO"))[0])
 
 
 def read_info(reply: bytes) -> dict[str, str]:
     """Parse such a reply."""
-    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines() if line and not line.startswith("#"))
+    lines = (
+        line.partition(":")
+        for line in reply.decode(errors="replace").splitlines()
+        if line and not line.startswith("#")
+    )
     return {name: value for name, _, value in lines}
 
 
@@ -45,7 +57,9 @@ async def user(client: RedisClient) -> str:
     return name.decode(errors="replace")
 
 
-async def missing_rights(client: RedisClient, user: str, commands: Sequence[str], key: str, channel: str) -> AsyncIterator[str]:
+async def missing_rights(
+    client: RedisClient, user: str, commands: Sequence[str], key: str, channel: str
+) -> AsyncIterator[str]:
     """Yield the rights that a user lacks to run commands on a key or a channel, as ACL rules.
 
     Raises:
@@ -62,4 +76,10 @@ async def missing_rights(client: RedisClient, user: str, commands: Sequence[str]
             arguments += ["1"] * (abs(int(info[1])) - 2)
         answer = await client.command("ACL", "DRYRUN", user, command, *arguments, key=key)
         if answer != b"OK":
-            yield f"+{command}" if b"command" in answer else f"~{key}" if b"key" in answer else f"&{channel}"
+            yield (
+                f"+{command}"
+                if b"command" in answer
+                else f"~{key}"
+                if b"key" in answer
+                else f"&{channel}"
+            )

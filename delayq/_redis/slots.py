@@ -1,4 +1,6 @@
-"""What all queues' keys have in common: valid names, the prefixes that tell the kinds apart, and cluster slots."""
+"""What all queues' keys have in common: valid names, the prefixes that tell the kinds apart, and
+cluster slots.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,17 @@ def checked_name(name: str) -> str:
 
 
 def hash_tag(key: str) -> str:
-    """Return the part of ``key`` that decides its cluster slot (Redis Cluster specification, "Hash tags")."""
+    """Return the part of ``key`` that decides its cluster slot (Redis Cluster specification, "Hash
+    tags").
+    """
     start = key.find("{")
     end = key.find("}", start + 1)
     return key[start + 1 : end] if start >= 0 and end > start + 1 else key
 
 
 def slot_of(key: str) -> int:
-    """Return the cluster slot of ``key``, by its CRC16 (Redis Cluster specification, "Key distribution model").
+    """Return the cluster slot of ``key``, by its CRC16 (Redis Cluster specification, "Key
+    distribution model").
 
     The standard library's ``crc_hqx`` is that CRC16.
     """

@@ -1,4 +1,6 @@
-"""The servers that have the keys: a single one, which another may replace tomorrow, or the masters of a cluster."""
+"""The servers that have the keys: a single one, which another may replace tomorrow, or the masters
+of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ class Topology(Protocol):
     """The servers of one client.
 
     Attributes:
-        spread: Whether two keys may live on different servers. If so, no script may name keys of two queues.
+        spread: Whether two keys may live on different servers. If so, no script may name keys of
+            two queues.
     """
 
     spread: bool
@@ -39,7 +42,8 @@ class Topology(Protocol):
         ...
 
     async def any(self) -> Sequence[ConnectionPool]:
-        """Return the connections to every server that may answer a question that concerns no key, the most promising ones first.
+        """Return the connections to every server that may answer a question that concerns no key,
+        the most promising ones first.
 
         Raises:
             ServerUnavailable, ServerRefused: As for :meth:`find`.
@@ -51,15 +55,22 @@ class Topology(Protocol):
         ...
 
     def suspect(self, connections: ConnectionPool) -> None:
-        """Note that a call over these connections has failed as it does when a server dies or loses its keys."""
+        """Note that a call over these connections has failed as it does when a server dies or loses
+        its keys.
+        """
         ...
 
     def failed_lately(self, key: str) -> bool:
-        """Tell whether the server that has ``key`` has failed in the last seconds, so that other keys may do better."""
+        """Tell whether the server that has ``key`` has failed in the last seconds, so that other
+        keys may do better.
+        """
         ...
 
     def moved(self, slot: int, place: str, told_by: ConnectionPool) -> ConnectionPool:
-        """Note that ``place``, host and port, is said to have a slot now. Returns the connections to it."""
+        """Note that ``place``, host and port, is said to have a slot now.
+
+        Returns the connections to it.
+        """
         ...
 
     def at(self, place: str, told_by: ConnectionPool) -> ConnectionPool:
@@ -67,7 +78,9 @@ class Topology(Protocol):
         ...
 
     def all(self) -> Sequence[ConnectionPool]:
-        """Return the connections to every server that has keys, or none if that is uncertain: call :meth:`refresh` then."""
+        """Return the connections to every server that has keys, or none if that is uncertain: call
+        :meth:`refresh` then.
+        """
         ...
 
     @property
@@ -90,7 +103,10 @@ class Topology(Protocol):
 
 
 class SingleServer:
-    """The one server that has every key. Behind a name or a Sentinel, another server may take its place."""
+    """The one server that has every key.
+
+    Behind a name or a Sentinel, another server may take its place.
+    """
 
     spread = False
 
@@ -124,7 +140,10 @@ class SingleServer:
 
     def at(self, place: str, told_by: ConnectionPool) -> ConnectionPool:
         del told_by
-        raise ServerRefused(f"the server belongs to a cluster and redirects to {place}: use a redis+cluster:// address")
+        raise ServerRefused(
+            f"the server belongs to a cluster and redirects to {place}: use a redis+cluster://"
+            " address"
+        )
 
     def all(self) -> Sequence[ConnectionPool]:
         return [self._connections]

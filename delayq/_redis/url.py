@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from redis.asyncio import Connection, Redis, RedisCluster, SentinelConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio import (
+    Connection,
+    Redis,
+    RedisCluster,
+    SentinelConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -25,23 +32,31 @@ _SAME_AS = {"valkey": "redis", "valkeys": "rediss", "valkey+unix": "unix"}
 _SCHEMES = ("redis", "rediss", "unix", *_SAME_AS)
 
 # Addresses of several servers: the part before the plus says how to reach each of them.
-_MANY = tuple(f"{name}+{kind}" for kind in ("sentinel", "cluster") for name in ("redis", "rediss", "valkey", "valkeys"))
+_MANY = tuple(
+    f"{name}+{kind}"
+    for kind in ("sentinel", "cluster")
+    for name in ("redis", "rediss", "valkey", "valkeys")
+)
 _PORTS = {"sentinel": 26379, "cluster": 6379}
 
-# redis-py's defaults differ between classes and change between major versions, so delayq sets every option that it relies on.
+# redis-py's defaults differ between classes and change between major versions, so delayq sets every
+# option that it relies on.
 _OURS: dict[str, Any] = {
     # Replies stay bytes.
     "decode_responses": False,
-    # delayq bounds its calls itself: a call that takes messages must get its reply, however late it arrives.
+    # delayq bounds its calls itself: a call that takes messages must get its reply, however late it
+    # arrives.
     "socket_timeout": None,
     "health_check_interval": 0,
     # delayq retries only the calls that are safe to repeat.
     "retry": None,
     "retry_on_timeout": False,
-    # The handshake is smaller; and the maintenance notifications of RESP3 make redis-py 8.1 hand out dead connections.
+    # The handshake is smaller; and the maintenance notifications of RESP3 make redis-py 8.1 hand
+    # out dead connections.
     "protocol": 2,
 }
-# Options of pools and clients rather than of a single connection, and options of RESP3's maintenance notifications.
+# Options of pools and clients rather than of a single connection, and options of RESP3's
+# maintenance notifications.
 _NOT_OURS = re.compile(
     r"max_connections|timeout|queue_class|connection_pool(_class)?|retry_on_error|legacy_responses|(oss_cluster_)?maint\w*|orig_\w+"
 )
@@ -49,7 +64,8 @@ _NOT_OURS = re.compile(
 
 # redis-py's message for an option whose value it cannot parse.
 _SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
-# The parts of an address that may be shown: host, port, and a path if it names a socket or a service. Other paths are numbers.
+# The parts of an address that may be shown: host, port, and a path if it names a socket or a
+# service. Other paths are numbers.
 _HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]+)?"
 _SERVER = re.compile(rf"{_HOST}(?:/[0-9]*)?")
 _SOCKET = re.compile(r"(?:/[^?#@:]*)?")
@@ -83,7 +99,9 @@ class Address:
 
     def at(self, host: str, port: int) -> Address:
         """Return the address of another server of the same kind."""
-        return replace(self, label=f"{host}:{port}", options=self.options | {"host": host, "port": port})
+        return replace(
+            self, label=f"{host}:{port}", options=self.options | {"host": host, "port": port}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +138,21 @@ AnyAddress = Address | SentinelAddress | ClusterAddress
 
 
 def from_url(url: str) -> AnyAddress:
-    """Parse ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://`` and their ``valkey`` names.
+    """Parse ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://``
+    and their ``valkey`` names.
 
     Raises:
-        ConfigurationError: The scheme is unknown, or an option cannot be parsed. The message shows no secrets.
+        ConfigurationError: The scheme is unknown, or an option cannot be parsed. The message shows
+            no secrets.
     """
     scheme, colon, rest = url.partition(":")
     if colon and scheme in _MANY:
         return _of_many(url, scheme, rest)
     if not colon or scheme not in _SCHEMES:
         known = ", ".join(f"{name}://" for name in (*_SCHEMES, "redis+sentinel", "redis+cluster"))
-        raise ConfigurationError(f"{redacted(url)!r} is not a supported address; use one of {known} or embedded:")
+        raise ConfigurationError(
+            f"{redacted(url)!r} is not a supported address; use one of {known} or embedded:"
+        )
     return _of_one(url, scheme, rest)
 
 
@@ -154,17 +176,24 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
         # Raised outside the except block, because an error shows its context too.
         raise ConfigurationError(f"the address {_scheme_of(url)!r} is invalid: {reason}")
     if scheme.endswith("unix") and not options.get("path"):
-        raise ConfigurationError(f"the address {_scheme_of(url)!r} does not name a socket: use unix:///path/to/socket")
+        raise ConfigurationError(
+            f"the address {_scheme_of(url)!r} does not name a socket: use unix:///path/to/socket"
+        )
     return _address(redacted(url), connection_class, options)
 
 
 def of_socket(path: str, restart: Callable[[], Awaitable[str]]) -> Address:
     """Return the address of a server that delayq runs itself, which ``restart`` starts again."""
-    return replace(_address(f"unix://{path}", UnixDomainSocketConnection, {"path": path}), restart=restart)
+    return replace(
+        _address(f"unix://{path}", UnixDomainSocketConnection, {"path": path}), restart=restart
+    )
 
 
 def _what_is_ignored(rest: str) -> str:
-    """Describe an error after the scheme that redis-py would ignore. Returns an empty string if there is none."""
+    """Describe an error after the scheme that redis-py would ignore.
+
+    Returns an empty string if there is none.
+    """
     parts = urlsplit(f"redis:{rest}")
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         return "the database must be a number, as in redis://host:6379/0"
@@ -172,7 +201,9 @@ def _what_is_ignored(rest: str) -> str:
 
 
 def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddress:
-    """Parse the address of several servers: ``//user:password@host:port,host:port/service/database?option=value``."""
+    """Parse the address of several servers:
+    ``//user:password@host:port,host:port/service/database?option=value``.
+    """
     scheme, _, kind = schemes.partition("+")
     place, _, query = rest.removeprefix("//").partition("?")
     user, at, place = place.rpartition("@")
@@ -191,18 +222,26 @@ def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddr
     label = redacted(url)
     if kind == "cluster":
         if path.strip("/") not in ("", "0"):
-            raise ConfigurationError(f"the address {_scheme_of(url)!r} is invalid: a cluster has only database 0")
+            raise ConfigurationError(
+                f"the address {_scheme_of(url)!r} is invalid: a cluster has only database 0"
+            )
         return ClusterAddress(label, tuple(servers))
     service, _, database = path.partition("/")
     if not service or not (database or "0").isdecimal():
         example = "redis+sentinel://host:26379,host:26379/service/0"
-        raise ConfigurationError(f"the address {_scheme_of(url)!r} does not name a service: use {example}")
+        raise ConfigurationError(
+            f"the address {_scheme_of(url)!r} does not name a service: use {example}"
+        )
     server = servers[0]
     way_in = replace(server, label=label, options=server.options | {"db": int(database or 0)})
     # Sentinels have their own users, and no databases.
     greeting = {"username": ours.get("username"), "password": ours.get("password"), "db": 0}
     sentinels = tuple(
-        replace(each, label=f"the Sentinel {each.options['host']}:{each.options['port']}", options=each.options | greeting)
+        replace(
+            each,
+            label=f"the Sentinel {each.options['host']}:{each.options['port']}",
+            options=each.options | greeting,
+        )
         for each in servers
     )
     return SentinelAddress(label, sentinels, unquote(service), way_in)
@@ -212,14 +251,23 @@ def _host_and_port(url: str, place: str, port: int) -> tuple[str, int]:
     host, colon, given = place.rpartition(":")
     if not colon or place.endswith("]"):
         host, given = place, str(port)
-    if not host or not given.isdecimal() or not 0 < int(given) < 65536 or (":" in host) != host.startswith("["):
+    if (
+        not host
+        or not given.isdecimal()
+        or not 0 < int(given) < 65536
+        or (":" in host) != host.startswith("[")
+    ):
         # The part itself is not shown: it may be the half of a password that contains a "?".
-        raise ConfigurationError(f"the address {_scheme_of(url)!r} is invalid: each of its servers must be host:port")
+        raise ConfigurationError(
+            f"the address {_scheme_of(url)!r} is invalid: each of its servers must be host:port"
+        )
     return host, int(given)
 
 
 def from_client(client: object) -> AnyAddress:
-    """Extract the address from a user's redis-py client. The client keeps its connections; delayq opens its own.
+    """Extract the address from a user's redis-py client.
+
+    The client keeps its connections; delayq opens its own.
 
     Raises:
         ConfigurationError: It is not a client of ``redis.asyncio``, or it is one for replicas.
@@ -227,7 +275,12 @@ def from_client(client: object) -> AnyAddress:
     label = "the given client"
     if isinstance(client, RedisCluster):
         nodes = client.nodes_manager.startup_nodes.values()
-        return ClusterAddress(label, tuple(_address(node.name, node.connection_class, node.connection_kwargs) for node in nodes))
+        return ClusterAddress(
+            label,
+            tuple(
+                _address(node.name, node.connection_class, node.connection_kwargs) for node in nodes
+            ),
+        )
     if not isinstance(client, Redis):
         kind = f"{type(client).__module__}.{type(client).__qualname__}"
         raise ConfigurationError(f"expected a URL or a client of redis.asyncio, got {kind}")
@@ -235,7 +288,9 @@ def from_client(client: object) -> AnyAddress:
     if not isinstance(pool, SentinelConnectionPool):
         return _address(label, pool.connection_class, pool.connection_kwargs)
     if not pool.is_master:
-        raise ConfigurationError("the given client connects to replicas: pass the client that master_for() returns")
+        raise ConfigurationError(
+            "the given client connects to replicas: pass the client that master_for() returns"
+        )
     asked = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
     sentinels = tuple(
         _address(
@@ -246,17 +301,24 @@ def from_client(client: object) -> AnyAddress:
         for each in asked
     )
     plain = SSLConnection if issubclass(pool.connection_class, SSLConnection) else Connection
-    return SentinelAddress(label, sentinels, pool.service_name, _address(label, plain, pool.connection_kwargs))
+    return SentinelAddress(
+        label, sentinels, pool.service_name, _address(label, plain, pool.connection_kwargs)
+    )
 
 
-def _address(label: str, connection_class: type[AbstractConnection], options: Mapping[str, Any]) -> Address:
+def _address(
+    label: str, connection_class: type[AbstractConnection], options: Mapping[str, Any]
+) -> Address:
     kept = {name: value for name, value in options.items() if not _NOT_OURS.fullmatch(name)}
     kept.setdefault("socket_connect_timeout", 5.0)
     return Address(label, connection_class, kept | _OURS)
 
 
 def redacted(url: str) -> str:
-    """Return ``url`` without user, password and options. If it is not an address, nothing after ``://`` is kept."""
+    """Return ``url`` without user, password and options.
+
+    If it is not an address, nothing after ``://`` is kept.
+    """
     scheme, found, rest = url.partition("://")
     if not found:
         return url if _SERVER.fullmatch(url) else "***"
@@ -270,6 +332,8 @@ def redacted(url: str) -> str:
 
 
 def _scheme_of(url: str) -> str:
-    """Return the part of an unreadable address that may be shown: the scheme, since the rest may belong to a password."""
+    """Return the part of an unreadable address that may be shown: the scheme, since the rest may
+    belong to a password.
+    """
     scheme = url.partition("://")[0]
     return f"{scheme}://***" if scheme in (*_SCHEMES, *_MANY) else "***"

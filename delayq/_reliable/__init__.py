@@ -1,1 +1,3 @@
-"""The reliable queue: its handle, messages, claims, acknowledgements, dead letters and schedules."""
+"""The reliable queue: its handle, messages, claims, acknowledgements, dead letters and
+schedules.
+"""

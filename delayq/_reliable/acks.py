@@ -31,7 +31,9 @@ class Acknowledger:
         done: Number of claims settled, or found lost, so far.
     """
 
-    def __init__(self, store: ReliableStore, policy: Policy, services: EngineContext, counters: Counters) -> None:
+    def __init__(
+        self, store: ReliableStore, policy: Policy, services: EngineContext, counters: Counters
+    ) -> None:
         self._store = store
         self._counters = counters
         self._policy = policy
@@ -58,7 +60,9 @@ class Acknowledger:
 
     @property
     def backlogged(self) -> bool:
-        """Whether enough acknowledgements are in flight that a caller with another one waits for its answer."""
+        """Whether enough acknowledgements are in flight that a caller with another one waits for
+        its answer.
+        """
         return self._acks.unanswered >= _MOST_UNANSWERED
 
     async def flush(self) -> None:
@@ -69,38 +73,54 @@ class Acknowledger:
         """Acknowledge the message.
 
         Raises:
-            LeaseLost: The lease had ended, and another worker may have the message. Nothing was changed.
+            LeaseLost: The lease had ended, and another worker may have the message. Nothing was
+                changed.
             OutcomeUnknown: The acknowledgement may have been carried out.
         """
         if claim.is_suspect:
             self._suspects.over(claim)
-        # A caller that is cancelled now has handled the message all the same, so acks are uncancellable.
+        # A caller that is cancelled now has handled the message all the same, so acks are
+        # uncancellable.
         if (done := await self._acks.submit(claim, 1)) is not True:
             _demand(done)
 
     def ack_and_forget(self, claim: Claim) -> None:
-        """Acknowledge the message without waiting for the answer. Failures are logged. Raises :class:`Closed` only."""
+        """Acknowledge the message without waiting for the answer.
+
+        Failures are logged. Raises :class:`Closed` only.
+        """
         if claim.is_suspect:
             self._suspects.over(claim)
         self._acks.fire_and_forget(claim, 1)
 
     async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
-        """Make the message due again after ``delay_us`` microseconds. Raises the same errors as :meth:`ack`."""
+        """Make the message due again after ``delay_us`` microseconds.
+
+        Raises the same errors as :meth:`ack`.
+        """
         await self._settle_one(self._store.nack_request(claim, delay_us, error), claim)
         self._counters.retried += 1
 
     async def bury(self, claim: Claim, why: str) -> None:
-        """Make the message a dead letter. ``why`` is JSON on one line. Raises the same errors as :meth:`ack`."""
+        """Make the message a dead letter.
+
+        ``why`` is JSON on one line. Raises the same errors as :meth:`ack`.
+        """
         await self._settle_one(self._store.bury_request(claim, why), claim)
         self._counters.buried += 1
 
     async def release(self, claim: Claim) -> None:
-        """Return the message to the state it was in before it was claimed. Raises the same errors as :meth:`ack`."""
+        """Return the message to the state it was in before it was claimed.
+
+        Raises the same errors as :meth:`ack`.
+        """
         await self._settle_one(self._store.release_request([claim]), claim)
         self._counters.released += 1
 
     async def extend(self, claims: Sequence[Claim], lease_us: int) -> list[bool]:
-        """Extend leases to end ``lease_us`` microseconds from now. Returns which of them are still ours.
+        """Extend leases to end ``lease_us`` microseconds from now.
+
+        Returns which of them are still ours.
 
         Raises:
             ServerError: The outcome is unknown; most likely nothing was changed.
@@ -116,7 +136,9 @@ class Acknowledger:
             for claim, mine in zip(some, ours, strict=True):
                 if mine:
                     claim.ends_us = now_us + lease_us
-                    claim.fresh_until = fresh_until(self._clock, claim.ends_us, self._policy.lease_us)
+                    claim.fresh_until = fresh_until(
+                        self._clock, claim.ends_us, self._policy.lease_us
+                    )
                 elif claim.is_suspect:
                     self._suspects.over(claim)
                 held.append(mine)
@@ -131,7 +153,9 @@ class Acknowledger:
         if self._closed:
             raise Closed("the queue is closed: the message is redelivered when its lease ends")
 
-    def _acked(self, claims: Sequence[Claim], answer: Sequence[int | OutcomeUnknown]) -> list[bool | OutcomeUnknown]:
+    def _acked(
+        self, claims: Sequence[Claim], answer: Sequence[int | OutcomeUnknown]
+    ) -> list[bool | OutcomeUnknown]:
         self.done += len(claims)
         return settled(answer, self._counters)
 
@@ -154,7 +178,9 @@ class Acknowledger:
     async def _settle(
         self, request: Request, claims: Sequence[Claim], lost: OutcomeUnknown | None = None
     ) -> list[bool | OutcomeUnknown]:
-        return await settle(self._store.client, self._clock, request, [claim.ends_us for claim in claims], lost)
+        return await settle(
+            self._store.client, self._clock, request, [claim.ends_us for claim in claims], lost
+        )
 
 
 def _demand(done: bool | OutcomeUnknown) -> None:

@@ -1,7 +1,8 @@
 """The format in which a reliable queue stores a message under its id. Pure.
 
-A body is ``enqueued_us headers``, a newline, then the payload. The first field is the server's time of the offer in decimal,
-written by ``offer.lua``; the headers are JSON on one line, or nothing; the payload is as the codec made it.
+A body is ``enqueued_us headers``, a newline, then the payload. The first field is the server's time
+of the offer in decimal, written by ``offer.lua``; the headers are JSON on one line, or nothing; the
+payload is as the codec made it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def parse(body: bytes) -> tuple[int, dict[str, str], bytes]:
 
 
 def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes]:
-    """Split a dead letter into the reason why the message died, and its body. Raises as :func:`parse` does."""
+    """Split a dead letter into the reason why the message died, and its body.
+
+    Raises as :func:`parse` does.
+    """
     why, newline, body = letter.partition(b"\n")
     if not newline:
         raise ValueError("the dead letter has no newline")
@@ -60,7 +64,8 @@ class Why(NamedTuple):
 def read_letter(letter: bytes) -> tuple[Why, int | None, dict[str, str], bytes]:
     """Return why a message died, and its body as :func:`parse` returns it.
 
-    Parts that cannot be read get a default, because the letter has to be shown regardless. The time is None if there is no body.
+    Parts that cannot be read get a default, because the letter has to be shown regardless. The time
+    is None if there is no body.
     """
     found: dict[str, Any] = {}
     try:

@@ -1,4 +1,6 @@
-"""Claims the due messages of one reliable queue and hands them to the callers waiting on this client."""
+"""Claims the due messages of one reliable queue and hands them to the callers waiting on this
+client.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Maximum number of messages claimed per script call: a script blocks the whole server while it runs.
+# Maximum number of messages claimed per script call: a script blocks the whole server while it
+# runs.
 BATCH = 100
 _RETURN_WITHIN = 0.1
 
@@ -43,7 +46,8 @@ class Claims:
         taker: Hands messages to the waiting callers.
         suspects: Tracks the suspect that the client has at work.
         expired: Number of messages found so far past their time to live.
-        died: Number of messages found so far that had used all their attempts when their lease ended.
+        died: Number of messages found so far that had used all their attempts when their lease
+            ended.
     """
 
     def __init__(
@@ -70,7 +74,9 @@ class Claims:
         self._settled = settled
         self._recurring = recurring
         self._claimed = 0
-        self.wakeups: WakeupLoop = WakeupLoop(self._name, self.run_once, services, lambda: self.taker.wanted > 0)
+        self.wakeups: WakeupLoop = WakeupLoop(
+            self._name, self.run_once, services, lambda: self.taker.wanted > 0
+        )
         self.taker: Waiters[Claim] = Waiters(
             self._name,
             services,
@@ -107,10 +113,13 @@ class Claims:
             self.wakeups.forget()
 
     async def run_once(self) -> int:
-        """Make one call, if any caller wants messages. Returns the value that :class:`WakeupLoop` expects.
+        """Make one call, if any caller wants messages.
+
+        Returns the value that :class:`WakeupLoop` expects.
 
         Raises:
-            ServerError: As for :meth:`RedisClient.run_once`. Callers that can wait keep waiting; the others receive the error.
+            ServerError: As for :meth:`RedisClient.run_once`. Callers that can wait keep waiting;
+                the others receive the error.
         """
         try:
             await self._recover()
@@ -139,18 +148,25 @@ class Claims:
             self.taker.over()
 
     async def quiet(self, within: float) -> None:
-        """Wait until no call is in flight and everything given back has arrived, for at most ``within`` seconds each."""
+        """Wait until no call is in flight and everything given back has arrived, for at most
+        ``within`` seconds each.
+        """
         await self.wakeups.idle(within)
         await self.taker.returned(within)
 
     def close(self, last: LastCalls) -> None:
-        """Stop calling the server. Before this returns, write the calls that give back every claim that reached no caller."""
+        """Stop calling the server.
+
+        Before this returns, write the calls that give back every claim that reached no caller.
+        """
         self.suspects.forget(self.wakeups.wake)
         self.wakeups.close()
         self.taker.close(last)
 
     async def aclose(self, grace: float) -> None:
-        """Wait for a call in flight to end and for its messages to be given back, for at most ``grace`` seconds."""
+        """Wait for a call in flight to end and for its messages to be given back, for at most
+        ``grace`` seconds.
+        """
         until = self._clock.local() + grace
         await self.wakeups.aclose(grace)
         with suppress(ServerError, TimeoutError):
@@ -161,7 +177,8 @@ class Claims:
     async def _call(self, take: int) -> tuple[list[Claim], int, int]:
         """Claim up to ``take`` messages.
 
-        Also returns the time until the next message is due, as :class:`ClaimReply` has it, and the server's time.
+        Also returns the time until the next message is due, as :class:`ClaimReply` has it, and the
+        server's time.
         """
         policy, token = self._policy, f"{self._session}-{next(self._calls)}"
         asked_at = self._clock.local()
@@ -185,7 +202,9 @@ class Claims:
             now = reply.now_us
             self._clock.observe(now, asked_at)
             ends_us = now + policy.lease_us
-            claims = reply.claims(token, ends_us, fresh_until(self._clock, ends_us, policy.lease_us))
+            claims = reply.claims(
+                token, ends_us, fresh_until(self._clock, ends_us, policy.lease_us)
+            )
             self._unsure = None
             if reply.is_suspect:
                 suspect = claims[0]
@@ -227,7 +246,10 @@ class Claims:
         return HandBack(self._store.release_request(claims))
 
     async def _recover(self) -> None:
-        """Give back what the last call claimed, if its answer was lost. Otherwise it would wait for its lease to end."""
+        """Give back what the last call claimed, if its answer was lost.
+
+        Otherwise it would wait for its lease to end.
+        """
         if self._unsure is not None:
             await self._store.release_all(self._unsure)
             self._unsure = None

@@ -35,13 +35,16 @@ class DeadLetter(Generic[T]):
 
     Attributes:
         id: The message's id.
-        reason: Why it died: ``attempts`` (all were used), ``expired`` (past its time to live), or the reason passed to ``bury``;
-            ``unreadable`` if the letter is damaged: its value raises, and it can only be purged.
-        error: The last error in one line: its type, and the first line of its message; empty if there was none.
+        reason: Why it died: ``attempts`` (all were used), ``expired`` (past its time to live), or
+            the reason passed to ``bury``; ``unreadable`` if the letter is damaged: its value
+            raises, and it can only be purged.
+        error: The last error in one line: its type, and the first line of its message; empty if
+            there was none.
         traceback: The last error's traceback; empty if there was none.
         attempt: The number of attempts it used.
         died_at: The time it died, by the server's clock (UTC).
-        enqueued_at: The time it was offered, by the server's clock (UTC); if that cannot be read, the time it died.
+        enqueued_at: The time it was offered, by the server's clock (UTC); if that cannot be read,
+            the time it died.
         headers: The headers that were offered with it.
         priority: 0 to 9.
     """
@@ -59,7 +62,8 @@ class DeadLetter(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value that was offered, decoded on access, so that an unreadable letter does not hide the others.
+        """The value that was offered, decoded on access, so that an unreadable letter does not hide
+        the others.
 
         Raises:
             DecodeError: The codec cannot decode it.
@@ -68,7 +72,10 @@ class DeadLetter(Generic[T]):
 
 
 class DeadLetters(Generic[T]):
-    """The dead letters of one queue. Every method may raise the errors of :class:`~delayq.errors.ServerError`."""
+    """The dead letters of one queue.
+
+    Every method may raise the errors of :class:`~delayq.errors.ServerError`.
+    """
 
     def __init__(self, store: ReliableStore, codec: Codec[T]) -> None:
         self._store = store
@@ -86,15 +93,23 @@ class DeadLetters(Generic[T]):
             offset: The number of letters to skip.
         """
         check_page(offset, limit)
-        return [self._letter(letter) for letter in await self._store.dead_page(offset, limit)] if limit else []
+        return (
+            [self._letter(letter) for letter in await self._store.dead_page(offset, limit)]
+            if limit
+            else []
+        )
 
-    async def redrive(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
+    async def redrive(
+        self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> int:
         """Requeue dead letters: they are due now, and have all their attempts again.
 
         Args:
-            ids: The ids to requeue; all dead letters that exist now if None. A letter stays if a live message has its id: of
-                several letters with one id, the oldest is requeued. Unreadable letters stay as well.
-            progress: Called after each step with the number of letters examined so far, and the total.
+            ids: The ids to requeue; all dead letters that exist now if None. A letter stays if a
+                live message has its id: of several letters with one id, the oldest is requeued.
+                Unreadable letters stay as well.
+            progress: Called after each step with the number of letters examined so far, and the
+                total.
 
         Returns:
             The number of messages that were requeued.
@@ -105,7 +120,9 @@ class DeadLetters(Generic[T]):
         return await self.redrive_letters(checked_ids(ids), progress)
 
     async def redrive_letters(
-        self, chosen: Sequence[str] | Sequence[bytes] | None, progress: Callable[[int, int], None] | None = None
+        self,
+        chosen: Sequence[str] | Sequence[bytes] | None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> int:
         """Redrive as :meth:`redrive`, by ids or by the names of letters as stored on the server."""
         total = await self.size() if chosen is None else len(chosen)
@@ -126,7 +143,9 @@ class DeadLetters(Generic[T]):
                 progress(min(looked_at, total), total)
         return done
 
-    async def purge(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
+    async def purge(
+        self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> int:
         """Drop dead letters for good.
 
         Args:
@@ -142,12 +161,16 @@ class DeadLetters(Generic[T]):
         return await self.purge_letters(checked_ids(ids), progress)
 
     async def purge_letters(
-        self, chosen: Sequence[str] | Sequence[bytes] | None, progress: Callable[[int, int], None] | None = None
+        self,
+        chosen: Sequence[str] | Sequence[bytes] | None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> int:
         """Purge as :meth:`purge`, by ids or by the names of letters as stored on the server."""
         dropped = looked_at = 0
         # Needed only to report progress.
-        total = (await self.size() if chosen is None else len(chosen)) if progress is not None else 0
+        total = (
+            (await self.size() if chosen is None else len(chosen)) if progress is not None else 0
+        )
         while True:
             try:
                 some = await self._some(chosen, 0 if chosen is None else looked_at)
@@ -163,8 +186,12 @@ class DeadLetters(Generic[T]):
             if len(some) < _AT_A_TIME if chosen is None else looked_at >= len(chosen):
                 return dropped
 
-    async def _some(self, chosen: Sequence[str] | Sequence[bytes] | None, offset: int) -> Sequence[str | bytes]:
-        """Return a page of the existing letters, or the existing ones of a page of ``chosen``; each once."""
+    async def _some(
+        self, chosen: Sequence[str] | Sequence[bytes] | None, offset: int
+    ) -> Sequence[str | bytes]:
+        """Return a page of the existing letters, or the existing ones of a page of ``chosen``; each
+        once.
+        """
         if chosen is None:
             return await self._store.dead_names(offset, _AT_A_TIME)
         return await self._store.find_dead(chosen[offset : offset + _AT_A_TIME])
@@ -185,7 +212,9 @@ class DeadLetters(Generic[T]):
             enqueued_at=died_at if enqueued_us is None else moment_us(enqueued_us),
             headers=headers,
             priority=why.priority,
-            _decode=partial(_decoded, self._codec, letter, readable=enqueued_us is not None, payload=payload),
+            _decode=partial(
+                _decoded, self._codec, letter, readable=enqueued_us is not None, payload=payload
+            ),
         )
 
 
@@ -210,7 +239,9 @@ def checked_ids(ids: Iterable[str] | None) -> Sequence[str] | None:
 
 
 def half_way(error: ServerError, done: int) -> ServerError:
-    """Return the error to raise when one of many steps failed after ``done`` messages, lest the caller think none was done."""
+    """Return the error to raise when one of many steps failed after ``done`` messages, lest the
+    caller think none was done.
+    """
     return OutcomeUnknown(f"{done} messages were processed, then: {error}") if done else error
 
 

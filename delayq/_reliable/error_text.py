@@ -12,12 +12,16 @@ _NAMED = 5
 
 
 def describe(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message; for a group, also the errors in it."""
+    """Return the type of an error and the first line of its message; for a group, also the errors
+    in it.
+    """
     return _describe(error)[:_LINE_MOST]
 
 
 def pack_error(error: BaseException | str | None) -> str:
-    """Return the text to store of an error: its line, a newline, and its traceback or whole text; a single line by itself."""
+    """Return the text to store of an error: its line, a newline, and its traceback or whole text; a
+    single line by itself.
+    """
     if error is None:
         return ""
     if isinstance(error, str):
@@ -47,7 +51,11 @@ def _describe(error: BaseException) -> str:
     kind = type(error).__qualname__
     lines = "".join(traceback.format_exception_only(error)).splitlines()
     # A SyntaxError begins with the place.
-    line = next((line for line in lines if line.partition(":")[0].endswith(kind)), None) or _first_line("\n".join(lines)) or kind
+    line = (
+        next((line for line in lines if line.partition(":")[0].endswith(kind)), None)
+        or _first_line("\n".join(lines))
+        or kind
+    )
     if isinstance(error, BaseExceptionGroup):
         inner = [_describe(one) for one in error.exceptions[:_NAMED]]
         more = ", ..." if len(error.exceptions) > _NAMED else ""
@@ -56,7 +64,9 @@ def _describe(error: BaseException) -> str:
 
 
 def _line_of(text: str) -> str:
-    """Return the line that says the most: the first, or the error's line in the result of ``traceback.format_exc()``."""
+    """Return the line that says the most: the first, or the error's line in the result of
+    ``traceback.format_exc()``.
+    """
     lines = text.splitlines()
     headers = [place for place, line in enumerate(lines) if line.startswith("Traceback")]
     after = lines[headers[-1] + 1 :] if headers else []

@@ -22,9 +22,10 @@ _state: tuple[int, str, itertools.count[int]] = (0, "", itertools.count())
 def new_id() -> str:
     """Return a new id, different from all others of this process.
 
-    It consists of the millisecond in 42 bits, and a number in 30 bits that starts at random in each millisecond and counts up.
-    Two processes hardly ever make the same id, and the server notices if they do. It is short because the server stores it twice,
-    and 12 bytes with their header fill the smallest allocation they fit in.
+    It consists of the millisecond in 42 bits, and a number in 30 bits that starts at random in each
+    millisecond and counts up. Two processes hardly ever make the same id, and the server notices if
+    they do. It is short because the server stores it twice, and 12 bytes with their header fill the
+    smallest allocation they fit in.
     """
     global _state  # noqa: PLW0603
     now = time.time_ns() // 1_000_000
@@ -35,7 +36,9 @@ def new_id() -> str:
         numbers = itertools.count(secrets.randbits(29))
         _state = now, prefix, numbers
     number = next(numbers)
-    return f"{prefix}{_PAIRS[number >> 18 & 4095]}{_PAIRS[number >> 6 & 4095]}{_DIGITS[number & 63]}"
+    return (
+        f"{prefix}{_PAIRS[number >> 18 & 4095]}{_PAIRS[number >> 6 & 4095]}{_DIGITS[number & 63]}"
+    )
 
 
 def _digits(milliseconds: int) -> str:

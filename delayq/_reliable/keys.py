@@ -1,4 +1,7 @@
-"""The names of a reliable queue's keys and channels. ``docs/redis-data-model.md`` shows the same table."""
+"""The names of a reliable queue's keys and channels.
+
+``docs/redis-data-model.md`` shows the same table.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,29 @@ _SALTS = string.digits + string.ascii_lowercase
 SALT_LENGTH = 3
 
 # A queue's name may contain anything, so the end of the key decides.
-_FACTS = r"\}:(?:live(?::[1-9])?|bodies|leases|attempts|expiries|errors|priorities|done|dead|dead:messages|paused|schedules)$"
+_FACTS = (
+    r"\}:(?:live(?::[1-9])?|bodies|leases|attempts|expiries|errors|priorities|done"
+    r"|dead|dead:messages|paused|schedules)$"
+)
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
 _OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class ReliableKeys:
-    """The keys of one reliable queue. ``lua/reliable/include/queue.lua`` describes the ``messages``."""
+    """The keys of one reliable queue.
+
+    ``lua/reliable/include/queue.lua`` describes the ``messages``.
+    """
 
     name: str
     """The queue's name in this process; for one of its partitions, ``name/number``."""
     whole: str
     """The name of the queue with all its partitions."""
     messages: tuple[str, ...]
-    """Ten sorted sets of ids, one for each priority, then the facts about each message, in the order that all scripts use."""
+    """Ten sorted sets of ids, one for each priority, then the facts about each message, in the
+    order that all scripts use.
+    """
     wake: str
     """Channel that announces the due time of a new head, decimal microseconds."""
     done: str
@@ -52,17 +63,32 @@ class ReliableKeys:
     """STRING that exists while the queue is paused."""
     schedules: str
     """HASH of recurring messages by name."""
-    _of_scripts: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _of_scripts: dict[str, tuple[str, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
-    def of(cls, name: str, mapper: Callable[[str], str] | None = None, partition: int | None = None) -> ReliableKeys:
-        """Derive the keys of queue ``name``, or of one of its partitions. Otherwise the same as :meth:`DelayedKeys.of`."""
+    def of(
+        cls, name: str, mapper: Callable[[str], str] | None = None, partition: int | None = None
+    ) -> ReliableKeys:
+        """Derive the keys of queue ``name``, or of one of its partitions.
+
+        Otherwise the same as :meth:`DelayedKeys.of`.
+        """
         mapped = checked_name(checked_name(name) if mapper is None else mapper(checked_name(name)))
         if partition is not None:
-            return cls.below(f"{name}/{partition}", partition_prefix(mapped, str(partition), salt(mapped, partition)), name)
-        # All have the same prefix and therefore the same hash tag: the part before the first closing brace, unless it is empty.
+            return cls.below(
+                f"{name}/{partition}",
+                partition_prefix(mapped, str(partition), salt(mapped, partition)),
+                name,
+            )
+        # All have the same prefix and therefore the same hash tag: the part before the first
+        # closing brace, unless it is empty.
         if mapped.startswith("}"):
-            raise BadName(f"the keys of {mapped!r} would be in different cluster slots: the name must not begin with a brace")
+            raise BadName(
+                f"the keys of {mapped!r} would be in different cluster slots: the name must not"
+                " begin with a brace"
+            )
         return cls.below(name, f"{RELIABLE}{mapped}}}:")
 
     @classmethod
@@ -113,29 +139,40 @@ class ReliableKeys:
         return key
 
     def of_script(self, script: Script) -> tuple[str, ...]:
-        """Return the keys to pass to a script, as its declaration names them. The key of an offer's call is left out."""
+        """Return the keys to pass to a script, as its declaration names them.
+
+        The key of an offer's call is left out.
+        """
         keys = self._of_scripts.get(script.name)
         if keys is None:
-            keys = self._of_scripts[script.name] = tuple(self.named(name) for name in script.keys if name != "call")
+            keys = self._of_scripts[script.name] = tuple(
+                self.named(name) for name in script.keys if name != "call"
+            )
         return keys
 
     def call(self, session: str) -> str:
-        """Return the name of the STRING that keeps one client's last call and its reply, so that the call can be repeated."""
+        """Return the name of the STRING that keeps one client's last call and its reply, so that
+        the call can be repeated.
+        """
         return self.wake.removesuffix("wake") + f"call:{session}"
 
 
 def partition_prefix(name: str, partition: str, salt: str) -> str:
-    """Return the prefix of one partition's keys. No queue has keys that begin like that, whatever its name."""
+    """Return the prefix of one partition's keys.
+
+    No queue has keys that begin like that, whatever its name.
+    """
     return f"{PARTITION}{partition}:{salt}:{name}}}:"
 
 
 @lru_cache(maxsize=4 * _MOST_PARTITIONS)
 def salt(name: str, partition: int) -> str:
-    """Return the salt that spreads the partitions' keys evenly over a cluster's slots, however many partitions there are.
+    """Return the salt that spreads the partitions' keys evenly over a cluster's slots, however many
+    partitions there are.
 
-    The first places are 0, 1/2, 1/4, 3/4, 1/8 of all slots (van der Corput's sequence). So the first partitions lie
-    evenly, whatever their number, and adding more moves none. Each has a stretch of a 64th of all slots, or as many stretches
-    as are needed.
+    The first places are 0, 1/2, 1/4, 3/4, 1/8 of all slots (van der Corput's sequence). So the
+    first partitions lie evenly, whatever their number, and adding more moves none. Each has a
+    stretch of a 64th of all slots, or as many stretches as are needed.
     """
     bits = max(6, partition.bit_length())
     stretch = int(f"{partition:0{bits}b}"[::-1], 2)
@@ -148,7 +185,9 @@ def salt(name: str, partition: int) -> str:
 
 
 def name_in(key: str) -> tuple[str, int | None] | None:
-    """Return the name of the reliable queue that has a key, and the partition if it has several; None if it is another key."""
+    """Return the name of the reliable queue that has a key, and the partition if it has several;
+    None if it is another key.
+    """
     if found := _OF_PARTITION.match(key):
         return found[2], int(found[1])
     if found := _WHOLE.match(key):
@@ -158,5 +197,11 @@ def name_in(key: str) -> tuple[str, int | None] | None:
 
 def check_partitions(partitions: int) -> None:
     """Raise BadInput unless a queue can have this number of partitions."""
-    if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= _MOST_PARTITIONS:
-        raise BadInput(f"partitions must be an int from 1 to {_MOST_PARTITIONS}, not {partitions!r}")
+    if (
+        isinstance(partitions, bool)
+        or not isinstance(partitions, int)
+        or not 1 <= partitions <= _MOST_PARTITIONS
+    ):
+        raise BadInput(
+            f"partitions must be an int from 1 to {_MOST_PARTITIONS}, not {partitions!r}"
+        )

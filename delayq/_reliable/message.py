@@ -32,10 +32,12 @@ T = TypeVar("T")
 
 
 class RetryAfter(Exception):
-    """Raise this in a handler to retry the message after ``delay``, regardless of the queue's backoff.
+    """Raise this in a handler to retry the message after ``delay``, regardless of the queue's
+    backoff.
 
-    The attempt counts like any other failure: after ``max_attempts`` the message becomes a dead letter with the reason
-    ``attempts``. To retry any number of times, give the queue ``max_attempts=None``.
+    The attempt counts like any other failure: after ``max_attempts`` the message becomes a dead
+    letter with the reason ``attempts``. To retry any number of times, give the queue
+    ``max_attempts=None``.
 
     Args:
         delay: Seconds or a timedelta.
@@ -68,7 +70,9 @@ class Reject(Exception):
 
 
 def errors_in(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in an exception group, at any depth; for any other error, the error itself."""
+    """Yield the errors in an exception group, at any depth; for any other error, the error
+    itself.
+    """
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
             yield from errors_in(one)
@@ -77,7 +81,10 @@ def errors_in(error: BaseException) -> Iterator[BaseException]:
 
 
 def instruction_of(error: BaseException) -> RetryAfter | Reject | None:
-    """Return the instruction in an error, if any. In a group, :class:`Reject` takes precedence, then the longest delay."""
+    """Return the instruction in an error, if any.
+
+    In a group, :class:`Reject` takes precedence, then the longest delay.
+    """
     found = [one for one in errors_in(error) if isinstance(one, RetryAfter | Reject)]
     reject = next((one for one in found if isinstance(one, Reject)), None)
     delays = [one for one in found if isinstance(one, RetryAfter)]
@@ -86,7 +93,9 @@ def instruction_of(error: BaseException) -> RetryAfter | Reject | None:
 
 def is_instruction(error: BaseException | None) -> bool:
     """Return whether an error consists of instructions only."""
-    return error is not None and all(isinstance(one, RetryAfter | Reject) for one in errors_in(error))
+    return error is not None and all(
+        isinstance(one, RetryAfter | Reject) for one in errors_in(error)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +118,25 @@ class QueueHandle(Generic[T]):
 class Message(Generic[T]):
     """A message, and the lease under which you hold it.
 
-    Use it as a context manager: it renews its lease while the block runs, and acknowledges or retries the message afterwards.
-    When the block
+    Use it as a context manager: it renews its lease while the block runs, and acknowledges or
+    retries the message afterwards. When the block
 
-    - ends, the message is acknowledged with :meth:`ack`. In a loop over the queue that has more messages at hand, this does not
-      wait for the server's reply; a refusal is logged;
-    - raises, the message is retried with :meth:`nack` and the queue's backoff, or becomes a dead letter if that was the last
-      attempt. Your error propagates, and an error of that call is only logged. :class:`RetryAfter` and :class:`Reject`, alone or
-      in an exception group, are instructions and do not propagate;
-    - is cancelled, the message becomes available again at once, and the attempt does not count. So put ``asyncio.timeout()``
-      inside the block, where it raises ``TimeoutError``; around the block, it would cancel the block again on every delivery;
-    - is still running when the lease is lost, the block is cancelled and :class:`~delayq.LeaseLost` is raised.
+    - ends, the message is acknowledged with :meth:`ack`. In a loop over the queue that has more
+      messages at hand, this does not wait for the server's reply; a refusal is logged;
+    - raises, the message is retried with :meth:`nack` and the queue's backoff, or becomes a dead
+      letter if that was the last attempt. Your error propagates, and an error of that call is only
+      logged. :class:`RetryAfter` and :class:`Reject`, alone or in an exception group, are
+      instructions and do not propagate;
+    - is cancelled, the message becomes available again at once, and the attempt does not count. So
+      put ``asyncio.timeout()`` inside the block, where it raises ``TimeoutError``; around the
+      block, it would cancel the block again on every delivery;
+    - is still running when the lease is lost, the block is cancelled and :class:`~delayq.LeaseLost`
+      is raised.
 
     Attributes:
         id: The message's id.
-        attempt: The number of this attempt, starting at 1; for a message that is not leased, the number of attempts used.
+        attempt: The number of this attempt, starting at 1; for a message that is not leased, the
+            number of attempts used.
         priority: 0 to 9.
         state: The message's state when it was read.
     """
@@ -212,7 +225,9 @@ class Message(Generic[T]):
 
     @property
     def due_at(self) -> datetime:
-        """The time it was due, by the server's clock (UTC); for a message leased to another worker, the time that lease ends."""
+        """The time it was due, by the server's clock (UTC); for a message leased to another worker,
+        the time that lease ends.
+        """
         return moment_us(self._claim.due_us)
 
     @property
@@ -222,16 +237,23 @@ class Message(Generic[T]):
 
     @property
     def last_error(self) -> str | None:
-        """The error of the last attempt, usually a traceback, for a message that was read without being claimed."""
+        """The error of the last attempt, usually a traceback, for a message that was read without
+        being claimed.
+        """
         return None if self._error is None else unpack_error(self._error)[1]
 
     async def ack(self) -> None:
-        """Acknowledge the message: it has been handled, and is deleted. Concurrent calls share a round trip.
+        """Acknowledge the message: it has been handled, and is deleted.
+
+        Concurrent calls share a round trip.
 
         Raises:
-            LeaseLost: The lease had ended: another worker may have the message. Nothing was changed.
-            OutcomeUnknown: The reply was lost. If the call was not carried out, the message is redelivered.
-            ServerUnavailable, ServerRefused, Closed: Not carried out: the message is redelivered when the lease ends.
+            LeaseLost: The lease had ended: another worker may have the message. Nothing was
+                changed.
+            OutcomeUnknown: The reply was lost. If the call was not carried out, the message is
+                redelivered.
+            ServerUnavailable, ServerRefused, Closed: Not carried out: the message is redelivered
+                when the lease ends.
         """
         self._demand_lease()
         try:
@@ -241,8 +263,11 @@ class Message(Generic[T]):
             self._done()
             raise
 
-    async def nack(self, delay: Duration | None = None, error: BaseException | str | None = None) -> None:
-        """Report a failure: the message is retried after a delay, or becomes a dead letter if that was its last attempt.
+    async def nack(
+        self, delay: Duration | None = None, error: BaseException | str | None = None
+    ) -> None:
+        """Report a failure: the message is retried after a delay, or becomes a dead letter if that
+        was its last attempt.
 
         Args:
             delay: Seconds or a timedelta. By default, the delay that the queue's backoff gives.
@@ -254,21 +279,27 @@ class Message(Generic[T]):
         self._demand_lease()
         text = pack_error(error)
         most = self._origin.max_attempts
-        # Attempts do not count if they were lost with a worker that another message may have killed.
+        # Attempts do not count if they were lost with a worker that another message may have
+        # killed.
         if most and self.attempt - self._claim.forgiven >= most:
             await self._die("attempts", text)
             return
-        delay_us = microseconds(self._origin.backoff.delay(self.attempt) if delay is None else delay)
+        delay_us = microseconds(
+            self._origin.backoff.delay(self.attempt) if delay is None else delay
+        )
         await self._settle(self._origin.queue.settling.nack(self._claim, delay_us, text))
 
     async def extend(self, duration: Duration) -> None:
-        """Make the lease end ``duration`` (seconds or a timedelta) from now, instead of at its previous end.
+        """Make the lease end ``duration`` (seconds or a timedelta) from now, instead of at its
+        previous end.
 
         Raises:
             BadDelay: As for :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
         """
         self._demand_lease()
-        (mine,) = await self._origin.queue.settling.extend([self._claim], microseconds(duration, "lease"))
+        (mine,) = await self._origin.queue.settling.extend(
+            [self._claim], microseconds(duration, "lease")
+        )
         if not mine:
             self._lose()
             raise LeaseLost(LOST)
@@ -284,7 +315,10 @@ class Message(Generic[T]):
         await self._die(reason, pack_error(error))
 
     async def release(self) -> None:
-        """Give the message back untouched: it keeps its due time, and the attempt does not count. Raises as :meth:`ack`."""
+        """Give the message back untouched: it keeps its due time, and the attempt does not count.
+
+        Raises as :meth:`ack`.
+        """
         self._demand_lease()
         await self._settle(self._origin.queue.settling.release(self._claim))
 
@@ -305,13 +339,21 @@ class Message(Generic[T]):
             self._observation = queue.hooks.begin_handling(queue.whole, self)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
         self._origin.queue.keeper.let_go(self._claim)
         task, self._task = self._task, None
         if self._observation is not None:
             self._end_observation(error)
         if self._lost:
-            by_others = task is not None and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
+            by_others = (
+                task is not None
+                and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
+            )
             if error is None or is_instruction(error):
                 raise LeaseLost(LOST)
             if self._cancelled and isinstance(error, asyncio.CancelledError) and not by_others:
@@ -343,7 +385,9 @@ class Message(Generic[T]):
         if isinstance(said, RetryAfter):
             await self.nack(said.delay, text)
         elif isinstance(said, Reject):
-            await self._die(said.reason or "rejected", "" if text is not error else pack_error(error))
+            await self._die(
+                said.reason or "rejected", "" if text is not error else pack_error(error)
+            )
         elif isinstance(error, Exception):
             await self.nack(error=error)
         else:
@@ -355,7 +399,9 @@ class Message(Generic[T]):
         observation.end(LeaseLost(LOST) if self._lost else error)
 
     def _ack_and_forget(self) -> None:
-        """Acknowledge the message without waiting for the reply. If the lease turns out to be lost, that is logged.
+        """Acknowledge the message without waiting for the reply.
+
+        If the lease turns out to be lost, that is logged.
 
         Raises:
             LeaseLost: The lease is known to be lost.
@@ -366,8 +412,15 @@ class Message(Generic[T]):
         self._done()
 
     async def _die(self, reason: str, error: str) -> None:
-        why = {"reason": kept_text(reason), "attempt": self.attempt, "priority": self.priority, "error": error}
-        await self._settle(self._origin.queue.settling.bury(self._claim, json.dumps(why, separators=(",", ":"))))
+        why = {
+            "reason": kept_text(reason),
+            "attempt": self.attempt,
+            "priority": self.priority,
+            "error": error,
+        }
+        await self._settle(
+            self._origin.queue.settling.bury(self._claim, json.dumps(why, separators=(",", ":")))
+        )
 
     async def _settle(self, call: Awaitable[None]) -> None:
         """Make the call that acknowledges, retries or buries the message.
@@ -396,7 +449,10 @@ class Message(Generic[T]):
         if self._lost:
             raise LeaseLost(LOST)
         if self._settled:
-            raise LeaseLost("the message is not leased to this consumer: it is already settled, or was only read")
+            raise LeaseLost(
+                "the message is not leased to this consumer: it is already settled, or was only"
+                " read"
+            )
 
     def _done(self) -> None:
         self._settled = True

@@ -1,4 +1,6 @@
-"""Offers to a reliable queue: the checks before they are sent, and the meaning of their outcomes."""
+"""Offers to a reliable queue: the checks before they are sent, and the meaning of their
+outcomes.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,12 @@ _LARGEST_HEADERS = 16 * 1024
 # No slots: with them, frozen and generic, Offer[int](...) fails on Python 3.11.
 @dataclass(frozen=True, kw_only=True)
 class Offer(Generic[T]):
-    """A message for :meth:`ReliableQueue.offer_many`. Its fields are the arguments of :meth:`ReliableQueue.offer`.
+    """A message for :meth:`ReliableQueue.offer_many`.
 
-    ``repr`` shows neither the value nor the headers: they may be private, and tracebacks are logged.
+    Its fields are the arguments of :meth:`ReliableQueue.offer`.
+
+    ``repr`` shows neither the value nor the headers: they may be private, and tracebacks are
+    logged.
     """
 
     value: T = field(kw_only=False, repr=False)
@@ -96,19 +101,30 @@ class OfferEncoder(Generic[T]):
         """
         payload = self._codec.encode(value)
         if not isinstance(payload, bytes):
-            raise EncodeError(f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes")
+            raise EncodeError(
+                f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes"
+            )
         if len(payload) > self._max_payload:
             raise PayloadTooLarge(len(payload), self._max_payload)
-        if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < PRIORITIES:
+        if (
+            isinstance(priority, bool)
+            or not isinstance(priority, int)
+            or not 0 <= priority < PRIORITIES
+        ):
             raise BadInput(f"priority must be an int from 0 to {PRIORITIES - 1}, not {priority!r}")
         if on_duplicate not in ("raise", "ignore", "replace"):
-            raise BadInput(f'on_duplicate must be "raise", "ignore" or "replace", not {on_duplicate!r}')
+            raise BadInput(
+                f'on_duplicate must be "raise", "ignore" or "replace", not {on_duplicate!r}'
+            )
         ttl_us = 0 if ttl is None else microseconds(ttl, "ttl")
         if ttl is not None and not ttl_us:
             raise BadDelay("ttl must be more than 0")
         wait_us = delay_us(delay, at)
         if ttl_us and ttl_us <= wait_us:
-            raise BadDelay("ttl ends before the message is due: it counts from now, so make it longer than the delay")
+            raise BadDelay(
+                "ttl ends before the message is due: it counts from now, so make it longer than the"
+                " delay"
+            )
         return NewMessage(
             new_id() if id is None else checked_id(id),
             priority,
@@ -118,7 +134,9 @@ class OfferEncoder(Generic[T]):
             content(_checked_headers(headers), payload),
         )
 
-    async def outcomes(self, commits: Commits, messages: Sequence[NewMessage]) -> MutableSequence[Any]:
+    async def outcomes(
+        self, commits: Commits, messages: Sequence[NewMessage]
+    ) -> MutableSequence[Any]:
         """Send the messages, and return the outcome of each."""
         try:
             futures = commits.submit_many((message, len(message.content)) for message in messages)
@@ -127,9 +145,15 @@ class OfferEncoder(Generic[T]):
             return [error] * len(messages)
 
     async def store(
-        self, commits: Commits, messages: MutableSequence[NewMessage], outcomes: MutableSequence[Any], *, made_up: Sequence[bool]
+        self,
+        commits: Commits,
+        messages: MutableSequence[NewMessage],
+        outcomes: MutableSequence[Any],
+        *,
+        made_up: Sequence[bool],
     ) -> Sequence[NewMessage]:
-        """Resubmit messages that hit a full queue or a generated id that was taken, until all are stored.
+        """Resubmit messages that hit a full queue or a generated id that was taken, until all are
+        stored.
 
         Raises as :meth:`delayq.ReliableQueue.offer_many`.
 
@@ -158,26 +182,43 @@ class OfferEncoder(Generic[T]):
                 self.raise_for([message.id for message in messages], outcomes)
                 if unconfirmed:
                     ids = tuple(messages[place].id for place in unconfirmed)
-                    raise NotDurable(f"{len(ids)} messages are stored, but {next(iter(unconfirmed.values()))}", ids)
+                    raise NotDurable(
+                        f"{len(ids)} messages are stored, but {next(iter(unconfirmed.values()))}",
+                        ids,
+                    )
                 return messages
-            for place, outcome in zip(again, await self.outcomes(commits, [messages[place] for place in again]), strict=True):
+            for place, outcome in zip(
+                again,
+                await self.outcomes(commits, [messages[place] for place in again]),
+                strict=True,
+            ):
                 unconfirmed.pop(place, None)
                 outcomes[place] = outcome
 
     def raise_for(self, ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> None:
         """Raise the error for messages that are not stored; return if all of them are."""
         # Each id once: a list may contain the same id twice.
-        stored = tuple(dict.fromkeys(name for name, outcome in zip(ids, outcomes, strict=True) if outcome in THERE))
+        stored = tuple(
+            dict.fromkeys(
+                name for name, outcome in zip(ids, outcomes, strict=True) if outcome in THERE
+            )
+        )
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
             unknown = next((error for error in errors if isinstance(error, OutcomeUnknown)), None)
             if stored or unknown:
                 error = unknown or errors[0]
                 raise OutcomeUnknown(
-                    f"{len(stored)} of {len(ids)} messages are stored, and the others may be: {error}", stored
+                    f"{len(stored)} of {len(ids)} messages are stored, and the others may be:"
+                    f" {error}",
+                    stored,
                 ) from error
             raise errors[0]
-        refused = {name: outcome for name, outcome in zip(ids, outcomes, strict=True) if outcome in (_DUPLICATE, _FULL)}
+        refused = {
+            name: outcome
+            for name, outcome in zip(ids, outcomes, strict=True)
+            if outcome in (_DUPLICATE, _FULL)
+        }
         if refused:
             kinds = Counter(refused.values())
             kind = DuplicateMessage if kinds[_DUPLICATE] else QueueFull
@@ -186,11 +227,18 @@ class OfferEncoder(Generic[T]):
 
 def with_headers(offers: Sequence[Offer[T]], headers: Mapping[str, str]) -> Sequence[Offer[T]]:
     """Add these headers to the offers that have no header of the same name."""
-    return [replace(offer, headers=merged(offer.headers, headers)) for offer in offers] if headers else offers
+    return (
+        [replace(offer, headers=merged(offer.headers, headers)) for offer in offers]
+        if headers
+        else offers
+    )
 
 
 def merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Return ``headers``, plus those of ``more`` that they lack. Anything but a mapping is returned as it is, to be refused."""
+    """Return ``headers``, plus those of ``more`` that they lack.
+
+    Anything but a mapping is returned as it is, to be refused.
+    """
     if not more or (headers is not None and not isinstance(headers, Mapping)):
         return headers
     return {**more, **(headers or {})}

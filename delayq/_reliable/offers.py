@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from delayq._reliable.store import ReliableStore
     from delayq.errors import OutcomeUnknown
 
-# Maximum number of messages, and of bytes, that share one script call: a script blocks the whole server while it runs.
+# Maximum number of messages, and of bytes, that share one script call: a script blocks the whole
+# server while it runs.
 _AT_A_TIME = 200
 _BYTES_AT_A_TIME = 256 * 1024
 
@@ -58,8 +59,8 @@ class ReliableOffers:
     """Stores the messages offered to one queue.
 
     Attributes:
-        commits: The batcher that stores messages without a further promise. Each message is as large as its content; the
-            result is the status that ``offer.lua`` returns for it.
+        commits: The batcher that stores messages without a further promise. Each message is as
+            large as its content; the result is the status that ``offer.lua`` returns for it.
     """
 
     def __init__(
@@ -71,7 +72,8 @@ class ReliableOffers:
         unannounced: Callable[[], None],
     ) -> None:
         """Args:
-        unannounced: Called after storing a new head that the user may not announce, so that at least this client looks.
+        unannounced: Called after storing a new head that the user may not announce, so that at
+        least this client looks.
         """
         self._store = store
         self._unannounced = unannounced
@@ -80,9 +82,12 @@ class ReliableOffers:
         self._background = services.background
         self._used: list[str] = []
         self._warned_of_refusal = False
-        # A try of these calls that we gave up may still arrive. Their records keep it from storing, and expire by themselves.
+        # A try of these calls that we gave up may still arrive. Their records keep it from storing,
+        # and expire by themselves.
         self._unsure: set[str] = set()
-        self._promised: DurableBatchers[NewMessage, int] = DurableBatchers(store.client, store.keys.wake, self._new_commits)
+        self._promised: DurableBatchers[NewMessage, int] = DurableBatchers(
+            store.client, store.keys.wake, self._new_commits
+        )
         self.commits: Batcher[NewMessage, int] = self._promised.plain
 
     async def under(self, promise: Durability) -> Batcher[NewMessage, int | Unconfirmed[int]]:
@@ -100,7 +105,8 @@ class ReliableOffers:
     def _new_commits(
         self, server: RedisClient | WaitingServer, reading: Callable[[Results], Results]
     ) -> Batcher[NewMessage, Any]:
-        # Identifies this client's calls: the server keeps the reply to the last one, in case that reply is lost.
+        # Identifies this client's calls: the server keeps the reply to the last one, in case that
+        # reply is lost.
         session = secrets.token_hex(6)
         keys = [self._store.offer_keys(f"{session}-{slot}") for slot in (0, 1)]
         number = 0

@@ -52,7 +52,9 @@ class OpenReliableQueue:
         self.policy: Policy = policy
         self.counters: Counters = Counters()
         self.settling: Acknowledger = Acknowledger(self.store, policy, services, self.counters)
-        self.keeper: LeaseKeeper[Claim] = LeaseKeeper(keys.name, policy.lease_us, self.settling, services)
+        self.keeper: LeaseKeeper[Claim] = LeaseKeeper(
+            keys.name, policy.lease_us, self.settling, services
+        )
         self.recurrence: Recurrence = Recurrence(self, services)
         self.claims: Claims = Claims(
             self.store,
@@ -63,7 +65,9 @@ class OpenReliableQueue:
         )
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.closed: bool = False
-        self.offers: ReliableOffers = ReliableOffers(self.store, policy, services, self.counters, self.wake)
+        self.offers: ReliableOffers = ReliableOffers(
+            self.store, policy, services, self.counters, self.wake
+        )
         self.clock: ServerClock = services.clock
         self.hooks: Hooks = services.hooks
 
@@ -140,4 +144,6 @@ class OpenReliableQueue:
         self.claims.close(last)
 
     async def aclose(self, grace: float) -> None:
-        await asyncio.gather(self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace))
+        await asyncio.gather(
+            self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace)
+        )

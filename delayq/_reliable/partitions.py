@@ -1,4 +1,6 @@
-"""One logical reliable queue over several: each partition is in a cluster slot of its own, so the servers share the work."""
+"""One logical reliable queue over several: each partition is in a cluster slot of its own, so the
+servers share the work.
+"""
 # ruff: noqa: SLF001 - it owns its partitions
 
 from __future__ import annotations
@@ -39,7 +41,15 @@ from delayq.instrumentation import OfferEvent
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableSequence, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Mapping,
+        MutableSequence,
+        Sequence,
+    )
     from datetime import datetime, tzinfo
     from types import TracebackType
     from typing import Self
@@ -72,9 +82,9 @@ def partition_of(id: str, partitions: int) -> int:  # noqa: A002
 class PartitionedQueue(Generic[T]):
     """A queue in partitions, each a :class:`~delayq.ReliableQueue` with keys of its own.
 
-    Create one with :meth:`delayq.Client.reliable_queue` and ``partitions=N``. A message's id determines its partition, so every
-    process must use the same number of partitions. Ordering, ``max_size`` and the throughput of one server apply to each
-    partition.
+    Create one with :meth:`delayq.Client.reliable_queue` and ``partitions=N``. A message's id
+    determines its partition, so every process must use the same number of partitions. Ordering,
+    ``max_size`` and the throughput of one server apply to each partition.
 
     Attributes:
         name: The queue's name.
@@ -109,7 +119,8 @@ class PartitionedQueue(Generic[T]):
     ) -> str:
         """Store a message. As :meth:`delayq.ReliableQueue.offer`.
 
-        Without an ``id``, the message goes to another partition if the server of one is unavailable.
+        Without an ``id``, the message goes to another partition if the server of one is
+        unavailable.
         """
         while True:
             chosen = self._new_id() if id is None else id
@@ -131,7 +142,11 @@ class PartitionedQueue(Generic[T]):
                     raise
             except ServerUnavailable:
                 # It is not stored there. In a cluster, other partitions are on other servers.
-                if id is not None or not self._is_away(self.partition(chosen)) or all(map(self._is_away, self.partitions)):
+                if (
+                    id is not None
+                    or not self._is_away(self.partition(chosen))
+                    or all(map(self._is_away, self.partitions))
+                ):
                     raise
 
     def _new_id(self) -> str:
@@ -146,14 +161,25 @@ class PartitionedQueue(Generic[T]):
     def _is_away(self, queue: ReliableQueue[T]) -> bool:
         return queue._session.nodes.failed_lately(queue._keys.wake)
 
-    async def offer_many(self, offers: Iterable[Offer[T]], *, durability: str | None = None) -> list[str]:
-        """Store many messages, in all partitions at once. As :meth:`delayq.ReliableQueue.offer_many`."""
-        named = [offer if offer.id is not None else replace(offer, id=self._new_id()) for offer in offers]
+    async def offer_many(
+        self, offers: Iterable[Offer[T]], *, durability: str | None = None
+    ) -> list[str]:
+        """Store many messages, in all partitions at once.
+
+        As :meth:`delayq.ReliableQueue.offer_many`.
+        """
+        named = [
+            offer if offer.id is not None else replace(offer, id=self._new_id()) for offer in offers
+        ]
         hooks = self.partitions[0]._open.hooks
         if not hooks.sending:
             return await self._offer_named(named, durability)
-        with hooks.around_sending(OfferEvent(self.name, "reliable", len(named), batch=True, delay=None)) as sending:
-            sending.ids = ids = await self._offer_named(with_headers(named, sending.headers), durability)
+        with hooks.around_sending(
+            OfferEvent(self.name, "reliable", len(named), batch=True, delay=None)
+        ) as sending:
+            sending.ids = ids = await self._offer_named(
+                with_headers(named, sending.headers), durability
+            )
         return ids
 
     async def _offer_named(self, named: Sequence[Offer[T]], durability: str | None) -> list[str]:
@@ -162,31 +188,49 @@ class PartitionedQueue(Generic[T]):
             parts.setdefault(self.partition(str(offer.id)), []).append(offer)
         # Check all messages before writing any.
         checked = [(queue, queue._messages(some)) for queue, some in parts.items()]
-        calls = [queue._offer_messages(messages, [False] * len(messages), durability) for queue, messages in checked]
+        calls = [
+            queue._offer_messages(messages, [False] * len(messages), durability)
+            for queue, messages in checked
+        ]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
-            stored = [each.id for outcome in outcomes if not isinstance(outcome, BaseException) for each in outcome]
+            stored = [
+                each.id
+                for outcome in outcomes
+                if not isinstance(outcome, BaseException)
+                for each in outcome
+            ]
             raise _of_all(errors, stored, len(named))
         return [str(offer.id) for offer in named]
 
     # Taking
 
     async def claim(self, count: int = 1, wait: Duration = 0.0) -> list[Message[T]]:
-        """Take up to ``count`` due messages from all partitions. As :meth:`delayq.ReliableQueue.claim`."""
+        """Take up to ``count`` due messages from all partitions.
+
+        As :meth:`delayq.ReliableQueue.claim`.
+        """
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise BadInput(f"count must be an int of at least 1, not {count!r}")
-        return [queue._leased(taken[1]) for queue, taken in await self._take(count, seconds(wait, "wait"))]
+        return [
+            queue._leased(taken[1])
+            for queue, taken in await self._take(count, seconds(wait, "wait"))
+        ]
 
     async def __aiter__(self) -> AsyncIterator[Message[T]]:
         """Take messages as they come due, from all partitions in turn, until they close.
 
-        Works like a loop over a :class:`~delayq.ReliableQueue`: where handling takes long, few messages are claimed ahead.
+        Works like a loop over a :class:`~delayq.ReliableQueue`: where handling takes long, few
+        messages are claimed ahead.
         """
         loop = asyncio.get_running_loop()
         fetching: asyncio.Task[None] | None = None
         want = 1
         with ExitStack() as stack:
-            hands = {queue: stack.enter_context(queue._open.claims.taker.at_hand()) for queue in self.partitions}
+            hands = {
+                queue: stack.enter_context(queue._open.claims.taker.at_hand())
+                for queue in self.partitions
+            }
             ahead = _Ahead(hands)
             try:
                 while True:
@@ -200,8 +244,11 @@ class PartitionedQueue(Generic[T]):
                         return
                     count, started = len(ahead), loop.time()
                     if fetches_more(want, count):
-                        # Fetch while these are handled, so that neither this process nor the server waits for the other.
-                        fetching = asyncio.create_task(self._fetch(ahead, want), name=f"fetch {self.name}")
+                        # Fetch while these are handled, so that neither this process nor the server
+                        # waits for the other.
+                        fetching = asyncio.create_task(
+                            self._fetch(ahead, want), name=f"fetch {self.name}"
+                        )
                         # A consumer that never awaits anything would keep the call from being sent.
                         await asyncio.sleep(0)
                     ahead.waited = 0.0
@@ -220,7 +267,9 @@ class PartitionedQueue(Generic[T]):
             ahead.extend(await self._take(want, 0.0))
 
     async def _take(self, count: int, wait: float | None) -> deque[_Taken[T]]:
-        """Take up to ``count`` messages from all partitions, waiting ``wait`` seconds for the first (None: without limit)."""
+        """Take up to ``count`` messages from all partitions, waiting ``wait`` seconds for the first
+        (None: without limit).
+        """
         for queue in self.partitions:
             queue._check_open()
         loop = asyncio.get_running_loop()
@@ -258,14 +307,18 @@ class PartitionedQueue(Generic[T]):
         return found
 
     async def _take_due(self, count: int, *, waits: bool) -> deque[_Taken[T]]:
-        """Take up to ``count`` due messages. No more are claimed than that, so none is withheld from other consumers.
+        """Take up to ``count`` due messages.
 
-        A first look finds the partitions that have something due. A partition whose server does not answer holds up no other.
+        No more are claimed than that, so none is withheld from other consumers.
+
+        A first look finds the partitions that have something due. A partition whose server does not
+        answer holds up no other.
 
         Args:
             count: The largest number of messages to take.
-            waits: Whether the caller waits for messages, and thus for servers that do not answer. Then the look ends soon after
-                the first answer, and raises only errors that waiting would not resolve.
+            waits: Whether the caller waits for messages, and thus for servers that do not answer.
+                Then the look ends soon after the first answer, and raises only errors that waiting
+                would not resolve.
         """
         # Start with a different partition each time.
         self._next = (self._next + 1) % len(self.partitions)
@@ -278,7 +331,9 @@ class PartitionedQueue(Generic[T]):
             while looking and len(taken) < count:
                 # With messages in hand, take only what is known by now.
                 patience = _MOMENT if taken or (waits and answered) else None
-                done, looking = await asyncio.wait(looking, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                done, looking = await asyncio.wait(
+                    looking, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+                )
                 if not done:
                     break
                 due: set[ReliableQueue[T]] = set()
@@ -299,7 +354,9 @@ class PartitionedQueue(Generic[T]):
             for look in looking:
                 look.cancel()
         refused = next((error for error in errors if isinstance(error, ServerRefused)), None)
-        error = refused or next((error for error in errors if not (waits and isinstance(error, ServerError))), None)
+        error = refused or next(
+            (error for error in errors if not (waits and isinstance(error, ServerError))), None
+        )
         if error is not None and (refused is not None or not taken):
             _give_back(taken)
             raise error
@@ -308,11 +365,23 @@ class PartitionedQueue(Generic[T]):
     # By id
 
     async def cancel(self, id: str) -> bool:  # noqa: A002
-        """Remove a message, due or not, unless a worker has it. As :meth:`delayq.ReliableQueue.cancel`."""
+        """Remove a message, due or not, unless a worker has it.
+
+        As :meth:`delayq.ReliableQueue.cancel`.
+        """
         return await self.partition(id).cancel(id)
 
-    async def reschedule(self, id: str, delay: Duration | None = None, *, at: datetime | None = None) -> bool:  # noqa: A002
-        """Change when a message is due, unless a worker has it. As :meth:`delayq.ReliableQueue.reschedule`."""
+    async def reschedule(
+        self,
+        id: str,  # noqa: A002
+        delay: Duration | None = None,
+        *,
+        at: datetime | None = None,
+    ) -> bool:
+        """Change when a message is due, unless a worker has it.
+
+        As :meth:`delayq.ReliableQueue.reschedule`.
+        """
         return await self.partition(id).reschedule(id, delay, at=at)
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
@@ -334,7 +403,10 @@ class PartitionedQueue(Generic[T]):
         ttl: Duration | None = None,
         version: int = 0,
     ) -> datetime:
-        """Schedule a recurring message, in the partition that ``name`` determines. As :meth:`delayq.ReliableQueue.schedule`."""
+        """Schedule a recurring message, in the partition that ``name`` determines.
+
+        As :meth:`delayq.ReliableQueue.schedule`.
+        """
         return await self._home(name).schedule(
             name,
             cron=cron,
@@ -359,13 +431,19 @@ class PartitionedQueue(Generic[T]):
     # Inspection and cleanup
 
     async def stats(self) -> QueueDepth:
-        """Return the number of messages in each state, over all partitions; ``paused`` if any partition is."""
+        """Return the number of messages in each state, over all partitions; ``paused`` if any
+        partition is.
+        """
         return QueueDepth.total(await _of_each(self.partitions, lambda queue: queue.stats()))
 
     async def peek(self, count: int = 1) -> list[Message[T]]:
         """Return the messages to be claimed next. As :meth:`delayq.ReliableQueue.peek`."""
         ready = await self.list("ready", limit=count)
-        return ready if len(ready) >= count else ready + await self.list("delayed", limit=count - len(ready))
+        return (
+            ready
+            if len(ready) >= count
+            else ready + await self.list("delayed", limit=count - len(ready))
+        )
 
     async def list(self, state: State, *, offset: int = 0, limit: int = 100) -> list[Message[T]]:
         """Return messages in one state, from all partitions, in the order in which they will come.
@@ -373,12 +451,19 @@ class PartitionedQueue(Generic[T]):
         Each partition is asked for ``offset + limit`` messages, so later pages cost more.
         """
         check_page(offset, limit)
-        parts = await _of_each(self.partitions, lambda queue: queue.list(state, limit=offset + limit))
-        merged = heapq.merge(*parts, key=lambda message: (-message.priority if state == "ready" else 0, message.due_at))
+        parts = await _of_each(
+            self.partitions, lambda queue: queue.list(state, limit=offset + limit)
+        )
+        merged = heapq.merge(
+            *parts,
+            key=lambda message: (-message.priority if state == "ready" else 0, message.due_at),
+        )
         return [*islice(merged, offset, offset + limit)]
 
     async def purge(
-        self, state: Literal["delayed", "ready", "all"] = "all", progress: Callable[[int], None] | None = None
+        self,
+        state: Literal["delayed", "ready", "all"] = "all",
+        progress: Callable[[int], None] | None = None,
     ) -> int:
         """Drop messages. As :meth:`delayq.ReliableQueue.purge`."""
         return sum(await _of_each(self.partitions, lambda queue: queue.purge(state, progress)))
@@ -400,7 +485,12 @@ class PartitionedQueue(Generic[T]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.aclose()
 
     def __repr__(self) -> str:
@@ -421,30 +511,54 @@ class PartitionedDeadLetters(Generic[T]):
         return sum(await _of_each(self._queue.partitions, lambda queue: queue.dead.size()))
 
     async def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter[T]]:
-        """List dead letters, oldest first. Each partition is asked for ``offset + limit`` letters."""
+        """List dead letters, oldest first. Each partition is asked for ``offset + limit``
+        letters.
+        """
         check_page(offset, limit)
-        parts = await _of_each(self._queue.partitions, lambda queue: queue.dead.list(offset + limit))
-        return [*islice(heapq.merge(*parts, key=lambda letter: letter.died_at), offset, offset + limit)]
+        parts = await _of_each(
+            self._queue.partitions, lambda queue: queue.dead.list(offset + limit)
+        )
+        return [
+            *islice(heapq.merge(*parts, key=lambda letter: letter.died_at), offset, offset + limit)
+        ]
 
-    async def redrive(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
-        """Requeue dead letters. As :meth:`delayq.DeadLetters.redrive`, one partition after the other."""
-        return await self._of_each_part(ids, progress, lambda queue, some, tell: queue.dead.redrive(some, tell))
+    async def redrive(
+        self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Requeue dead letters.
 
-    async def purge(self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> int:
+        As :meth:`delayq.DeadLetters.redrive`, one partition after the other.
+        """
+        return await self._of_each_part(
+            ids, progress, lambda queue, some, tell: queue.dead.redrive(some, tell)
+        )
+
+    async def purge(
+        self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> int:
         """Drop dead letters for good. As :meth:`delayq.DeadLetters.purge`."""
-        return await self._of_each_part(ids, progress, lambda queue, some, tell: queue.dead.purge(some, tell))
+        return await self._of_each_part(
+            ids, progress, lambda queue, some, tell: queue.dead.purge(some, tell)
+        )
 
     async def _of_each_part(
         self,
         ids: Iterable[str] | None,
         progress: Callable[[int, int], None] | None,
-        act: Callable[[ReliableQueue[T], MutableSequence[str] | None, Callable[[int, int], None] | None], Awaitable[int]],
+        act: Callable[
+            [ReliableQueue[T], MutableSequence[str] | None, Callable[[int, int], None] | None],
+            Awaitable[int],
+        ],
     ) -> int:
-        """Apply ``act`` to the partitions, one after the other, and return the sum of its results."""
+        """Apply ``act`` to the partitions, one after the other, and return the sum of its
+        results.
+        """
         parts = self._parts(ids)
         if progress is None:
             return sum([await act(queue, some, None) for queue, some in parts])
-        totals = [len(some) if some is not None else await queue.dead.size() for queue, some in parts]
+        totals = [
+            len(some) if some is not None else await queue.dead.size() for queue, some in parts
+        ]
         done = looked_at = 0
         for (queue, some), total in zip(parts, totals, strict=True):
 
@@ -455,7 +569,9 @@ class PartitionedDeadLetters(Generic[T]):
             looked_at += total
         return done
 
-    def _parts(self, ids: Iterable[str] | None) -> Sequence[tuple[ReliableQueue[T], MutableSequence[str] | None]]:
+    def _parts(
+        self, ids: Iterable[str] | None
+    ) -> Sequence[tuple[ReliableQueue[T], MutableSequence[str] | None]]:
         if ids is None:
             return [(queue, None) for queue in self._queue.partitions]
         parts: dict[ReliableQueue[T], MutableSequence[str]] = {}
@@ -465,7 +581,10 @@ class PartitionedDeadLetters(Generic[T]):
 
 
 class _Ahead(Paced, Generic[T]):
-    """The messages that a loop over all partitions has fetched. Each partition's taker knows its share, and gives it back."""
+    """The messages that a loop over all partitions has fetched.
+
+    Each partition's taker knows its share, and gives it back.
+    """
 
     def __init__(self, hands: Mapping[ReliableQueue[T], deque[Taken[Claim]]]) -> None:
         self._hands = hands
@@ -486,14 +605,18 @@ class _Ahead(Paced, Generic[T]):
                 self._order.append(queue)
 
     async def next(self) -> Message[T] | None:
-        """Return the next message; None if its lease was lost, it must not be handed out, or there is none."""
+        """Return the next message; None if its lease was lost, it must not be handed out, or there
+        is none.
+        """
         while self._order:
             queue = self._order.popleft()
             if hand := self._hands[queue]:
                 return await self._hand_out(queue, hand)
         return None
 
-    async def _hand_out(self, queue: ReliableQueue[T], hand: deque[Taken[Claim]]) -> Message[T] | None:
+    async def _hand_out(
+        self, queue: ReliableQueue[T], hand: deque[Taken[Claim]]
+    ) -> Message[T] | None:
         if queue._open.keeper.is_short(hand[0][1]):
             await queue._drop_lost(hand)
             # The queue may have closed meanwhile, and then everything has gone back.
@@ -523,8 +646,16 @@ async def _due_of(queues: Sequence[ReliableQueue[T]]) -> set[ReliableQueue[T]]:
     return {queue for queue, is_due in zip(queues, due, strict=True) if is_due}
 
 
-async def _take_of(candidates: list[ReliableQueue[T]], count: int, taken: deque[_Taken[T]], errors: list[BaseException]) -> None:
-    """Append up to ``count`` messages from these partitions to ``taken``. They have some, unless another client is faster."""
+async def _take_of(
+    candidates: list[ReliableQueue[T]],
+    count: int,
+    taken: deque[_Taken[T]],
+    errors: list[BaseException],
+) -> None:
+    """Append up to ``count`` messages from these partitions to ``taken``.
+
+    They have some, unless another client is faster.
+    """
     while candidates and len(taken) < count:
         wants = shares(count - len(taken), [count] * len(candidates))
         asked = [(queue, want) for queue, want in zip(candidates, wants, strict=True) if want]
@@ -537,8 +668,13 @@ async def _take_of(candidates: list[ReliableQueue[T]], count: int, taken: deque[
                 candidates.remove(queue)
 
 
-async def _all_of(asked: Sequence[tuple[ReliableQueue[T], int]]) -> Sequence[Sequence[Taken[Claim]] | BaseException]:
-    """Take the given number of messages from each, concurrently. If the caller is cancelled, they go back."""
+async def _all_of(
+    asked: Sequence[tuple[ReliableQueue[T], int]],
+) -> Sequence[Sequence[Taken[Claim]] | BaseException]:
+    """Take the given number of messages from each, concurrently.
+
+    If the caller is cancelled, they go back.
+    """
     taking = {asyncio.create_task(queue._take(want, 0.0)): queue for queue, want in asked}
     try:
         return await asyncio.gather(*taking, return_exceptions=True)
@@ -549,8 +685,13 @@ async def _all_of(asked: Sequence[tuple[ReliableQueue[T], int]]) -> Sequence[Seq
         raise
 
 
-def _shared_out(taking: Mapping[asyncio.Task[Sequence[Taken[Claim]]], ReliableQueue[T]], count: int) -> deque[_Taken[T]]:
-    """Return ``count`` of the messages that came, and give the rest back. Raises an error if there were only errors."""
+def _shared_out(
+    taking: Mapping[asyncio.Task[Sequence[Taken[Claim]]], ReliableQueue[T]], count: int
+) -> deque[_Taken[T]]:
+    """Return ``count`` of the messages that came, and give the rest back.
+
+    Raises an error if there were only errors.
+    """
     found: deque[_Taken[T]] = deque()
     errors: list[BaseException] = []
     for task, queue in taking.items():
@@ -581,8 +722,13 @@ def _give_back_late(queue: ReliableQueue[T], task: asyncio.Future[Sequence[Taken
         queue._open.claims.taker.give_back(task.result())
 
 
-async def _of_each(queues: Iterable[ReliableQueue[T]], of: Callable[[ReliableQueue[T]], Awaitable[R]]) -> list[R]:
-    """Call ``of`` for every queue concurrently, and return the results. Waits for all calls, then raises the first error."""
+async def _of_each(
+    queues: Iterable[ReliableQueue[T]], of: Callable[[ReliableQueue[T]], Awaitable[R]]
+) -> list[R]:
+    """Call ``of`` for every queue concurrently, and return the results.
+
+    Waits for all calls, then raises the first error.
+    """
     outcomes = await asyncio.gather(*(of(queue) for queue in queues), return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -591,15 +737,34 @@ async def _of_each(queues: Iterable[ReliableQueue[T]], of: Callable[[ReliableQue
 
 
 def _of_all(errors: Sequence[BaseException], stored: Sequence[str], count: int) -> BaseException:
-    """Combine the errors of several partitions: return the one that leaves most open, with all ids certain to be stored."""
-    safe = [*stored, *(name for error in errors if not isinstance(error, NotDurable) for name in getattr(error, "stored", ()))]
+    """Combine the errors of several partitions: return the one that leaves most open, with all ids
+    certain to be stored.
+    """
+    safe = [
+        *stored,
+        *(
+            name
+            for error in errors
+            if not isinstance(error, NotDurable)
+            for name in getattr(error, "stored", ())
+        ),
+    ]
     unsafe = [name for error in errors if isinstance(error, NotDurable) for name in error.stored]
     unknown = next((error for error in errors if isinstance(error, OutcomeUnknown)), None)
-    other = next((error for error in errors if not isinstance(error, NotDurable | DuplicateMessage | QueueFull)), None)
+    other = next(
+        (
+            error
+            for error in errors
+            if not isinstance(error, NotDurable | DuplicateMessage | QueueFull)
+        ),
+        None,
+    )
     if unknown is not None or (other is not None and (safe or unsafe)):
         reason = unknown or other
         known = (*safe, *unsafe)
-        return OutcomeUnknown(f"{len(known)} of {count} messages are stored, and the others may be: {reason}", known)
+        return OutcomeUnknown(
+            f"{len(known)} of {count} messages are stored, and the others may be: {reason}", known
+        )
     if other is not None:
         return other
     for kind in (DuplicateMessage, QueueFull):

@@ -23,7 +23,15 @@ from delayq.instrumentation import OfferEvent
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, MutableSequence, Sequence, Sized
+    from collections.abc import (
+        AsyncIterator,
+        Callable,
+        Iterable,
+        Mapping,
+        MutableSequence,
+        Sequence,
+        Sized,
+    )
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -42,31 +50,41 @@ T = TypeVar("T")
 
 
 class ReliableQueue(Recurring[T], Generic[T]):
-    """A queue that delivers each message after its own delay, and redelivers it until it has been handled.
+    """A queue that delivers each message after its own delay, and redelivers it until it has been
+    handled.
 
-    Create one with :meth:`delayq.Client.reliable_queue`. Messages are ordered by priority, then due time, then offer order.
+    Create one with :meth:`delayq.Client.reliable_queue`. Messages are ordered by priority, then due
+    time, then offer order.
 
     Attributes:
         name: The queue's name.
         dead: The queue's dead letters: :class:`~delayq.DeadLetters`.
     """
 
-    def __init__(self, keys: ReliableKeys, codec: Codec[T], settings: Settings, session: Session) -> None:
+    def __init__(
+        self, keys: ReliableKeys, codec: Codec[T], settings: Settings, session: Session
+    ) -> None:
         policy = settings.policy()
         self._keys = keys
         self._codec = codec
         self._settings = settings
         self._promise = durabilities.parse(settings.durability)
         self._session = session
-        self._open = session.scheduler.open(keys.wake, lambda services: OpenReliableQueue(keys, policy, services))
+        self._open = session.scheduler.open(
+            keys.wake, lambda services: OpenReliableQueue(keys, policy, services)
+        )
         if self._open.policy != policy:
             differences = differing(self._open.policy, policy)
-            raise ConfigurationError(f"queue {keys.name!r} is open on this client with other settings: {differences}")
+            raise ConfigurationError(
+                f"queue {keys.name!r} is open on this client with other settings: {differences}"
+            )
         self._store = self._open.store
         self._counters = self._open.counters
         self._hooks = self._open.hooks
         self._origin = QueueHandle(codec, self._open, settings.backoff, settings.max_attempts or 0)
-        self._offering: OfferEncoder[T] = OfferEncoder(codec, settings.max_payload, waits=settings.when_full == "wait")
+        self._offering: OfferEncoder[T] = OfferEncoder(
+            codec, settings.max_payload, waits=settings.when_full == "wait"
+        )
         self.dead: DeadLetters[T] = DeadLetters(self._store, codec)
 
     @property
@@ -93,17 +111,21 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Args:
             value: Any value that the codec can encode.
             delay: Seconds or a timedelta; without ``delay`` and ``at`` the message is due now.
-            at: Instead of ``delay``, the moment when it is due, with a timezone. A moment in the past means now.
-            id: Your own id for the message, up to 512 bytes; generated if None. Only one message with a given id lives at a time.
+            at: Instead of ``delay``, the moment when it is due, with a timezone. A moment in the
+                past means now.
+            id: Your own id for the message, up to 512 bytes; generated if None. Only one message
+                with a given id lives at a time.
             headers: Text to store with it, by name; up to 16 KiB in all.
             priority: 0 to 9. Among due messages, the highest priority goes first.
-            ttl: Seconds or a timedelta from now: if the message comes due or is retried after that, it is dropped or becomes a
-                dead letter, as the queue's ``expired`` says.
-            on_duplicate: How to treat an ``id`` that is taken: ``"raise"``, ``"ignore"`` (the earlier message stays), or
-                ``"replace"`` (this message takes its place; raises if a worker has the earlier one).
-            durability: How safe the message must be before this returns, overriding the queue's own setting. ``"memory"``: the
-                server has it. ``"fsync"``: it is on the server's disk; needs Valkey, or Redis 7.2 or later, with
-                ``appendonly yes``. ``"replicas:N"``: N replicas have it too.
+            ttl: Seconds or a timedelta from now: if the message comes due or is retried after that,
+                it is dropped or becomes a dead letter, as the queue's ``expired`` says.
+            on_duplicate: How to treat an ``id`` that is taken: ``"raise"``, ``"ignore"`` (the
+                earlier message stays), or ``"replace"`` (this message takes its place; raises if a
+                worker has the earlier one).
+            durability: How safe the message must be before this returns, overriding the queue's own
+                setting. ``"memory"``: the server has it. ``"fsync"``: it is on the server's disk;
+                needs Valkey, or Redis 7.2 or later, with ``appendonly yes``. ``"replicas:N"``: N
+                replicas have it too.
 
         Returns:
             The message's id.
@@ -112,16 +134,23 @@ class ReliableQueue(Recurring[T], Generic[T]):
             BadInput, EncodeError: Nothing was written.
             DuplicateMessage, QueueFull: Nothing was written.
             ServerUnavailable, ServerRefused, Closed: It is not stored. Offering it again is safe.
-            OutcomeUnknown: It may be stored. A call whose reply was lost is repeated for 5 s first, and never stored twice.
+            OutcomeUnknown: It may be stored. A call whose reply was lost is repeated for 5 s first,
+                and never stored twice.
             NotDurable: It is stored, but did not become as safe as requested within 2 s.
         """
         self._check_open()
         if not (hooks := self._open.hooks).sending:
-            return await self._offer(value, delay, at, id, headers, priority, ttl, on_duplicate, durability)
-        sending = OfferEvent(self._keys.whole, "reliable", 1, batch=False, delay=delay_us(delay, at) / 1_000_000)
+            return await self._offer(
+                value, delay, at, id, headers, priority, ttl, on_duplicate, durability
+            )
+        sending = OfferEvent(
+            self._keys.whole, "reliable", 1, batch=False, delay=delay_us(delay, at) / 1_000_000
+        )
         with hooks.around_sending(sending):
             headers = merged(headers, sending.headers)
-            stored = await self._offer(value, delay, at, id, headers, priority, ttl, on_duplicate, durability)
+            stored = await self._offer(
+                value, delay, at, id, headers, priority, ttl, on_duplicate, durability
+            )
             sending.ids = (stored,)
         return stored
 
@@ -151,10 +180,14 @@ class ReliableQueue(Recurring[T], Generic[T]):
             raise
         if outcome not in THERE:
             # Rare enough to be handled like a batch of one.
-            (message,) = await self._offering.store(commits, [message], [outcome], made_up=[id is None])
+            (message,) = await self._offering.store(
+                commits, [message], [outcome], made_up=[id is None]
+            )
         return message.id
 
-    async def offer_many(self, offers: Iterable[Offer[T]], *, durability: str | None = None) -> list[str]:
+    async def offer_many(
+        self, offers: Iterable[Offer[T]], *, durability: str | None = None
+    ) -> list[str]:
         """Store many messages in few round trips. All of them are checked before any is written.
 
         Args:
@@ -165,9 +198,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
             Their ids, in order.
 
         Raises:
-            DuplicateMessage, QueueFull, OutcomeUnknown: Some are not stored; ``stored`` has the ids of those that are.
-            NotDurable: ``stored`` has the ids of those that are stored, but did not become as safe as requested within 2 s.
-                Otherwise as :meth:`offer`.
+            DuplicateMessage, QueueFull, OutcomeUnknown: Some are not stored; ``stored`` has the ids
+                of those that are.
+            NotDurable: ``stored`` has the ids of those that are stored, but did not become as safe
+                as requested within 2 s. Otherwise as :meth:`offer`.
         """
         self._check_open()
         offered = list(offers)
@@ -175,12 +209,16 @@ class ReliableQueue(Recurring[T], Generic[T]):
             return await self._offer_all(offered, durability)
         sending = OfferEvent(self._keys.whole, "reliable", len(offered), batch=True, delay=None)
         with hooks.around_sending(sending):
-            sending.ids = stored = await self._offer_all(with_headers(offered, sending.headers), durability)
+            sending.ids = stored = await self._offer_all(
+                with_headers(offered, sending.headers), durability
+            )
         return stored
 
     async def _offer_all(self, offers: Sequence[Offer[T]], durability: str | None) -> list[str]:
         """Offer as :meth:`offer_many`, without notifying observers."""
-        stored = await self._offer_messages(self._messages(offers), [offer.id is None for offer in offers], durability)
+        stored = await self._offer_messages(
+            self._messages(offers), [offer.id is None for offer in offers], durability
+        )
         return [message.id for message in stored]
 
     # Taking
@@ -190,14 +228,16 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
         Args:
             count: The largest number of messages to take; at most 100 come at once.
-            wait: How long to wait for the first, seconds or a timedelta. With 0 the call does not wait for messages.
+            wait: How long to wait for the first, seconds or a timedelta. With 0 the call does not
+                wait for messages.
 
         Returns:
             The messages; an empty list if none came.
 
         Raises:
-            ServerUnavailable, OutcomeUnknown: Only with ``wait=0``: the server did not answer. A longer call waits for the server
-                as it waits for messages. Messages that were claimed by a call whose reply was lost go back.
+            ServerUnavailable, OutcomeUnknown: Only with ``wait=0``: the server did not answer. A
+                longer call waits for the server as it waits for messages. Messages that were
+                claimed by a call whose reply was lost go back.
             ServerRefused: The server does not permit claiming.
             Closed: The queue or client is closed, or is closed while the call waits.
         """
@@ -210,9 +250,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
     async def __aiter__(self) -> AsyncIterator[Message[T]]:
         """Take messages as they come due, each under a lease, until the queue or client closes.
 
-        Wrap the handling of each in ``async with message``, which acknowledges or retries it. Some messages are claimed ahead: a
-        few where handling takes long, up to 100 where it is quick; their leases run from then on. Messages that were not handed
-        to you go back when you leave the loop.
+        Wrap the handling of each in ``async with message``, which acknowledges or retries it. Some
+        messages are claimed ahead: a few where handling takes long, up to 100 where it is quick;
+        their leases run from then on. Messages that were not handed to you go back when you leave
+        the loop.
         """
         self._check_open()
         keeper = self._open.keeper
@@ -233,15 +274,23 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Remove a message, due or not, unless a worker has it.
 
         Returns:
-            True if it was there and will not be delivered. False if there is no message with that id, or a worker has it.
+            True if it was there and will not be delivered. False if there is no message with that
+            id, or a worker has it.
 
         Raises:
-            OutcomeUnknown: The reply was lost: it may have been cancelled. With any other error, it was not.
+            OutcomeUnknown: The reply was lost: it may have been cancelled. With any other error, it
+                was not.
         """
         self._check_open()
         return await self._store.cancel(checked_id(id))
 
-    async def reschedule(self, id: str, delay: Duration | None = None, *, at: datetime | None = None) -> bool:  # noqa: A002
+    async def reschedule(
+        self,
+        id: str,  # noqa: A002
+        delay: Duration | None = None,
+        *,
+        at: datetime | None = None,
+    ) -> bool:
         """Make a message due ``delay`` from now, or at ``at``, unless a worker has it.
 
         Returns:
@@ -249,7 +298,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
         Raises:
             BadDelay: As for :meth:`offer`.
-            OutcomeUnknown: The reply was lost: it may have been rescheduled. With any other error, it was not.
+            OutcomeUnknown: The reply was lost: it may have been rescheduled. With any other error,
+                it was not.
         """
         self._check_open()
         if delay is None and at is None:
@@ -257,7 +307,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
         return await self._store.reschedule(checked_id(id), delay_us(delay, at))
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
-        """Return a live message without leasing it to you; None if there is no message with that id."""
+        """Return a live message without leasing it to you; None if there is no message with that
+        id.
+        """
         await self._settled()
         found = await self._store.get(checked_id(id))
         return None if found is None else self._seen(found)
@@ -265,23 +317,35 @@ class ReliableQueue(Recurring[T], Generic[T]):
     # Inspection and cleanup
 
     async def stats(self) -> QueueDepth:
-        """Return the number of messages in each state. Costs the server next to nothing, however many there are."""
+        """Return the number of messages in each state.
+
+        Costs the server next to nothing, however many there are.
+        """
         await self._settled()
         return await self._store.depth()
 
     async def peek(self, count: int = 1) -> list[Message[T]]:
-        """Return the messages to be claimed next: the ready ones, then those that come due. They are not leased to you."""
+        """Return the messages to be claimed next: the ready ones, then those that come due.
+
+        They are not leased to you.
+        """
         ready = await self.list("ready", limit=count)
-        return ready if len(ready) >= count else ready + await self.list("delayed", limit=count - len(ready))
+        return (
+            ready
+            if len(ready) >= count
+            else ready + await self.list("delayed", limit=count - len(ready))
+        )
 
     async def list(self, state: State, *, offset: int = 0, limit: int = 100) -> list[Message[T]]:
-        """Return messages in one state, in the order in which they will come. They are not leased to you.
+        """Return messages in one state, in the order in which they will come.
+
+        They are not leased to you.
 
         Args:
             state: ``"delayed"``, ``"ready"`` or ``"leased"``. For dead letters see :attr:`dead`.
             offset: The number of messages to skip.
-            limit: The largest number of messages to return. A page of delayed messages may hold fewer, because leased ones are
-                stored among them.
+            limit: The largest number of messages to return. A page of delayed messages may hold
+                fewer, because leased ones are stored among them.
         """
         self._check_open()
         if state not in ("delayed", "ready", "leased"):
@@ -291,17 +355,22 @@ class ReliableQueue(Recurring[T], Generic[T]):
         return [self._seen(stored) for stored in await self._store.page(state, offset, limit)]
 
     async def purge(
-        self, state: Literal["delayed", "ready", "all"] = "all", progress: Callable[[int], None] | None = None
+        self,
+        state: Literal["delayed", "ready", "all"] = "all",
+        progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Drop messages, in steps that do not block the server, and return how many. Dead letters stay: see :attr:`dead`.
+        """Drop messages, in steps that do not block the server, and return how many.
+
+        Dead letters stay: see :attr:`dead`.
 
         Args:
-            state: ``"delayed"`` or ``"ready"``; ``"all"`` also drops the messages that workers hold, whose acks then raise
-                :class:`~delayq.LeaseLost`.
+            state: ``"delayed"`` or ``"ready"``; ``"all"`` also drops the messages that workers
+                hold, whose acks then raise :class:`~delayq.LeaseLost`.
             progress: Called after each step with the number of messages it dropped.
 
         Raises:
-            OutcomeUnknown: Some messages were dropped, or may have been. With any other error, none was.
+            OutcomeUnknown: Some messages were dropped, or may have been. With any other error, none
+                was.
         """
         self._check_open()
         if state not in ("delayed", "ready", "all"):
@@ -321,7 +390,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 return total
 
     async def pause(self) -> None:
-        """Stop all claims, in every process, until :meth:`resume`. Leased messages are not affected."""
+        """Stop all claims, in every process, until :meth:`resume`.
+
+        Leased messages are not affected.
+        """
         self._check_open()
         await self._store.pause()
 
@@ -333,10 +405,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
     # Closing
 
     async def aclose(self) -> None:
-        """Close the queue on this client, for every handle of that name. Its messages stay on the server.
+        """Close the queue on this client, for every handle of that name.
 
-        Waiting calls raise :class:`~delayq.Closed`, loops over the queue simply end, and messages that were claimed but not
-        handed to a consumer go back. Takes as long as :meth:`delayq.Client.aclose`. Closing twice does nothing.
+        Its messages stay on the server.
+
+        Waiting calls raise :class:`~delayq.Closed`, loops over the queue simply end, and messages
+        that were claimed but not handed to a consumer go back. Takes as long as
+        :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
             await self._session.close_queue(self._open)
@@ -344,7 +419,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.aclose()
 
     def __repr__(self) -> str:
@@ -354,7 +434,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     async def _commits(self, durability: str | None) -> Commits:
         promise = self._promise if durability is None else durabilities.parse(durability)
-        return self._open.offers.commits if promise is None else await self._open.offers.under(promise)
+        return (
+            self._open.offers.commits if promise is None else await self._open.offers.under(promise)
+        )
 
     def _check_open(self) -> None:
         self._session.check_loop()
@@ -365,10 +447,20 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Check offers, and encode them as they are stored."""
         for offer in offers:
             if not isinstance(offer, Offer):
-                raise BadInput(f"offer_many takes delayq.Offer objects, not {type(offer).__name__}: pass Offer(value, ...)")
+                raise BadInput(
+                    f"offer_many takes delayq.Offer objects, not {type(offer).__name__}: pass"
+                    " Offer(value, ...)"
+                )
         return [
             self._offering.message(
-                offer.value, offer.delay, offer.at, offer.id, offer.headers, offer.priority, offer.ttl, offer.on_duplicate
+                offer.value,
+                offer.delay,
+                offer.at,
+                offer.id,
+                offer.headers,
+                offer.priority,
+                offer.ttl,
+                offer.on_duplicate,
             )
             for offer in offers
         ]
@@ -397,17 +489,23 @@ class ReliableQueue(Recurring[T], Generic[T]):
         return await self._open.recurrence.claim(count, wait)
 
     async def _settled(self) -> None:
-        """Flush the acknowledgements that this client has not waited for, so that the next call sees their effect."""
+        """Flush the acknowledgements that this client has not waited for, so that the next call
+        sees their effect.
+        """
         self._check_open()
         if self._open.settling.unanswered:
             await self._open.settling.flush()
             self._check_open()
 
-    def _occurrence(self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None) -> NewMessage:
+    def _occurrence(
+        self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None
+    ) -> NewMessage:
         return self._offering.message(value, None, None, None, headers, priority, ttl, "raise")
 
     async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:
-        """Drop messages that were claimed ahead and may have waited for a slow handler until another worker got them."""
+        """Drop messages that were claimed ahead and may have waited for a slow handler until
+        another worker got them.
+        """
         lost = await self._open.keeper.freshen([claim for _, claim in batch])
         for item in [item for item in batch if item[1] in lost]:
             batch.remove(item)
@@ -416,11 +514,15 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Count a claimed message as delivered, and hand it out."""
         self._counters.delivered += 1
         if self._hooks.delivered:
-            self._hooks.tell_delivered(self._keys.whole, max(0.0, -self._open.clock.seconds_from_now(claim.due_us)))
+            self._hooks.tell_delivered(
+                self._keys.whole, max(0.0, -self._open.clock.seconds_from_now(claim.due_us))
+            )
         # Positional arguments: keyword arguments would cost more than the rest of this function.
         return Message(claim, self._origin, "leased", ahead)
 
     def _seen(self, stored: StoredMessage) -> Message[T]:
         at_us = stored.moment_us
-        claim = Claim(stored.id, "", stored.priority, stored.attempt, at_us, stored.body, at_us, 0.0)
+        claim = Claim(
+            stored.id, "", stored.priority, stored.attempt, at_us, stored.body, at_us, 0.0
+        )
         return Message(claim, self._origin, stored.state, error=stored.error)

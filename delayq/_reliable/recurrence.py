@@ -1,20 +1,22 @@
 """Recurring messages: one waiting message per name, however many processes schedule it.
 
-The server keeps the schedules in one hash per queue: for each, a definition, the due time of the next occurrence and, for a
-cron expression, the moments after it. An occurrence is a message like any other, with the id ``name@moment``. The client that
-claims one puts the next in its place before the handler sees it, in a single script that needs neither Python nor a time zone.
-No leader has to be elected, and no worker's death ends a recurrence: an occurrence that was claimed but not yet followed up
-comes back when its lease ends. A claim that drops an occurrence (because it is past its time to live, or out of attempts)
-reports it, and the client puts the next one in place.
+The server keeps the schedules in one hash per queue: for each, a definition, the due time of the
+next occurrence and, for a cron expression, the moments after it. An occurrence is a message like
+any other, with the id ``name@moment``. The client that claims one puts the next in its place before
+the handler sees it, in a single script that needs neither Python nor a time zone. No leader has to
+be elected, and no worker's death ends a recurrence: an occurrence that was claimed but not yet
+followed up comes back when its lease ends. A claim that drops an occurrence (because it is past its
+time to live, or out of attempts) reports it, and the client puts the next one in place.
 
-Anything else that may happen to the waiting occurrence (cancelled, purged) is found by a look that each process takes at the
-schedules it knows, once per ``resync_interval``. It knows those that it has scheduled, those of which it has received an
-occurrence, and those that the re-check has found on the server while the process waits for messages. A look never restores a
-definition: the server's definition counts, and the last call wins.
+Anything else that may happen to the waiting occurrence (cancelled, purged) is found by a look that
+each process takes at the schedules it knows, once per ``resync_interval``. It knows those that it
+has scheduled, those of which it has received an occurrence, and those that the re-check has found
+on the server while the process waits for messages. A look never restores a definition: the server's
+definition counts, and the last call wins.
 
-All moments are by the server's clock. Occurrences missed while there was no consumer to claim them run once, late, and then
-return to the schedule. An occurrence that comes due while the previous one is still being handled or waiting for another
-attempt is skipped.
+All moments are by the server's clock. Occurrences missed while there was no consumer to claim them
+run once, late, and then return to the schedule. An occurrence that comes due while the previous one
+is still being handled or waiting for another attempt is skipped.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ _FEW = AHEAD // 4
 # Maximum number of schedules examined per script call.
 _AT_A_TIME = 100
 DIGITS = 16
-"""An id ends in "@" and the microseconds since the epoch, which have sixteen digits from 2001 to 2286."""
+"""An id ends in "@" and the microseconds since the epoch, which have sixteen digits from 2001 to
+2286.
+"""
 _NO_SUCH = -2
 _MOMENT = re.compile("[0-9]{1,20}")
 
@@ -79,7 +83,9 @@ class Recurrence:
         self._learning = False
         self._timeout: Timeout | None = None
 
-    async def schedule(self, name: str, timing: Timing, version: int, message: NewMessage) -> datetime:
+    async def schedule(
+        self, name: str, timing: Timing, version: int, message: NewMessage
+    ) -> datetime:
         """Make ``message`` recur. Returns when it is due next."""
         moments = timing.moments(await self._store.now_us()) if timing.cron else []
         due_us = await self._store.schedule(name, timing, version, message, moments)
@@ -103,7 +109,10 @@ class Recurrence:
                 return kept
 
     async def begin(self, taken: list[Taken[Claim]]) -> list[Taken[Claim]]:
-        """Put the next occurrences in place for messages that are about to be handed out. Returns the messages to hand out."""
+        """Put the next occurrences in place for messages that are about to be handed out.
+
+        Returns the messages to hand out.
+        """
         claims = [claim for _, claim in taken if is_occurrence(claim.id)]
         if not claims:
             return taken
@@ -114,7 +123,8 @@ class Recurrence:
                 # The server may have dropped some of them. Those it has not dropped come again.
                 self._open.claims.taker.give_back(one for one in taken if is_occurrence(one[1].id))
                 return [one for one in taken if not is_occurrence(one[1].id)]
-            # Nothing was changed. The messages are handed out all the same: the next look finds what is missing.
+            # Nothing was changed. The messages are handed out all the same: the next look finds
+            # what is missing.
             _log.warning(
                 "queue %r: the occurrences that follow %d messages are not stored yet: %s",
                 self._open.name,
@@ -157,7 +167,8 @@ class Recurrence:
             self._learning = False
 
     async def look(self, which: Iterable[str] | None = None) -> None:
-        """Ensure that the next occurrence of every known schedule, or of the given ones, is in place.
+        """Ensure that the next occurrence of every known schedule, or of the given ones, is in
+        place.
 
         Raises:
             ServerError: The server could not be queried.
@@ -216,7 +227,8 @@ class Recurrence:
             await self.look(which)
         except ServerError as error:
             self._log_failed(error)
-            # Remember the schedules whose occurrences the server has dropped, so that they are looked at again.
+            # Remember the schedules whose occurrences the server has dropped, so that they are
+            # looked at again.
             for name in which or ():
                 self._know(name)
         finally:
@@ -224,7 +236,12 @@ class Recurrence:
                 self._know(name)
 
     def _log_failed(self, error: ServerError) -> None:
-        _log.warning("queue %r: checking the schedules failed: %s", self._open.name, error, extra=about(self._open.name))
+        _log.warning(
+            "queue %r: checking the schedules failed: %s",
+            self._open.name,
+            error,
+            extra=about(self._open.name),
+        )
 
 
 class Unreadable(Exception):
@@ -232,7 +249,9 @@ class Unreadable(Exception):
 
 
 def read(record: bytes) -> tuple[dict[str, Any], Timing]:
-    """Parse the record of a schedule. Returns its facts and its timing. Raises :class:`Unreadable`."""
+    """Parse the record of a schedule. Returns its facts and its timing. Raises
+    :class:`Unreadable`.
+    """
     try:
         facts: dict[str, Any] = json.loads(record.partition(b"\n")[0])
         moments = facts["next"], facts["last"]

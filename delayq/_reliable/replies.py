@@ -17,7 +17,8 @@ _MOST_US = 2**62
 def parse_us(score: bytes | float) -> int:
     """Return a score or a stored moment in whole microseconds.
 
-    Other programs may have left an infinity or NaN behind. The result is finite and not negative all the same.
+    Other programs may have left an infinity or NaN behind. The result is finite and not negative
+    all the same.
     """
     moment = float(score)
     return int(min(max(moment, 0.0), _MOST_US)) if moment == moment else 0  # noqa: PLR0124 - NaN
@@ -36,8 +37,8 @@ class Claim:
         body: The body stored under the message's id.
         ends_us: When the lease ends, in microseconds.
         fresh_until: Local time until which at least half of the lease is left, in seconds.
-        forgiven: Number of attempts that do not count towards the message's death, because its worker died, perhaps of another
-            message.
+        forgiven: Number of attempts that do not count towards the message's death, because its
+            worker died, perhaps of another message.
         is_suspect: Whether the message may have killed its last worker.
     """
 
@@ -63,12 +64,14 @@ class ClaimReply(NamedTuple):
 
     Attributes:
         now_us: The server's time, in microseconds.
-        wait_us: Microseconds until the next message is due or the next lease ends, suspects apart: 0 if that is now, -1 if there
-            is none or the queue is paused.
+        wait_us: Microseconds until the next message is due or the next lease ends, suspects apart:
+            0 if that is now, -1 if there is none or the queue is paused.
         expired: Number of messages that were past their time to live.
         died: Number of messages that had used all their attempts.
-        listeners: Number of clients that heard the notice; 0 if there was none, -1 if the user may not publish it.
-        messages: The id, priority, attempt, due time and body of each message that was handed out, one behind the other.
+        listeners: Number of clients that heard the notice; 0 if there was none, -1 if the user may
+            not publish it.
+        messages: The id, priority, attempt, due time and body of each message that was handed out,
+            one behind the other.
         is_suspect: Whether the message is a suspect, which is handed out alone.
         more_suspects: Whether suspects wait that were not handed out.
         dropped: The ids of occurrences of recurring messages that were dropped or died.
@@ -93,7 +96,8 @@ class ClaimReply(NamedTuple):
                 token,
                 priority,
                 attempt if type(attempt) is int else int(attempt.partition(b"-")[0]),
-                # As parse_us() does. The script hands out no message with an infinite score, and a call would cost time here.
+                # As parse_us() does. The script hands out no message with an infinite score, and a
+                # call would cost time here.
                 int(float(due)),
                 body,
                 ends_us,
@@ -101,12 +105,16 @@ class ClaimReply(NamedTuple):
                 0 if type(attempt) is int else int(attempt.partition(b"-")[2]),
                 is_suspect,
             )
-            for message, priority, attempt, due, body in zip(parts, parts, parts, parts, parts, strict=True)
+            for message, priority, attempt, due, body in zip(
+                parts, parts, parts, parts, parts, strict=True
+            )
         ]
 
 
 class Extended(NamedTuple):
-    """The reply to a renewal: the server's time in microseconds, and whether each lease was still ours."""
+    """The reply to a renewal: the server's time in microseconds, and whether each lease was still
+    ours.
+    """
 
     now_us: int
     held: Sequence[bool]
@@ -188,7 +196,8 @@ class Purged(NamedTuple):
 
     Attributes:
         dropped: Number of messages that were dropped.
-        passed_over: Number of leased messages among the delayed ones, which the next step has to skip.
+        passed_over: Number of leased messages among the delayed ones, which the next step has to
+            skip.
         is_last: Whether no more messages are left to look at.
     """
 
@@ -198,7 +207,9 @@ class Purged(NamedTuple):
 
 
 class StoredSchedules(NamedTuple):
-    """The record of each schedule by name, and by how much tests have moved the time, in microseconds."""
+    """The record of each schedule by name, and by how much tests have moved the time, in
+    microseconds.
+    """
 
     records: dict[bytes, bytes]
     shift_us: int

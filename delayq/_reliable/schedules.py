@@ -37,8 +37,8 @@ class Schedule:
         cron: The cron expression, or None.
         every: The period, or None.
         timezone: The time zone in which the expression is evaluated; None for a period.
-        next_at: When the next occurrence is due, by the server's clock (UTC); None while no process that can compute it is
-            running.
+        next_at: When the next occurrence is due, by the server's clock (UTC); None while no process
+            that can compute it is running.
         last_at: When the last occurrence that was handed out had been due; None before the first.
         priority: 0 to 9.
         version: The version passed to :meth:`ReliableQueue.schedule`.
@@ -91,23 +91,30 @@ class Recurring(Generic[T]):
         ttl: Duration | None = None,
         version: int = 0,
     ) -> datetime:
-        """Schedule a recurring message. One occurrence waits at a time, however many processes call this.
+        """Schedule a recurring message.
 
-        Call it wherever a process starts: repeating the same definition changes nothing, and never postpones the next occurrence.
-        A different definition replaces the previous one and its waiting message; as long as ``cron`` and ``timezone``, or
-        ``every``, are the same, the message keeps its due time.
+        One occurrence waits at a time, however many processes call this.
+
+        Call it wherever a process starts: repeating the same definition changes nothing, and never
+        postpones the next occurrence. A different definition replaces the previous one and its
+        waiting message; as long as ``cron`` and ``timezone``, or ``every``, are the same, the
+        message keeps its due time.
 
         Args:
             name: The schedule's name; its messages have the ids ``name@<microseconds>``.
-            cron: Five fields, as in a crontab, or six, the first of which is seconds. Needs ``delayq[cron]``.
-            every: Instead of ``cron``, a period: seconds or a timedelta. The first occurrence is due after one period.
+            cron: Five fields, as in a crontab, or six, the first of which is seconds. Needs
+                ``delayq[cron]``.
+            every: Instead of ``cron``, a period: seconds or a timedelta. The first occurrence is
+                due after one period.
             value: Any value that the codec can encode.
-            timezone: The time zone in which ``cron`` is evaluated: a name such as ``"Europe/Berlin"``, or a tzinfo.
+            timezone: The time zone in which ``cron`` is evaluated: a name such as
+                ``"Europe/Berlin"``, or a tzinfo.
             headers: As in :meth:`offer`.
             priority: As in :meth:`offer`.
-            ttl: How long after its due time an occurrence is still worth handling: seconds or a timedelta.
-            version: If releases with different definitions run side by side, the higher version wins. Among equal versions, the
-                last call wins.
+            ttl: How long after its due time an occurrence is still worth handling: seconds or a
+                timedelta.
+            version: If releases with different definitions run side by side, the higher version
+                wins. Among equal versions, the last call wins.
 
         Returns:
             When the next occurrence is due, by the server's clock (UTC).
@@ -115,31 +122,42 @@ class Recurring(Generic[T]):
         Raises:
             BadInput, EncodeError: Nothing was written.
             ConfigurationError: ``delayq[cron]`` is not installed.
-            ServerUnavailable, ServerRefused, OutcomeUnknown, Closed: As :meth:`offer`. Calling it again is safe.
+            ServerUnavailable, ServerRefused, OutcomeUnknown, Closed: As :meth:`offer`. Calling it
+                again is safe.
         """
         self._check_open()
         _check_name(name)
         timing = timing_of(cron, every, timezone)
-        if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= _MOST_VERSION:
+        if (
+            isinstance(version, bool)
+            or not isinstance(version, int)
+            or not 0 <= version <= _MOST_VERSION
+        ):
             raise BadInput(f"version must be an int from 0 to 2**53, not {version!r}")
         message = self._occurrence(value, headers, priority, ttl)
         return await self._open.recurrence.schedule(name, timing, version, message)
 
     async def unschedule(self, name: str) -> bool:
-        """Delete a schedule, and drop its waiting message. A message that a worker has is handled to completion.
+        """Delete a schedule, and drop its waiting message.
+
+        A message that a worker has is handled to completion.
 
         Returns:
             True if there was such a schedule.
 
         Raises:
-            OutcomeUnknown: The reply was lost: it may have been carried out. With any other error, it was not.
+            OutcomeUnknown: The reply was lost: it may have been carried out. With any other error,
+                it was not.
         """
         self._check_open()
         _check_name(name)
         return await self._open.recurrence.unschedule(name)
 
     async def schedules(self) -> list[Schedule]:
-        """Return the queue's schedules, by name. Schedules that cannot be read are left out and logged."""
+        """Return the queue's schedules, by name.
+
+        Schedules that cannot be read are left out and logged.
+        """
         self._check_open()
         stored, shift_us = await self._open.store.schedules()
         known = []
@@ -148,13 +166,21 @@ class Recurring(Generic[T]):
             try:
                 known.append(to_schedule(name, record, shift_us))
             except Unreadable as error:
-                _log.warning("queue %r: schedule %r is left out: %s", self._open.name, name, error, extra=about(self._open.name))
+                _log.warning(
+                    "queue %r: schedule %r is left out: %s",
+                    self._open.name,
+                    name,
+                    error,
+                    extra=about(self._open.name),
+                )
         return known
 
     def _check_open(self) -> None:
         raise NotImplementedError
 
-    def _occurrence(self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None) -> NewMessage:
+    def _occurrence(
+        self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None
+    ) -> NewMessage:
         """Check the definition, and return the message that is stored for every occurrence."""
         raise NotImplementedError
 

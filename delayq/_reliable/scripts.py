@@ -13,7 +13,10 @@ MESSAGES = (
     "errors",
     "priorities",
 )
-"""The first keys of every script that touches messages. ``lua/reliable/include/queue.lua`` describes them."""
+"""The first keys of every script that touches messages.
+
+``lua/reliable/include/queue.lua`` describes them.
+"""
 
 _SETTLED = ("id...", "token...", "priority...")
 
@@ -21,14 +24,34 @@ _SETTLED = ("id...", "token...", "priority...")
 OFFER = Script(
     "reliable/offer",
     (*MESSAGES, "wake", "done", "call"),
-    ("number", "max_size", "id...", "priority...", "delay_us...", "ttl_us...", "on_duplicate...", "content..."),
+    (
+        "number",
+        "max_size",
+        "id...",
+        "priority...",
+        "delay_us...",
+        "ttl_us...",
+        "on_duplicate...",
+        "content...",
+    ),
     repeatable=True,
 )
 RELEASE = Script("reliable/release", (*MESSAGES, "wake"), _SETTLED)
 CLAIM = Script(
     "reliable/claim",
     (*MESSAGES, "paused", "dead", "dead_messages", "wake"),
-    ("limit", "lease_us", "token", "max_attempts", "expired", "signature", "suspects", "held_id", "held_token", "company"),
+    (
+        "limit",
+        "lease_us",
+        "token",
+        "max_attempts",
+        "expired",
+        "signature",
+        "suspects",
+        "held_id",
+        "held_token",
+        "company",
+    ),
     followed_by=RELEASE,
 )
 ACK = Script("reliable/ack", (*MESSAGES, "done"), ("remember_us", *_SETTLED))
@@ -42,7 +65,9 @@ LIST = Script("reliable/list", MESSAGES, ("state", "offset", "limit"), repeatabl
 LEASED = Script("reliable/leased", MESSAGES, ("id...",), repeatable=True)
 STATS = Script("reliable/stats", (*MESSAGES, "dead", "paused"), (), repeatable=True)
 PURGE = Script("reliable/purge", MESSAGES, ("state", "offset", "limit"), repeatable=True)
-REDRIVE = Script("reliable/redrive", (*MESSAGES, "wake", "dead", "dead_messages"), ("name...",), repeatable=True)
+REDRIVE = Script(
+    "reliable/redrive", (*MESSAGES, "wake", "dead", "dead_messages"), ("name...",), repeatable=True
+)
 DROP_DEAD = Script("reliable/drop_dead", ("dead", "dead_messages"), ("name...",), repeatable=True)
 RESUME = Script("reliable/resume", ("paused", "wake"), (), repeatable=True)
 SCHEDULE = Script(
@@ -54,7 +79,12 @@ SCHEDULE = Script(
 UNSCHEDULE = Script("reliable/unschedule", (*MESSAGES, "schedules"), ("name",))
 OCCUR = Script("reliable/occur", (*MESSAGES, "wake", "schedules"), _SETTLED, repeatable=True)
 RECUR = Script("reliable/recur", (*MESSAGES, "wake", "schedules"), ("name...",), repeatable=True)
-REFILL = Script("reliable/refill", (*MESSAGES, "wake", "schedules"), ("name", "timing", "moment..."), repeatable=True)
+REFILL = Script(
+    "reliable/refill",
+    (*MESSAGES, "wake", "schedules"),
+    ("name", "timing", "moment..."),
+    repeatable=True,
+)
 
 ALL = (
     OFFER,

@@ -27,9 +27,11 @@ class Policy:
 
     Attributes:
         lease_us: Length of a worker's lease on a message, in microseconds.
-        max_attempts: Number of attempts after which a message becomes a dead letter; 0 for no limit.
+        max_attempts: Number of attempts after which a message becomes a dead letter; 0 for no
+            limit.
         expired: How to treat a message past its time to live: ``drop`` or ``dead``.
-        remember_us: How long the id of a handled message still counts as a duplicate, in microseconds.
+        remember_us: How long the id of a handled message still counts as a duplicate, in
+            microseconds.
         max_size: Number of live messages beyond which offers are refused; 0 for no limit.
     """
 
@@ -62,15 +64,24 @@ class Settings:
         """
         lease_us = microseconds(self.lease, "lease")
         if lease_us < _SHORTEST_LEASE_US:
-            raise BadInput("lease must be at least 1 ms: otherwise a message is redelivered before its handler starts")
+            raise BadInput(
+                "lease must be at least 1 ms: otherwise a message is redelivered before its handler"
+                " starts"
+            )
         for name, count in (("max_attempts", self.max_attempts), ("max_size", self.max_size)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            if count is not None and (
+                isinstance(count, bool) or not isinstance(count, int) or count < 1
+            ):
                 raise BadInput(f"{name} must be None or an int of at least 1, not {count!r}")
         if not isinstance(self.backoff, Backoff):
-            raise BadInput(f"backoff must be a delayq.Backoff, such as Backoff.fixed(5), not {self.backoff!r}")
+            raise BadInput(
+                f"backoff must be a delayq.Backoff, such as Backoff.fixed(5), not {self.backoff!r}"
+            )
         check_max_payload(self.max_payload)
         if self.expired not in ("drop", "dead") or self.when_full not in ("raise", "wait"):
-            raise BadInput('expired must be "drop" or "dead", and when_full must be "raise" or "wait"')
+            raise BadInput(
+                'expired must be "drop" or "dead", and when_full must be "raise" or "wait"'
+            )
         return Policy(
             lease_us,
             self.max_attempts or 0,

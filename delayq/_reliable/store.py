@@ -1,8 +1,9 @@
 """The data of one reliable queue: a typed method for each script and command.
 
-Nothing else knows which script or command a question takes, with which keys, or in which shape its reply comes. Methods that run
-at once raise the errors of :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`. For calls that leave in batches, or
-when a queue closes, methods build the :class:`Request` instead. All moments and durations are in microseconds.
+Nothing else knows which script or command a question takes, with which keys, or in which shape its
+reply comes. Methods that run at once raise the errors of :meth:`RedisClient.run
+<delayq._redis.client.RedisClient.run>`. For calls that leave in batches, or when a queue closes,
+methods build the :class:`Request` instead. All moments and durations are in microseconds.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ if TYPE_CHECKING:
 Part = str | bytes | int
 
 PAGE = 200
-"""How many messages one script looks at or drops: a script blocks the whole server while it runs."""
+"""How many messages one script looks at or drops: a script blocks the whole server while it
+runs.
+"""
 _SCAN = 500
 # With more leases than this, a histogram does not examine them one by one. As in stats.lua.
 _FEW_LEASES = 1000
@@ -90,14 +93,20 @@ class ReliableStore:
     # Offering
 
     def offer_keys(self, session: str) -> tuple[str, ...]:
-        """Return the keys for a client's offers under a session of its own, for :meth:`offer_request`.
+        """Return the keys for a client's offers under a session of its own, for
+        :meth:`offer_request`.
 
         The last one keeps the reply to the last call, so that the call can be repeated.
         """
         return (*self.keys.of_script(OFFER), self.keys.call(session))
 
-    def offer_request(self, keys: Sequence[str], number: int, max_size: int, messages: Sequence[NewMessage]) -> Request:
-        """Build the call that stores messages. ``number`` tells it from the earlier calls with these keys."""
+    def offer_request(
+        self, keys: Sequence[str], number: int, max_size: int, messages: Sequence[NewMessage]
+    ) -> Request:
+        """Build the call that stores messages.
+
+        ``number`` tells it from the earlier calls with these keys.
+        """
         parts = cast("Iterable[Part]", chain.from_iterable(messages))
         return Request(OFFER, keys, [number, max_size, *parts])
 
@@ -165,7 +174,9 @@ class ReliableStore:
     # The ends of claims
 
     def ack_request(self, claims: Sequence[Claim], remember_us: int) -> Request:
-        """Build the call that deletes handled messages. Their ids count as duplicates for ``remember_us`` from then on.
+        """Build the call that deletes handled messages.
+
+        Their ids count as duplicates for ``remember_us`` from then on.
 
         The reply has 1 for each, or 0 if the lease was not ours any more.
         """
@@ -175,20 +186,33 @@ class ReliableStore:
         return Request(ACK, self.keys.of_script(ACK), args)
 
     def nack_request(self, claim: Claim, delay_us: int, error: str) -> Request:
-        """Build the call that makes a message due again after ``delay_us``. The reply is as for :meth:`ack_request`."""
+        """Build the call that makes a message due again after ``delay_us``.
+
+        The reply is as for :meth:`ack_request`.
+        """
         return Request(NACK, self.keys.of_script(NACK), (*claim.name, delay_us, error))
 
     def bury_request(self, claim: Claim, why: str) -> Request:
-        """Build the call that makes a message a dead letter; ``why`` is JSON. The reply is as for :meth:`ack_request`."""
+        """Build the call that makes a message a dead letter; ``why`` is JSON.
+
+        The reply is as for :meth:`ack_request`.
+        """
         return Request(BURY, self.keys.of_script(BURY), (*claim.name, why))
 
     def release_request(self, claims: Iterable[Claim]) -> Request:
-        """Build the call that gives messages back untouched. The reply is as for :meth:`ack_request`."""
-        return Request(RELEASE, self.keys.of_script(RELEASE), [part for claim in claims for part in claim.name])
+        """Build the call that gives messages back untouched.
+
+        The reply is as for :meth:`ack_request`.
+        """
+        return Request(
+            RELEASE, self.keys.of_script(RELEASE), [part for claim in claims for part in claim.name]
+        )
 
     async def extend(self, claims: Iterable[Claim], lease_us: int) -> Extended:
         """Make leases end ``lease_us`` from now."""
-        now_us, *held = await self._run(EXTEND, lease_us, *(part for claim in claims for part in claim.name))
+        now_us, *held = await self._run(
+            EXTEND, lease_us, *(part for claim in claims for part in claim.name)
+        )
         return Extended(now_us, [bool(each) for each in held])
 
     # By id
@@ -199,13 +223,19 @@ class ReliableStore:
         return bool(done)
 
     async def reschedule(self, id: str | bytes, delay_us: int) -> bool:  # noqa: A002
-        """Make a message due ``delay_us`` from now unless a worker has it, and return whether it was there."""
+        """Make a message due ``delay_us`` from now unless a worker has it, and return whether it
+        was there.
+        """
         return bool(await self._run(RESCHEDULE, id, delay_us))
 
     async def get(self, id: str | bytes) -> StoredMessage | None:  # noqa: A002
         """Return a live message; None if there is none with that id."""
         (facts,) = await self._run(GET, id)
-        return None if facts is None else StoredMessage.of(id.encode() if isinstance(id, str) else id, facts)
+        return (
+            None
+            if facts is None
+            else StoredMessage.of(id.encode() if isinstance(id, str) else id, facts)
+        )
 
     async def times(self, id: bytes) -> MessageTimes:  # noqa: A002
         """Return what is stored about a message's times, beyond what :meth:`get` returns."""
@@ -239,7 +269,10 @@ class ReliableStore:
         return found
 
     async def purge(self, state: str, offset: int) -> Purged:
-        """Drop up to :data:`PAGE` messages in one state, or in ``"all"``. Of the delayed ones, skip ``offset``."""
+        """Drop up to :data:`PAGE` messages in one state, or in ``"all"``.
+
+        Of the delayed ones, skip ``offset``.
+        """
         dropped, passed_over, looked_at = await self._run(PURGE, state, offset, PAGE)
         return Purged(dropped, passed_over, looked_at < PAGE)
 
@@ -252,17 +285,34 @@ class ReliableStore:
         return bool(await self._run(RESUME))
 
     async def count_due(self, after_us: int, until_us: int | None) -> int:
-        """Count the messages that come due after one moment, and by another one if it is not None. Leased ones count too."""
+        """Count the messages that come due after one moment, and by another one if it is not None.
+
+        Leased ones count too.
+        """
         until = "+inf" if until_us is None else until_us
-        sets = self.keys.live if await self.client.command("EXISTS", *self.keys.live[1:]) else self.keys.live[:1]
-        return sum(await asyncio.gather(*(self.client.command("ZCOUNT", key, f"({after_us}", until) for key in sets)))
+        sets = (
+            self.keys.live
+            if await self.client.command("EXISTS", *self.keys.live[1:])
+            else self.keys.live[:1]
+        )
+        return sum(
+            await asyncio.gather(
+                *(self.client.command("ZCOUNT", key, f"({after_us}", until) for key in sets)
+            )
+        )
 
     async def histogram(self, edges: Sequence[int]) -> list[int]:
-        """Count the messages that come due between each two of these moments, and after the last one.
+        """Count the messages that come due between each two of these moments, and after the last
+        one.
 
         Leased messages are left out, unless there are more than a thousand.
         """
-        bars = await asyncio.gather(*(self.count_due(start, end) for start, end in zip(edges, (*edges[1:], None), strict=True)))
+        bars = await asyncio.gather(
+            *(
+                self.count_due(start, end)
+                for start, end in zip(edges, (*edges[1:], None), strict=True)
+            )
+        )
         if 0 < await self.client.command("HLEN", self.keys.leases) <= _FEW_LEASES:
             # The end of a lease is stored among the due times of other messages, but is not one.
             async for ends in self._lease_ends():
@@ -273,7 +323,10 @@ class ReliableStore:
 
     async def remove(self) -> int:
         """Remove every key of the queue, and return how many there were."""
-        found = {key.decode(errors="surrogateescape") async for key in self.client.scan(self.keys.pattern, self.keys.wake)}
+        found = {
+            key.decode(errors="surrogateescape")
+            async for key in self.client.scan(self.keys.pattern, self.keys.wake)
+        }
         return sum([int(await self.client.command("UNLINK", key)) for key in found])
 
     # Dead letters
@@ -284,7 +337,9 @@ class ReliableStore:
 
     async def dead_page(self, offset: int, limit: int) -> list[StoredLetter]:
         """List up to ``limit`` dead letters, oldest first; ``limit`` is at least 1."""
-        found = await self.client.command("ZRANGE", self.keys.dead, offset, offset + limit - 1, "WITHSCORES")
+        found = await self.client.command(
+            "ZRANGE", self.keys.dead, offset, offset + limit - 1, "WITHSCORES"
+        )
         if not found:
             return []
         names, died = found[::2], found[1::2]
@@ -299,15 +354,20 @@ class ReliableStore:
         """Return one dead letter; None if there is none of that name."""
         died = await self.client.command("ZSCORE", self.keys.dead, name)
         letter = await self.client.command("HGET", self.keys.dead_messages, name)
-        return None if died is None or letter is None else StoredLetter(name, letter, parse_us(died))
+        return (
+            None if died is None or letter is None else StoredLetter(name, letter, parse_us(died))
+        )
 
     async def dead_names(self, offset: int, limit: int) -> Sequence[bytes]:
         """List the names of up to ``limit`` dead letters, oldest first; ``limit`` is at least 1."""
-        names: list[bytes] = await self.client.command("ZRANGE", self.keys.dead, offset, offset + limit - 1)
+        names: list[bytes] = await self.client.command(
+            "ZRANGE", self.keys.dead, offset, offset + limit - 1
+        )
         return names
 
     async def find_dead(self, chosen: Iterable[str | bytes]) -> list[str | bytes]:
-        """Return the names of the dead letters that exist, for ids of messages (str) and names of letters (bytes); each once.
+        """Return the names of the dead letters that exist, for ids of messages (str) and names of
+        letters (bytes); each once.
 
         Of several letters with one id, the oldest comes first.
         """
@@ -316,16 +376,30 @@ class ReliableStore:
             return wanted
         ids = [each.encode() for each in wanted if isinstance(each, str)]
         # See lua/reliable/include/letters.lua.
-        stamps = await self.client.command("HMGET", self.keys.dead_messages, *(id + b"\0" for id in ids)) if ids else []  # noqa: A001
+        stamps = (
+            await self.client.command("HMGET", self.keys.dead_messages, *(id + b"\0" for id in ids))  # noqa: A001
+            if ids
+            else []
+        )
         some = [[each] for each in wanted if isinstance(each, bytes)]
-        some += [[id, *(id + b"\0" + stamp for stamp in (more or b"").split())] for id, more in zip(ids, stamps, strict=True)]  # noqa: A001
+        some += [
+            [id, *(id + b"\0" + stamp for stamp in (more or b"").split())]
+            for id, more in zip(ids, stamps, strict=True)  # noqa: A001
+        ]
         names = [name for each in some for name in each]
-        died = dict(zip(names, await self.client.command("ZMSCORE", self.keys.dead, *names), strict=True))
-        there = ([(float(died[name]), name) for name in each if died[name] is not None] for each in some)
+        died = dict(
+            zip(names, await self.client.command("ZMSCORE", self.keys.dead, *names), strict=True)
+        )
+        there = (
+            [(float(died[name]), name) for name in each if died[name] is not None] for each in some
+        )
         return [name for each in there for _, name in sorted(each)]
 
     async def redrive(self, names: Sequence[str | bytes]) -> Redriven:
-        """Requeue dead letters that existed a moment ago. A letter stays if it is unreadable, or if a live message has its id."""
+        """Requeue dead letters that existed a moment ago.
+
+        A letter stays if it is unreadable, or if a live message has its id.
+        """
         replies = await self._run(REDRIVE, *names)
         stayed = replies.count(_TAKEN) + replies.count(_UNREADABLE)
         # A missing letter has been requeued: the reply to a first try was lost.
@@ -342,8 +416,12 @@ class ReliableStore:
         shift = await self.client.command("HGET", self.keys.schedules, "")
         return await self.client.time_us() + int(shift or 0)
 
-    async def schedule(self, name: str, timing: Timing, version: int, message: NewMessage, moments: Sequence[int]) -> int:
-        """Make a message recur, and return when it is due next; ``moments`` are the next ones if there is no period."""
+    async def schedule(
+        self, name: str, timing: Timing, version: int, message: NewMessage, moments: Sequence[int]
+    ) -> int:
+        """Make a message recur, and return when it is due next; ``moments`` are the next ones if
+        there is no period.
+        """
         due_us, _ = await self._run(
             SCHEDULE,
             name,
@@ -366,7 +444,10 @@ class ReliableStore:
         stored = await self.client.command("HGETALL", self.keys.schedules)
         records: dict[bytes, bytes] = dict(zip(stored[::2], stored[1::2], strict=True))
         shift_us = int(records.pop(b"", 0))
-        return StoredSchedules({name: record for name, record in records.items() if not record.startswith(_ENDED)}, shift_us)
+        return StoredSchedules(
+            {name: record for name, record in records.items() if not record.startswith(_ENDED)},
+            shift_us,
+        )
 
     async def schedule_names(self) -> AsyncIterator[set[str]]:
         """Yield the names of all schedules, page by page. Some may come twice."""
@@ -379,15 +460,21 @@ class ReliableStore:
         return record
 
     async def occur(self, claims: Sequence[Claim]) -> list[Occurrence]:
-        """Put in place what follows the claimed occurrences, and return what became of each of them."""
+        """Put in place what follows the claimed occurrences, and return what became of each of
+        them.
+        """
         reply = await self._run(OCCUR, *(part for claim in claims for part in claim.name))
-        return [Occurrence(bool(handed_out), left) for handed_out, left in zip(reply[::2], reply[1::2], strict=True)]
+        return [
+            Occurrence(bool(handed_out), left)
+            for handed_out, left in zip(reply[::2], reply[1::2], strict=True)
+        ]
 
     async def recur(self, names: Sequence[str]) -> list[int]:
         """Put missing occurrences in place.
 
         Returns:
-            For each schedule, how many moments are known beyond its next one: -1 if that does not matter, -2 if there is no such
+            For each schedule, how many moments are known beyond its next one: -1 if that does not
+                matter, -2 if there is no such
             schedule.
         """
         left: list[int] = await self._run(RECUR, *names)
@@ -424,7 +511,11 @@ class ReliableStore:
             for at in range(0, len(ids), PAGE):
                 some = ids[at : at + PAGE]
                 ends = await self._run(LEASED, *some)
-                yield {id: float(end) for id, end in zip(some, ends, strict=True) if end is not None}  # noqa: A001
+                yield {
+                    id: float(end)
+                    for id, end in zip(some, ends, strict=True)  # noqa: A001
+                    if end is not None
+                }
 
     async def _scan(self, key: str, count: int) -> AsyncIterator[dict[bytes, bytes]]:
         """Read a hash, about ``count`` fields at a time. Some may come twice."""

@@ -1,9 +1,10 @@
 """Computes when a recurring message is due: a period, or a cron expression in a time zone. Pure.
 
-**Daylight saving.** An expression whose minute and hour are both fixed means a time of day, and runs once on each day that it
-names: if the clock skips that time, it runs at the first moment after the jump; if the clock shows it twice, the first time. An
-expression whose minute or hour begins with ``*`` follows the clock: it runs whenever the clock shows a matching time, so it runs
-twice in an hour that is repeated, and not in an hour that is skipped.
+**Daylight saving.** An expression whose minute and hour are both fixed means a time of day, and
+runs once on each day that it names: if the clock skips that time, it runs at the first moment after
+the jump; if the clock shows it twice, the first time. An expression whose minute or hour begins
+with ``*`` follows the clock: it runs whenever the clock shows a matching time, so it runs twice in
+an hour that is repeated, and not in an hour that is skipped.
 """
 
 from __future__ import annotations
@@ -50,19 +51,27 @@ class Timing:
     @property
     def text(self) -> str:
         """The stored form: equal timings have equal texts."""
-        facts = {"cron": self.cron, "timezone": self.timezone} if self.cron else {"every_us": self.every_us}
+        facts = (
+            {"cron": self.cron, "timezone": self.timezone}
+            if self.cron
+            else {"every_us": self.every_us}
+        )
         return json.dumps(facts, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> Timing:
-        """Parse the value of :attr:`text`. Raises ValueError, TypeError or KeyError if it is not one."""
+        """Parse the value of :attr:`text`.
+
+        Raises ValueError, TypeError or KeyError if it is not one.
+        """
         facts: dict[str, Any] = json.loads(text)
         if "cron" in facts:
             return cls(0, str(facts["cron"]), str(facts["timezone"]))
         return cls(int(facts["every_us"]))
 
     def moments(self, after_us: int) -> list[int]:
-        """Return the next moments of the expression after ``after_us``, microseconds since the epoch; none for a period.
+        """Return the next moments of the expression after ``after_us``, microseconds since the
+        epoch; none for a period.
 
         Raises:
             BadInput: The expression or the time zone cannot be read, or no moment ever matches.
@@ -73,7 +82,9 @@ class Timing:
         zone = zone_of(self.timezone)[1]
         found = [
             (moment - _EPOCH) // MICROSECOND
-            for moment in islice(cron_moments(self.cron, zone, _EPOCH + after_us * MICROSECOND), AHEAD)
+            for moment in islice(
+                cron_moments(self.cron, zone, _EPOCH + after_us * MICROSECOND), AHEAD
+            )
         ]
         if not found:
             raise BadInput(f"the cron expression {self.cron!r} never matches")
@@ -96,7 +107,9 @@ def timing_of(cron: str | None, every: Duration | None, timezone: str | tzinfo) 
     if not isinstance(cron, str) or not cron.strip():
         raise BadInput(f"cron must be a non-empty str, not {cron!r}")
     if len(cron) > _LONGEST_CRON:
-        raise BadInput(f"a cron expression must have at most {_LONGEST_CRON} characters, not {len(cron)}")
+        raise BadInput(
+            f"a cron expression must have at most {_LONGEST_CRON} characters, not {len(cron)}"
+        )
     return Timing(0, " ".join(cron.split()), zone_of(timezone)[0])
 
 
@@ -117,7 +130,8 @@ def zone_of(zone: str | tzinfo) -> tuple[str, tzinfo]:
         return name, ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise BadInput(
-            f"unknown time zone {name!r}: use a name such as Europe/Berlin (if the system has no time zones: pip install tzdata)"
+            f"unknown time zone {name!r}: use a name such as Europe/Berlin (if the system has no"
+            " time zones: pip install tzdata)"
         ) from None
 
 
@@ -127,20 +141,26 @@ def _zone_name(zone: tzinfo) -> str:
     if isinstance(zone, timezone) and not (offset := zone.utcoffset(None)) % _MINUTE:
         return str(timezone(offset))
     raise BadInput(
-        f"timezone must be a name such as Europe/Berlin, a ZoneInfo, or a datetime.timezone of whole minutes, not {zone!r}"
+        "timezone must be a name such as Europe/Berlin, a ZoneInfo, or a datetime.timezone of"
+        f" whole minutes, not {zone!r}"
     )
 
 
 def cron_moments(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:
-    """Yield the moments (UTC) after ``after`` that match an expression, in order; see the module for daylight saving.
+    """Yield the moments (UTC) after ``after`` that match an expression, in order; see the module
+    for daylight saving.
 
     Raises:
         BadInput: The expression cannot be parsed.
         ConfigurationError: The library is not installed.
     """
     follows_clock = any(field.startswith("*") for field in expression.split()[-5:-3])
-    # A local time that occurs twice comes from both folds, and one that occurs once comes from both as the same moment.
-    folds = [_moments(expression, zone, after, fold, follows_clock=follows_clock) for fold in range(1 + follows_clock)]
+    # A local time that occurs twice comes from both folds, and one that occurs once comes from both
+    # as the same moment.
+    folds = [
+        _moments(expression, zone, after, fold, follows_clock=follows_clock)
+        for fold in range(1 + follows_clock)
+    ]
     last = after
     for moment in merge(*folds):
         if moment > last:
@@ -148,7 +168,9 @@ def cron_moments(expression: str, zone: tzinfo, after: datetime) -> Iterator[dat
             yield moment
 
 
-def _moments(expression: str, zone: tzinfo, after: datetime, fold: int, *, follows_clock: bool) -> Iterator[datetime]:
+def _moments(
+    expression: str, zone: tzinfo, after: datetime, fold: int, *, follows_clock: bool
+) -> Iterator[datetime]:
     """Yield the moments (UTC) of matching local times, from ``after`` on or a little earlier."""
     shown = after.astimezone(zone)
     # Within an hour that occurs twice, start from its beginning.
@@ -163,7 +185,9 @@ def _moments(expression: str, zone: tzinfo, after: datetime, fold: int, *, follo
 
 def _occurs(moment: datetime) -> bool:
     """Return whether clocks ever show a local time, or skip it."""
-    return moment.astimezone(UTC).astimezone(moment.tzinfo).replace(tzinfo=None) == moment.replace(tzinfo=None)
+    return moment.astimezone(UTC).astimezone(moment.tzinfo).replace(tzinfo=None) == moment.replace(
+        tzinfo=None
+    )
 
 
 def _local_times(expression: str, after: datetime) -> Iterator[datetime]:
@@ -171,7 +195,9 @@ def _local_times(expression: str, after: datetime) -> Iterator[datetime]:
     try:
         from cronsim import CronSim, CronSimError  # noqa: PLC0415 - an extra, loaded only when needed
     except ImportError:
-        raise ConfigurationError("cron expressions need an extra: pip install 'delayq[cron]'") from None
+        raise ConfigurationError(
+            "cron expressions need an extra: pip install 'delayq[cron]'"
+        ) from None
     try:
         return CronSim(expression, after)
     except CronSimError as error:

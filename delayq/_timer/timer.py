@@ -38,25 +38,34 @@ class TimerStatistics(NamedTuple):
     armed: bool
     """Whether the loop will call it again."""
     alarm: WakeupKind | None
-    """The alarm that wakes the loop: a Linux timerfd, or the loop's own timer. None before the first timeout."""
+    """The alarm that wakes the loop: a Linux timerfd, or the loop's own timer.
+
+    None before the first timeout.
+    """
     lag: float
-    """How much later than requested the loop has called the timer, added up over all calls, seconds."""
+    """How much later than requested the loop has called the timer, added up over all calls,
+    seconds.
+    """
 
 
 class HashedWheelTimer:
     """Run callbacks later, in the running event loop. Never early, and at most about one tick late.
 
-    It is made for very many timeouts: adding and cancelling take constant time, and a cancelled timeout is removed at once. The
-    loop is woken only if there is work. A timer that is empty, or has only distant timeouts, does not tick, so short ticks cost
-    nothing (cancelling does not disarm the alarm: one wake-up may find nothing to do).
+    It is made for very many timeouts: adding and cancelling take constant time, and a cancelled
+    timeout is removed at once. The loop is woken only if there is work. A timer that is empty, or
+    has only distant timeouts, does not tick, so short ticks cost nothing (cancelling does not
+    disarm the alarm: one wake-up may find nothing to do).
 
-    A timer belongs to the event loop that is running at the first :meth:`new_timeout`, and is not thread-safe: from another
-    thread, use ``loop.call_soon_threadsafe(timer.new_timeout, callback, delay)``.
+    A timer belongs to the event loop that is running at the first :meth:`new_timeout`, and is not
+    thread-safe: from another thread, use ``loop.call_soon_threadsafe(timer.new_timeout, callback,
+    delay)``.
 
     Args:
         tick_duration: Length of a tick, in seconds or as a timedelta.
-        ticks_per_wheel: Size of the finest level, rounded up to a power of two. The default suits nearly every use.
-        max_pending_timeouts: The largest number of pending timeouts; more are refused. 0 or less for no limit.
+        ticks_per_wheel: Size of the finest level, rounded up to a power of two. The default suits
+            nearly every use.
+        max_pending_timeouts: The largest number of pending timeouts; more are refused. 0 or less
+            for no limit.
         clock: Monotonic seconds, on the scale of ``loop.time()``. For tests.
         loop: The loop to use, running or not. For tests.
 
@@ -78,11 +87,13 @@ class HashedWheelTimer:
         self._clock = clock
         self._wheel = Wheel(tick_duration, ticks_per_wheel, clock())
         self._max_pending = max_pending_timeouts
-        self._limit = max_pending_timeouts if max_pending_timeouts > 0 else sys.maxsize  # -1 once stopped.
+        # -1 once stopped.
+        self._limit = max_pending_timeouts if max_pending_timeouts > 0 else sys.maxsize
         self._loop: TimerLoop | asyncio.AbstractEventLoop | None = loop
         # Not get_running_loop(): on Python 3.11 it asks the system for the process id, every time.
         self._is_running: Callable[[], bool] = lambda: loop is not None
-        # One context for all: otherwise callbacks would run in the context of the code that happened to arm the timer.
+        # One context for all: otherwise callbacks would run in the context of the code that
+        # happened to arm the timer.
         self._context = contextvars.copy_context()
         self._alarm: Wakeup | None = None
         self._next_slice: Cancellable | None = None
@@ -91,15 +102,19 @@ class HashedWheelTimer:
         self._due = math.inf  # The time at which the armed tick begins.
         self._lag = 0.0
 
-    def new_timeout(self, callback: Callable[[Timeout], object], delay: float | timedelta) -> Timeout:
-        """Call ``callback(timeout)`` once the delay is over, unless the returned timeout is cancelled before.
+    def new_timeout(
+        self, callback: Callable[[Timeout], object], delay: float | timedelta
+    ) -> Timeout:
+        """Call ``callback(timeout)`` once the delay is over, unless the returned timeout is
+        cancelled before.
 
-        The callback must not block. If it raises, the error is logged and affects no other callback.
+        The callback must not block. If it raises, the error is logged and affects no other
+        callback.
 
         Args:
             callback: Receives the timeout. It may do anything: add, cancel, stop the timer.
-            delay: Seconds or a timedelta. Zero or less: with the next tick, not before this method returns. Timeouts with
-                infinite or huge delays never expire.
+            delay: Seconds or a timedelta. Zero or less: with the next tick, not before this method
+                returns. Timeouts with infinite or huge delays never expire.
 
         Raises:
             BadDelay: The delay is NaN.
@@ -117,7 +132,8 @@ class HashedWheelTimer:
             deadline = now + _seconds(delay)
         if not now <= deadline < wheel.latest:
             deadline = wheel.clamp(deadline, now)
-        # From here on the same as Wheel.add() and Wheel.insert(), but without their calls if the bucket exists.
+        # From here on the same as Wheel.add() and Wheel.insert(), but without their calls if the
+        # bucket exists.
         node = Timeout()
         node._callback = callback
         node._deadline = deadline
@@ -142,15 +158,18 @@ class HashedWheelTimer:
 
     @property
     def pending_timeouts(self) -> int:
-        """The number of pending timeouts. It falls when one is cancelled, and before a callback is called."""
+        """The number of pending timeouts.
+
+        It falls when one is cancelled, and before a callback is called.
+        """
         return self._wheel.pending
 
     def stop(self) -> list[Timeout]:
         """Stop for good. Safe to call in a callback, without a running loop, and repeatedly.
 
         Returns:
-            The timeouts that were pending, in the order in which they would have expired; each is now cancelled. Empty the second
-            time.
+            The timeouts that were pending, in the order in which they would have expired; each is
+            now cancelled. Empty the second time.
         """
         self._limit = -1
         if self._alarm is not None:
@@ -163,22 +182,32 @@ class HashedWheelTimer:
     def statistics(self) -> TimerStatistics:
         """Return a few counts."""
         kind = self._alarm.kind if self._alarm is not None else None
-        return TimerStatistics(self._wheel.pending, self._wakeups, self._armed != _NEVER, kind, self._lag)
+        return TimerStatistics(
+            self._wheel.pending, self._wakeups, self._armed != _NEVER, kind, self._lag
+        )
 
     def __repr__(self) -> str:
         state = "stopped" if self._limit < 0 else f"pending={self._wheel.pending}"
         return f"<HashedWheelTimer {state} tick_duration={self._wheel.tick_duration}>"
 
     def _admit(self, callback: Callable[[Timeout], object] | None) -> None:
-        """Handle a call that new_timeout() cannot accept at once: refuse it, or adopt the loop at the first call."""
+        """Handle a call that new_timeout() cannot accept at once: refuse it, or adopt the loop at
+        the first call.
+        """
         if self._limit < 0:
             raise TimerStopped("the timer was stopped")
         if callback is None:
             raise TypeError("callback must not be None")
         if self._wheel.pending >= self._limit:
-            raise TimerFull(f"{self._max_pending} timeouts are pending, the most that max_pending_timeouts allows")
+            raise TimerFull(
+                f"{self._max_pending} timeouts are pending, the most that max_pending_timeouts"
+                " allows"
+            )
         if self._loop is not None:
-            raise RuntimeError("this timer belongs to an event loop that is no longer running: create one timer per loop")
+            raise RuntimeError(
+                "this timer belongs to an event loop that is no longer running: create one timer"
+                " per loop"
+            )
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -191,7 +220,11 @@ class HashedWheelTimer:
             assert self._loop is not None
             # A timerfd supports only the monotonic clock.
             exact = self._clock is time.monotonic
-            self._alarm = new_wakeup(self._loop, self._context, self) if exact else LoopWakeup(self._loop, self._context)
+            self._alarm = (
+                new_wakeup(self._loop, self._context, self)
+                if exact
+                else LoopWakeup(self._loop, self._context)
+            )
         self._armed = tick
         self._due = self._wheel.time_of(tick)
         self._alarm.set(self._due, self._wake)
@@ -199,7 +232,8 @@ class HashedWheelTimer:
     def _wake(self) -> None:
         self._armed = _BUSY
         self._wakeups += 1
-        now = self._clock()  # The loop may have woken us early: uvloop rounds its own timers to the nearest millisecond.
+        # The loop may have woken us early: uvloop rounds its own timers to the nearest millisecond.
+        now = self._clock()
         if now > self._due:
             self._lag += now - self._due
         self._due = math.inf

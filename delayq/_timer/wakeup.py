@@ -1,7 +1,8 @@
 """Wakes an event loop at a given moment, as exactly as the platform allows.
 
-asyncio rounds its own timeouts up to whole milliseconds, because epoll counts in them. A Linux timerfd that the loop watches like
-a socket counts in nanoseconds, for one file descriptor. Without a timerfd, the loop's own timer is used.
+asyncio rounds its own timeouts up to whole milliseconds, because epoll counts in them. A Linux
+timerfd that the loop watches like a socket counts in nanoseconds, for one file descriptor. Without
+a timerfd, the loop's own timer is used.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ if TYPE_CHECKING:
     import contextvars
     from collections.abc import Callable
 
-__all__ = ["Cancellable", "LoopWakeup", "TimerLoop", "TimerfdWakeup", "Wakeup", "WakeupKind", "new_wakeup"]
+__all__ = [
+    "Cancellable",
+    "LoopWakeup",
+    "TimerLoop",
+    "TimerfdWakeup",
+    "Wakeup",
+    "WakeupKind",
+    "new_wakeup",
+]
 
 WakeupKind = Literal["timerfd", "loop"]
 
@@ -26,7 +35,8 @@ _CLOCK_MONOTONIC = 1
 _NONBLOCK, _CLOEXEC = 0o4000, 0o2000000
 _ABSOLUTE = 1
 _NANO = 1_000_000_000
-# Seconds since the system started: centuries away, and larger values overflow Python's count of nanoseconds.
+# Seconds since the system started: centuries away, and larger values overflow Python's count of
+# nanoseconds.
 _FARTHEST = 2.0**33
 
 
@@ -40,8 +50,12 @@ class TimerLoop(Protocol):
     """The methods of an event loop that :class:`~delayq.HashedWheelTimer` needs."""
 
     def time(self) -> float: ...
-    def call_soon(self, callback: Callable[[], object], *, context: contextvars.Context) -> Cancellable: ...
-    def call_at(self, when: float, callback: Callable[[], object], *, context: contextvars.Context) -> Cancellable: ...
+    def call_soon(
+        self, callback: Callable[[], object], *, context: contextvars.Context
+    ) -> Cancellable: ...
+    def call_at(
+        self, when: float, callback: Callable[[], object], *, context: contextvars.Context
+    ) -> Cancellable: ...
 
 
 class Wakeup(Protocol):
@@ -50,7 +64,9 @@ class Wakeup(Protocol):
     kind: WakeupKind
 
     def set(self, when: float, callback: Callable[[], object]) -> None:
-        """Call ``callback`` at ``when``, seconds on the loop's clock, replacing any previous setting."""
+        """Call ``callback`` at ``when``, seconds on the loop's clock, replacing any previous
+        setting.
+        """
         ...
 
     def clear(self) -> None:
@@ -67,7 +83,9 @@ class LoopWakeup:
 
     kind: WakeupKind = "loop"
 
-    def __init__(self, loop: TimerLoop | asyncio.AbstractEventLoop, context: contextvars.Context) -> None:
+    def __init__(
+        self, loop: TimerLoop | asyncio.AbstractEventLoop, context: contextvars.Context
+    ) -> None:
         self._loop = loop
         self._context = context
         self._handle: Cancellable | None = None
@@ -86,7 +104,9 @@ class LoopWakeup:
 
 
 class TimerfdWakeup:
-    """A Linux timerfd. Its file descriptor is closed with the alarm, its owner or the loop, whichever ends first.
+    """A Linux timerfd.
+
+    Its file descriptor is closed with the alarm, its owner or the loop, whichever ends first.
 
     Raises:
         OSError: The system provides none.
@@ -95,11 +115,14 @@ class TimerfdWakeup:
 
     kind: WakeupKind = "timerfd"
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, context: contextvars.Context, owner: object) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, context: contextvars.Context, owner: object
+    ) -> None:
         create, self._settime = _system_calls()
         self._fd = create()
         self._loop = loop
-        # Held only while the alarm is set, so that an unused owner and its alarm can be collected together.
+        # Held only while the alarm is set, so that an unused owner and its alarm can be collected
+        # together.
         self._callback: Callable[[], object] | None = None
         try:
             context.run(loop.add_reader, self._fd, self._ring)
@@ -123,7 +146,8 @@ class TimerfdWakeup:
         fd, self._fd = self._fd, -1
         self._callback = None
         if fd >= 0:
-            with suppress(RuntimeError, NotImplementedError):  # the loop is closed, or never watched it
+            # The loop is closed, or never watched it.
+            with suppress(RuntimeError, NotImplementedError):
                 self._loop.remove_reader(fd)
             os.close(fd)
 
@@ -146,13 +170,15 @@ class TimerfdWakeup:
 def _close_soon(weak: weakref.ref[TimerfdWakeup], loop: asyncio.AbstractEventLoop) -> None:
     alarm = weak()
     if alarm is not None:
-        # The owner's last reference may have gone in any thread; a loop that is closed needs nothing.
+        # The owner's last reference may have gone in any thread; a loop that is closed needs
+        # nothing.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(alarm.close)
 
 
 def new_wakeup(loop: Any, context: contextvars.Context, owner: object) -> Wakeup:
-    """Return the most exact alarm for a loop: a timerfd if available, otherwise the loop's own timer.
+    """Return the most exact alarm for a loop: a timerfd if available, otherwise the loop's own
+    timer.
 
     Args:
         loop: An event loop, or a test's replacement for one.
@@ -167,7 +193,9 @@ def new_wakeup(loop: Any, context: contextvars.Context, owner: object) -> Wakeup
 
 @functools.cache
 def _system_calls() -> tuple[Callable[[], int], Callable[[int, float], object]]:
-    """Return functions that create a timerfd, and set one to seconds on the monotonic clock; 0 stops it."""
+    """Return functions that create a timerfd, and set one to seconds on the monotonic clock; 0
+    stops it.
+    """
     if sys.version_info >= (3, 13):
         flags = os.TFD_NONBLOCK | os.TFD_CLOEXEC
         absolute = os.TFD_TIMER_ABSTIME
@@ -185,7 +213,8 @@ def _by_ctypes() -> tuple[Callable[[], int], Callable[[int, float], object]]:
     if ctypes.sizeof(ctypes.c_long) != 8:
         raise OSError("the size of time_t is unknown on this platform")
     libc = ctypes.CDLL(None, use_errno=True)
-    # An itimerspec is four longs: seconds and nanoseconds of the interval, then of the first expiry.
+    # An itimerspec is four longs: seconds and nanoseconds of the interval, then of the first
+    # expiry.
     itimerspec = ctypes.c_long * 4
     timerfd_settime = libc.timerfd_settime
     timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)

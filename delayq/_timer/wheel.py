@@ -1,22 +1,30 @@
-"""A hashed timer wheel, for very many timers most of which are cancelled. Pure: it takes ``now``, and returns what expired and
-when to look again. :class:`~delayq._timer.timer.HashedWheelTimer` drives one from an event loop.
+"""A hashed timer wheel, for very many timers most of which are cancelled.
 
-Time is divided into ticks, counted from the clock's zero. A timer fires when the tick of its deadline is over, so it is never
-early and at most one tick late. Ticks are kept in buckets on three levels::
+Pure: it takes ``now``, and returns what expired and when to look again.
+:class:`~delayq._timer.timer.HashedWheelTimer` drives one from an event loop.
 
-    near        one bucket per tick                      the next 1 to 2 wheels (a wheel is ``ticks_per_wheel`` ticks)
-    far         one bucket per wheel                     the next 1 to 2 wheels of wheels
-    very far    one bucket per wheel of wheels           everything later
+Time is divided into ticks, counted from the clock's zero. A timer fires when the tick of its
+deadline is over, so it is never early and at most one tick late. Ticks are kept in buckets on three
+levels::
 
-A coarse bucket is spread over the finer level one bucket's length before its time, so spreading delays no timer. Buckets are
-stored in dicts under their absolute number, with a heap of those numbers per level: an empty stretch of time costs nothing,
-however short the ticks are. A bucket is a circular doubly linked list whose nodes are the handles themselves. That makes
+    near        one bucket per tick                the next 1 to 2 wheels
+    far         one bucket per wheel               the next 1 to 2 wheels of wheels
+    very far    one bucket per wheel of wheels     everything later
+
+A wheel is ``ticks_per_wheel`` ticks.
+
+A coarse bucket is spread over the finer level one bucket's length before its time, so spreading
+delays no timer. Buckets are stored in dicts under their absolute number, with a heap of those
+numbers per level: an empty stretch of time costs nothing, however short the ticks are. A bucket is
+a circular doubly linked list whose nodes are the handles themselves. That makes
 :meth:`Timeout.cancel` four stores, which leave nothing behind.
 
-Timers are ordered by tick, and within a tick by the order in which they were added. Spreading preserves this order because each
-stretch of time is open on one level only: ``near_end`` and ``far_end`` move past a coarse bucket when it is empty, not before.
+Timers are ordered by tick, and within a tick by the order in which they were added. Spreading
+preserves this order because each stretch of time is open on one level only: ``near_end`` and
+``far_end`` move past a coarse bucket when it is empty, not before.
 """
-# ruff: noqa: SLF001 - a bucket is a list of handles: these classes share internals, because calls would halve the speed.
+# ruff: noqa: SLF001 - a bucket is a list of handles: these classes share internals, because
+# calls would halve the speed.
 
 from __future__ import annotations
 
@@ -32,7 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Timeout", "Wheel"]
 
-_BUDGET = 1000  # Timers fired or moved per iteration of the event loop: a third of a millisecond, plus the callbacks.
+# Timers fired or moved per iteration of the event loop: a third of a millisecond, plus the
+# callbacks.
+_BUDGET = 1000
 _LAST_TICK = 2**62  # Later deadlines count as this one. Years away even with ticks of a nanosecond.
 _SWEEP_FLOOR = 256
 
@@ -40,8 +50,9 @@ _SWEEP_FLOOR = 256
 class Timeout:
     """A handle on one pending callback, created by :meth:`~delayq.HashedWheelTimer.new_timeout`."""
 
-    # The handle is the list node. It is pending while it refers to its wheel; afterwards both links hold a marker that says how
-    # it ended, and keep no neighbour alive. The tick is not stored, because it follows from the deadline.
+    # The handle is the list node. It is pending while it refers to its wheel; afterwards both links
+    # hold a marker that says how it ended, and keep no neighbour alive. The tick is not stored,
+    # because it follows from the deadline.
     __slots__ = ("_callback", "_deadline", "_next", "_prev", "_wheel")
     _callback: Callable[[Timeout], object]
     _deadline: float
@@ -53,7 +64,8 @@ class Timeout:
         """Remove the timeout from the timer at once, with everything its callback refers to.
 
         Returns:
-            True if it was pending. False if it was already cancelled, or has expired (and may be running).
+            True if it was pending. False if it was already cancelled, or has expired (and may be
+            running).
         """
         wheel = self._wheel
         if wheel is None:
@@ -88,7 +100,9 @@ class Timeout:
 
 
 def spent(_timeout: Timeout) -> None:
-    """Do nothing: replaces a callback that is no longer needed, so that a handle you keep keeps nothing else alive."""
+    """Do nothing: replaces a callback that is no longer needed, so that a handle you keep keeps
+    nothing else alive.
+    """
 
 
 _CANCELLED = Timeout()
@@ -96,14 +110,20 @@ _EXPIRED = Timeout()
 
 
 class _Level:
-    """The buckets of one length, and a heap of their numbers. Both may include empty buckets for a while."""
+    """The buckets of one length, and a heap of their numbers.
+
+    Both may include empty buckets for a while.
+    """
 
     __slots__ = ("buckets", "keys", "lead", "scale", "shift", "sweep_at")
 
     def __init__(self, per_tick: float, shift: int, lead: int) -> None:
         self.shift = shift  # A bucket holds 2**shift ticks.
-        self.scale = per_tick / 2**shift  # Buckets per second. Exact, so that the levels agree on where a tick begins.
-        self.lead = lead  # A bucket is due this many lengths before it begins; -1 means when it is over.
+        # Buckets per second. Exact, so that the levels agree on where a tick begins.
+        self.scale = per_tick / 2**shift
+        self.lead = (
+            lead  # A bucket is due this many lengths before it begins; -1 means when it is over.
+        )
         self.buckets: dict[int, Timeout] = {}
         self.keys: list[int] = []
         self.sweep_at = _SWEEP_FLOOR
@@ -126,7 +146,9 @@ class _Level:
         del self.buckets[heappop(self.keys)]
 
     def first(self) -> int | None:
-        """Return the number of the first bucket that is not empty, and drop the empty ones before it."""
+        """Return the number of the first bucket that is not empty, and drop the empty ones before
+        it.
+        """
         keys, buckets = self.keys, self.buckets
         while keys:
             bucket = buckets[keys[0]]
@@ -140,7 +162,8 @@ class _Level:
         self.keys.clear()
 
     def _sweep(self) -> None:
-        # Cancelling leaves empty buckets. After a sweep, as many buckets must be opened as were kept: constant cost on average.
+        # Cancelling leaves empty buckets. After a sweep, as many buckets must be opened as were
+        # kept: constant cost on average.
         for key in [key for key, bucket in self.buckets.items() if bucket._next is bucket]:
             del self.buckets[key]
         self.keys[:] = self.buckets
@@ -151,8 +174,8 @@ class _Level:
 class Wheel:
     """The timers, without a clock. The caller passes ``now``, in seconds, which must not go back.
 
-    To use it, :meth:`add` timers, run what :meth:`expire` yields, and come back at :meth:`next_tick` (:meth:`time_of` converts it
-    to seconds).
+    To use it, :meth:`add` timers, run what :meth:`expire` yields, and come back at
+    :meth:`next_tick` (:meth:`time_of` converts it to seconds).
 
     Args:
         tick_duration: Length of a tick in seconds.
@@ -160,8 +183,8 @@ class Wheel:
         now: The present moment, in seconds.
 
     Raises:
-        ValueError: A tick is shorter than a nanosecond, ``ticks_per_wheel`` is not in 1..2**30, or a wheel takes longer
-            than 292 years.
+        ValueError: A tick is shorter than a nanosecond, ``ticks_per_wheel`` is not in 1..2**30, or
+            a wheel takes longer than 292 years.
     """
 
     __slots__ = (
@@ -183,11 +206,19 @@ class Wheel:
 
     def __init__(self, tick_duration: float, ticks_per_wheel: int, now: float = 0.0) -> None:
         if not 1e-9 <= tick_duration < math.inf:
-            raise ValueError(f"tick_duration must be a number of seconds, at least a nanosecond, not {tick_duration!r}")
+            raise ValueError(
+                "tick_duration must be a number of seconds, at least a nanosecond, not"
+                f" {tick_duration!r}"
+            )
         if not isinstance(ticks_per_wheel, int) or not 1 <= ticks_per_wheel <= 2**30:
-            raise ValueError(f"ticks_per_wheel must be a whole number in 1..2**30, not {ticks_per_wheel!r}")
+            raise ValueError(
+                f"ticks_per_wheel must be a whole number in 1..2**30, not {ticks_per_wheel!r}"
+            )
         if tick_duration * ticks_per_wheel * 1e9 >= 2**63:
-            raise ValueError(f"a wheel of {ticks_per_wheel} ticks of {tick_duration} s takes longer than 292 years")
+            raise ValueError(
+                f"a wheel of {ticks_per_wheel} ticks of {tick_duration} s takes longer than 292"
+                " years"
+            )
         self.tick_duration: float = float(tick_duration)
         self.per_tick: float = 1.0 / self.tick_duration
         self.latest: float = _LAST_TICK * self.tick_duration
@@ -196,7 +227,8 @@ class Wheel:
         self._far = _Level(self.per_tick, shift=bits, lead=1)
         self._very_far = _Level(self.per_tick, shift=2 * bits, lead=1)
         self.pending: int = 0
-        # The first tick beyond the near level, and beyond the far level. Floats, because they are only compared with floats.
+        # The first tick beyond the near level, and beyond the far level. Floats, because they are
+        # only compared with floats.
         self.near_end: float = 0.0
         self.far_end: float = 0.0
         # For HashedWheelTimer.new_timeout, which is too hot to go through the levels.
@@ -214,7 +246,8 @@ class Wheel:
     def time_of(self, tick: int) -> float:
         """Return the first moment within the tick, in seconds."""
         when = tick * self.tick_duration
-        while self.tick_of(when) < tick:  # Rounding: a wake-up at this moment would find nothing due.
+        # Rounding: a wake-up at this moment would find nothing due.
+        while self.tick_of(when) < tick:
             when = math.nextafter(when, math.inf)
         return when
 
@@ -243,11 +276,19 @@ class Wheel:
         return now if deadline < now else self.latest
 
     def insert(self, node: Timeout, now: float) -> int:
-        """Append a node to the bucket of its deadline, and return the tick at which that bucket is due."""
+        """Append a node to the bucket of its deadline, and return the tick at which that bucket is
+        due.
+        """
         tick = node._deadline * self.per_tick
         if tick >= self.near_end:
             self._slide(self.tick_of(now))  # The windows did not move while the wheel slept.
-        level = self._near if tick < self.near_end else self._far if tick < self.far_end else self._very_far
+        level = (
+            self._near
+            if tick < self.near_end
+            else self._far
+            if tick < self.far_end
+            else self._very_far
+        )
         key = floor(node._deadline * level.scale)
         bucket = level.buckets.get(key)
         if bucket is None:
@@ -260,20 +301,23 @@ class Wheel:
         return level.wake(key)
 
     def expire(self, now: float, budget: int = _BUDGET) -> Iterator[Timeout]:
-        """Yield the due timers, in order, each one already off the wheel. Then prepare those that are due soon.
+        """Yield the due timers, in order, each one already off the wheel.
+
+        Then prepare those that are due soon.
 
         Between two steps the caller may add, cancel and clear, and may abandon the iterator.
 
         Args:
             now: The present moment, in seconds.
-            budget: The number of timers to fire or move before stopping. In that case :meth:`next_tick` is not after ``now``.
+            budget: The number of timers to fire or move before stopping. In that case
+                :meth:`next_tick` is not after ``now``.
         """
         present = self.tick_of(now)
         near, far, very_far = self._near, self._far, self._very_far
         keys, buckets = near.keys, near.buckets
         while budget > 0:
-            # Not past near_end, nor past far_end below: timers from a bucket that is spread only in part must wait for the rest,
-            # or the order would change.
+            # Not past near_end, nor past far_end below: timers from a bucket that is spread only in
+            # part must wait for the rest, or the order would change.
             while keys and (key := keys[0]) < present and key < self.near_end and budget > 0:
                 bucket = buckets[key]
                 node = bucket._next
@@ -281,7 +325,8 @@ class Wheel:
                     near.drop_first()
                     budget -= 1
                     continue
-                # A callback may change everything, so only the head of this list is trusted after a yield.
+                # A callback may change everything, so only the head of this list is trusted after a
+                # yield.
                 while node is not bucket and budget > 0:
                     budget -= 1
                     bucket._next = after = node._next
@@ -291,7 +336,11 @@ class Wheel:
                     self.pending -= 1
                     yield node
                     node = bucket._next
-            if far.keys and far.wake(far.keys[0]) <= present and far.keys[0] << far.shift < self.far_end:
+            if (
+                far.keys
+                and far.wake(far.keys[0]) <= present
+                and far.keys[0] << far.shift < self.far_end
+            ):
                 budget = self._spread(far, near, budget)
             elif very_far.keys and very_far.wake(very_far.keys[0]) <= present:
                 budget = self._spread(very_far, far, budget)
@@ -307,7 +356,9 @@ class Wheel:
         return min(level.wake(key) for level, key in levels if key is not None)
 
     def clear(self) -> list[Timeout]:
-        """Cancel everything, and return the pending timers, in the order in which they would have expired."""
+        """Cancel everything, and return the pending timers, in the order in which they would have
+        expired.
+        """
         nodes: list[Timeout] = []
         if self.pending:
             for level in (self._near, self._far, self._very_far):
@@ -317,25 +368,36 @@ class Wheel:
                         nodes.append(node)
             nodes.sort(key=lambda node: self.tick_of(node._deadline))
             for node in nodes:
-                node.cancel()  # One by one, because an expire() in progress must find its bucket empty.
+                # One by one, because an expire() in progress must find its bucket empty.
+                node.cancel()
         for level in (self._near, self._far, self._very_far):
             level.clear()
         return nodes
 
     def _slide(self, present: int) -> bool:
-        """Move the windows up to the present, unless a bucket must be spread first. Return whether a window moved."""
+        """Move the windows up to the present, unless a bucket must be spread first.
+
+        Return whether a window moved.
+        """
         far, very_far = self._far, self._very_far
         near_end = float(((present >> far.shift) + 2) << far.shift)
         far_end = float(((present >> very_far.shift) + 2) << very_far.shift)
         before = self.near_end, self.far_end
-        if far_end > self.far_end and not (very_far.keys and very_far.keys[0] << very_far.shift < far_end):
+        if far_end > self.far_end and not (
+            very_far.keys and very_far.keys[0] << very_far.shift < far_end
+        ):
             self.far_end = far_end
-        if self.near_end < near_end <= self.far_end and not (far.keys and far.keys[0] << far.shift < near_end):
+        if self.near_end < near_end <= self.far_end and not (
+            far.keys and far.keys[0] << far.shift < near_end
+        ):
             self.near_end = near_end
         return before != (self.near_end, self.far_end)
 
     def _spread(self, source: _Level, target: _Level, budget: int) -> int:
-        """Move the first bucket to the finer level, as far as the budget allows. Return the budget that is left."""
+        """Move the first bucket to the finer level, as far as the budget allows.
+
+        Return the budget that is left.
+        """
         key = source.keys[0]
         bucket = source.buckets[key]
         node = bucket._next

@@ -1,7 +1,9 @@
-"""The rights that a user of the server needs for its work with queues, and no more: rules for ``ACL SETUSER`` and ACL files.
+"""The rights that a user of the server needs for its work with queues, and no more: rules for ``ACL
+SETUSER`` and ACL files.
 
-The rules work from Redis 6.2 on. The server checks the commands within scripts as if the user had sent them, so a role includes
-the commands of its scripts. Tests let each role do its whole job, then remove one rule at a time to see something fail.
+The rules work from Redis 6.2 on. The server checks the commands within scripts as if the user had
+sent them, so a role includes the commands of its scripts. Tests let each role do its whole job,
+then remove one rule at a time to see something fail.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from delayq._engine.durability import parse
 from delayq._engine.scripts import RESYNC
 from delayq._redis.rights import commands
 from delayq._reliable import scripts as reliable_scripts
-from delayq._reliable.keys import PRIORITIES, SALT_LENGTH, ReliableKeys, check_partitions, partition_prefix
+from delayq._reliable.keys import (
+    PRIORITIES,
+    SALT_LENGTH,
+    ReliableKeys,
+    check_partitions,
+    partition_prefix,
+)
 from delayq.errors import BadInput, BadName
 
 if TYPE_CHECKING:
@@ -25,19 +33,22 @@ if TYPE_CHECKING:
     from delayq._redis.scripts import Script
 
 Role = Literal["producer", "consumer", "admin", "dashboard"]
-"""A producer offers, cancels and reschedules; a consumer takes and acknowledges; an admin cleans up; a dashboard only reads."""
+"""A producer offers, cancels and reschedules; a consumer takes and acknowledges; an admin cleans
+up; a dashboard only reads.
+"""
 
 Servers = Literal["one", "cluster", "sentinel"]
 """Whether there is a single server, a cluster, or a server behind Sentinels."""
 
 ROLES: tuple[Role, ...] = ("producer", "consumer", "admin", "dashboard")
 
-# Every role connects and listens for notifications. EVAL is for a server that does not know a script yet.
+# Every role connects and listens for notifications. EVAL is for a server that does not know a
+# script yet.
 _EVERYBODY = "ping subscribe unsubscribe"
 _SCRIPTS = "eval evalsha"
 
-# Placeholders, until the pattern is written, for the rest of a name, one character of a token, a priority and a digit: these code
-# points are noncharacters.
+# Placeholders, until the pattern is written, for the rest of a name, one character of a token, a
+# priority and a digit: these code points are noncharacters.
 _REST, _ONE, _PRIORITY, _DIGIT = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 _SPECIAL = re.compile(r"[*?\[\\]")
 # Characters that a rule cannot contain, because it would end there.
@@ -137,7 +148,14 @@ DELAYED: dict[Role, _Delayed] = {
     "dashboard": _Delayed(
         (),
         _LOOKS_AT_DELAYED,
-        lambda keys: (keys.ready, keys.timeout, keys.ordered, keys.quarantine, keys.leases, keys.leased),
+        lambda keys: (
+            keys.ready,
+            keys.timeout,
+            keys.ordered,
+            keys.quarantine,
+            keys.leases,
+            keys.leased,
+        ),
     ),
 }
 
@@ -163,7 +181,15 @@ RELIABLE: dict[Role, _Reliable] = {
             RESYNC,
         ),
         "hscan hmget hget time",
-        lambda keys: (*_messages(keys), keys.wake, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules),
+        lambda keys: (
+            *_messages(keys),
+            keys.wake,
+            keys.done,
+            keys.dead,
+            keys.dead_messages,
+            keys.paused,
+            keys.schedules,
+        ),
         # Of the re-check, it reaches only the part for reliable queues.
         never="llen",
     ),
@@ -182,10 +208,22 @@ RELIABLE: dict[Role, _Reliable] = {
             reliable_scripts.UNSCHEDULE,
         ),
         f"{_LOOKS_AT_RELIABLE} set zmscore",
-        lambda keys: (*_messages(keys), keys.wake, keys.dead, keys.dead_messages, keys.paused, keys.schedules),
+        lambda keys: (
+            *_messages(keys),
+            keys.wake,
+            keys.dead,
+            keys.dead_messages,
+            keys.paused,
+            keys.schedules,
+        ),
     ),
     "dashboard": _Reliable(
-        (reliable_scripts.GET, reliable_scripts.LIST, reliable_scripts.LEASED, reliable_scripts.STATS),
+        (
+            reliable_scripts.GET,
+            reliable_scripts.LIST,
+            reliable_scripts.LEASED,
+            reliable_scripts.STATS,
+        ),
         _LOOKS_AT_RELIABLE,
         lambda keys: (*_messages(keys), keys.dead, keys.dead_messages, keys.paused, keys.schedules),
     ),
@@ -210,32 +248,37 @@ def acl_rules(
     servers: Servers = "one",
     durability: str = "memory",
 ) -> list[str]:
-    """Return the rules for a user with one role for some queues, to be used as ``ACL SETUSER name on >password`` plus these.
+    """Return the rules for a user with one role for some queues, to be used as ``ACL SETUSER name
+    on >password`` plus these.
 
-    They take away all rights the user had before. For two roles, use two users, or the rules of both with the reset rules removed
-    from the second; a client needs the rights for everything it does.
+    They take away all rights the user had before. For two roles, use two users, or the rules of
+    both with the reset rules removed from the second; a client needs the rights for everything it
+    does.
 
     Args:
-        role: ``"producer"``: offer, cancel, reschedule. ``"consumer"``: take, acknowledge, schedule recurring messages:
-            everything a worker does. ``"admin"``: inspect, purge, redrive, pause, migrate. ``"dashboard"``: inspect, without
-            changing anything.
-        delayed: Names of delayed queues as the server knows them: with a ``name_mapper``, the names it returns.
+        role: ``"producer"``: offer, cancel, reschedule. ``"consumer"``: take, acknowledge, schedule
+            recurring messages: everything a worker does. ``"admin"``: inspect, purge, redrive,
+            pause, migrate. ``"dashboard"``: inspect, without changing anything.
+        delayed: Names of delayed queues as the server knows them: with a ``name_mapper``, the names
+            it returns.
         reliable: The same for reliable queues.
-        prefix: Whether the names are prefixes. For delayed queues, a prefix then covers only names without braces, unless it
-            contains a complete hash tag.
+        prefix: Whether the names are prefixes. For delayed queues, a prefix then covers only names
+            without braces, unless it contains a complete hash tag.
         database: The database, if it is not the first.
-        partitions: The number of partitions of the reliable queues; None if they are not partitioned.
-        servers: ``"cluster"`` or ``"sentinel"``, if there are several servers. The Sentinels themselves require
-            ``+sentinel|get-master-addr-by-name`` of a user.
+        partitions: The number of partitions of the reliable queues; None if they are not
+            partitioned.
+        servers: ``"cluster"`` or ``"sentinel"``, if there are several servers. The Sentinels
+            themselves require ``+sentinel|get-master-addr-by-name`` of a user.
         durability: The durability that offers ask for, as in :meth:`~delayq.ReliableQueue.offer`.
 
     Returns:
         The rules, each one word.
 
     Raises:
-        BadInput: No queue is named; or the role, number of partitions, kind of servers or durability is invalid.
-        BadName: As for a queue; or a name contains white space, which no rule can contain; or a prefix covers keys of other
-            queues.
+        BadInput: No queue is named; or the role, number of partitions, kind of servers or
+            durability is invalid.
+        BadName: As for a queue; or a name contains white space, which no rule can contain; or a
+            prefix covers keys of other queues.
     """
     if role not in ROLES:
         raise BadInput(f"role must be one of {', '.join(ROLES)}, not {role!r}")
@@ -271,7 +314,9 @@ def acl_rules(
 
 
 def _of_partitions(name: str, partitions: int | None) -> list[ReliableKeys]:
-    """Return the keys of a queue; for a partitioned one, for each number of digits that its partitions have."""
+    """Return the keys of a queue; for a partitioned one, for each number of digits that its
+    partitions have.
+    """
     if partitions is None:
         return [ReliableKeys.of(name)]
     check_partitions(partitions)
@@ -301,4 +346,6 @@ def _whole(name: str, *, prefix: bool, ready: bool) -> str:
 
 def _pattern(key: str) -> str:
     pattern = _SPECIAL.sub(r"\\\g<0>", key)
-    return pattern.translate({ord(_REST): "*", ord(_ONE): "?", ord(_PRIORITY): "[1-9]", ord(_DIGIT): "[0-9]"})
+    return pattern.translate(
+        {ord(_REST): "*", ord(_ONE): "?", ord(_PRIORITY): "[1-9]", ord(_DIGIT): "[0-9]"}
+    )

@@ -20,11 +20,13 @@ QUEUE_KEYS = "[dr]e[dl][ai]*"
 
 
 async def find_queues(server: RedisClient) -> dict[tuple[QueueKind, str], set[int | None]]:
-    """Return every queue that has a key, by its kind and its name on the server, with the partitions that were seen.
+    """Return every queue that has a key, by its kind and its name on the server, with the
+    partitions that were seen.
 
-    A partition of None stands for keys that belong to no partition. A queue has keys as long as it has messages, dead letters or
-    schedules, or is paused. A delayed queue that has only its ready list left is not found, because such a list looks like any
-    other. Reads the names of all keys, page by page.
+    A partition of None stands for keys that belong to no partition. A queue has keys as long as it
+    has messages, dead letters or schedules, or is paused. A delayed queue that has only its ready
+    list left is not found, because such a list looks like any other. Reads the names of all keys,
+    page by page.
 
     Raises:
         ServerUnavailable, OutcomeUnknown: The server does not answer.
@@ -61,7 +63,10 @@ def known_queue(key: str) -> tuple[QueueKind, str, int | None] | None:
 
 
 def queue_of(key: str) -> tuple[QueueKind, str, int | None] | None:
-    """Return the queue that has a key, and which of its partitions. None if no queue has it, or the key does not tell."""
+    """Return the queue that has a key, and which of its partitions.
+
+    None if no queue has it, or the key does not tell.
+    """
     if (reliable := reliable_name_in(key)) is not None:
         return "reliable", *reliable
     name = delayed_name_in(key)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Level = Literal["ok", "note", "wrong"]
 
 _OLDEST = (6, 2)
-# Seconds. Deliveries do not depend on this machine's clock; offers with a moment do so only by the time they take to reach the
-# server.
+# Seconds. Deliveries do not depend on this machine's clock; offers with a moment do so only by the
+# time they take to reach the server.
 _CLOCK_OFF = 5.0
 _MEMORY_SHORT = 0.9
 # The queue name for checking the user's rights if there is no queue: any name will do.
@@ -40,7 +40,8 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        level: ``"ok"``; ``"note"``: possibly intended; ``"wrong"``: something does not work, or will be lost.
+        level: ``"ok"``; ``"note"``: possibly intended; ``"wrong"``: something does not work, or
+            will be lost.
         check: The thing that was checked.
         text: The result.
         advice: What to do about it; empty if there is nothing to do.
@@ -53,7 +54,11 @@ class Finding:
 
 
 async def diagnose(
-    client: Client, queues: Sequence[FoundQueue] | None = None, *, role: Role | None = None, overdue: float = 60.0
+    client: Client,
+    queues: Sequence[FoundQueue] | None = None,
+    *,
+    role: Role | None = None,
+    overdue: float = 60.0,
 ) -> AsyncIterator[Finding]:
     """Check the server and queues, without changing anything.
 
@@ -61,7 +66,8 @@ async def diagnose(
         client: An open client.
         queues: The queues to check; all that exist if None.
         role: The role that our user must be able to fill, if known.
-        overdue: The age in seconds above which a due message that no consumer takes is reported as wrong.
+        overdue: The age in seconds above which a due message that no consumer takes is reported as
+            wrong.
 
     Raises:
         ServerUnavailable: The server does not answer.
@@ -82,7 +88,10 @@ async def diagnose(
             found = await inspection.queues(client)
         except ServerRefused as error:
             yield Finding(
-                "note", "queues", f"this user may not list them: {error}", "name the queues: --queue NAME, --delayed NAME"
+                "note",
+                "queues",
+                f"this user may not list them: {error}",
+                "name the queues: --queue NAME, --delayed NAME",
             )
         else:
             yield Finding("ok", "queues", f"{len(found)} found")
@@ -94,7 +103,12 @@ async def diagnose(
 
 def _of_server(info: Mapping[str, str]) -> Iterator[Finding]:
     if not info:
-        yield Finding("note", "server", "this user may not run INFO", "to have the server checked: ACL SETUSER name +info")
+        yield Finding(
+            "note",
+            "server",
+            "this user may not run INFO",
+            "to have the server checked: ACL SETUSER name +info",
+        )
         return
     for look in (_version, _role, _persistence, _memory):
         yield look(info)
@@ -106,8 +120,15 @@ def _version(info: Mapping[str, str]) -> Finding:
         name, version = "Redis", info.get("redis_version", "?")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < _OLDEST:
-        return Finding("wrong", "version", f"{name} {version}", "upgrade: delayq needs Redis 6.2 or newer, or Valkey")
-    return Finding("ok", "version", f"{name} {version}, up for {_ago(int(info.get('uptime_in_seconds', 0)))}")
+        return Finding(
+            "wrong",
+            "version",
+            f"{name} {version}",
+            "upgrade: delayq needs Redis 6.2 or newer, or Valkey",
+        )
+    return Finding(
+        "ok", "version", f"{name} {version}, up for {_ago(int(info.get('uptime_in_seconds', 0)))}"
+    )
 
 
 def _role(info: Mapping[str, str]) -> Finding:
@@ -115,7 +136,10 @@ def _role(info: Mapping[str, str]) -> Finding:
     if info.get("role", "master") != "master":
         place = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
         return Finding(
-            "wrong", "role", "a replica, which accepts no writes", f"use the address of its master, {place}, or redis+sentinel://"
+            "wrong",
+            "role",
+            "a replica, which accepts no writes",
+            f"use the address of its master, {place}, or redis+sentinel://",
         )
     return Finding("ok", "role", f"a master, with {_count(int(replicas), 'replica')}")
 
@@ -134,12 +158,18 @@ def _persistence(info: Mapping[str, str]) -> Finding:
             )
         return Finding("ok", check, "append-only file")
     if info.get("rdb_last_bgsave_status", "ok") != "ok":
-        return Finding("wrong", check, "the last snapshot failed", "check whether the disk is full, and see the server's log")
+        return Finding(
+            "wrong",
+            check,
+            "the last snapshot failed",
+            "check whether the disk is full, and see the server's log",
+        )
     changes = int(info.get("rdb_changes_since_last_save", 0))
     return Finding(
         "note",
         check,
-        f"no append-only file: a crash loses all changes since the last snapshot, currently {_count(changes, 'change')}",
+        "no append-only file: a crash loses all changes since the last snapshot, currently"
+        f" {_count(changes, 'change')}",
         "CONFIG SET appendonly yes, and set it in the server's configuration file as well",
     )
 
@@ -147,14 +177,26 @@ def _persistence(info: Mapping[str, str]) -> Finding:
 def _memory(info: Mapping[str, str]) -> Finding:
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     policy = info.get("maxmemory_policy", "noeviction")
-    text = f"{_bytes(used)} used" + (f" of {_bytes(limit)}" if limit else ", no limit") + f", {policy}"
+    text = (
+        f"{_bytes(used)} used" + (f" of {_bytes(limit)}" if limit else ", no limit") + f", {policy}"
+    )
     if policy != "noeviction":
-        advice = "CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file as well"
-        why = "the server drops messages when memory is short" if limit else "if a limit is set, the server will drop messages"
+        advice = (
+            "CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file"
+            " as well"
+        )
+        why = (
+            "the server drops messages when memory is short"
+            if limit
+            else "if a limit is set, the server will drop messages"
+        )
         return Finding("wrong" if limit else "note", "memory", f"{text}: {why}", advice)
     if limit and used > limit * _MEMORY_SHORT:
         return Finding(
-            "wrong", "memory", f"{text}: offers will be refused when memory is full", "raise maxmemory or purge queues"
+            "wrong",
+            "memory",
+            f"{text}: offers will be refused when memory is full",
+            "raise maxmemory or purge queues",
         )
     return Finding("ok", "memory", text)
 
@@ -169,11 +211,28 @@ async def _cluster(client: Client) -> list[Finding]:
         # A single server that is not in a cluster replies with an error.
         return []
     covered = int(info.get("cluster_slots_ok", 0))
-    text = f"{info.get('cluster_state', '?')}, {covered:,} of {SLOTS:,} slots served by {info.get('cluster_size', '?')} masters"
+    text = (
+        f"{info.get('cluster_state', '?')}, {covered:,} of {SLOTS:,} slots served by"
+        f" {info.get('cluster_size', '?')} masters"
+    )
     if not spread and info.get("cluster_size", "1") != "1":
-        return [Finding("wrong", "cluster", f"{text}, but the address names a single server", "use redis+cluster://host:port")]
+        return [
+            Finding(
+                "wrong",
+                "cluster",
+                f"{text}, but the address names a single server",
+                "use redis+cluster://host:port",
+            )
+        ]
     if info.get("cluster_state") != "ok" or covered < SLOTS:
-        return [Finding("wrong", "cluster", text, "find the missing servers: redis-cli --cluster check host:port")]
+        return [
+            Finding(
+                "wrong",
+                "cluster",
+                text,
+                "find the missing servers: redis-cli --cluster check host:port",
+            )
+        ]
     return [Finding("ok", "cluster", text)]
 
 
@@ -191,15 +250,24 @@ async def _clock(client: Client) -> Finding:
     assert best is not None, "asked at least once"
     way, off = best
     side = "ahead of" if off > 0 else "behind"
-    text = f"the server's clock is {abs(off) * 1000:,.1f} ms {side} this machine's; a round trip takes {way * 1000:.1f} ms"
+    text = (
+        f"the server's clock is {abs(off) * 1000:,.1f} ms {side} this machine's; a round trip takes"
+        f" {way * 1000:.1f} ms"
+    )
     if abs(off) > _CLOCK_OFF:
         return Finding(
-            "note", "clock", text, "delays are still correct, because the server's clock decides; synchronise both with NTP"
+            "note",
+            "clock",
+            text,
+            "delays are still correct, because the server's clock decides; synchronise both"
+            " with NTP",
         )
     return Finding("ok", "clock", text)
 
 
-async def _rights(client: Client, queues: Sequence[FoundQueue], role: Role | None) -> AsyncIterator[Finding]:
+async def _rights(
+    client: Client, queues: Sequence[FoundQueue], role: Role | None
+) -> AsyncIterator[Finding]:
     server = client._open_session().server
     try:
         user = await server_info.user(server)
@@ -207,7 +275,8 @@ async def _rights(client: Client, queues: Sequence[FoundQueue], role: Role | Non
         user = "?"
     able: list[str] = []
     lacks: dict[str, str] = {}
-    # One queue of each kind represents all. Leave out names that ACL rules cannot contain: no user has rules for them.
+    # One queue of each kind represents all. Leave out names that ACL rules cannot contain: no user
+    # has rules for them.
     names = {queue.kind: queue for queue in reversed(queues) if _can_be_granted(queue)}
     names = names or {"reliable": FoundQueue("reliable", _NOBODYS, None)}
     try:
@@ -222,7 +291,10 @@ async def _rights(client: Client, queues: Sequence[FoundQueue], role: Role | Non
     except ServerRefused:
         # ACL DRYRUN needs Redis 7, and the right to call it.
         yield Finding(
-            "note", "rights", f"cannot check the rights of user {user!r} in advance; refusals below show which rights are missing"
+            "note",
+            "rights",
+            f"cannot check the rights of user {user!r} in advance; refusals below show which rights"
+            " are missing",
         )
         return
     for lacking, missing_text in lacks.items():
@@ -230,7 +302,10 @@ async def _rights(client: Client, queues: Sequence[FoundQueue], role: Role | Non
         level: Level = "wrong" if lacking == role else "note"
         shown = missing_text if len(missing_text) <= 60 else f"{missing_text[:57]}..."
         yield Finding(
-            level, "rights", f"user {user!r} cannot act as {lacking}: lacks {shown}", f"see: delayq acl {lacking} {kinds}"
+            level,
+            "rights",
+            f"user {user!r} cannot act as {lacking}: lacks {shown}",
+            f"see: delayq acl {lacking} {kinds}",
         )
     if able:
         yield Finding("ok", "rights", f"user {user!r} can act as: {', '.join(able)}")
@@ -251,7 +326,10 @@ def _rules(role: Role, queue: FoundQueue) -> list[str]:
 
 
 async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> AsyncIterator[str]:
-    """Yield the rights that the user lacks for a role with a queue. Raises ServerRefused if the server does not tell."""
+    """Yield the rights that the user lacks for a role with a queue.
+
+    Raises ServerRefused if the server does not tell.
+    """
     server = client._open_session().server
     if queue.kind == "reliable":
         keys = ReliableKeys.of(queue.name, None, None if queue.partitions is None else 0)
@@ -259,7 +337,9 @@ async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> 
     else:
         delayed = DelayedKeys.of(queue.name)
         key, channel = delayed.timeout, delayed.channel
-    commands = [rule[1:] for rule in _rules(role, queue) if rule.startswith("+") and "|" not in rule]
+    commands = [
+        rule[1:] for rule in _rules(role, queue) if rule.startswith("+") and "|" not in rule
+    ]
     async for right in server_info.missing_rights(server, user, commands, key, channel):
         yield right
 
@@ -271,37 +351,61 @@ async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
     try:
         level, text, advice = await look(client, queue, overdue, option)
     except ServerRefused as error:
-        return Finding("wrong", check, str(error), f"see the rights that it needs: delayq acl dashboard {option}")
+        return Finding(
+            "wrong",
+            check,
+            str(error),
+            f"see the rights that it needs: delayq acl dashboard {option}",
+        )
     except DelayqError as error:
         return Finding("wrong", check, str(error))
     return Finding(level, check, text, advice)
 
 
-async def _reliable(client: Client, queue: FoundQueue, overdue: float, option: str) -> tuple[Level, str, str]:
+async def _reliable(
+    client: Client, queue: FoundQueue, overdue: float, option: str
+) -> tuple[Level, str, str]:
     stats = await inspection.reliable_stats(client, queue.name, queue.partitions)
     more = "" if queue.partitions is None else f" --partitions {queue.partitions}"
-    text = f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased, {stats.dead:,} dead"
+    text = (
+        f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased, {stats.dead:,}"
+        " dead"
+    )
     late = stats.ready and stats.oldest_due_age > overdue
     if stats.paused:
         return "wrong" if late else "note", f"{text}: paused", f"delayq resume {option}{more}"
     if late and not stats.leased:
         age = _ago(int(stats.oldest_due_age))
-        return "wrong", f"{text}: due for {age}, but not taken", "start a worker: delayq worker MODULE:ATTRIBUTE"
+        return (
+            "wrong",
+            f"{text}: due for {age}, but not taken",
+            "start a worker: delayq worker MODULE:ATTRIBUTE",
+        )
     if late:
-        return "note", f"{text}: behind by {_ago(int(stats.oldest_due_age))}", "start more workers, or raise their concurrency"
+        return (
+            "note",
+            f"{text}: behind by {_ago(int(stats.oldest_due_age))}",
+            "start more workers, or raise their concurrency",
+        )
     if stats.dead:
         return "note", text, f"delayq dead list {option}{more}"
     return "ok", text, ""
 
 
-async def _delayed(client: Client, queue: FoundQueue, overdue: float, option: str) -> tuple[Level, str, str]:
+async def _delayed(
+    client: Client, queue: FoundQueue, overdue: float, option: str
+) -> tuple[Level, str, str]:
     stats = await inspection.delayed_stats(client, queue.name)
     text = f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased"
     if stats.quarantined is not None:
         text += f", {stats.quarantined:,} unreadable"
     if stats.oldest_due_age > overdue:
         age = _ago(int(stats.oldest_due_age))
-        return "wrong", f"{text}: due for {age}, but not moved", "start a consumer: no process has the queue open"
+        return (
+            "wrong",
+            f"{text}: due for {age}, but not moved",
+            "start a consumer: no process has the queue open",
+        )
     if stats.quarantined:
         return "note", text, f"delayq inspect {option} --state quarantined"
     return "ok", text, ""
@@ -310,7 +414,8 @@ async def _delayed(client: Client, queue: FoundQueue, overdue: float, option: st
 def _option(queue: FoundQueue) -> str:
     """Return the command-line option that names the queue.
 
-    The name is quoted: any client that may write to the server chooses names, and users copy the advice to a shell.
+    The name is quoted: any client that may write to the server chooses names, and users copy the
+    advice to a shell.
     """
     return f"--{'queue' if queue.kind == 'reliable' else 'delayed'} {shlex.quote(queue.name)}"
 

@@ -39,8 +39,8 @@ class FoundQueue:
     Attributes:
         kind: ``"delayed"`` or ``"reliable"``.
         name: Its name on the server.
-        partitions: The smallest number of partitions it can have, as only those with messages are seen; None if it is not
-            partitioned.
+        partitions: The smallest number of partitions it can have, as only those with messages are
+            seen; None if it is not partitioned.
     """
 
     kind: QueueKind
@@ -66,10 +66,12 @@ class Record:
 
 
 async def queues(client: Client) -> list[FoundQueue]:
-    """Return the queues on the server, by kind and name. Goes through all keys, in steps that do not hold the server up.
+    """Return the queues on the server, by kind and name.
 
-    A delayed queue is found while it has pending, leased or quarantined messages: a ready list by itself could belong to any
-    program.
+    Goes through all keys, in steps that do not hold the server up.
+
+    A delayed queue is found while it has pending, leased or quarantined messages: a ready list by
+    itself could belong to any program.
 
     Raises:
         ServerError: As for every call.
@@ -79,14 +81,17 @@ async def queues(client: Client) -> list[FoundQueue]:
         if None in seen:
             found.append(FoundQueue(kind, name, None))
         if partitions := seen - {None}:
-            found.append(FoundQueue(kind, name, max(partition or 0 for partition in partitions) + 1))
+            found.append(
+                FoundQueue(kind, name, max(partition or 0 for partition in partitions) + 1)
+            )
     return found
 
 
 async def delayed_stats(client: Client, name: str) -> QueueDepth:
     """Return the number of messages of a delayed queue in each state. Raises as :func:`queues`.
 
-    ``quarantined`` is None if the user may not look. For a reliable queue, use :meth:`delayq.ReliableQueue.stats`.
+    ``quarantined`` is None if the user may not look. For a reliable queue, use
+    :meth:`delayq.ReliableQueue.stats`.
     """
     store = _store(client, name)
     depth = await store.depth()
@@ -103,27 +108,46 @@ async def delayed_stats(client: Client, name: str) -> QueueDepth:
 
 
 async def next_due_at(client: Client, name: str) -> datetime | None:
-    """Return when the first pending message of a delayed queue is due; None if there is none. Raises as :func:`queues`."""
+    """Return when the first pending message of a delayed queue is due; None if there is none.
+
+    Raises as :func:`queues`.
+    """
     first = await records(client, name, "delayed", limit=1)
     return first[0].due_at if first else None
 
 
 async def reliable_stats(client: Client, name: str, partitions: int | None = None) -> QueueDepth:
-    """Return the figures of :meth:`delayq.ReliableQueue.stats` without opening the queue. Raises as :func:`queues`."""
+    """Return the figures of :meth:`delayq.ReliableQueue.stats` without opening the queue.
+
+    Raises as :func:`queues`.
+    """
     return QueueDepth.total([await store.depth() for store in _stores(client, name, partitions)])
 
 
 async def records(
-    client: Client, name: str, state: PendingState | Literal["quarantined"], *, offset: int = 0, limit: int = 100
+    client: Client,
+    name: str,
+    state: PendingState | Literal["quarantined"],
+    *,
+    offset: int = 0,
+    limit: int = 100,
 ) -> list[Record]:
-    """Return messages of a delayed queue, in the order in which they will come. Raises as :func:`queues`."""
+    """Return messages of a delayed queue, in the order in which they will come.
+
+    Raises as :func:`queues`.
+    """
     store = _store(client, name)
     if limit < 1:
         return []
     if state == "delayed":
-        return [_record(found.record, found.due_us) for found in await store.pending_page(offset, limit)]
+        return [
+            _record(found.record, found.due_us) for found in await store.pending_page(offset, limit)
+        ]
     if state == "ready":
-        return [Record(None, None, payload, payload) for payload in await store.ready_page(offset, limit)]
+        return [
+            Record(None, None, payload, payload)
+            for payload in await store.ready_page(offset, limit)
+        ]
     if state == "quarantined":
         # Records, and payloads that could not be decoded: nothing tells them apart for sure.
         return [_record(raw, None) for raw in await store.quarantined_page(offset, limit)]
@@ -132,7 +156,9 @@ async def records(
 
 
 async def find(client: Client, name: str, id: str) -> Record | None:  # noqa: A002
-    """Return the pending message with that id; None if there is none. Searches all pending messages. Raises as :func:`queues`.
+    """Return the pending message with that id; None if there is none.
+
+    Searches all pending messages. Raises as :func:`queues`.
 
     Raises:
         BadInput: ``id`` is not a valid id.
@@ -142,13 +168,18 @@ async def find(client: Client, name: str, id: str) -> Record | None:  # noqa: A0
     except ValueError:
         wanted = b""
     if len(wanted) != _ID_BYTES:
-        raise BadInput(f"the id of a message in a delayed queue must have 16 hexadecimal digits, unlike {id!r}")
+        raise BadInput(
+            f"the id of a message in a delayed queue must have 16 hexadecimal digits, unlike {id!r}"
+        )
     found = await _store(client, name).find(wanted)
     return None if found is None else _record(found.record, found.due_us)
 
 
 async def cancel(client: Client, name: str, id: str) -> bool:  # noqa: A002
-    """Remove the pending message with that id, and return whether there was one. Raises as :func:`find`."""
+    """Remove the pending message with that id, and return whether there was one.
+
+    Raises as :func:`find`.
+    """
     found = await find(client, name, id)
     return found is not None and await _store(client, name).cancel([found.raw]) > 0
 
@@ -161,7 +192,11 @@ async def reschedule(
     *,
     at: datetime | None = None,
 ) -> datetime | None:
-    """Reschedule the pending message with that id, and return its new due time; None if there is none. Raises as :func:`find`."""
+    """Reschedule the pending message with that id, and return its new due time; None if there is
+    none.
+
+    Raises as :func:`find`.
+    """
     if delay is None and at is None:
         raise BadDelay("pass delay or at")
     wait_us = delay_us(delay, at)
@@ -170,15 +205,23 @@ async def reschedule(
     return None if due_us is None else moment_us(due_us)
 
 
-async def purge(client: Client, name: str, state: Literal["delayed", "ready", "all"] = "all") -> int:
-    """Drop pending messages, ready ones, or both, at once, and return how many there were. Raises as :func:`queues`."""
+async def purge(
+    client: Client, name: str, state: Literal["delayed", "ready", "all"] = "all"
+) -> int:
+    """Drop pending messages, ready ones, or both, at once, and return how many there were.
+
+    Raises as :func:`queues`.
+    """
     return await _store(client, name).purge(state)
 
 
 async def remove(client: Client, kind: QueueKind, name: str, partitions: int | None = None) -> int:
-    """Remove every key of a queue that is no longer used, and return how many there were. Raises as :func:`queues`.
+    """Remove every key of a queue that is no longer used, and return how many there were.
 
-    Use it only if no other client uses the name: calls that other clients make meanwhile may bring keys back.
+    Raises as :func:`queues`.
+
+    Use it only if no other client uses the name: calls that other clients make meanwhile may bring
+    keys back.
     """
     if kind == "delayed":
         return await _store(client, name).remove()
@@ -198,11 +241,17 @@ def _store(client: Client, name: str) -> DelayedStore:
 def _stores(client: Client, name: str, partitions: int | None) -> list[ReliableStore]:
     """Return a reliable queue's data, or that of its partitions."""
     places = [None] if partitions is None else [*range(partitions)]
-    return [ReliableStore(_server(client), ReliableKeys.of(name, client._name_mapper, place)) for place in places]
+    return [
+        ReliableStore(_server(client), ReliableKeys.of(name, client._name_mapper, place))
+        for place in places
+    ]
 
 
 def _record(raw: bytes, due_us: int | None) -> Record:
     record_id = any_id_of(raw)
     return Record(
-        None if record_id is None else record_id.hex(), None if due_us is None else moment_us(due_us), payload_of(raw), raw
+        None if record_id is None else record_id.hex(),
+        None if due_us is None else moment_us(due_us),
+        payload_of(raw),
+        raw,
     )

@@ -1,7 +1,8 @@
 """Converts the records of a delayed queue to the form that Redisson 3.21.1 and later reads.
 
-delayq reads every form, so it needs no migration. A newer Redisson does: it fails on the first older record that comes due, and
-delivers the records before it again and again. ``delayq migrate`` does this from the command line.
+delayq reads every form, so it needs no migration. A newer Redisson does: it fails on the first
+older record that comes due, and delivers the records before it again and again. ``delayq migrate``
+does this from the command line.
 """
 
 from __future__ import annotations
@@ -23,8 +24,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FORMS = ("current, 8-byte length", "current, 4-byte length", "old, 8-byte length", "old, 4-byte length", "malformed")
-"""The forms a record may have. Old forms come from Redisson before 3.21.1; lengths have 4 bytes on 32-bit and Windows servers."""
+FORMS = (
+    "current, 8-byte length",
+    "current, 4-byte length",
+    "old, 8-byte length",
+    "old, 4-byte length",
+    "malformed",
+)
+"""The forms a record may have.
+
+Old forms come from Redisson before 3.21.1; lengths have 4 bytes on 32-bit and Windows servers.
+"""
 
 MAX_BATCH = 1000
 """The largest number of records that one step may examine."""
@@ -33,9 +43,11 @@ MAX_BATCH = 1000
 _FORM_OF_HEADER: dict[int, str] = dict(zip((17, 13, 16, 12), FORMS, strict=False))
 _MALFORMED = FORMS[4]
 
-# Further passes are for records offered meanwhile. A client that still writes outdated records would keep us busy forever.
+# Further passes are for records offered meanwhile. A client that still writes outdated records
+# would keep us busy forever.
 _MAX_PASSES = 5
-# Steps grow while they block the server for less than the first value, and shrink above the second, seconds.
+# Steps grow while they block the server for less than the first value, and shrink above the second,
+# seconds.
 _QUICK, _SLOW = 0.0007, 0.0011
 _FIRST_BATCH = 10
 _PAGE = 500
@@ -47,14 +59,17 @@ _HELD = 32 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Migration:
-    """The progress of a migration. Counts are of records, and exact as long as no other client changes the queue.
+    """The progress of a migration.
+
+    Counts are of records, and exact as long as no other client changes the queue.
 
     Attributes:
         queue: The queue's name.
         dry_run: Whether nothing is changed.
-        length_bytes: The width of lengths on this server, bytes: a current record with the other width is outdated too.
-        found: The number of records found in each of :data:`FORMS`. A record that is in both of the queue's structures counts
-            once.
+        length_bytes: The width of lengths on this server, bytes: a current record with the other
+            width is outdated too.
+        found: The number of records found in each of :data:`FORMS`. A record that is in both of the
+            queue's structures counts once.
         rewritten: The number of records brought up to date.
         merged: The number of outdated records removed because their current form was already there.
         phase: The current phase; empty before the start.
@@ -62,7 +77,8 @@ class Migration:
         total: The approximate number of entries in the phase.
         passes: The number of passes over the whole queue, including this one.
         longest_step: The longest call so far, including its round trip, seconds.
-        complete: Whether a whole pass found nothing outdated. Always false in a dry run that found something.
+        complete: Whether a whole pass found nothing outdated. Always false in a dry run that found
+            something.
         finished: Whether this is the last report.
     """
 
@@ -102,12 +118,15 @@ class Migration:
         return {form: count for form, count in self.found.items() if form not in kept and count}
 
 
-async def migrate(client: Client, name: str, *, dry_run: bool = False, batch: int = 100) -> AsyncIterator[Migration]:
+async def migrate(
+    client: Client, name: str, *, dry_run: bool = False, batch: int = 100
+) -> AsyncIterator[Migration]:
     """Rewrite the outdated records of a delayed queue in place, while other clients go on using it.
 
-    Each record keeps its id, payload, due time and place in offer order. The work is done in small steps, each of them atomic: if
-    you leave the loop, or the process crashes, every message is still in the queue exactly once, and the next run continues.
-    Ready messages are not touched, because the ready list has no records. The queue is not opened, so nothing is delivered.
+    Each record keeps its id, payload, due time and place in offer order. The work is done in small
+    steps, each of them atomic: if you leave the loop, or the process crashes, every message is
+    still in the queue exactly once, and the next run continues. Ready messages are not touched,
+    because the ready list has no records. The queue is not opened, so nothing is delivered.
 
     A Redisson before 3.21.1 cannot read the rewritten records. Stop or upgrade it first.
 
@@ -115,17 +134,19 @@ async def migrate(client: Client, name: str, *, dry_run: bool = False, batch: in
         client: An open client.
         name: The queue's name.
         dry_run: Only examine the records.
-        batch: The largest number of records per step, 1 to 1,000. Steps shrink by themselves if they would hold the server up.
+        batch: The largest number of records per step, 1 to 1,000. Steps shrink by themselves if
+            they would hold the server up.
 
     Yields:
-        The progress: first before anything is changed, then after each step. Only the last one is ``finished``; if it is not
+        The progress: first before anything is changed, then after each step. Only the last one is
+            ``finished``; if it is not
         ``complete``, outdated records kept coming in.
 
     Raises:
         BadName: As for :meth:`delayq.Client.delayed_queue`.
         BadInput: ``batch`` is out of range.
-        ServerUnavailable, OutcomeUnknown, ServerRefused: As for every call. Records rewritten so far stay rewritten; run it
-            again.
+        ServerUnavailable, OutcomeUnknown, ServerRefused: As for every call. Records rewritten so
+            far stay rewritten; run it again.
     """
     if not 1 <= batch <= MAX_BATCH:
         raise BadInput(f"batch must be from 1 to {MAX_BATCH}")
@@ -139,12 +160,13 @@ async def migrate(client: Client, name: str, *, dry_run: bool = False, batch: in
 class _Run:
     """One migration.
 
-    The ordered list is walked from its tail to its head, by indexes from the head. Offers append at the tail; a removal moves the
-    entries behind it nearer to the head. So the entries that the walk has not reached stay before its position, and a walk sees
-    every entry that was there when it began, and still is.
+    The ordered list is walked from its tail to its head, by indexes from the head. Offers append at
+    the tail; a removal moves the entries behind it nearer to the head. So the entries that the walk
+    has not reached stay before its position, and a walk sees every entry that was there when it
+    began, and still is.
 
-    A record enters the list and the sorted set in one atomic step. So an outdated record that was seen in the sorted set, and is
-    still there after a whole walk of the list, is not in the list.
+    A record enters the list and the sorted set in one atomic step. So an outdated record that was
+    seen in the sorted set, and is still there after a whole walk of the list, is not in the list.
     """
 
     def __init__(self, store: DelayedStore, batch: int, *, dry_run: bool) -> None:
@@ -153,7 +175,8 @@ class _Run:
         self._rewrite = not dry_run
         self._found: Counter[str] = Counter()
         self._now = Migration(store.keys.name, dry_run, 8, self._found)
-        # Results of the first pass: the list entries that are also in the sorted set, and the sorted set.
+        # Results of the first pass: the list entries that are also in the sorted set, and the
+        # sorted set.
         self._in_both: Counter[str] = Counter()
         self._in_set: Counter[str] = Counter()
         # The number of rewritten records that were in the sorted set only.
@@ -205,7 +228,9 @@ class _Run:
             await self._count_what_stands_alone()
 
     async def _walk(self, *, first: bool) -> AsyncIterator[Migration]:
-        """Walk the whole ordered list, and rewrite outdated records in it and in the sorted set at the same time."""
+        """Walk the whole ordered list, and rewrite outdated records in it and in the sorted set at
+        the same time.
+        """
         before = _END
         while before > 0:
             length, reached, listed, in_both, _ = await self._step(before, self._pace.size)
@@ -239,11 +264,23 @@ class _Run:
     async def _step(
         self, before: int, limit: int, records: Sequence[bytes] = ()
     ) -> tuple[int, int, Counter[str], Counter[str], Counter[str]]:
-        """Return the list's length, the index reached, and counts by form: in the list, in both, in the set only."""
+        """Return the list's length, the index reached, and counts by form: in the list, in both, in
+        the set only.
+        """
         call = self._store.migrate_step(before, limit, records, rewrite=self._rewrite)
-        step = await (self._pace.timed(call, adapt=True) if limit or records else self._pace.empty(call))
-        self._now = replace(self._now, length_bytes=step.length_bytes, merged=self._now.merged + step.merged)
-        return step.length, step.reached, _by_form(step.listed), _by_form(step.in_both), _by_form(step.alone)
+        step = await (
+            self._pace.timed(call, adapt=True) if limit or records else self._pace.empty(call)
+        )
+        self._now = replace(
+            self._now, length_bytes=step.length_bytes, merged=self._now.merged + step.merged
+        )
+        return (
+            step.length,
+            step.reached,
+            _by_form(step.listed),
+            _by_form(step.in_both),
+            _by_form(step.alone),
+        )
 
     def _is_outdated(self, form: str) -> bool:
         return form not in (_up_to_date(self._now.length_bytes), _MALFORMED)
@@ -255,11 +292,14 @@ class _Run:
         """Count the up-to-date or malformed records that are in the sorted set only."""
         alone = self._in_set - self._in_both
         if self._rewrite:
-            # Rewritten records may have been seen again while the set was read, so derive the count from its size.
+            # Rewritten records may have been seen again while the set was read, so derive the count
+            # from its size.
             size = await self._store.count_scored()
             listed = self._in_both.total() - self._in_both[_MALFORMED]
             known = listed + self._alone - self._now.merged + self._in_set[_MALFORMED]
-            alone = +Counter({_up_to_date(self._now.length_bytes): size - known, _MALFORMED: alone[_MALFORMED]})
+            alone = +Counter(
+                {_up_to_date(self._now.length_bytes): size - known, _MALFORMED: alone[_MALFORMED]}
+            )
         self._found += alone
 
     def _begin(self, phase: str, total: int) -> None:
@@ -276,13 +316,19 @@ class _Run:
 
     def _progress(self) -> Migration:
         rewritten = self._count_outdated() if self._rewrite else 0
-        return replace(self._now, found=dict(+self._found), rewritten=rewritten, longest_step=self._pace.longest)
+        return replace(
+            self._now,
+            found=dict(+self._found),
+            rewritten=rewritten,
+            longest_step=self._pace.longest,
+        )
 
 
 class _Pace:
     """Decides how many records a step takes, from how long the last steps took.
 
-    The farther an entry is from both ends of the list, the longer the server takes to reach it: 0.5 microseconds or 200.
+    The farther an entry is from both ends of the list, the longer the server takes to reach it: 0.5
+    microseconds or 200.
     """
 
     def __init__(self, most: int) -> None:

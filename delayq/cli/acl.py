@@ -12,14 +12,28 @@ from delayq.cli.output import print_json
 
 
 def acl(
-    role: Annotated[str, typer.Argument(help=f"The role of the user: {', '.join(ROLES)}.", show_default=False)],
-    reliable: Annotated[list[str] | None, typer.Option("--queue", help="A reliable queue. Repeatable.")] = None,
-    delayed: Annotated[list[str] | None, typer.Option("--delayed", help="A delayed queue. Repeatable.")] = None,
-    prefix: Annotated[bool, typer.Option("--prefix", help="Treat the queue names as prefixes.")] = False,
+    role: Annotated[
+        str, typer.Argument(help=f"The role of the user: {', '.join(ROLES)}.", show_default=False)
+    ],
+    reliable: Annotated[
+        list[str] | None, typer.Option("--queue", help="A reliable queue. Repeatable.")
+    ] = None,
+    delayed: Annotated[
+        list[str] | None, typer.Option("--delayed", help="A delayed queue. Repeatable.")
+    ] = None,
+    prefix: Annotated[
+        bool, typer.Option("--prefix", help="Treat the queue names as prefixes.")
+    ] = False,
     database: Annotated[int, typer.Option(min=0, help="The number of the database.")] = 0,
-    partitions: Annotated[int | None, typer.Option(min=1, help="The number of partitions of the reliable queues.")] = None,
-    servers: Annotated[str, typer.Option(help='The kind of deployment: "one", "cluster" or "sentinel".')] = "one",
-    durability: Annotated[str, typer.Option(help='The durability of offers: "memory", "fsync" or "replicas:N".')] = "memory",
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="The number of partitions of the reliable queues.")
+    ] = None,
+    servers: Annotated[
+        str, typer.Option(help='The kind of deployment: "one", "cluster" or "sentinel".')
+    ] = "one",
+    durability: Annotated[
+        str, typer.Option(help='The durability of offers: "memory", "fsync" or "replicas:N".')
+    ] = "memory",
     as_json: AsJson = False,
 ) -> None:
     """Print the ACL rules that a user of the server needs for a role, on one line.

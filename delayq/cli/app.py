@@ -24,9 +24,11 @@ from delayq.cli.output import tell
 from delayq.cli.worker.command import worker
 from delayq.errors import DelayqError
 
-# Plain tracebacks, because pretty ones show the values of variables, payloads and passwords among them. Help texts are Markdown,
-# so that their paragraphs are wrapped to the width of the terminal.
-app: typer.Typer = typer.Typer(invoke_without_command=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+# Plain tracebacks, because pretty ones show the values of variables, payloads and passwords among
+# them. Help texts are Markdown, so that their paragraphs are wrapped to the width of the terminal.
+app: typer.Typer = typer.Typer(
+    invoke_without_command=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+)
 _LOOKING, _MESSAGES, _KEEPING, _RUNNING = "Inspect", "Messages", "Manage queues", "Run and set up"
 app.command(rich_help_panel=_LOOKING)(queues.queues)
 app.command(rich_help_panel=_LOOKING)(queues.stats)
@@ -55,7 +57,9 @@ app.command(rich_help_panel=_RUNNING)(demo)
 @app.callback()
 def delayq(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version of delayq and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version of delayq and exit.")
+    ] = False,
 ) -> None:
     """Inspect and manage delayq's queues on a Redis or Valkey server."""
     if version:
@@ -97,18 +101,29 @@ def run(arguments: list[str] | None = None) -> int:
 def _hint(error: Exception) -> str:
     """Return a hint that may help against wrong usage."""
     context: Any = getattr(error, "ctx", None)
-    options = [] if context is None else [option for each in context.command.params for option in each.opts]
+    options = (
+        []
+        if context is None
+        else [option for each in context.command.params for option in each.opts]
+    )
     if "--queue" in options and "unexpected extra argument" in str(error):
-        return f"name the queue with an option: {context.command_path} --queue NAME; see {context.command_path} --help"
+        return (
+            f"name the queue with an option: {context.command_path} --queue NAME; see"
+            f" {context.command_path} --help"
+        )
     return "see delayq --help"
 
 
 def _open_what_is_closed() -> None:
-    """Give descriptors to streams that the caller has closed (``>&-``). Otherwise the first connection would get them."""
+    """Give descriptors to streams that the caller has closed (``>&-``).
+
+    Otherwise the first connection would get them.
+    """
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if sys.stdout is None:
-        # Not writable: output that cannot be written is an error, and messages that were taken to be printed go back.
+        # Not writable: output that cannot be written is an error, and messages that were taken to
+        # be printed go back.
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")

@@ -1,4 +1,6 @@
-"""The command ``bench``: measures how fast and how punctual this server is from here, with a queue that is thrown away."""
+"""The command ``bench``: measures how fast and how punctual this server is from here, with a queue
+that is thrown away.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
 # How many offers are in flight at once.
 _CALLERS = 100
-# The period over which messages come due while lateness is measured, seconds from when they are offered.
+# The period over which messages come due while lateness is measured, seconds from when they are
+# offered.
 _SPREAD = (0.3, 2.3)
 
 
@@ -82,7 +85,9 @@ class _Bench:
         """Measure the deliveries of due messages to one consumer."""
         queue = self.open()
         for first in range(0, self.messages, 1000):
-            await queue.offer_many(self._offer(0.0) for _ in range(min(1000, self.messages - first)))
+            await queue.offer_many(
+                self._offer(0.0) for _ in range(min(1000, self.messages - first))
+            )
         began = time.perf_counter()
         async with asyncio.timeout_at(self.deadline):
             done = 0
@@ -101,7 +106,9 @@ class _Bench:
         delays = [first + (last - first) * place / self.punctual for place in range(self.punctual)]
         due: dict[str, datetime] = {}
         if self.kind == "delayed":
-            receipts = await queue.offer_many(((str(place), delay) for place, delay in enumerate(delays)))
+            receipts = await queue.offer_many(
+                ((str(place), delay) for place, delay in enumerate(delays))
+            )
             due = {str(place): receipt.due_at for place, receipt in enumerate(receipts)}
         else:
             await queue.offer_many(self._offer(delay) for delay in delays)
@@ -127,7 +134,9 @@ class _Bench:
                     yield message
 
     async def _clock_ahead(self) -> float:
-        """Return by how many seconds the server's clock is ahead of ours, according to the quickest of several answers."""
+        """Return by how many seconds the server's clock is ahead of ours, according to the quickest
+        of several answers.
+        """
 
         async def answer() -> tuple[float, float]:
             began = time.time()
@@ -139,12 +148,24 @@ class _Bench:
 
 
 def bench(
-    kind: Annotated[str, typer.Option(help='The kind of queue: "reliable" or "delayed".')] = "reliable",
-    messages: Annotated[int, typer.Option(min=1, max=1_000_000, help="The number of messages to offer and deliver.")] = 5_000,
-    punctual: Annotated[int, typer.Option(min=1, max=10_000, help="The number of messages whose lateness is measured.")] = 200,
-    size: Annotated[int, typer.Option(min=1, max=100_000, help="The size of each value, in bytes.")] = 100,
+    kind: Annotated[
+        str, typer.Option(help='The kind of queue: "reliable" or "delayed".')
+    ] = "reliable",
+    messages: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="The number of messages to offer and deliver.")
+    ] = 5_000,
+    punctual: Annotated[
+        int,
+        typer.Option(min=1, max=10_000, help="The number of messages whose lateness is measured."),
+    ] = 200,
+    size: Annotated[
+        int, typer.Option(min=1, max=100_000, help="The size of each value, in bytes.")
+    ] = 100,
     partitions: Partitions = None,
-    within: Annotated[str, typer.Option(metavar="DURATION", help="Give up after this long, in seconds or as 90s, 2m.")] = "60",
+    within: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="Give up after this long, in seconds or as 90s, 2m."),
+    ] = "60",
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -162,9 +183,15 @@ def bench(
 
     async def act(client: Client) -> _Bench:
         deadline = asyncio.get_running_loop().time() + seconds
-        run = _Bench(client, kind, name, partitions, messages, punctual, {"text": "x" * size}, deadline)
+        run = _Bench(
+            client, kind, name, partitions, messages, punctual, {"text": "x" * size}, deadline
+        )
         try:
-            for what, part in (("offers", run.offers), ("deliveries", run.deliveries), ("lateness", run.lateness)):
+            for what, part in (
+                ("offers", run.offers),
+                ("deliveries", run.deliveries),
+                ("lateness", run.lateness),
+            ):
                 with progress(f"{what:<10}", shown=not as_json) as show:
                     await part(show)
         except TimeoutError:
@@ -196,7 +223,10 @@ def bench(
         [
             ("offers", f"{run.offered_per_s:,.0f} per second, {_CALLERS} callers"),
             ("deliveries", f"{run.delivered_per_s:,.0f} per second, 1 consumer"),
-            ("lateness", f"p50 {p50:.2f} ms, p99 {p99:.2f} ms, max {late[-1]:.2f} ms, n={len(late):,}"),
+            (
+                "lateness",
+                f"p50 {p50:.2f} ms, p99 {p99:.2f} ms, max {late[-1]:.2f} ms, n={len(late):,}",
+            ),
         ]
     )
 

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
 
     Messages = MutableMapping[str, Any]
-    App = Callable[[Messages, Callable[[], Awaitable[Messages]], Callable[[Messages], Awaitable[None]]], Awaitable[None]]
+    App = Callable[
+        [Messages, Callable[[], Awaitable[Messages]], Callable[[Messages], Awaitable[None]]],
+        Awaitable[None],
+    ]
 
 TOKEN_VARIABLE = "DELAYQ_DASHBOARD_TOKEN"  # noqa: S105 - where the token is, not the token itself
 READ_TOKEN_VARIABLE = "DELAYQ_DASHBOARD_READ_TOKEN"  # noqa: S105 - the same
@@ -31,25 +34,37 @@ READ_TOKEN_VARIABLE = "DELAYQ_DASHBOARD_READ_TOKEN"  # noqa: S105 - the same
 def dashboard(
     url: RequiredUrl = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 picks a free one.")] = 8765,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port to listen on; 0 picks a free one.")
+    ] = 8765,
     token: Annotated[
         str | None,
         typer.Option(
-            help=f"The token for operators. Defaults to ${TOKEN_VARIABLE}; without either, the dashboard is read-only.",
+            help=(
+                f"The token for operators. Defaults to ${TOKEN_VARIABLE}; without either, the"
+                " dashboard is read-only."
+            ),
             show_default=False,
         ),
     ] = None,
     read_token: Annotated[
         str | None,
         typer.Option(
-            help=f"The token for readers. Defaults to ${READ_TOKEN_VARIABLE}; without either, anyone can read.",
+            help=(
+                f"The token for readers. Defaults to ${READ_TOKEN_VARIABLE}; without either, anyone"
+                " can read."
+            ),
             show_default=False,
         ),
     ] = None,
     queue: Annotated[
         list[str] | None,
         typer.Option(
-            "--queue", help='Show only this queue: "reliable:NAME", "reliable:NAME/PARTITIONS" or "delayed:NAME". Repeatable.'
+            "--queue",
+            help=(
+                'Show only this queue: "reliable:NAME", "reliable:NAME/PARTITIONS" or'
+                ' "delayed:NAME". Repeatable.'
+            ),
         ),
     ] = None,
     title: Annotated[str, typer.Option(help="The title of the pages.")] = "delayq",
@@ -65,14 +80,18 @@ def dashboard(
         raise CommandFailed("uvicorn is missing: pip install 'delayq[dashboard]'")
     options = {
         "token": token if token is not None else os.environ.get(TOKEN_VARIABLE) or None,
-        "read_token": read_token if read_token is not None else os.environ.get(READ_TOKEN_VARIABLE) or None,
+        "read_token": read_token
+        if read_token is not None
+        else os.environ.get(READ_TOKEN_VARIABLE) or None,
         "queues": queue,
         "title": title,
     }
     asyncio.run(_serve(address, host, port, options, as_json=as_json))
 
 
-async def _serve(address: str, host: str, port: int, options: dict[str, Any], *, as_json: bool) -> None:
+async def _serve(
+    address: str, host: str, port: int, options: dict[str, Any], *, as_json: bool
+) -> None:
     import uvicorn  # noqa: PLC0415 - an extra
 
     with _listener(host, port) as listener:
@@ -82,7 +101,13 @@ async def _serve(address: str, host: str, port: int, options: dict[str, Any], *,
                 app = _only_localhost(app, host)
             # Live views never end by themselves.
             config = uvicorn.Config(
-                app, host=host, port=port, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
+                app,
+                host=host,
+                port=port,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=1,
             )
             server = uvicorn.Server(config)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -95,7 +120,11 @@ async def _serve(address: str, host: str, port: int, options: dict[str, Any], *,
                 read_only = options["token"] is None
                 access = "read-only" if read_only else "operators log in with a token"
                 report(
-                    {"url": f"http://{where}:{listening}/", "server": shown, "read_only": read_only},
+                    {
+                        "url": f"http://{where}:{listening}/",
+                        "server": shown,
+                        "read_only": read_only,
+                    },
                     f"http://{where}:{listening}/ serves the queues of {shown}, {access}",
                     as_json=as_json,
                 )
@@ -118,7 +147,8 @@ def _listener(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise CommandFailed(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or --host"
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or"
+            " --host"
         ) from None
     return listener
 
@@ -131,7 +161,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def _only_localhost(app: App, host: str) -> App:
-    """Refuse requests for other host names, so that no page can read it by making its own name lead here after it was loaded."""
+    """Refuse requests for other host names, so that no page can read it by making its own name lead
+    here after it was loaded.
+    """
     from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: PLC0415 - an extra
 
     names = ["localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host]

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson, CodecName, Limit, Offset, Partitions, Reliable, Target, Url, Yes, codec_of
+from delayq.cli.options import (
+    AsJson,
+    CodecName,
+    Limit,
+    Offset,
+    Partitions,
+    Reliable,
+    Target,
+    Url,
+    Yes,
+    codec_of,
+)
 from delayq.cli.output import (
     moment_cell,
     moment_json,
@@ -35,7 +46,11 @@ dead: typer.Typer = typer.Typer(help="List, redrive or purge the dead letters of
 
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ID]...", help="The ids of the dead letters. Defaults to all of them.", show_default=False),
+    typer.Argument(
+        metavar="[ID]...",
+        help="The ids of the dead letters. Defaults to all of them.",
+        show_default=False,
+    ),
 ]
 
 
@@ -45,7 +60,10 @@ def list_dead(
     partitions: Partitions = None,
     limit: Limit = 20,
     offset: Offset = 0,
-    long: Annotated[bool, typer.Option("--long", "-l", help="Show all fields of each, with headers and tracebacks.")] = False,
+    long: Annotated[
+        bool,
+        typer.Option("--long", "-l", help="Show all fields of each, with headers and tracebacks."),
+    ] = False,
     codec: CodecName = "json",
     url: Url = None,
     as_json: AsJson = False,
@@ -74,9 +92,14 @@ def list_dead(
             _show_long(letter, how, now)
     else:
         columns = ("id", "died", "attempts", "reason", "value")
-        show_table(columns, [_row(letter, how, now) for letter in letters], wide=["reason", "value"])
+        show_table(
+            columns, [_row(letter, how, now) for letter in letters], wide=["reason", "value"]
+        )
         if size > len(letters):
-            say(f"{offset + 1:,} to {offset + len(letters):,} of {size:,}; use --offset and --limit for more")
+            say(
+                f"{offset + 1:,} to {offset + len(letters):,} of {size:,}; use --offset and --limit"
+                " for more"
+            )
     raise typer.Exit(0 if letters else 1)
 
 
@@ -112,11 +135,15 @@ def purge(
     Exit status: 0; 1 if there were none or you decline; 130 after Ctrl-C.
     """
     target = Target.of(reliable, None, partitions)
-    confirm(f"Drop {f'{len(ids):,}' if ids else 'all'} dead letters of {target.name} for good?", yes=yes)
+    confirm(
+        f"Drop {f'{len(ids):,}' if ids else 'all'} dead letters of {target.name} for good?", yes=yes
+    )
     _each("purged", "dropped", ids, target, url, as_json=as_json)
 
 
-def _each(name: str, words: str, ids: list[str] | None, target: Target, url: str | None, *, as_json: bool) -> None:
+def _each(
+    name: str, words: str, ids: list[str] | None, target: Target, url: str | None, *, as_json: bool
+) -> None:
     """Redrive or purge dead letters, with a progress bar."""
     looked_at = 0
 
@@ -131,11 +158,16 @@ def _each(name: str, words: str, ids: list[str] | None, target: Target, url: str
                 looked_at = done
                 show(done, total)
 
-            return await (letters.redrive if name == "redriven" else letters.purge)(ids or None, tell)
+            return await (letters.redrive if name == "redriven" else letters.purge)(
+                ids or None, tell
+            )
 
     async def left(client: Client) -> str:
         size = await target.reliable(client).dead.size()
-        return f"{looked_at:,} dead letters were checked, {size:,} are left; run the command again to continue"
+        return (
+            f"{looked_at:,} dead letters were checked, {size:,} are left; run the command again to"
+            " continue"
+        )
 
     done = with_client(url, act, interrupted=left)
     report({"queue": target.name, name: done}, f"{words}: {done:,}", as_json=as_json)
@@ -162,7 +194,10 @@ def _facts(letter: DeadLetter[bytes], codec: Codec[Any]) -> dict[str, Any]:
         "headers": letter.headers,
         "priority": letter.priority,
         # The codec's error is renamed, because the letter's own error is above.
-        **{"undecodable" if field == "error" else field: value for field, value in payload_json(codec, _payload(letter)).items()},
+        **{
+            "undecodable" if field == "error" else field: value
+            for field, value in payload_json(codec, _payload(letter)).items()
+        },
     }
 
 

@@ -1,4 +1,6 @@
-"""The command ``doctor``: finds out what is wrong with a server and its queues, and what to do about it."""
+"""The command ``doctor``: finds out what is wrong with a server and its queues, and what to do
+about it.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,33 @@ _INDENT = 6
 
 def doctor(
     reliable: Annotated[
-        list[str] | None, typer.Option("--queue", "-q", metavar="NAME", help="A reliable queue to check. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--queue", "-q", metavar="NAME", help="A reliable queue to check. Repeatable."
+        ),
     ] = None,
     delayed: Annotated[
-        list[str] | None, typer.Option("--delayed", "-d", metavar="NAME", help="A delayed queue to check. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--delayed", "-d", metavar="NAME", help="A delayed queue to check. Repeatable."
+        ),
     ] = None,
     partitions: Partitions = None,
     role: Annotated[
         str | None,
-        typer.Option(help=f"The role that this user must have the rights for: {', '.join(ROLES)}.", show_default=False),
+        typer.Option(
+            help=f"The role that this user must have the rights for: {', '.join(ROLES)}.",
+            show_default=False,
+        ),
     ] = None,
     overdue: Annotated[
         str,
         typer.Option(
             metavar="DURATION",
-            help="Report a queue whose messages have been due, but not taken, for this long, in seconds or as 90s, 2m.",
+            help=(
+                "Report a queue whose messages have been due, but not taken, for this long, in"
+                " seconds or as 90s, 2m."
+            ),
         ),
     ] = "60",
     url: Url = None,
@@ -70,7 +84,11 @@ def doctor(
     with_client(url, act)
     wrong = sum(finding.level == "wrong" for finding in findings)
     if not as_json:
-        say(f"{wrong} {'thing is' if wrong == 1 else 'things are'} wrong" if wrong else "nothing is wrong")
+        say(
+            f"{wrong} {'thing is' if wrong == 1 else 'things are'} wrong"
+            if wrong
+            else "nothing is wrong"
+        )
     raise typer.Exit(1 if wrong else 0)
 
 

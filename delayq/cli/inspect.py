@@ -10,7 +10,15 @@ from delayq.admin import inspect as inspection
 from delayq.admin.migrate import form_of
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, CodecName, Limit, Offset, Target, Url, codec_of
-from delayq.cli.output import decoded, moment_json, moment_text, payload_text, print_json, say, show_fields
+from delayq.cli.output import (
+    decoded,
+    moment_json,
+    moment_text,
+    payload_text,
+    print_json,
+    say,
+    show_fields,
+)
 from delayq.cli.running import clock, with_client
 
 if TYPE_CHECKING:
@@ -27,11 +35,21 @@ _MOST = 128
 
 
 def inspect(
-    delayed: Annotated[str, typer.Option("--delayed", "-d", metavar="NAME", help="The delayed queue.", show_default=False)],
-    state: Annotated[str, typer.Option(help=f"The state of the messages: {', '.join(_STATES)}.")] = "delayed",
+    delayed: Annotated[
+        str,
+        typer.Option(
+            "--delayed", "-d", metavar="NAME", help="The delayed queue.", show_default=False
+        ),
+    ],
+    state: Annotated[
+        str, typer.Option(help=f"The state of the messages: {', '.join(_STATES)}.")
+    ] = "delayed",
     limit: Limit = 5,
     offset: Offset = 0,
-    whole: Annotated[bool, typer.Option("--all", help=f"Show all bytes of each record, not only the first {_MOST}.")] = False,
+    whole: Annotated[
+        bool,
+        typer.Option("--all", help=f"Show all bytes of each record, not only the first {_MOST}."),
+    ] = False,
     codec: CodecName = "json",
     url: Url = None,
     as_json: AsJson = False,
@@ -49,7 +67,9 @@ def inspect(
     how = codec_of(codec)
 
     async def look(client: Client) -> tuple[list[Record], datetime]:
-        found = await inspection.records(client, target.name, cast("Any", state), offset=offset, limit=limit)
+        found = await inspection.records(
+            client, target.name, cast("Any", state), offset=offset, limit=limit
+        )
         return found, await clock(client)
 
     records, now = with_client(url, look)
@@ -71,7 +91,11 @@ def _is_record(state: str) -> bool:
 
 
 def _facts(record: Record, state: str, codec: Codec[Any]) -> dict[str, Any]:
-    value, error = decoded(codec, record.payload) if record.payload is not None else (None, "not a readable record")
+    value, error = (
+        decoded(codec, record.payload)
+        if record.payload is not None
+        else (None, "not a readable record")
+    )
     return {
         "id": record.id,
         "state": state,
@@ -88,12 +112,18 @@ def _facts(record: Record, state: str, codec: Codec[Any]) -> dict[str, Any]:
 def _show(record: Record, state: str, codec: Codec[Any], now: datetime, *, whole: bool) -> None:
     lines = [("id", record.id or "-")]
     if record.due_at is not None:
-        lines.append(("lease ends" if state == "leased" else "due", moment_text(record.due_at, now)))
+        lines.append(
+            ("lease ends" if state == "leased" else "due", moment_text(record.due_at, now))
+        )
     if _is_record(state):
         lines.append(("form", form_of(record.raw)))
     if record.payload is not None:
         _, error = decoded(codec, record.payload)
-        lines.append(("value", payload_text(codec, record.payload)) if error is None else ("unreadable", error))
+        lines.append(
+            ("value", payload_text(codec, record.payload))
+            if error is None
+            else ("unreadable", error)
+        )
     header = len(record.raw) - len(record.payload) if record.payload is not None else 0
     size = f"{len(record.raw):,}" + (f", of which {header} before the payload" if header else "")
     show_fields([*lines, ("bytes", size)])

@@ -1,4 +1,6 @@
-"""The commands about single messages: ``offer``, ``peek``, ``list``, ``get``, ``cancel``, ``reschedule``, ``take``."""
+"""The commands about single messages: ``offer``, ``peek``, ``list``, ``get``, ``cancel``,
+``reschedule``, ``take``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,16 @@ from delayq.cli.options import (
     instant,
     value_of,
 )
-from delayq.cli.output import clean, moment_json, moment_text, payload_json, payload_text, print_json, report, tell
+from delayq.cli.output import (
+    clean,
+    moment_json,
+    moment_text,
+    payload_json,
+    payload_text,
+    print_json,
+    report,
+    tell,
+)
 from delayq.cli.running import clock, server_of, with_client
 from delayq.cli.shown import MessageView, show_list, show_one
 from delayq.errors import DuplicateMessage
@@ -45,34 +56,60 @@ _STATES = ("delayed", "ready", "leased")
 
 def offer(
     value: Annotated[
-        str, typer.Argument(metavar="VALUE", help="The value, as JSON; - reads it from standard input.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="VALUE",
+            help="The value, as JSON; - reads it from standard input.",
+            show_default=False,
+        ),
     ],
     reliable: Reliable = None,
     delayed: Delayed = None,
     partitions: Partitions = None,
-    text: Annotated[bool, typer.Option("--text", help="Offer the value as a string, without parsing it as JSON.")] = False,
+    text: Annotated[
+        bool,
+        typer.Option("--text", help="Offer the value as a string, without parsing it as JSON."),
+    ] = False,
     delay: Delay = None,
     at: At = None,
     id: Annotated[  # noqa: A002
         str | None,
-        typer.Option("--id", help="Your own id for the message. Only one live message can have it.", show_default=False),
+        typer.Option(
+            "--id",
+            help="Your own id for the message. Only one live message can have it.",
+            show_default=False,
+        ),
     ] = None,
     header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header. Repeatable.")
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header. Repeatable."),
     ] = None,
     priority: Annotated[
-        int | None, typer.Option(min=0, max=9, help="The priority, from 0 (the default) to 9 (first).", show_default=False)
+        int | None,
+        typer.Option(
+            min=0,
+            max=9,
+            help="The priority, from 0 (the default) to 9 (first).",
+            show_default=False,
+        ),
     ] = None,
     ttl: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="The time to live: the message expires this long from now, in seconds or as 30m, 2h.",
+            help=(
+                "The time to live: the message expires this long from now, in seconds or as"
+                " 30m, 2h."
+            ),
             show_default=False,
         ),
     ] = None,
     on_duplicate: Annotated[
-        str | None, typer.Option(help='If the id is taken: "raise" (the default), "ignore" or "replace".', show_default=False)
+        str | None,
+        typer.Option(
+            help='If the id is taken: "raise" (the default), "ignore" or "replace".',
+            show_default=False,
+        ),
     ] = None,
     codec: CodecName = "json",
     url: RequiredUrl = None,
@@ -86,8 +123,13 @@ def offer(
     payload = codec_of(codec).encode(value_of(value, as_text=text, codec=codec))
     wait, moment = duration(delay), instant(at)
     headers, ttl_s = headers_of(header), duration(ttl, "--ttl")
-    if not target.is_reliable and any(one is not None for one in (id, headers, priority, ttl, on_duplicate)):
-        raise CommandFailed("--id, --header, --priority, --ttl and --on-duplicate need a reliable queue: --queue NAME")
+    if not target.is_reliable and any(
+        one is not None for one in (id, headers, priority, ttl, on_duplicate)
+    ):
+        raise CommandFailed(
+            "--id, --header, --priority, --ttl and --on-duplicate need a reliable queue: --queue"
+            " NAME"
+        )
 
     async def act(client: Client) -> tuple[str, datetime | None]:
         if not target.is_reliable:
@@ -139,10 +181,15 @@ def peek(
     async def look(client: Client) -> tuple[list[MessageView], datetime]:
         found: list[MessageView] = []
         if target.is_reliable:
-            found = [MessageView.of_message(one, how) for one in await target.reliable(client).peek(limit)]
+            found = [
+                MessageView.of_message(one, how)
+                for one in await target.reliable(client).peek(limit)
+            ]
         else:
             for state in ("ready", "delayed"):
-                some = await inspection.records(client, target.name, state, limit=limit - len(found))
+                some = await inspection.records(
+                    client, target.name, state, limit=limit - len(found)
+                )
                 found += [MessageView.of_record(one, state, how) for one in some]
         return found, await clock(client)
 
@@ -155,7 +202,9 @@ def list_messages(
     reliable: Reliable = None,
     delayed: Delayed = None,
     partitions: Partitions = None,
-    state: Annotated[str, typer.Option(help='The state of the messages: "delayed", "ready" or "leased".')] = "delayed",
+    state: Annotated[
+        str, typer.Option(help='The state of the messages: "delayed", "ready" or "leased".')
+    ] = "delayed",
     limit: Limit = 100,
     offset: Offset = 0,
     codec: CodecName = "json",
@@ -178,7 +227,9 @@ def list_messages(
             messages = await target.reliable(client).list(chosen, offset=offset, limit=limit)
             found = [MessageView.of_message(one, how) for one in messages]
         else:
-            records = await inspection.records(client, target.name, chosen, offset=offset, limit=limit)
+            records = await inspection.records(
+                client, target.name, chosen, offset=offset, limit=limit
+            )
             found = [MessageView.of_record(one, chosen, how) for one in records]
         return found, await clock(client)
 
@@ -242,7 +293,9 @@ def cancel(
 
     if not with_client(url, act):
         raise _none_of(id)
-    report({"queue": target.name, "id": id, "cancelled": True}, f"{id} is cancelled", as_json=as_json)
+    report(
+        {"queue": target.name, "id": id, "cancelled": True}, f"{id} is cancelled", as_json=as_json
+    )
 
 
 def reschedule(
@@ -286,7 +339,10 @@ def take(
     delayed: Delayed = None,
     partitions: Partitions = None,
     wait: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long to wait for a message, in seconds or as 90s, 2m.")
+        str,
+        typer.Option(
+            metavar="DURATION", help="How long to wait for a message, in seconds or as 90s, 2m."
+        ),
     ] = "0",
     codec: CodecName = "json",
     url: Url = None,
@@ -307,7 +363,12 @@ def take(
         if not target.is_reliable:
             payload = await target.delayed(client).poll(seconds)
             if payload is not None:
-                _print_taken({"queue": target.name, **payload_json(how, payload)}, how, payload, as_json=as_json)
+                _print_taken(
+                    {"queue": target.name, **payload_json(how, payload)},
+                    how,
+                    payload,
+                    as_json=as_json,
+                )
             return payload is not None
         for message in await target.reliable(client).claim(1, seconds):
             # A message that cannot be printed goes back.
@@ -322,12 +383,25 @@ def take(
         raise typer.Exit(1)
 
 
-def _report_due(target: Target, id: str, due_at: datetime | None, now: datetime, *, as_json: bool) -> None:  # noqa: A002
+def _report_due(
+    target: Target,
+    id: str,  # noqa: A002
+    due_at: datetime | None,
+    now: datetime,
+    *,
+    as_json: bool,
+) -> None:
     due = moment_text(due_at, now) if due_at is not None else "now"
-    report({"queue": target.name, "id": id, "due_at": moment_json(due_at)}, f"{id}  due {due}", as_json=as_json)
+    report(
+        {"queue": target.name, "id": id, "due_at": moment_json(due_at)},
+        f"{id}  due {due}",
+        as_json=as_json,
+    )
 
 
-def _print_taken(facts: dict[str, Any], codec: Codec[Any], payload: bytes, *, as_json: bool) -> None:
+def _print_taken(
+    facts: dict[str, Any], codec: Codec[Any], payload: bytes, *, as_json: bool
+) -> None:
     if as_json:
         print_json(facts)
     else:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 import delayq
 from delayq.admin.migrate import MAX_BATCH
@@ -32,8 +39,9 @@ if TYPE_CHECKING:
     from delayq.admin.migrate import Migration
 
 WARNING = (
-    "Redisson before 3.21.1 cannot read the current format: while such a client is still attached, it delivers the messages "
-    "before such a record again and again, and none after it. Stop or upgrade it first."
+    "Redisson before 3.21.1 cannot read the current format: while such a client is still attached,"
+    " it delivers the messages before such a record again and again, and none after it. Stop or"
+    " upgrade it first."
 )
 # The length of the longest phase name, so that the bars start in the same column.
 _PHASE_WIDTH = len("ordered list, again")
@@ -42,10 +50,22 @@ _SAY_EVERY = 5.0
 
 
 def migrate(
-    queue: Annotated[str, typer.Argument(help="The name of the delayed queue, as stored on the server.", show_default=False)],
+    queue: Annotated[
+        str,
+        typer.Argument(
+            help="The name of the delayed queue, as stored on the server.", show_default=False
+        ),
+    ],
     url: RequiredUrl = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; report what would be rewritten.")] = False,
-    batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="The largest number of records to rewrite in a step.")] = 100,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; report what would be rewritten.")
+    ] = False,
+    batch: Annotated[
+        int,
+        typer.Option(
+            min=1, max=MAX_BATCH, help="The largest number of records to rewrite in a step."
+        ),
+    ] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Rewrite records that Redisson before 3.21.1 wrote, while the queue is in use.
@@ -79,7 +99,9 @@ def migrate(
     raise typer.Exit(0 if result.complete or dry_run else 1)
 
 
-def _run(address: str, queue: str, dry_run: bool, batch: int, show: Callable[[Migration], None]) -> Migration:
+def _run(
+    address: str, queue: str, dry_run: bool, batch: int, show: Callable[[Migration], None]
+) -> Migration:
     """Migrate. A signal that would end the process stops the migration between two steps."""
 
     async def migrated(_: list[int]) -> Migration:
@@ -103,10 +125,14 @@ def _run(address: str, queue: str, dry_run: bool, batch: int, show: Callable[[Mi
 
 @contextmanager
 def _bars(console: Console) -> Iterator[Callable[[Migration], None]]:
-    """Show progress bars on a terminal, one for each phase, so that the finished ones stay visible."""
+    """Show progress bars on a terminal, one for each phase, so that the finished ones stay
+    visible.
+    """
     bars = Progress(
         TextColumn(f"{{task.description:<{_PHASE_WIDTH}}}"),
-        BarColumn(bar_width=None, style="bright_black", complete_style="green", finished_style="green"),
+        BarColumn(
+            bar_width=None, style="bright_black", complete_style="green", finished_style="green"
+        ),
         TaskProgressColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
@@ -139,7 +165,10 @@ def _lines() -> Iterator[Callable[[Migration], None]]:
         nonlocal said_at
         if time.monotonic() - said_at >= _SAY_EVERY:
             said_at = time.monotonic()
-            print(f"{now.phase}: {now.done:,} of {now.total:,}, {now.rewritten:,} rewritten", flush=True)
+            print(
+                f"{now.phase}: {now.done:,} of {now.total:,}, {now.rewritten:,} rewritten",
+                flush=True,
+            )
 
     yield show
 
@@ -149,11 +178,16 @@ def summary(result: Migration, seconds: float) -> list[str]:
     outdated = sum(result.outdated.values())
     if not result.looked_at:
         return [
-            f"queue {result.queue!r} has no pending messages, so nothing was rewritten; check that this is its name on the server"
+            (
+                f"queue {result.queue!r} has no pending messages, so nothing was rewritten; check"
+                " that this is its name on the server"
+            )
         ]
     lines = [
         f"checked: {result.looked_at:,}",
-        f"would be rewritten: {outdated:,}" if result.dry_run else f"rewritten: {result.rewritten:,}",
+        f"would be rewritten: {outdated:,}"
+        if result.dry_run
+        else f"rewritten: {result.rewritten:,}",
         *(f"  {form}: {count:,}" for form, count in result.outdated.items()),
         f"already current: {result.current:,}",
         f"malformed, left unchanged: {result.malformed:,}",
@@ -165,8 +199,10 @@ def summary(result: Migration, seconds: float) -> list[str]:
         lines.append(
             "every readable record is current"
             if result.complete
-            else "NOT FINISHED: outdated records keep arriving; stop or upgrade the clients that write them, "
-            "and run the command again"
+            else (
+                "NOT FINISHED: outdated records keep arriving; stop or upgrade the clients that"
+                " write them, and run the command again"
+            )
         )
     return lines
 

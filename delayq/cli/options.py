@@ -26,18 +26,37 @@ if TYPE_CHECKING:
 
 Url = Annotated[
     str | None,
-    typer.Option("--url", help=f"The server. Defaults to ${URL_VARIABLE}, or else to a private one.", show_default=False),
+    typer.Option(
+        "--url",
+        help=f"The server. Defaults to ${URL_VARIABLE}, or else to a private one.",
+        show_default=False,
+    ),
 ]
 # For commands that make no sense on an empty private server.
-RequiredUrl = Annotated[str | None, typer.Option("--url", help=f"The server. Defaults to ${URL_VARIABLE}.", show_default=False)]
+RequiredUrl = Annotated[
+    str | None,
+    typer.Option("--url", help=f"The server. Defaults to ${URL_VARIABLE}.", show_default=False),
+]
 Reliable = Annotated[
-    str | None, typer.Option("--queue", "-q", metavar="NAME", help="The name of a reliable queue.", show_default=False)
+    str | None,
+    typer.Option(
+        "--queue", "-q", metavar="NAME", help="The name of a reliable queue.", show_default=False
+    ),
 ]
 Delayed = Annotated[
-    str | None, typer.Option("--delayed", "-d", metavar="NAME", help="The name of a delayed queue.", show_default=False)
+    str | None,
+    typer.Option(
+        "--delayed", "-d", metavar="NAME", help="The name of a delayed queue.", show_default=False
+    ),
 ]
 Partitions = Annotated[
-    int | None, typer.Option("--partitions", min=1, help="The number of partitions of the reliable queue.", show_default=False)
+    int | None,
+    typer.Option(
+        "--partitions",
+        min=1,
+        help="The number of partitions of the reliable queue.",
+        show_default=False,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
@@ -45,10 +64,19 @@ Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this m
 Offset = Annotated[int, typer.Option(min=0, help="Skip this many.")]
 Delay = Annotated[
     str | None,
-    typer.Option(metavar="DURATION", help="Due this long from now: 90 (seconds), 1.5s, 30m, 2h, 1d12h.", show_default=False),
+    typer.Option(
+        metavar="DURATION",
+        help="Due this long from now: 90 (seconds), 1.5s, 30m, 2h, 1d12h.",
+        show_default=False,
+    ),
 ]
 At = Annotated[
-    str | None, typer.Option(metavar="MOMENT", help="Due at this time: 2030-01-31T12:00+01:00, or with Z.", show_default=False)
+    str | None,
+    typer.Option(
+        metavar="MOMENT",
+        help="Due at this time: 2030-01-31T12:00+01:00, or with Z.",
+        show_default=False,
+    ),
 ]
 
 CODECS = {
@@ -63,7 +91,10 @@ CODECS = {
 }
 """The codecs that ``--codec`` can choose."""
 
-CodecName = Annotated[str, typer.Option("--codec", metavar="NAME", help=f"How values are encoded: {', '.join(CODECS)}.")]
+CodecName = Annotated[
+    str,
+    typer.Option("--codec", metavar="NAME", help=f"How values are encoded: {', '.join(CODECS)}."),
+]
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})([Zz]|[+-][0-9]{2}:?[0-9]{2})")
@@ -78,14 +109,20 @@ class Target:
 
     @classmethod
     def of(cls, reliable: str | None, delayed: str | None, partitions: int | None = None) -> Target:
-        """Return the queue that the options name. Raises CommandFailed unless they name exactly one."""
+        """Return the queue that the options name.
+
+        Raises CommandFailed unless they name exactly one.
+        """
         if reliable is not None and delayed is None:
             return cls(FoundQueue("reliable", reliable, partitions))
         if delayed is not None and reliable is None and partitions is None:
             return cls(FoundQueue("delayed", delayed, None))
         if delayed is not None and reliable is None:
             raise CommandFailed("a delayed queue has no partitions")
-        raise CommandFailed("no queue given: pass --queue NAME for a reliable queue, or --delayed NAME for a delayed one")
+        raise CommandFailed(
+            "no queue given: pass --queue NAME for a reliable queue, or --delayed NAME for a"
+            " delayed one"
+        )
 
     @property
     def name(self) -> str:
@@ -101,18 +138,26 @@ class Target:
         more = "" if self.queue.partitions is None else f" --partitions {self.queue.partitions}"
         return f"{'--queue' if self.is_reliable else '--delayed'} {shlex.quote(self.name)}{more}"
 
-    def reliable(self, client: Client, doing: str = "do this") -> ReliableQueue[bytes] | PartitionedQueue[bytes]:
+    def reliable(
+        self, client: Client, doing: str = "do this"
+    ) -> ReliableQueue[bytes] | PartitionedQueue[bytes]:
         """Return the reliable queue. Raises CommandFailed for a delayed one.
 
-        Its values are bytes, so that one that cannot be decoded can still be shown. Its settings let no message die, because the
-        number of attempts that its workers allow is not known here.
+        Its values are bytes, so that one that cannot be decoded can still be shown. Its settings
+        let no message die, because the number of attempts that its workers allow is not known here.
         """
         if not self.is_reliable:
-            raise CommandFailed(f"a delayed queue cannot {doing}: pass a reliable one with --queue NAME")
+            raise CommandFailed(
+                f"a delayed queue cannot {doing}: pass a reliable one with --queue NAME"
+            )
         if self.queue.partitions is None:
-            return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None, expired="dead")
+            return client.reliable_queue(
+                self.name, codec=BytesCodec(), max_attempts=None, expired="dead"
+            )
         partitions = self.queue.partitions
-        return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None, expired="dead", partitions=partitions)
+        return client.reliable_queue(
+            self.name, codec=BytesCodec(), max_attempts=None, expired="dead", partitions=partitions
+        )
 
     def delayed(self, client: Client) -> DelayedQueue[bytes]:
         """Return the delayed queue, of bytes."""
@@ -138,7 +183,9 @@ def duration(text: str | None, option: str = "--delay") -> float | None:
     written = text.replace(" ", "")
     parts = _PART.findall(written)
     if not parts or "".join(map("".join, parts)) != written:
-        raise CommandFailed(f"{option} must be a duration such as 90, 1.5s, 30m, 2h or 1d12h, not {text!r}")
+        raise CommandFailed(
+            f"{option} must be a duration such as 90, 1.5s, 30m, 2h or 1d12h, not {text!r}"
+        )
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
@@ -152,9 +199,13 @@ def instant(text: str | None) -> datetime | None:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise CommandFailed(f"--at must be a time such as 2030-01-31T12:00+01:00, not {text!r}") from None
+        raise CommandFailed(
+            f"--at must be a time such as 2030-01-31T12:00+01:00, not {text!r}"
+        ) from None
     if at.utcoffset() is None:
-        raise CommandFailed(f"--at needs a time and a timezone: {at.isoformat()}Z, or {at.isoformat()}+01:00")
+        raise CommandFailed(
+            f"--at needs a time and a timezone: {at.isoformat()}Z, or {at.isoformat()}+01:00"
+        )
     return at
 
 
@@ -172,7 +223,10 @@ def headers_of(pairs: list[str] | None) -> dict[str, str] | None:
 
 
 def value_of(text: str, *, as_text: bool, codec: str) -> Any:
-    """Return the value to offer: JSON, or text; ``-`` reads it from standard input. Raises CommandFailed."""
+    """Return the value to offer: JSON, or text; ``-`` reads it from standard input.
+
+    Raises CommandFailed.
+    """
     if codec == "bytes":
         # Used as they are, because bytes need not be text.
         return sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
@@ -180,7 +234,9 @@ def value_of(text: str, *, as_text: bool, codec: str) -> Any:
         try:
             text = sys.stdin.read().removesuffix("\n")
         except UnicodeDecodeError:
-            raise CommandFailed("the value is not text; to offer bytes, add --codec bytes") from None
+            raise CommandFailed(
+                "the value is not text; to offer bytes, add --codec bytes"
+            ) from None
     if as_text or codec == "string":
         return text
     try:
@@ -188,6 +244,8 @@ def value_of(text: str, *, as_text: bool, codec: str) -> Any:
     except ValueError as error:
         # The reason does not quote the value, which may be private.
         why = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        raise CommandFailed(f"the value is not JSON ({why}); to offer plain text, add --text") from None
+        raise CommandFailed(
+            f"the value is not JSON ({why}); to offer plain text, add --text"
+        ) from None
     except RecursionError:
         raise CommandFailed("the value is not JSON (nested too deeply)") from None

@@ -32,7 +32,9 @@ _ENDLESS = 2**31
 
 def console(*, stderr: bool = False) -> Console:
     """Return the console on which people read. In a file, lines may be of any length."""
-    piped = not (sys.stderr if stderr else sys.stdout).isatty() and (stderr or "COLUMNS" not in os.environ)
+    piped = not (sys.stderr if stderr else sys.stdout).isatty() and (
+        stderr or "COLUMNS" not in os.environ
+    )
     return Console(stderr=stderr, highlight=False, emoji=False, width=_ENDLESS if piped else None)
 
 
@@ -60,26 +62,42 @@ def report(facts: dict[str, Any], text: str, *, as_json: bool) -> None:
 
 
 def show_fields(lines: Iterable[tuple[str | Text, str]]) -> None:
-    """Print names and their values below each other. On a terminal, a long value continues below its beginning."""
+    """Print names and their values below each other.
+
+    On a terminal, a long value continues below its beginning.
+    """
     fields = Table.grid("", Column(overflow="fold"), padding=(0, 1, 0, 0), pad_edge=False)
     for name, text in lines:
-        fields.add_row(name if isinstance(name, Text) else Text(f"{name}:", no_wrap=True), Text(clean(text)))
+        fields.add_row(
+            name if isinstance(name, Text) else Text(f"{name}:", no_wrap=True), Text(clean(text))
+        )
     _print(fields)
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: Sequence[str] = ()) -> None:
-    """Print a table without lines. If it does not fit, the columns ``wide`` are cut off at their ends, and others only then."""
+def show_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: Sequence[str] = ()
+) -> None:
+    """Print a table without lines.
+
+    If it does not fit, the columns ``wide`` are cut off at their ends, and others only then.
+    """
     _print(table(columns, rows, wide=wide))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: Sequence[str] = ()) -> Table:
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: Sequence[str] = ()
+) -> Table:
     """Return the table that :func:`show_table` prints. Figures are right-aligned."""
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     lines = [[clean(cell) for cell in row] for row in (columns, *rows)]
     cells = dict(zip(columns, zip(*lines, strict=True), strict=True))
-    room = console().width - sum(2 + max(map(cell_len, cells[column])) for column in columns if column not in wide)
+    room = console().width - sum(
+        2 + max(map(cell_len, cells[column])) for column in columns if column not in wide
+    )
     for column, (title, *values) in cells.items():
-        figures = any(any(map(str.isdigit, cell)) for cell in values) and all(map(_FIGURE.fullmatch, values))
+        figures = any(any(map(str.isdigit, cell)) for cell in values) and all(
+            map(_FIGURE.fullmatch, values)
+        )
         # Only columns that may wrap become narrower; the texts in them are cut off instead.
         fixed = column not in wide and room >= _NARROWEST
         result.add_column(_cell(title), justify="right" if figures else "left", no_wrap=fixed)
@@ -102,19 +120,31 @@ def _print(drawing: Table) -> None:
 
 
 def clean(text: str) -> str:
-    """Return the text without anything that would move a terminal's cursor or could not be written."""
-    printable = "".join(character if character.isprintable() else _escaped(character) for character in text)
+    """Return the text without anything that would move a terminal's cursor or could not be
+    written.
+    """
+    printable = "".join(
+        character if character.isprintable() else _escaped(character) for character in text
+    )
     encoding = sys.stdout.encoding or "utf-8"
     return printable.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode() if not 0xD800 <= ord(character) < 0xE000 else "\ufffd"
+    return (
+        character.encode("unicode_escape").decode()
+        if not 0xD800 <= ord(character) < 0xE000
+        else "\ufffd"
+    )
 
 
 def moment_json(at: datetime | None) -> str | None:
     """Format a moment for programs: ISO 8601, UTC."""
-    return None if at is None else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        None
+        if at is None
+        else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
 
 
 def moment_text(at: datetime | None, now: datetime) -> str:
@@ -124,7 +154,10 @@ def moment_text(at: datetime | None, now: datetime) -> str:
     distance = (at - now).total_seconds()
     local = _local(at)
     shown = local.strftime("%H:%M:%S" if local.date() == _local(now).date() else "%Y-%m-%d %H:%M")
-    return f"{shown} ({'in ' if distance >= 0 else ''}{span(abs(distance))}{'' if distance >= 0 else ' ago'})"
+    return (
+        f"{shown}"
+        f" ({'in ' if distance >= 0 else ''}{span(abs(distance))}{'' if distance >= 0 else ' ago'})"
+    )
 
 
 def moment_cell(at: datetime | None, now: datetime) -> str:
@@ -165,7 +198,10 @@ def span(seconds: float) -> str:
 
 
 def decoded(codec: Codec[Any], payload: bytes) -> tuple[Any, str | None]:
-    """Return the value as JSON has it and None, or None and why it cannot be decoded. The reason quotes no bytes."""
+    """Return the value as JSON has it and None, or None and why it cannot be decoded.
+
+    The reason quotes no bytes.
+    """
     try:
         value = codec.decode(payload)
         return json.loads(json.dumps(value, default=_as_json)), None
@@ -181,9 +217,13 @@ def _as_json(value: Any) -> Any:
 
 
 def payload_json(codec: Codec[Any], payload: bytes) -> dict[str, Any]:
-    """Return the fields for a payload: ``value``, and ``hex`` and ``error`` if it cannot be decoded."""
+    """Return the fields for a payload: ``value``, and ``hex`` and ``error`` if it cannot be
+    decoded.
+    """
     value, error = decoded(codec, payload)
-    return {"value": value} if error is None else {"value": None, "hex": payload.hex(), "error": error}
+    return (
+        {"value": value} if error is None else {"value": None, "hex": payload.hex(), "error": error}
+    )
 
 
 def payload_text(codec: Codec[Any], payload: bytes) -> str:
@@ -194,9 +234,13 @@ def payload_text(codec: Codec[Any], payload: bytes) -> str:
 
 @contextmanager
 def progress(what: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal if the work takes a while. Call what it yields with the number done and the total."""
+    """Show a progress bar on a terminal if the work takes a while.
+
+    Call what it yields with the number done and the total.
+    """
     out = Console(stderr=True, highlight=False)
-    # Leaves room for the ^C of a user who stops it: a line that the terminal breaks could not be erased.
+    # Leaves room for the ^C of a user who stops it: a line that the terminal breaks could not be
+    # erased.
     out.width -= 2
     if not shown or not sys.stderr.isatty() or out.is_dumb_terminal:
         yield lambda _done, _total: None
@@ -204,7 +248,9 @@ def progress(what: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
     began = time.monotonic()
     bar = Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=None, style="bright_black", complete_style="green", finished_style="green"),
+        BarColumn(
+            bar_width=None, style="bright_black", complete_style="green", finished_style="green"
+        ),
         MofNCompleteColumn(),
         TimeRemainingColumn(compact=True),
         console=out,

@@ -54,12 +54,20 @@ def queues(url: Url = None, as_json: AsJson = False) -> None:
     try:
         rows = with_client(url, _all)
     except ServerRefused as error:
-        raise CommandFailed(f"{error}; without +scan, name a queue: delayq stats --queue NAME") from error
+        raise CommandFailed(
+            f"{error}; without +scan, name a queue: delayq stats --queue NAME"
+        ) from error
     if as_json:
         for queue, stats in rows:
-            print_json({**_about(queue), "error": stats} if isinstance(stats, str) else _figures(queue, *stats))
+            print_json(
+                {**_about(queue), "error": stats}
+                if isinstance(stats, str)
+                else _figures(queue, *stats)
+            )
     elif rows:
-        lines = [_row(queue, stats if isinstance(stats, str) else stats[0]) for queue, stats in rows]
+        lines = [
+            _row(queue, stats if isinstance(stats, str) else stats[0]) for queue, stats in rows
+        ]
         show_table(_COLUMNS, lines, wide=["queue"])
     else:
         say("no queues")
@@ -80,7 +88,9 @@ def stats(
     Exit status: 0, or 130 after Ctrl-C. A queue that does not exist counts as empty.
     """
     target = Target.of(reliable, delayed, partitions)
-    with_client(url, partial(_watch if watch else _once, target=target, interval=interval, as_json=as_json))
+    with_client(
+        url, partial(_watch if watch else _once, target=target, interval=interval, as_json=as_json)
+    )
 
 
 def pause(
@@ -90,7 +100,10 @@ def pause(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pause a reliable queue: no process takes messages until it is resumed. Leased messages are not affected."""
+    """Pause a reliable queue: no process takes messages until it is resumed.
+
+    Leased messages are not affected.
+    """
     target = Target.of(reliable, delayed, partitions)
 
     async def act(client: Client) -> None:
@@ -133,7 +146,9 @@ def purge(
     reliable: Reliable = None,
     delayed: Delayed = None,
     partitions: Partitions = None,
-    state: Annotated[str, typer.Option(help='The state of the messages: "delayed", "ready" or "all".')] = "all",
+    state: Annotated[
+        str, typer.Option(help='The state of the messages: "delayed", "ready" or "all".')
+    ] = "all",
     yes: Yes = False,
     url: Url = None,
     as_json: AsJson = False,
@@ -148,13 +163,20 @@ def purge(
     target = Target.of(reliable, delayed, partitions)
     if state not in ("delayed", "ready", "all"):
         raise CommandFailed(f'--state must be "delayed", "ready" or "all", not {state!r}')
-    confirm(f"Drop {'all' if state == 'all' else f'the {state}'} messages of {target.name} for good?", yes=yes)
+    confirm(
+        f"Drop {'all' if state == 'all' else f'the {state}'} messages of {target.name} for good?",
+        yes=yes,
+    )
 
     async def act(client: Client) -> int:
         if not target.is_reliable:
-            return await inspection.purge(client, target.name, cast("Literal['delayed', 'ready', 'all']", state))
+            return await inspection.purge(
+                client, target.name, cast("Literal['delayed', 'ready', 'all']", state)
+            )
         there, _ = await _stats(client, target.queue)
-        total = {"delayed": there.delayed, "ready": there.ready}.get(state, there.delayed + there.ready + there.leased)
+        total = {"delayed": there.delayed, "ready": there.ready}.get(
+            state, there.delayed + there.ready + there.leased
+        )
         done = 0
         with progress("dropped", shown=not as_json) as show:
 
@@ -163,18 +185,30 @@ def purge(
                 done += dropped
                 show(done, max(done, total))
 
-            return await target.reliable(client).purge(cast("Literal['delayed', 'ready', 'all']", state), tell_of)
+            return await target.reliable(client).purge(
+                cast("Literal['delayed', 'ready', 'all']", state), tell_of
+            )
 
     async def left(client: Client) -> str:
         now, _ = await _stats(client, target.queue)
-        return f"{now.delayed + now.ready + now.leased:,} messages are left; run the command again to continue"
+        return (
+            f"{now.delayed + now.ready + now.leased:,} messages are left; run the command again to"
+            " continue"
+        )
 
     dropped = with_client(url, act, interrupted=left)
-    report({"queue": target.name, "state": state, "dropped": dropped}, f"dropped: {dropped:,}", as_json=as_json)
+    report(
+        {"queue": target.name, "state": state, "dropped": dropped},
+        f"dropped: {dropped:,}",
+        as_json=as_json,
+    )
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask the user at a terminal. Exits with status 1 if the answer is no; raises CommandFailed if there is no terminal."""
+    """Ask the user at a terminal.
+
+    Exits with status 1 if the answer is no; raises CommandFailed if there is no terminal.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
@@ -186,11 +220,15 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 async def _all(client: Client) -> list[tuple[FoundQueue, _Stats | str]]:
-    return [(queue, await _stats_or_error(client, queue)) for queue in await inspection.queues(client)]
+    return [
+        (queue, await _stats_or_error(client, queue)) for queue in await inspection.queues(client)
+    ]
 
 
 async def _stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:
-    """Return the error as text, so that a queue with foreign keys, or one that this user may not see, hides no other."""
+    """Return the error as text, so that a queue with foreign keys, or one that this user may not
+    see, hides no other.
+    """
     try:
         return await _stats(client, queue)
     except ServerRefused as error:
@@ -200,7 +238,9 @@ async def _stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:
 async def _stats(client: Client, queue: FoundQueue) -> _Stats:
     if queue.kind == "reliable":
         return await inspection.reliable_stats(client, queue.name, queue.partitions), None
-    return await inspection.delayed_stats(client, queue.name), await inspection.next_due_at(client, queue.name)
+    return await inspection.delayed_stats(client, queue.name), await inspection.next_due_at(
+        client, queue.name
+    )
 
 
 async def _once(client: Client, target: Target, interval: float, *, as_json: bool) -> None:
@@ -230,11 +270,21 @@ async def _watch(client: Client, target: Target, interval: float, *, as_json: bo
 
 def _figures(queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None) -> dict[str, Any]:
     """Return the fields that a queue of this kind has in JSON."""
-    figures = {**_about(queue), "delayed": depth.delayed, "ready": depth.ready, "leased": depth.leased}
+    figures = {
+        **_about(queue),
+        "delayed": depth.delayed,
+        "ready": depth.ready,
+        "leased": depth.leased,
+    }
     age = round(depth.oldest_due_age, 3)
     if queue.kind == "reliable":
         return {**figures, "dead": depth.dead, "oldest_due_age": age, "paused": depth.paused}
-    return {**figures, "quarantined": depth.quarantined, "oldest_due_age": age, "next_due_at": moment_json(next_due_at)}
+    return {
+        **figures,
+        "quarantined": depth.quarantined,
+        "oldest_due_age": age,
+        "next_due_at": moment_json(next_due_at),
+    }
 
 
 def _about(queue: FoundQueue) -> dict[str, Any]:
@@ -242,19 +292,41 @@ def _about(queue: FoundQueue) -> dict[str, Any]:
 
 
 def _row(queue: FoundQueue, depth: QueueDepth | str) -> list[str]:
-    name = queue.name if queue.partitions is None else f"{queue.name} ({queue.partitions} partitions)"
+    name = (
+        queue.name if queue.partitions is None else f"{queue.name} ({queue.partitions} partitions)"
+    )
     if isinstance(depth, str):
         return [queue.kind, name, *"----", "see doctor"]
     dead = depth.dead + (depth.quarantined or 0)
-    state = "paused" if depth.paused else f"{span(depth.oldest_due_age)} late" if depth.oldest_due_age >= 1 else "ok"
-    return [queue.kind, name, *(f"{count:,}" for count in (depth.ready, depth.delayed, depth.leased, dead)), state]
+    state = (
+        "paused"
+        if depth.paused
+        else f"{span(depth.oldest_due_age)} late"
+        if depth.oldest_due_age >= 1
+        else "ok"
+    )
+    return [
+        queue.kind,
+        name,
+        *(f"{count:,}" for count in (depth.ready, depth.delayed, depth.leased, dead)),
+        state,
+    ]
 
 
-def _lines(queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None, now: datetime) -> list[tuple[str, str]]:
-    lines = [("ready", f"{depth.ready:,}"), ("delayed", f"{depth.delayed:,}"), ("leased", f"{depth.leased:,}")]
+def _lines(
+    queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None, now: datetime
+) -> list[tuple[str, str]]:
+    lines = [
+        ("ready", f"{depth.ready:,}"),
+        ("delayed", f"{depth.delayed:,}"),
+        ("leased", f"{depth.leased:,}"),
+    ]
     if queue.kind == "delayed":
         if depth.quarantined is not None:
             lines.append(("unreadable", f"{depth.quarantined:,}"))
         return [*lines, ("next due", moment_text(next_due_at, now))]
-    lines += [("dead", f"{depth.dead:,}"), ("oldest due", f"{span(depth.oldest_due_age)} ago" if depth.ready else "-")]
+    lines += [
+        ("dead", f"{depth.dead:,}"),
+        ("oldest due", f"{span(depth.oldest_due_age)} ago" if depth.ready else "-"),
+    ]
     return [*lines, ("paused", "yes" if depth.paused else "no")]

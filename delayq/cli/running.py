@@ -41,7 +41,10 @@ def server_of(url: str | None) -> str:
     """
     address = url if url is not None else os.environ.get(URL_VARIABLE)
     if not address:
-        raise CommandFailed(f"no server given: pass --url or set ${URL_VARIABLE}; --url embedded: starts a private one")
+        raise CommandFailed(
+            f"no server given: pass --url or set ${URL_VARIABLE}; --url embedded: starts a"
+            " private one"
+        )
     return address
 
 
@@ -51,15 +54,21 @@ def with_client(
     *,
     interrupted: Callable[[delayq.Client], Awaitable[str]] | None = None,
 ) -> T:
-    """Open a client, and let a command act on it. Ctrl-C cancels the command, and ends the process with status 130.
+    """Open a client, and let a command act on it.
+
+    Ctrl-C cancels the command, and ends the process with status 130.
 
     Args:
-        url: The server. By default ``$DELAYQ_URL``, or else a private one, which a line on stderr announces.
+        url: The server. By default ``$DELAYQ_URL``, or else a private one, which a line on stderr
+            announces.
         act: The work of the command.
         interrupted: Returns a line for stderr that says what was done by then.
     """
     if not url and not os.environ.get(URL_VARIABLE):
-        tell(f"neither --url nor ${URL_VARIABLE} is set: using an empty private server that ends with this command")
+        tell(
+            f"neither --url nor ${URL_VARIABLE} is set: using an empty private server that ends"
+            " with this command"
+        )
 
     async def main(caught: list[int]) -> T:
         async with delayq.connect(url or os.environ.get(URL_VARIABLE) or "embedded:") as client:
@@ -77,7 +86,9 @@ def with_client(
 
 
 def until_signalled(main: Callable[[list[int]], Coroutine[Any, Any, T]]) -> T:
-    """Run the work of a command. A signal cancels it, and ends the process with status 128 + the signal's number.
+    """Run the work of a command.
+
+    A signal cancels it, and ends the process with status 128 + the signal's number.
 
     Args:
         main: The work. Its argument is a list of the numbers of the signals received so far.

@@ -63,13 +63,21 @@ class MessageView:
             payload = message.value
         except DecodeError as error:
             # Not even the queue's own part of it can be decoded.
-            facts |= {"enqueued_at": None, "headers": {}, "value": None, "hex": error.payload.hex(), "error": str(error)}
+            facts |= {
+                "enqueued_at": None,
+                "headers": {},
+                "value": None,
+                "hex": error.payload.hex(),
+                "error": str(error),
+            }
             text = f"0x{error.payload.hex()}"
         else:
             facts |= payload_json(codec, payload)
             text = payload_text(codec, payload)
         stored = message._error or ""  # noqa: SLF001 - one library
-        return cls(facts | {"last_error": message.last_error}, moment, text, unpack_error(stored)[0])
+        return cls(
+            facts | {"last_error": message.last_error}, moment, text, unpack_error(stored)[0]
+        )
 
     @classmethod
     def of_record(cls, record: Record, state: str, codec: Codec[Any]) -> MessageView:
@@ -84,10 +92,16 @@ class MessageView:
         if record.payload is None:
             facts |= {"value": None, "hex": record.raw.hex(), "error": "not a readable record"}
             return cls(facts, record.due_at, f"0x{record.raw.hex()}")
-        return cls(facts | payload_json(codec, record.payload), record.due_at, payload_text(codec, record.payload))
+        return cls(
+            facts | payload_json(codec, record.payload),
+            record.due_at,
+            payload_text(codec, record.payload),
+        )
 
 
-def show_list(messages: Sequence[MessageView], now: datetime, *, as_json: bool, mixed: bool = False) -> None:
+def show_list(
+    messages: Sequence[MessageView], now: datetime, *, as_json: bool, mixed: bool = False
+) -> None:
     """Print messages as a table, or as JSON lines. ``mixed``: they are in different states."""
     if as_json:
         for message in messages:
@@ -100,14 +114,18 @@ def show_list(messages: Sequence[MessageView], now: datetime, *, as_json: bool, 
     cells = {
         "id": [message.facts["id"] or "-" for message in messages],
         "state": [message.facts["state"] for message in messages],
-        "lease ends" if leased else "due": [moment_cell(message.moment, now) for message in messages],
+        "lease ends" if leased else "due": [
+            moment_cell(message.moment, now) for message in messages
+        ],
         "attempt": [str(message.facts.get("attempt") or "-") for message in messages],
         "priority": [str(message.facts.get("priority") or "-") for message in messages],
         "value": [message.text for message in messages],
     }
     # A column that no message needs is left out.
     columns = [
-        column for column, texts in cells.items() if column == "value" or (mixed if column == "state" else set(texts) != {"-"})
+        column
+        for column, texts in cells.items()
+        if column == "value" or (mixed if column == "state" else set(texts) != {"-"})
     ]
     show_table(columns, zip(*(cells[column] for column in columns), strict=True), wide=["value"])
 
@@ -119,14 +137,23 @@ def show_one(message: MessageView, now: datetime, *, as_json: bool) -> None:
         print_json(facts)
         return
     lines = [("id", facts["id"] or "-"), ("state", facts["state"])]
-    lines.append(("lease ends" if facts["state"] == "leased" else "due", moment_text(message.moment, now)))
+    lines.append(
+        ("lease ends" if facts["state"] == "leased" else "due", moment_text(message.moment, now))
+    )
     if "attempt" in facts:
         lines += [("attempts", str(facts["attempt"])), ("priority", str(facts["priority"]))]
         lines.append(("offered", facts["enqueued_at"] or "-"))
         lines += [(f"header {name}", text) for name, text in facts["headers"].items()]
     if facts.get("last_error"):
         lines.append(("last error", message.error))
-    lines.append(("value", json.dumps(facts["value"], ensure_ascii=False) if "error" not in facts else message.text))
+    lines.append(
+        (
+            "value",
+            json.dumps(facts["value"], ensure_ascii=False)
+            if "error" not in facts
+            else message.text,
+        )
+    )
     if "error" in facts:
         lines.append(("unreadable", facts["error"]))
     show_fields(lines)

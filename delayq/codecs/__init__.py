@@ -1,8 +1,10 @@
-"""Codecs turn values into bytes and back. A queue takes any object with ``encode`` and ``decode``: see :class:`Codec`.
+"""Codecs turn values into bytes and back.
 
-Except for :class:`JsonCodec`, each one writes the same bytes as the Redisson codec of the same name; :class:`BytesCodec`
-corresponds to its ``ByteArrayCodec``. ``docs/codecs.md`` shows which value becomes which Java type.
-:func:`codec_for` makes a codec for a Python type.
+A queue takes any object with ``encode`` and ``decode``: see :class:`Codec`.
+
+Except for :class:`JsonCodec`, each one writes the same bytes as the Redisson codec of the same
+name; :class:`BytesCodec` corresponds to its ``ByteArrayCodec``. ``docs/codecs.md`` shows which
+value becomes which Java type. :func:`codec_for` makes a codec for a Python type.
 """
 
 from __future__ import annotations

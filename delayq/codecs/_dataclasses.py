@@ -1,4 +1,6 @@
-"""Reads dataclasses from JSON without msgspec or pydantic: fields of the types that JSON has, and of further dataclasses."""
+"""Reads dataclasses from JSON without msgspec or pydantic: fields of the types that JSON has, and
+of further dataclasses.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _PLAIN = (dict, list, str, int, float, bool, NoneType)
 
 
 class DataclassCodec:
-    """Reads JSON objects as instances of a dataclass. Unknown fields are ignored, and missing ones get their defaults.
+    """Reads JSON objects as instances of a dataclass.
+
+    Unknown fields are ignored, and missing ones get their defaults.
 
     Raises:
         TypeError: The type, or one within it, does not exist in JSON.
@@ -49,7 +53,10 @@ class DataclassCodec:
 
 
 def _reader(kind: Any, made: dict[Any, Reader]) -> Reader:
-    """Return a function that turns a JSON value into this type, or raises ``TypeError``. ``made`` holds the classes' readers."""
+    """Return a function that turns a JSON value into this type, or raises ``TypeError``.
+
+    ``made`` holds the classes' readers.
+    """
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if kind in (Any, object):
         return lambda value: value
@@ -71,7 +78,8 @@ def _reader(kind: Any, made: dict[Any, Reader]) -> Reader:
 
 def _plain_reader(kind: type[Any]) -> Reader:
     def read(value: Any) -> Any:
-        # In Python a bool is an int; in JSON it is not. A number without a fraction is a float as well.
+        # In Python a bool is an int; in JSON it is not. A number without a fraction is a float as
+        # well.
         if type(value) is kind:
             return value
         if kind is float and type(value) is int:
@@ -105,7 +113,13 @@ def _dataclass_reader(kind: type[Any], made: dict[Any, Reader]) -> Reader:
         for name in required:
             if name not in value:
                 raise TypeError(f"{name} is missing")
-        return kind(**{name: _named(name, reader, value[name]) for name, reader in fields.items() if name in value})
+        return kind(
+            **{
+                name: _named(name, reader, value[name])
+                for name, reader in fields.items()
+                if name in value
+            }
+        )
 
     # Registered before its fields are looked at, because one of them may be of this very class.
     made[kind] = read
@@ -113,7 +127,10 @@ def _dataclass_reader(kind: type[Any], made: dict[Any, Reader]) -> Reader:
     for field in dataclasses.fields(kind):
         if field.init:
             fields[field.name] = _reader(hints[field.name], made)
-            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            if (
+                field.default is dataclasses.MISSING
+                and field.default_factory is dataclasses.MISSING
+            ):
                 required.append(field.name)
     return read
 

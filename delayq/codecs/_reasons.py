@@ -1,4 +1,6 @@
-"""Says what is wrong with a value or payload without quoting it: it may be private, and errors are logged."""
+"""Says what is wrong with a value or payload without quoting it: it may be private, and errors are
+logged.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,24 @@ import json
 import re
 
 # msgspec quotes a value that is not in an enum, an unknown tag, or an unknown field.
-_QUOTED = re.compile(r"(Invalid (?:enum )?value|Object contains unknown field) .*?( - at `[^`]*`)?", re.DOTALL)
+_QUOTED = re.compile(
+    r"(Invalid (?:enum )?value|Object contains unknown field) .*?( - at `[^`]*`)?", re.DOTALL
+)
 
 
 def reason_of(error: BaseException) -> ValueError:
     """Return an error with the reason, for use as the cause of a codec's error.
 
-    Raise the codec's error outside of the ``except`` block, because ``error`` would be shown as its context.
+    Raise the codec's error outside of the ``except`` block, because ``error`` would be shown as its
+    context.
     """
     if isinstance(error, UnicodeError):
         # The error holds all of the text, or the bytes.
-        return ValueError("it has a lone surrogate" if isinstance(error, UnicodeEncodeError) else "it is not UTF-8")
+        return ValueError(
+            "it has a lone surrogate"
+            if isinstance(error, UnicodeEncodeError)
+            else "it is not UTF-8"
+        )
     if isinstance(error, RecursionError):
         return ValueError("it is nested too deeply, or contains itself")
     if isinstance(error, json.JSONDecodeError):
@@ -25,7 +34,9 @@ def reason_of(error: BaseException) -> ValueError:
 
 
 def said(error: BaseException) -> ValueError:
-    """Do the same for an error whose text is known to quote nothing, apart from what msgspec quotes."""
+    """Do the same for an error whose text is known to quote nothing, apart from what msgspec
+    quotes.
+    """
     if isinstance(error, UnicodeError | RecursionError):
         return reason_of(error)
     text = str(error)

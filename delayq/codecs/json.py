@@ -20,7 +20,8 @@ class JsonCodec:
         """Encode ``value`` as JSON.
 
         Raises:
-            EncodeError: JSON has no form for it: another type, a NaN or infinity, a lone surrogate, a value that contains itself.
+            EncodeError: JSON has no form for it: another type, a NaN or infinity, a lone surrogate,
+                a value that contains itself.
         """
         try:
             return _ENCODER.encode(value).encode()

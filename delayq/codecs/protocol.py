@@ -17,7 +17,9 @@ class Codec(Protocol[T]):
         ...
 
     def decode(self, payload: bytes, /) -> T:
-        """Decode bytes that :meth:`encode` has written, or raise :class:`~delayq.errors.DecodeError`."""
+        """Decode bytes that :meth:`encode` has written, or raise
+        :class:`~delayq.errors.DecodeError`.
+        """
         ...
 
 
@@ -26,7 +28,9 @@ def check_codec(codec: Codec[Any] | None) -> None:
     if codec is None:
         return
     if isinstance(codec, type):
-        raise BadInput(f"codec is the class {codec.__name__}: pass an instance, such as {codec.__name__}()")
+        raise BadInput(
+            f"codec is the class {codec.__name__}: pass an instance, such as {codec.__name__}()"
+        )
     for name in ("encode", "decode"):
         if not callable(getattr(codec, name, None)):
             raise BadInput(f"{type(codec).__name__} is not a codec: it has no method {name}()")

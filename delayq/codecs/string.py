@@ -1,4 +1,6 @@
-"""Codecs for a single plain value: text, a whole number, bytes. Redisson has a counterpart of each."""
+"""Codecs for a single plain value: text, a whole number, bytes. Redisson has a counterpart of
+each.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +65,14 @@ class _WholeNumberCodec:
         if not isinstance(value, int) or isinstance(value, bool):
             raise EncodeError(f"{name} encodes int, not {type(value).__name__}")
         if not self._in_range(value):
-            raise EncodeError(f"{name} encodes ints of {self._bits} bits including the sign; this one is larger")
+            raise EncodeError(
+                f"{name} encodes ints of {self._bits} bits including the sign; this one is larger"
+            )
         return b"%d" % value
 
     def decode(self, payload: bytes, /) -> int:
-        """Read a sign and digits as Java's ``valueOf`` does, including a plus sign and leading zeros.
+        """Read a sign and digits as Java's ``valueOf`` does, including a plus sign and leading
+        zeros.
 
         Raises:
             DecodeError: The payload is anything else, or does not fit.
@@ -105,11 +110,15 @@ class BytesCodec:
             EncodeError: It is none of the types of bytes, or it is a memoryview that was released.
         """
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise EncodeError(f"BytesCodec encodes bytes, bytearray and memoryview, not {type(value).__name__}")
+            raise EncodeError(
+                f"BytesCodec encodes bytes, bytearray and memoryview, not {type(value).__name__}"
+            )
         try:
             return bytes(value)
         except ValueError as error:
-            raise EncodeError("BytesCodec cannot encode this memoryview: it was released") from error
+            raise EncodeError(
+                "BytesCodec cannot encode this memoryview: it was released"
+            ) from error
 
     def decode(self, payload: bytes, /) -> bytes:
         """Return the payload."""

@@ -1,9 +1,10 @@
 """A codec for a Python type: JSON on the wire, checked when it is read.
 
-A type that belongs to msgspec or pydantic is checked by that library. Other types (dataclasses, TypedDicts, ``list[int]``) are
-checked by msgspec if it is installed and knows the whole type, otherwise by pydantic. Both write the same JSON for JSON's own
-types, and RFC 3339 for dates. They write ``bytes`` differently: if values hold any, use the same library on both sides of a
-queue. Neither is imported before a type needs it.
+A type that belongs to msgspec or pydantic is checked by that library. Other types (dataclasses,
+TypedDicts, ``list[int]``) are checked by msgspec if it is installed and knows the whole type,
+otherwise by pydantic. Both write the same JSON for JSON's own types, and RFC 3339 for dates. They
+write ``bytes`` differently: if values hold any, use the same library on both sides of a queue.
+Neither is imported before a type needs it.
 """
 
 from __future__ import annotations
@@ -51,22 +52,27 @@ def codec_for(kind: Any, /) -> Codec[Any]: ...
 def codec_for(kind: Any, /) -> Codec[Any]:
     """Return a codec whose values have the type ``kind``, for a producer's queue or a listener's.
 
-    =====================================================  ==========================================================
-    ``Any``, ``object``, no annotation                     :class:`~delayq.JsonCodec`: whatever JSON there is
+    =====================================================  =========================================
+    ``Any``, ``object``, no annotation                     :class:`~delayq.JsonCodec`: whatever
+                                                           JSON there is
     ``dict``, ``list``, ``str``, ``int``, ``float``,       JSON of that type and no other
     ``bool``, ``None``, ``dict[str, Any]``, ``list[Any]``
-    ``bytes``                                              :class:`~delayq.codecs.BytesCodec`: the payload as it is
+    ``bytes``                                              :class:`~delayq.codecs.BytesCodec`: the
+                                                           payload as it is
     pydantic models and dataclasses                        pydantic, by alias where there is one
     ``msgspec.Struct``                                     msgspec
-    dataclasses                                            msgspec or pydantic; without either, those of JSON's own types
-    anything else                                          msgspec or pydantic, whichever is installed and knows it
-    =====================================================  ==========================================================
+    dataclasses                                            msgspec or pydantic; without either,
+                                                           those of JSON's own types
+    anything else                                          msgspec or pydantic, whichever is
+                                                           installed and knows it
+    =====================================================  =========================================
 
-    Its ``decode`` raises :class:`~delayq.DecodeError` for a value of another type. The cause says what is wrong without quoting a
-    value. Its ``encode`` raises :class:`~delayq.EncodeError`.
+    Its ``decode`` raises :class:`~delayq.DecodeError` for a value of another type. The cause says
+    what is wrong without quoting a value. Its ``encode`` raises :class:`~delayq.EncodeError`.
 
     Raises:
-        ConfigurationError: The type needs ``delayq[msgspec]`` or ``delayq[pydantic]``, or neither knows it.
+        ConfigurationError: The type needs ``delayq[msgspec]`` or ``delayq[pydantic]``, or neither
+            knows it.
     """
     if kind in (Any, object, Parameter.empty):
         return JsonCodec()
@@ -81,7 +87,10 @@ def codec_for(kind: Any, /) -> Codec[Any]:
 
 
 def _library_codec(kind: Any) -> Codec[Any]:
-    makers: list[tuple[str, Callable[[Any], Codec[Any]]]] = [("msgspec", _MsgspecCodec), ("pydantic", _PydanticCodec)]
+    makers: list[tuple[str, Callable[[Any], Codec[Any]]]] = [
+        ("msgspec", _MsgspecCodec),
+        ("pydantic", _PydanticCodec),
+    ]
     if any(_is_pydantics(part) for part in _parts(kind)):
         # msgspec takes pydantic's dataclasses for plain ones, and would skip their validators.
         del makers[0]
@@ -118,12 +127,16 @@ class _PlainCodec(JsonCodec):
     def decode(self, payload: bytes, /) -> Any:
         value = super().decode(payload)
         if not self._fits(value):
-            raise DecodeError(repr(self), payload) from TypeError(f"it is {type(value).__name__}, not {self._kind.__name__}")
+            raise DecodeError(repr(self), payload) from TypeError(
+                f"it is {type(value).__name__}, not {self._kind.__name__}"
+            )
         return value
 
     def _fits(self, value: Any) -> bool:
         # In Python a bool is an int; in JSON it is not.
-        return isinstance(value, _PLAIN[self._kind]) and (self._kind is bool or not isinstance(value, bool))
+        return isinstance(value, _PLAIN[self._kind]) and (
+            self._kind is bool or not isinstance(value, bool)
+        )
 
     def __repr__(self) -> str:
         return f"codec_for({self._kind.__name__})"
@@ -177,7 +190,8 @@ class _PydanticCodec:
         if self._class is not None and not isinstance(value, self._class):
             raise EncodeError(f"{self._name} cannot encode {type(value).__name__}")
         try:
-            # By alias, because it is read by alias. A value of another type would only cause a warning by default.
+            # By alias, because it is read by alias. A value of another type would only cause a
+            # warning by default.
             return self._adapter.dump_json(value, by_alias=True, warnings="error")
         except (TypeError, ValueError, RecursionError):
             # The error's text quotes the value.
@@ -190,7 +204,10 @@ class _PydanticCodec:
         except self._invalid as error:
             # The error's text quotes the value, which may be private.
             faults = error.errors(include_input=False, include_url=False, include_context=False)
-            words = [": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"]))) for fault in faults[:_FAULTS]]
+            words = [
+                ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
+                for fault in faults[:_FAULTS]
+            ]
         raise DecodeError(self._name, payload) from ValueError("; ".join(words))
 
     def __repr__(self) -> str:
@@ -206,7 +223,11 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 def _is_pydantics(kind: Any) -> bool:
     # Unless pydantic has been imported, no type can belong to it.
-    return isinstance(kind, type) and "pydantic" in sys.modules and hasattr(kind, "__pydantic_validator__")
+    return (
+        isinstance(kind, type)
+        and "pydantic" in sys.modules
+        and hasattr(kind, "__pydantic_validator__")
+    )
 
 
 def _class(kind: Any) -> type[Any] | None:
@@ -218,7 +239,11 @@ def _class(kind: Any) -> type[Any] | None:
 
 
 def _name(kind: Any) -> str:
-    return kind.__qualname__ if isinstance(kind, type) and typing.get_origin(kind) is None else str(kind)
+    return (
+        kind.__qualname__
+        if isinstance(kind, type) and typing.get_origin(kind) is None
+        else str(kind)
+    )
 
 
 def _hashable(kind: Any) -> bool:

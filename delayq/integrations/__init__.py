@@ -1,9 +1,12 @@
-"""Integrations with other libraries: metrics, traces, web frameworks. Each module says which library it needs.
+"""Integrations with other libraries: metrics, traces, web frameworks.
+
+Each module says which library it needs.
 
 The core needs none of them.
 
 - :mod:`delayq.integrations.prometheus`: metrics.
 - :mod:`delayq.integrations.opentelemetry`: traces.
-- :mod:`delayq.integrations.starlette`, :mod:`delayq.integrations.fastapi`: a client, and a worker, that live as long as the app.
+- :mod:`delayq.integrations.starlette`, :mod:`delayq.integrations.fastapi`: a client, and a worker,
+  that live as long as the app.
 - :mod:`delayq.integrations.asgi`: the same for any other ASGI application.
 """

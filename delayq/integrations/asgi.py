@@ -1,4 +1,7 @@
-"""A client, and a worker, that live as long as an ASGI application. Needs no library, because the server calls it."""
+"""A client, and a worker, that live as long as an ASGI application.
+
+Needs no library, because the server calls it.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,16 @@ KEY = "delayq"
 
 
 @asynccontextmanager
-async def opened(address: str | Client | None = None, *, worker: Worker | None = None) -> AsyncIterator[Client]:
+async def opened(
+    address: str | Client | None = None, *, worker: Worker | None = None
+) -> AsyncIterator[Client]:
     """Open a client, and run a worker, until the block ends.
 
     Args:
-        address: As for :func:`delayq.connect`; or a client. If it is already open, closing it remains up to you.
-        worker: A worker to run in the background, without signal handlers, which belong to the web server. It stops gracefully
-            before the client closes, within its ``shutdown_timeout``.
+        address: As for :func:`delayq.connect`; or a client. If it is already open, closing it
+            remains up to you.
+        worker: A worker to run in the background, without signal handlers, which belong to the web
+            server. It stops gracefully before the client closes, within its ``shutdown_timeout``.
 
     Raises:
         ServerUnavailable, ServerRefused, ConfigurationError: As for the client and the worker.
@@ -43,14 +49,17 @@ async def opened(address: str | Client | None = None, *, worker: Worker | None =
 
 
 class WithClient:
-    """An ASGI application that wraps one without a lifespan, such as Django's, and passes the client as ``scope["delayq"]``.
+    """An ASGI application that wraps one without a lifespan, such as Django's, and passes the
+    client as ``scope["delayq"]``.
 
     ::
 
         application = WithClient(get_asgi_application(), "redis://127.0.0.1:6379/0")
     """
 
-    def __init__(self, app: App, address: str | None = None, *, worker: Worker | None = None) -> None:
+    def __init__(
+        self, app: App, address: str | None = None, *, worker: Worker | None = None
+    ) -> None:
         """Args:
         app: The application, which receives every scope except ``lifespan``.
         address: As for :func:`delayq.connect`.

@@ -1,14 +1,17 @@
-"""Traces for OpenTelemetry: ``pip install 'delayq[otel]'``. Follows version 1.30 of the semantic conventions for messaging.
+"""Traces for OpenTelemetry: ``pip install 'delayq[otel]'``.
+
+Follows version 1.30 of the semantic conventions for messaging.
 
 ::
 
     instrument(client)
 
-Every offer then creates a span ``send <queue>``, in the current trace. Its context travels with the message, in headers
-(``traceparent``). When the message is handled, perhaps hours later, that creates a span ``process <queue>`` with a link to the
-first.
+Every offer then creates a span ``send <queue>``, in the current trace. Its context travels with the
+message, in headers (``traceparent``). When the message is handled, perhaps hours later, that
+creates a span ``process <queue>`` with a link to the first.
 
-Redisson's format has no headers: offers to a delayed queue create spans, but nothing links them to the consumer of the message.
+Redisson's format has no headers: offers to a delayed queue create spans, but nothing links them to
+the consumer of the message.
 """
 
 from __future__ import annotations
@@ -84,9 +87,16 @@ class Tracing(Observer):
             yield
 
     @contextmanager
-    def _span(self, name: str, kind: SpanKind, attributes: dict[str, Any], links: list[Link] | None = None) -> Iterator[Span]:
+    def _span(
+        self, name: str, kind: SpanKind, attributes: dict[str, Any], links: list[Link] | None = None
+    ) -> Iterator[Span]:
         with self._tracer.start_as_current_span(
-            name, kind=kind, attributes=attributes, links=links, record_exception=False, set_status_on_exception=False
+            name,
+            kind=kind,
+            attributes=attributes,
+            links=links,
+            record_exception=False,
+            set_status_on_exception=False,
         ) as span:
             try:
                 yield span
@@ -115,5 +125,7 @@ def _links(message: Message[Any]) -> list[Link]:
     except DecodeError:
         return []
     # Do not extract into the current context: a message without a context of its own has no link.
-    context = trace.get_current_span(propagate.extract(headers, context=Context())).get_span_context()
+    context = trace.get_current_span(
+        propagate.extract(headers, context=Context())
+    ).get_span_context()
     return [Link(context)] if context.is_valid else []

@@ -5,9 +5,10 @@
     async with delayq.connect() as client, Metrics(client) as metrics:
         text = await metrics.render()
 
-The client counts its own actions all the time, at next to no cost. The number of waiting messages has to be requested from the
-server, which happens on every call of :meth:`Metrics.render`, and every ``interval`` seconds. The ``collect()`` of
-prometheus_client, which may be called in another thread and cannot wait, returns the latest values.
+The client counts its own actions all the time, at next to no cost. The number of waiting messages
+has to be requested from the server, which happens on every call of :meth:`Metrics.render`, and
+every ``interval`` seconds. The ``collect()`` of prometheus_client, which may be called in another
+thread and cannot wait, returns the latest values.
 """
 
 from __future__ import annotations
@@ -35,10 +36,19 @@ try:
     )
     from prometheus_client.exposition import choose_encoder
 except ImportError as _error:
-    raise ImportError("metrics need prometheus-client: pip install 'delayq[prometheus]'") from _error
+    raise ImportError(
+        "metrics need prometheus-client: pip install 'delayq[prometheus]'"
+    ) from _error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        MutableMapping,
+        Sequence,
+    )
     from types import TracebackType
     from typing import Self
 
@@ -48,12 +58,30 @@ if TYPE_CHECKING:
     from delayq.client import Client
     from delayq.stats import QueueDepth, QueueStats
 
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
 """The default of ``buckets``, seconds."""
 
 # The longest a scrape waits for the server, seconds: Prometheus gives up after 10.
 _WAIT = 3.0
-# The servers' wording for calls, and for commands within a script. Any other refusal may not recur the next time.
+# The servers' wording for calls, and for commands within a script. Any other refusal may not recur
+# the next time.
 _NOT_PERMITTED = re.compile(r"^NOPERM|ACL failure in script|can't run this command")
 _QUEUE = ("queue", "kind")
 _STATES = ("delayed", "ready", "leased", "dead")
@@ -65,16 +93,34 @@ _COUNTERS = (
     ("delayq_acked", "acked", "Messages acknowledged by this process."),
     ("delayq_retried", "retried", "Messages that failed in this process and will be retried."),
     ("delayq_dead", "dead", "Messages that this process moved to the dead letters."),
-    ("delayq_released", "released", "Messages that this process handed back without handling them."),
-    ("delayq_expired", "expired", "Messages that this process found to be past their time to live."),
-    ("delayq_lease_ended", "lease_ended", "Messages of a delayed queue whose lease this process found to have ended."),
-    ("delayq_quarantined", "quarantined", "Unreadable records of a delayed queue that this process quarantined."),
+    (
+        "delayq_released",
+        "released",
+        "Messages that this process handed back without handling them.",
+    ),
+    (
+        "delayq_expired",
+        "expired",
+        "Messages that this process found to be past their time to live.",
+    ),
+    (
+        "delayq_lease_ended",
+        "lease_ended",
+        "Messages of a delayed queue whose lease this process found to have ended.",
+    ),
+    (
+        "delayq_quarantined",
+        "quarantined",
+        "Unreadable records of a delayed queue that this process quarantined.",
+    ),
     ("delayq_transfer_errors", "errors", "Checks for due messages that failed."),
 )
 
 
 class Metrics:
-    """The metrics of one client. Enter it while the client is open. It is also an ASGI application, for ``/metrics``.
+    """The metrics of one client.
+
+    Enter it while the client is open. It is also an ASGI application, for ``/metrics``.
 
     It covers the queues that are open on the client: open those you want to see.
     """
@@ -88,10 +134,10 @@ class Metrics:
         buckets: Sequence[float] = BUCKETS,
     ) -> None:
         """Args:
-        client: The client to observe.
-        interval: How often to ask the server for the number of messages, seconds; 0: only in :meth:`render` and :meth:`refresh`.
-        registry: The registry to use; prometheus_client's own if None. Each client needs a registry of its own.
-        buckets: Upper bounds of the lateness histogram, seconds, in ascending order.
+        client: The client to observe. interval: How often to ask the server for the number of
+        messages, seconds; 0: only in :meth:`render` and :meth:`refresh`. registry: The registry to
+        use; prometheus_client's own if None. Each client needs a registry of its own. buckets:
+        Upper bounds of the lateness histogram, seconds, in ascending order.
 
         Raises:
             BadInput: ``interval`` is negative, or ``buckets`` are not in ascending order.
@@ -103,7 +149,8 @@ class Metrics:
         self._registry = REGISTRY if registry is None else registry
         self._lateness = _Lateness(buckets)
         self._unanswered = 0
-        # Queues that this user may not inspect. Asking again would fail each time, and add a line to the server's log.
+        # Queues that this user may not inspect. Asking again would fail each time, and add a line
+        # to the server's log.
         self._refused: set[tuple[str, str]] = set()
         # Replaced as a whole, because another thread may be reading it.
         self._seen: tuple[Metric, ...] = ()
@@ -129,14 +176,21 @@ class Metrics:
             self._task = asyncio.create_task(self._keep_fresh(), name="delayq metrics")
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._retire()
         if (task := self._task) is not None:
             task.cancel()
             await asyncio.wait((task,))
 
     async def refresh(self) -> None:
-        """Update the metrics now. Waits three seconds for a server that does not answer, then leaves out its figures.
+        """Update the metrics now.
+
+        Waits three seconds for a server that does not answer, then leaves out its figures.
 
         Raises:
             Closed: The client is closed.
@@ -163,10 +217,12 @@ class Metrics:
         )
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Update the metrics, and return all metrics of the registry as text, with the content type.
+        """Update the metrics, and return all metrics of the registry as text, with the content
+        type.
 
         Args:
-            accept: The value of the ``Accept`` header, which selects Prometheus' own format or OpenMetrics.
+            accept: The value of the ``Accept`` header, which selects Prometheus' own format or
+                OpenMetrics.
 
         Raises:
             Closed: The client is closed.
@@ -189,16 +245,30 @@ class Metrics:
         receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
         send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
     ) -> None:
-        """Answer a request with :meth:`render`, as an ASGI application; with status 503 if the client is closed."""
+        """Answer a request with :meth:`render`, as an ASGI application; with status 503 if the
+        client is closed.
+        """
         del receive
-        accept = next((value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"accept"), "")
+        accept = next(
+            (
+                value.decode("latin-1")
+                for name, value in scope.get("headers", ())
+                if name == b"accept"
+            ),
+            "",
+        )
         try:
             status, (body, content_type) = 200, await self.render(accept)
         except DelayqError as error:
             status, body, content_type = 503, str(error).encode(), "text/plain; charset=utf-8"
-        headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+        headers = [
+            (b"content-type", content_type.encode()),
+            (b"content-length", str(len(body)).encode()),
+        ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body})
+        await send(
+            {"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body}
+        )
 
     def _retire(self) -> None:
         self._registry.unregister(cast("Collector", self))
@@ -241,18 +311,21 @@ async def serve(
     registry: CollectorRegistry | None = None,
     buckets: Sequence[float] = BUCKETS,
 ) -> AsyncIterator[Metrics]:
-    """Serve the metrics of a client over HTTP on a separate port, for programs without a web server, such as workers.
+    """Serve the metrics of a client over HTTP on a separate port, for programs without a web
+    server, such as workers.
 
     ::
 
         worker = delayq.Worker(lifespan=lambda worker: serve(worker.client, 9100))
 
-    ``delayq worker --metrics-port`` does this. A thread answers with the latest values, even while the event loop is blocked.
+    ``delayq worker --metrics-port`` does this. A thread answers with the latest values, even while
+    the event loop is blocked.
 
     Args:
         client: The client to observe. It must be open.
         port: The TCP port.
-        host: The address to listen on; ``""`` for all addresses. Anyone who can reach it can read the names of queues.
+        host: The address to listen on; ``""`` for all addresses. Anyone who can reach it can read
+            the names of queues.
         interval: As for :class:`Metrics`, like all the following.
         registry: The registry to serve.
         buckets: The upper bounds of the lateness histogram, seconds.
@@ -297,15 +370,22 @@ class _Lateness(Observer):
             labels=["queue"],
         )
         for queue, counts in self._counts.items():
-            buckets = [(name, float(count)) for name, count in zip(self._names, accumulate(counts), strict=True)]
+            buckets = [
+                (name, float(count))
+                for name, count in zip(self._names, accumulate(counts), strict=True)
+            ]
             family.add_metric([queue], buckets=buckets, sum_value=self._sums[queue])
         return family
 
 
 def _depths(stats: dict[tuple[str, str], QueueDepth]) -> list[Metric]:
-    messages = GaugeMetricFamily("delayq_queue_messages", "Messages on the server, by state.", labels=[*_QUEUE, "state"])
+    messages = GaugeMetricFamily(
+        "delayq_queue_messages", "Messages on the server, by state.", labels=[*_QUEUE, "state"]
+    )
     age = GaugeMetricFamily(
-        "delayq_queue_oldest_due_age_seconds", "Seconds for which the oldest ready message has been due.", labels=_QUEUE
+        "delayq_queue_oldest_due_age_seconds",
+        "Seconds for which the oldest ready message has been due.",
+        labels=_QUEUE,
     )
     paused = GaugeMetricFamily("delayq_queue_paused", "1 while the queue is paused.", labels=_QUEUE)
     for (kind, name), facts in stats.items():
@@ -317,8 +397,14 @@ def _depths(stats: dict[tuple[str, str], QueueDepth]) -> list[Metric]:
 
 
 def _counters(queues: Iterable[QueueStats]) -> list[Metric]:
-    waiting = GaugeMetricFamily("delayq_queue_waiting", "1 while a consumer in this process waits for a message.", labels=_QUEUE)
-    counters = {about: CounterMetricFamily(name, text, labels=_QUEUE) for name, about, text in _COUNTERS}
+    waiting = GaugeMetricFamily(
+        "delayq_queue_waiting",
+        "1 while a consumer in this process waits for a message.",
+        labels=_QUEUE,
+    )
+    counters = {
+        about: CounterMetricFamily(name, text, labels=_QUEUE) for name, about, text in _COUNTERS
+    }
     for queue in queues:
         labels = (queue.name, queue.kind)
         waiting.add_metric(labels, queue.waiting)
@@ -329,12 +415,17 @@ def _counters(queues: Iterable[QueueStats]) -> list[Metric]:
 
 def _client_families() -> list[Any]:
     return [
-        SummaryMetricFamily("delayq_timer_lag_seconds", "Seconds by which the event loop wakes the timer late."),
+        SummaryMetricFamily(
+            "delayq_timer_lag_seconds", "Seconds by which the event loop wakes the timer late."
+        ),
         GaugeMetricFamily("delayq_timers", "Armed wake-ups."),
         GaugeMetricFamily("delayq_connections", "Open connections to the server."),
         CounterMetricFamily("delayq_connections_opened", "Connections opened so far."),
         CounterMetricFamily("delayq_round_trips", "Commands sent to the server."),
         CounterMetricFamily("delayq_errors", "Calls to the server that failed."),
         GaugeMetricFamily("delayq_queues", "Queues open in this process."),
-        CounterMetricFamily("delayq_metrics_unanswered", "Times the server did not report how many messages a queue has."),
+        CounterMetricFamily(
+            "delayq_metrics_unanswered",
+            "Times the server did not report how many messages a queue has.",
+        ),
     ]

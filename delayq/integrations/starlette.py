@@ -20,7 +20,9 @@ from delayq.integrations.asgi import KEY, opened
 try:
     from starlette.requests import HTTPConnection  # noqa: TC002 - FastAPI reads annotations
 except ImportError as _error:
-    raise ImportError("delayq.integrations.starlette needs Starlette: pip install starlette") from _error
+    raise ImportError(
+        "delayq.integrations.starlette needs Starlette: pip install starlette"
+    ) from _error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -37,7 +39,8 @@ def lifespan(
     To use it within a lifespan of your own, write ``async with lifespan(...)(app)``.
 
     Args:
-        address: As for :func:`delayq.connect`; or a client, which then serves one run of the application.
+        address: As for :func:`delayq.connect`; or a client, which then serves one run of the
+            application.
         worker: A worker to run in the background, as for :func:`delayq.integrations.asgi.opened`.
     """
 

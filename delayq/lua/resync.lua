@@ -1,14 +1,17 @@
--- resync: find out when a client must look at each of these queues. The safety net under lost notifications.
+-- resync: find out when a client must look at each of these queues. The safety net under lost
+-- notifications.
 --
 -- Keys:
---   key...  of each queue in turn. Delayed: ZSET of records by due time, ms; ZSET of leases by their end, ms; LIST of payloads
---           that are due. Reliable: its ten ZSETs of ids by moment, microseconds, from priority 0 up; HASH of its schedules
+--   key...  of each queue in turn. Delayed: ZSET of records by due time, ms; ZSET of leases by
+--           their end, ms; LIST of payloads that are due. Reliable: its ten ZSETs of ids by moment,
+--           microseconds, from priority 0 up; HASH of its schedules
 -- Arguments:
 --   kind...  text  of each queue: "delayed" or "reliable"
 --
--- Returns {now_us, wait_us, ready, wait_us, ready, ...}: the time until each queue's next message is due or lease ends (0 if one
--- already is, -1 if there is none), and the length of its ready list, or the number of its schedules. A key of a foreign type
--- counts as empty here: it must not hide the other queues, and its own queue's next call reports it.
+-- Returns {now_us, wait_us, ready, wait_us, ready, ...}: the time until each queue's next message
+-- is due or lease ends (0 if one already is, -1 if there is none), and the length of its ready
+-- list, or the number of its schedules. A key of a foreign type counts as empty here: it must not
+-- hide the other queues, and its own queue's next call reports it.
 -- include: clock
 
 local now, used = now_us(), 0

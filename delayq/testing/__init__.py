@@ -8,14 +8,18 @@
         await advance(client, timedelta(minutes=30))   # it is due now
         [message] = await orders.claim()
 
-The server is a real one, so everything works as in production. Its clock cannot be set, so stored moments are moved back instead,
-which has the same effect: after :func:`advance`, every message is due that would be due by then, leases have ended, times to live
-have passed, remembered ids are forgotten, and consumers that wait for messages get them at once. Moments that the server reports
+The server is a real one, so everything works as in production. Its clock cannot be set, so stored
+moments are moved back instead, which has the same effect: after :func:`advance`, every message is
+due that would be due by then, leases have ended, times to live have passed, remembered ids are
+forgotten, and consumers that wait for messages get them at once. Moments that the server reports
 (``due_at``, ``enqueued_at``, ``died_at``, ``next_at``) are moved back with the rest.
 
-- :func:`running` provides a client on a private server; :mod:`delayq.testing.pytest_plugin` provides it as fixtures.
-- :func:`advance` and :class:`Clock` move time; :func:`settled` waits until the workers have finished their work.
-- :class:`ManualClock` and :class:`ManualLoop` are for :class:`~delayq.HashedWheelTimer`, and need no server.
+- :func:`running` provides a client on a private server; :mod:`delayq.testing.pytest_plugin`
+  provides it as fixtures.
+- :func:`advance` and :class:`Clock` move time; :func:`settled` waits until the workers have
+  finished their work.
+- :class:`ManualClock` and :class:`ManualLoop` are for :class:`~delayq.HashedWheelTimer`, and need
+  no server.
 """
 
 from delayq.testing.manual import ManualClock, ManualHandle, ManualLoop

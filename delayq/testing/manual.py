@@ -51,7 +51,11 @@ class ManualHandle:
     """The handle that :class:`ManualLoop` returns for a scheduled call."""
 
     def __init__(
-        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context | None
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
     ) -> None:
         self.when = when
         self._call: tuple[Callable[..., object], tuple[Any, ...], contextvars.Context | None] | None
@@ -76,10 +80,11 @@ class ManualHandle:
 
 
 class ManualLoop:
-    """The part of an event loop that :class:`~delayq.HashedWheelTimer` needs, on a :class:`ManualClock`.
+    """The part of an event loop that :class:`~delayq.HashedWheelTimer` needs, on a
+    :class:`ManualClock`.
 
-    It runs callbacks only inside :meth:`advance` and :meth:`stall`. Exceptions propagate from there, and the next call runs the
-    remaining callbacks.
+    It runs callbacks only inside :meth:`advance` and :meth:`stall`. Exceptions propagate from
+    there, and the next call runs the remaining callbacks.
 
     Args:
         clock: The clock to share. By default a new one, which starts at 0.
@@ -88,7 +93,9 @@ class ManualLoop:
     def __init__(self, clock: ManualClock | None = None) -> None:
         self.clock: ManualClock = clock if clock is not None else ManualClock()
         self.calls_made: int = 0
-        """The number of callbacks that were run: a real loop would have woken up this often for them."""
+        """The number of callbacks that were run: a real loop would have woken up this often for
+        them.
+        """
         self._ready: deque[ManualHandle] = deque()
         self._scheduled: list[tuple[float, int, ManualHandle]] = []
         self._sequence = 0
@@ -98,7 +105,10 @@ class ManualLoop:
         return self.clock.now
 
     def call_soon(
-        self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
+        self,
+        callback: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
     ) -> ManualHandle:
         """Run the callback in the next turn."""
         handle = ManualHandle(self.clock.now, callback, args, context)
@@ -106,7 +116,11 @@ class ManualLoop:
         return handle
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
     ) -> ManualHandle:
         """Run the callback once the clock shows ``when``, in seconds."""
         handle = ManualHandle(when, callback, args, context)
@@ -115,7 +129,11 @@ class ManualLoop:
         return handle
 
     def call_later(
-        self, delay: float, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
     ) -> ManualHandle:
         """Run the callback after ``delay`` seconds."""
         return self.call_at(self.clock.now + delay, callback, *args, context=context)
@@ -126,7 +144,10 @@ class ManualLoop:
         return sorted(when for when, _, handle in self._scheduled if not handle.cancelled())
 
     def turn(self) -> int:
-        """Run the callbacks that are ready now, but not those they make ready. Return the number of callbacks that ran."""
+        """Run the callbacks that are ready now, but not those they make ready.
+
+        Return the number of callbacks that ran.
+        """
         while self._scheduled and self._scheduled[0][0] <= self.clock.now:
             self._ready.append(heappop(self._scheduled)[2])
         made = self.calls_made
@@ -144,16 +165,21 @@ class ManualLoop:
             self.turn()
 
     def advance(self, seconds: float) -> None:
-        """Move time forward as an idle loop sees it: from call to call, each exactly at its moment."""
+        """Move time forward as an idle loop sees it: from call to call, each exactly at its
+        moment.
+        """
         self.run_ready()
         end = self.clock.now + seconds
         while (when := self._scheduled[0][0] if self._scheduled else math.inf) <= end:
             self.clock.advance(max(0.0, when - self.clock.now))
-            self.clock.now = max(self.clock.now, when)  # The sum above may be rounded to an earlier moment.
+            # The sum above may be rounded to an earlier moment.
+            self.clock.now = max(self.clock.now, when)
             self.run_ready()
         self.clock.advance(max(0.0, end - self.clock.now))
 
     def stall(self, seconds: float) -> None:
-        """Move time forward as a blocked loop sees it: all at once; then run everything that is overdue."""
+        """Move time forward as a blocked loop sees it: all at once; then run everything that is
+        overdue.
+        """
         self.clock.advance(seconds)
         self.run_ready()

@@ -1,9 +1,11 @@
-"""Fixtures for pytest. To use them, put ``pytest_plugins = ["delayq.testing.pytest_plugin"]`` in your ``conftest.py``.
+"""Fixtures for pytest.
 
-``delayq_client``: a client on a private server, which starts once per session and is empty for each test.
-``delayq_clock``: the :class:`~delayq.testing.Clock` of that client.
-``delayq_server``: that server, for a program that makes its own client: ``delayq_server.url``. It is not emptied for a test that
-uses only this fixture.
+To use them, put ``pytest_plugins = ["delayq.testing.pytest_plugin"]`` in your ``conftest.py``.
+
+``delayq_client``: a client on a private server, which starts once per session and is empty for each
+test. ``delayq_clock``: the :class:`~delayq.testing.Clock` of that client. ``delayq_server``: that
+server, for a program that makes its own client: ``delayq_server.url``. It is not emptied for a test
+that uses only this fixture.
 
 They work with anyio's plugin and with pytest-asyncio, even side by side, in any mode.
 """
@@ -37,9 +39,13 @@ async def _client(delayq_server: EmbeddedServer) -> AsyncIterator[Client]:
         yield client
 
 
-# The plugin that runs the test must also run the fixture, and it is certain to do so only for a fixture of its own kind.
+# The plugin that runs the test must also run the fixture, and it is certain to do so only for a
+# fixture of its own kind.
 @pytest.fixture
-async def _delayq_client_by_anyio(delayq_server: EmbeddedServer, anyio_backend: Any) -> AsyncIterator[Client]:  # noqa: ARG001
+async def _delayq_client_by_anyio(
+    delayq_server: EmbeddedServer,
+    anyio_backend: Any,  # noqa: ARG001
+) -> AsyncIterator[Client]:
     async with running(delayq_server) as client:
         yield client
 
@@ -56,7 +62,8 @@ def delayq_client(request: pytest.FixtureRequest) -> Client:
     if request.config.pluginmanager.hasplugin("asyncio"):
         return request.getfixturevalue("_delayq_client_by_pytest_asyncio")  # type: ignore[no-any-return]
     raise pytest.UsageError(
-        "delayq_client works only in async tests: mark the test with pytest.mark.anyio, or install pytest-asyncio"
+        "delayq_client works only in async tests: mark the test with pytest.mark.anyio, or install"
+        " pytest-asyncio"
     )
 
 

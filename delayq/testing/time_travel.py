@@ -51,7 +51,12 @@ ADVANCE_RELIABLE = Script(
     ("by_us",),
     package="delayq.testing",
 )
-ADVANCE_DELAYED = Script("advance_delayed", ("timeout", "ordered", "channel", "leases"), ("by_us",), package="delayq.testing")
+ADVANCE_DELAYED = Script(
+    "advance_delayed",
+    ("timeout", "ordered", "channel", "leases"),
+    ("by_us",),
+    package="delayq.testing",
+)
 
 
 @asynccontextmanager
@@ -64,8 +69,8 @@ async def running(
     """Provide a client on a private, empty server.
 
     Args:
-        server: A running temporary server, which is emptied. By default, a server is started, and stopped afterwards, which takes
-            a tenth of a second.
+        server: A running temporary server, which is emptied. By default, a server is started, and
+            stopped afterwards, which takes a tenth of a second.
         resync_interval: As for :func:`delayq.connect`.
         name_mapper: As for :func:`delayq.connect`.
 
@@ -74,12 +79,17 @@ async def running(
         ConfigurationError: The server is not a temporary one.
     """
     if server is not None and not server._temporary:
-        raise ConfigurationError(f"running() empties its server, but {server!r} keeps its data: pass EmbeddedServer(None)")
+        raise ConfigurationError(
+            f"running() empties its server, but {server!r} keeps its data: pass"
+            " EmbeddedServer(None)"
+        )
     own = EmbeddedServer(None) if server is None else server
     if server is None:
         await to_thread.run_sync(own.start)
     try:
-        async with connect(own.url, resync_interval=resync_interval, name_mapper=name_mapper) as client:
+        async with connect(
+            own.url, resync_interval=resync_interval, name_mapper=name_mapper
+        ) as client:
             await _session(client).server.flush()
             _private.add(client)
             yield client
@@ -91,12 +101,13 @@ async def running(
 async def advance(target: Target, by: Duration) -> None:
     """Move time forward, at once.
 
-    Consumers that wait for a message due by then get it. A handler in progress loses its lease if the lease would have ended by
-    then, as if its process had hung. Timeouts that run in this process, such as ``poll(timeout=...)``, are not affected.
+    Consumers that wait for a message due by then get it. A handler in progress loses its lease if
+    the lease would have ended by then, as if its process had hung. Timeouts that run in this
+    process, such as ``poll(timeout=...)``, are not affected.
 
     Args:
-        target: A client, for all queues on its server if :func:`running` made it, and otherwise for the queues that are open on
-            it; or a single queue.
+        target: A client, for all queues on its server if :func:`running` made it, and otherwise for
+            the queues that are open on it; or a single queue.
         by: Seconds or a timedelta; at most 20 years at a time.
 
     Raises:
@@ -137,9 +148,12 @@ class Clock:
 
 
 async def settled(target: Target, *, within: Duration = 10.0) -> None:
-    """Wait, in real time, until nothing is due and no worker holds a message. Messages that are due later stay.
+    """Wait, in real time, until nothing is due and no worker holds a message.
 
-    Messages that a consumer has popped from a delayed queue for good cannot be seen, and are not waited for.
+    Messages that are due later stay.
+
+    Messages that a consumer has popped from a delayed queue for good cannot be seen, and are not
+    waited for.
 
     Args:
         target: As for :func:`advance`.
@@ -151,7 +165,9 @@ async def settled(target: Target, *, within: Duration = 10.0) -> None:
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + seconds(within, "within")
     server = _session(target).server
-    while busy := [found for keys in await _keys_of(target) if (found := await _busy(server, keys))]:
+    while busy := [
+        found for keys in await _keys_of(target) if (found := await _busy(server, keys))
+    ]:
         if loop.time() >= give_up_at:
             raise TimeoutError("still busy: " + "; ".join(busy))
         await asyncio.sleep(_LOOK_AGAIN)
@@ -172,7 +188,11 @@ async def _keys_of(target: Target) -> list[Keys]:
     if target in _private:
         for (kind, name), partitions in (await find_queues(session.server)).items():
             for partition in partitions:
-                keys = DelayedKeys.of(name) if kind == "delayed" else ReliableKeys.of(name, partition=partition)
+                keys = (
+                    DelayedKeys.of(name)
+                    if kind == "delayed"
+                    else ReliableKeys.of(name, partition=partition)
+                )
                 found.setdefault(keys.channel if isinstance(keys, DelayedKeys) else keys.wake, keys)
     return list(found.values())
 
@@ -199,10 +219,17 @@ async def _busy(server: RedisClient, keys: Keys) -> str:
     """Describe the due and leased messages of a queue; empty if there are none."""
     if isinstance(keys, ReliableKeys):
         depth = await ReliableStore(server, keys).depth()
-        return f"{keys.name!r} has {depth.ready} ready and {depth.leased} leased" if depth.ready or depth.leased else ""
+        return (
+            f"{keys.name!r} has {depth.ready} ready and {depth.leased} leased"
+            if depth.ready or depth.leased
+            else ""
+        )
     store = DelayedStore(server, keys)
     wait_us, ready = await store.resync()
     leased = await store.count_leased()
     if wait_us and not ready and not leased:
         return ""
-    return f"{keys.name!r} has {ready} ready, {leased} leased{'' if wait_us else ', and others just came due'}"
+    return (
+        f"{keys.name!r} has {ready} ready, {leased}"
+        f" leased{'' if wait_us else ', and others just came due'}"
+    )

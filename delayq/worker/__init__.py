@@ -1,4 +1,7 @@
-"""Workers, which handle messages with functions that listen to reliable queues. See :class:`Worker`."""
+"""Workers, which handle messages with functions that listen to reliable queues.
+
+See :class:`Worker`.
+"""
 
 from delayq.worker._worker import Worker
 

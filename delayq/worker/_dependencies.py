@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class Scope:
     """The dependencies made so far, by type. Each one is made once, when it is first asked for."""
 
-    def __init__(self, makers: Mapping[Any, Dependency], made: dict[Any, Any], stack: AsyncExitStack) -> None:
+    def __init__(
+        self, makers: Mapping[Any, Dependency], made: dict[Any, Any], stack: AsyncExitStack
+    ) -> None:
         """Args:
         makers: The dependencies, by type.
         made: The objects that exist already. New ones are added.
@@ -39,7 +41,9 @@ class Scope:
     async def _make(self, maker: Dependency) -> Any:
         arguments = await self.fill(maker.takes)
         if maker.yields and maker.is_async:
-            return await self._stack.enter_async_context(asynccontextmanager(maker.function)(**arguments))
+            return await self._stack.enter_async_context(
+                asynccontextmanager(maker.function)(**arguments)
+            )
         if maker.yields:
             return self._stack.enter_context(contextmanager(maker.function)(**arguments))
         result = maker.function(**arguments)

@@ -1,4 +1,6 @@
-"""Takes one message from its claim to its end: runs the handler and everything around it, and acts on the outcome."""
+"""Takes one message from its claim to its end: runs the handler and everything around it, and acts
+on the outcome.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 UNDECODABLE = "undecodable"
-# How long to wait before beginning the next message if the system cannot provide a thread, in seconds.
+# How long to wait before beginning the next message if the system cannot provide a thread, in
+# seconds.
 _NO_THREAD_PAUSE = 1.0
 _HERE = str(Path(__file__).parent)
 
@@ -51,12 +54,11 @@ class Handling:
         is_cancelled: Callable[[], bool],
     ) -> None:
         """Args:
-        listener: The listener whose messages are handled.
-        middleware: The middleware around the handler, outermost first.
-        makers: How dependencies are made, by type.
-        made: The dependencies that exist for the whole run.
-        threads: Runs handlers that are not coroutine functions.
-        is_cancelled: Returns whether the worker has cancelled its handlers. If not, a cancellation is the handler's own doing.
+        listener: The listener whose messages are handled. middleware: The middleware around the
+        handler, outermost first. makers: How dependencies are made, by type. made: The dependencies
+        that exist for the whole run. threads: Runs handlers that are not coroutine functions.
+        is_cancelled: Returns whether the worker has cancelled its handlers. If not, a cancellation
+        is the handler's own doing.
         """
         self._queue = listener.queue
         self._listener = listener
@@ -67,12 +69,17 @@ class Handling:
         self.threads: Threads = threads
         self._is_cancelled = is_cancelled
         handler = listener.handler
-        self._is_bare = inspect.iscoroutinefunction(handler) and not (middleware or listener.plan.injected)
+        self._is_bare = inspect.iscoroutinefunction(handler) and not (
+            middleware or listener.plan.injected
+        )
         # How far handling may run ahead of the acknowledgements.
         self._most_unacked = 2 * listener.concurrency
 
     async def handle(self, message: Message[Any]) -> None:
-        """Handle a message and settle it. Raises only errors that end the task: cancellation, and ``KeyboardInterrupt``."""
+        """Handle a message and settle it.
+
+        Raises only errors that end the task: cancellation, and ``KeyboardInterrupt``.
+        """
         try:
             async with message:
                 try:
@@ -100,14 +107,18 @@ class Handling:
                     _tell(message, failure)
                     await self._failed(message, failure)
                 elif not message._settled or message._lost:  # noqa: SLF001 - a handler may settle its message itself
-                    # The next message need not wait for the answer, unless too many are outstanding.
+                    # The next message need not wait for the answer, unless too many are
+                    # outstanding.
                     if message._origin.queue.settling.unanswered < self._most_unacked:  # noqa: SLF001 - one library
                         message._ack_and_forget()  # noqa: SLF001
                     else:
                         await message.ack()
         except LeaseLost:
             _log.warning(
-                HANDLED_TWICE, self._queue, f"message {message.id!r}", extra=about(self._queue, message.id, message.attempt)
+                HANDLED_TWICE,
+                self._queue,
+                f"message {message.id!r}",
+                extra=about(self._queue, message.id, message.attempt),
             )
         except DelayqError as error:
             _log.warning(
@@ -118,7 +129,8 @@ class Handling:
             )
         except Exception:  # noqa: BLE001 - no error of a single message ends the worker
             _log.exception(
-                "queue %r: message %r could not be settled and will be redelivered when its lease ends",
+                "queue %r: message %r could not be settled and will be redelivered when its lease"
+                " ends",
                 *self._of(message),
                 extra=about(self._queue, message.id, message.attempt),
             )
@@ -141,8 +153,8 @@ class Handling:
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and self._must_end(message):
                 raise
-            # Whatever a handler raises, only its message has failed. This is also true if something it waited for was
-            # cancelled, or if it has cancelled its own task.
+            # Whatever a handler raises, only its message has failed. This is also true if something
+            # it waited for was cancelled, or if it has cancelled its own task.
             failure = error
         if task.cancelling() > cancelling and not self._must_end(message):
             await self._forget_cancellation(task, cancelling, message)
@@ -164,7 +176,9 @@ class Handling:
     def _must_end(self, message: Message[Any]) -> bool:
         return message._lost or self._is_cancelled()  # noqa: SLF001 - one library
 
-    async def _forget_cancellation(self, task: asyncio.Task[object], before: int, message: Message[Any]) -> None:
+    async def _forget_cancellation(
+        self, task: asyncio.Task[object], before: int, message: Message[Any]
+    ) -> None:
         """Undo a handler's cancellation of its own task, which has other messages to handle."""
         try:
             # A cancellation that has not been delivered yet arrives here.
@@ -176,7 +190,9 @@ class Handling:
             task.uncancel()
 
     async def _put_off(self, message: Message[Any], error: NotBegun) -> None:
-        """Give back a message that was not begun, uncounted, and keep the hand from claiming another one at once."""
+        """Give back a message that was not begun, uncounted, and keep the hand from claiming
+        another one at once.
+        """
         _log.error(
             "queue %r: message %r is handed back: cannot start a thread for its handler: %s",
             *self._of(message),
@@ -189,8 +205,11 @@ class Handling:
     def _start(self, message: Message[Any], value: Any) -> Coroutine[Any, Any, None]:
         if not self._is_bare:
             return self._around(message, value)
-        # The handler and nothing else: this is the most frequent case, and the one whose speed counts.
-        coroutine: Coroutine[Any, Any, None] = self._listener.handler(message if self._plan.takes_message else value)
+        # The handler and nothing else: this is the most frequent case, and the one whose speed
+        # counts.
+        coroutine: Coroutine[Any, Any, None] = self._listener.handler(
+            message if self._plan.takes_message else value
+        )
         return coroutine
 
     async def _around(self, message: Message[Any], value: Any) -> None:
@@ -210,12 +229,17 @@ class Handling:
             try:
                 scope = Scope(self._makers, {Message: message, **self._made}, stack)
                 arguments = await scope.fill(plan.injected)
-                await (handler(first, **arguments) if plan.is_async else self._in_thread(partial(handler, first, **arguments)))
+                await (
+                    handler(first, **arguments)
+                    if plan.is_async
+                    else self._in_thread(partial(handler, first, **arguments))
+                )
             except BaseException as error:
                 failure = error
                 raise
         if failure is not None:
-            # A dependency has seen the error, cleaned up and not raised it again. The handler has failed all the same.
+            # A dependency has seen the error, cleaned up and not raised it again. The handler has
+            # failed all the same.
             raise failure
 
     async def _in_thread(self, call: Callable[[], Any]) -> None:
@@ -252,7 +276,9 @@ class Handling:
         elif what.delay is not None:
             await message.nack(what.delay.delay, error if said is None else what.delay.reason)
         else:
-            await message.nack(None if what.backoff is None else what.backoff.delay(message.attempt), error)
+            await message.nack(
+                None if what.backoff is None else what.backoff.delay(message.attempt), error
+            )
 
     def _of(self, message: Message[Any]) -> tuple[str, str]:
         return self._queue, message.id
@@ -265,7 +291,9 @@ def _tell(message: Message[Any], failure: BaseException) -> None:
 
 
 def _below_the_worker(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the worker's own frames at its top, which are of no use to the reader."""
+    """Return a traceback without the worker's own frames at its top, which are of no use to the
+    reader.
+    """
     below = trace
     while below is not None and below.tb_frame.f_code.co_filename.startswith(_HERE):
         below = below.tb_next

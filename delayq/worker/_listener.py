@@ -49,7 +49,9 @@ class Listener:
 
 @dataclass(frozen=True)
 class ListenerSettings:
-    """The arguments of ``worker.listener(...)``, checked: everything in a listener except its handler."""
+    """The arguments of ``worker.listener(...)``, checked: everything in a listener except its
+    handler.
+    """
 
     queue: str
     codec: Codec[Any] | None
@@ -67,7 +69,8 @@ class ListenerSettings:
             known: The types for which there are dependencies.
 
         Raises:
-            ConfigurationError: A parameter cannot be filled, an annotation cannot be read, or no codec knows the type.
+            ConfigurationError: A parameter cannot be filled, an annotation cannot be read, or no
+                codec knows the type.
         """
         plan = plan_handler(handler, known)
         try:
@@ -75,7 +78,15 @@ class ListenerSettings:
         except ConfigurationError as error:
             raise ConfigurationError(f"{name_of(handler)}: {error}") from error
         return Listener(
-            self.queue, handler, plan, codec, self.settings, self.concurrency, self.timeout, self.on_error, self.partitions
+            self.queue,
+            handler,
+            plan,
+            codec,
+            self.settings,
+            self.concurrency,
+            self.timeout,
+            self.on_error,
+            self.partitions,
         )
 
 
@@ -96,9 +107,12 @@ def check_settings(
     """
     if not isinstance(queue, str):
         if callable(queue):
-            raise ConfigurationError(f'the queue name is missing: write @worker.listener("NAME") above {name_of(queue)}')
+            raise ConfigurationError(
+                f'the queue name is missing: write @worker.listener("NAME") above {name_of(queue)}'
+            )
         raise BadName(f"a queue's name must be a str, not {queue!r}")
-    # The server may know the queue by another name, but this one shows whether it can be a name at all.
+    # The server may know the queue by another name, but this one shows whether it can be a name at
+    # all.
     ReliableKeys.of(queue)
     check_codec(codec)
     settings.policy()
@@ -108,7 +122,9 @@ def check_settings(
     limit = None if timeout is None else seconds(timeout, "timeout")
     if limit == 0:
         raise BadInput("timeout must be more than 0")
-    return ListenerSettings(queue, codec, settings, concurrency, limit, checked(on_error), partitions)
+    return ListenerSettings(
+        queue, codec, settings, concurrency, limit, checked(on_error), partitions
+    )
 
 
 def check_count(name: str, count: int) -> None:

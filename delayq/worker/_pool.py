@@ -1,14 +1,18 @@
-"""Decides which message is handled when: the hands of a worker, and the messages that each listener has claimed for them.
+"""Decides which message is handled when: the hands of a worker, and the messages that each listener
+has claimed for them.
 
-A *lane* is a listener at work: its queue, the messages it has claimed ahead, and the number of its handlers that are running. A
-fixed number of *hands* take from the lanes in turn, so a flood in one lane holds up another by one message at most. Each lane
-claims as many messages as there are free hands, plus as many as will be begun within a moment: none where handling takes long,
-a few hundred where it is quick. If there are several lanes, each holds one more message, so that its turn finds one.
+A *lane* is a listener at work: its queue, the messages it has claimed ahead, and the number of its
+handlers that are running. A fixed number of *hands* take from the lanes in turn, so a flood in one
+lane holds up another by one message at most. Each lane claims as many messages as there are free
+hands, plus as many as will be begun within a moment: none where handling takes long, a few hundred
+where it is quick. If there are several lanes, each holds one more message, so that its turn finds
+one.
 
-A lane may turn out to hold too many messages, because hands that were free are taken by other lanes, or because a handler
-hangs. Messages that arrive when no hand will be free soon go back to the server at once, and so do those that have waited a
-second while nothing moved. No attempt is counted. A lane that gave messages back has the next free hand, or it might never get
-one: while it asks the server for them again, the hand is kept free for it.
+A lane may turn out to hold too many messages, because hands that were free are taken by other
+lanes, or because a handler hangs. Messages that arrive when no hand will be free soon go back to
+the server at once, and so do those that have waited a second while nothing moved. No attempt is
+counted. A lane that gave messages back has the next free hand, or it might never get one: while it
+asks the server for them again, the hand is kept free for it.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ _log = logging.getLogger("delayq")
 _PATIENCE = 1.0
 # Number of messages after which a hand that never had to wait lets others work.
 _IN_A_ROW = 25
-# How long a cancelled handler has to hand its message back before it is cancelled again, in seconds.
+# How long a cancelled handler has to hand its message back before it is cancelled again, in
+# seconds.
 _HAND_BACK_WITHIN = 1.0
 # In a burst, how often an empty lane looks again while others are at work, in seconds.
 _LOOK_AGAIN = 0.05
@@ -50,7 +55,8 @@ class Lane:
         self.source: Source = source
         self.handling: Handling = handling
         self.concurrency: int = concurrency
-        # How many of its handlers may run: all except those whose place is taken by a thread that hangs.
+        # How many of its handlers may run: all except those whose place is taken by a thread that
+        # hangs.
         self.places: int = concurrency
         self.buffer: deque[Claimed] = deque()
         self.running: int = 0
@@ -61,7 +67,8 @@ class Lane:
         self.stuck: bool = False
         self.queued: bool = False
         self.hungry: asyncio.Future[None] | None = None
-        # Number of handlers that the pool had finished when the queue was last found empty, in a burst.
+        # Number of handlers that the pool had finished when the queue was last found empty, in a
+        # burst.
         self.empty_at: int = -1
 
 
@@ -73,7 +80,14 @@ class Pool:
         finished: Number of handlers that have ended.
     """
 
-    def __init__(self, lanes: Sequence[Lane], hands: int, *, burst: bool, stop: Callable[[BaseException | None], None]) -> None:
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        hands: int,
+        *,
+        burst: bool,
+        stop: Callable[[BaseException | None], None],
+    ) -> None:
         """Args:
         lanes: The lanes from which messages come.
         hands: Number of handlers that run at a time.
@@ -85,8 +99,8 @@ class Pool:
         self._burst = burst
         self._stop = stop
         self._ready: deque[Lane] = deque()
-        # Lanes that gave messages back for want of a hand, in order; lanes that did so and have had no hand since; and lanes
-        # whose feeders wait for room.
+        # Lanes that gave messages back for want of a hand, in order; lanes that did so and have had
+        # no hand since; and lanes whose feeders wait for room.
         self._owed: dict[Lane, None] = {}
         self._stuck: set[Lane] = set()
         self._hungry: dict[Lane, None] = {}
@@ -123,22 +137,34 @@ class Pool:
             _wake(idle)
 
     async def drain(self, within: float, hurry: asyncio.Event) -> None:
-        """Wait until no handler is running, for at most ``within`` seconds, or until ``hurry`` is set."""
+        """Wait until no handler is running, for at most ``within`` seconds, or until ``hurry`` is
+        set.
+        """
         until = self._time() + within
         hurried = asyncio.ensure_future(hurry.wait())
         try:
             while self._workers and not hurried.done() and (left := until - self._time()) > 0:
-                await asyncio.wait({*self._workers, hurried}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {*self._workers, hurried}, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
             flushed = asyncio.ensure_future(self._flush())
-            await asyncio.wait({flushed, hurried}, timeout=max(0.0, until - self._time()), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {flushed, hurried},
+                timeout=max(0.0, until - self._time()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
             flushed.cancel()
         finally:
             hurried.cancel()
 
     async def end(self) -> None:
-        """Cancel the handlers that are still running, and bring everything back to the server. Takes a few seconds at most."""
+        """Cancel the handlers that are still running, and bring everything back to the server.
+
+        Takes a few seconds at most.
+        """
         await self.close()
-        # A cancelled handler hands its message back, but a server that does not answer may keep it from doing so.
+        # A cancelled handler hands its message back, but a server that does not answer may keep it
+        # from doing so.
         for _ in range(2):
             for worker in self._workers:
                 worker.cancel()
@@ -148,7 +174,10 @@ class Pool:
             async with asyncio.timeout(_HAND_BACK_WITHIN):
                 await self._flush()
         if self._workers:
-            _log.error("%d handlers did not end after they were cancelled, and are abandoned", len(self._workers))
+            _log.error(
+                "%d handlers did not end after they were cancelled, and are abandoned",
+                len(self._workers),
+            )
         await asyncio.gather(*(lane.source.quiet(_HAND_BACK_WITHIN / 2) for lane in self._lanes))
 
     async def _flush(self) -> None:
@@ -181,12 +210,21 @@ class Pool:
             except ServerError as error:
                 failures += 1
                 if failures == 1:
-                    _log.error("queue %r: claiming messages failed: %s", lane.source.name, error, extra=about(lane.source.name))
+                    _log.error(
+                        "queue %r: claiming messages failed: %s",
+                        lane.source.name,
+                        error,
+                        extra=about(lane.source.name),
+                    )
                 await self._pause(lane, failures)
             except Exception:  # noqa: BLE001 - other queues must not suffer, whatever fails
                 failures += 1
                 if failures == 1:
-                    _log.exception("queue %r: claiming messages failed", lane.source.name, extra=about(lane.source.name))
+                    _log.exception(
+                        "queue %r: claiming messages failed",
+                        lane.source.name,
+                        extra=about(lane.source.name),
+                    )
                 await self._pause(lane, failures)
             else:
                 failures = 0
@@ -205,7 +243,8 @@ class Pool:
         if wait and not taken and lane.begun == begun:
             self._give_up(lane)
         if owed and not taken:
-            # The lane has had its chance. If messages came, the hand is kept until the lane takes it.
+            # The lane has had its chance. If messages came, the hand is kept until the lane takes
+            # it.
             self._owed.pop(lane, None)
         room = max(0, self.room(lane))
         lane.buffer.extend(taken[:room])
@@ -225,7 +264,13 @@ class Pool:
             self._hungry[lane] = None
             begun = lane.begun
             # A burst does not wait for threads that hang.
-            patience = _LOOK_AGAIN if self._burst and not lane.places else _PATIENCE if lane.buffer else None
+            patience = (
+                _LOOK_AGAIN
+                if self._burst and not lane.places
+                else _PATIENCE
+                if lane.buffer
+                else None
+            )
             try:
                 async with asyncio.timeout(patience):
                     await lane.hungry
@@ -252,17 +297,25 @@ class Pool:
             lane.buffer.clear()
 
     def _feed_if_hungry(self, lane: Lane) -> None:
-        if lane.hungry is not None and len(lane.buffer) <= self._ahead(lane) // 2 and self.room(lane) > 0:
+        if (
+            lane.hungry is not None
+            and len(lane.buffer) <= self._ahead(lane) // 2
+            and self.room(lane) > 0
+        ):
             _wake(lane.hungry)
 
     # In a burst
 
     def _at_work(self) -> bool:
-        return bool(self.running or any(lane.buffer or lane.source.unanswered for lane in self._lanes))
+        return bool(
+            self.running or any(lane.buffer or lane.source.unanswered for lane in self._lanes)
+        )
 
     def _stop_if_done(self) -> None:
         # A handler that ended after a lane was found empty may have offered a message to it.
-        if not self._at_work() and all(lane.empty_at == self.finished or not lane.places for lane in self._lanes):
+        if not self._at_work() and all(
+            lane.empty_at == self.finished or not lane.places for lane in self._lanes
+        ):
             self._stop(None)
 
     # Handling
@@ -284,7 +337,10 @@ class Pool:
             self._ready.append(lane)
 
     def _kick(self) -> None:
-        """Put one more hand to work, if there is work. It calls the next one, so quick work needs few hands."""
+        """Put one more hand to work, if there is work.
+
+        It calls the next one, so quick work needs few hands.
+        """
         if not self._ready or self._closing or self._called:
             return
         while self._idle:
@@ -308,7 +364,10 @@ class Pool:
             self._stop(error)
 
     def _next(self) -> Lane | None:
-        """Return the lane whose turn it is. The last free hands are reserved for lanes that are owed one."""
+        """Return the lane whose turn it is.
+
+        The last free hands are reserved for lanes that are owed one.
+        """
         free = self._hands - self.running
         for _ in range(len(self._ready)):
             lane = self._ready.popleft()

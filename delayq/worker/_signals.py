@@ -16,7 +16,9 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def signals_handled(call: Callable[[], None]) -> Iterator[None]:
-    """Call ``call`` in the event loop for the first and the second signal. A third one has its default action.
+    """Call ``call`` in the event loop for the first and the second signal.
+
+    A third one has its default action.
 
     Outside the main thread Python delivers no signals, and this does nothing.
     """
@@ -36,8 +38,8 @@ def signals_handled(call: Callable[[], None]) -> Iterator[None]:
         # This also wakes the loop.
         loop.call_soon_threadsafe(call)
 
-    # Not loop.add_signal_handler: it cannot restore the handlers that were there before, such as the one that asyncio.run()
-    # installs for Ctrl-C.
+    # Not loop.add_signal_handler: it cannot restore the handlers that were there before, such as
+    # the one that asyncio.run() installs for Ctrl-C.
     before = {number: signal.signal(number, handle) for number in NUMBERS}
     try:
         yield

@@ -1,4 +1,8 @@
-"""Reads from a handler or a dependency which parameters it asks for, and the types in their annotations. Pure."""
+"""Reads from a handler or a dependency which parameters it asks for, and the types in their
+annotations.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,14 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,7 +37,9 @@ _STREAMS = (AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, I
 
 @dataclass(frozen=True)
 class Injected:
-    """A parameter that is filled by its type: :class:`Message` for the message, otherwise the type of a dependency."""
+    """A parameter that is filled by its type: :class:`Message` for the message, otherwise the type
+    of a dependency.
+    """
 
     name: str
     kind: Any
@@ -56,8 +69,12 @@ def name_of(function: Any) -> str:
 
 
 def is_async(function: Any) -> bool:
-    """Return whether a function, or the one behind a partial, a method or a decorator, is a coroutine function."""
-    return callable(function) and any(_is(inspect.iscoroutinefunction, one) for one in (function, _plain(function)))
+    """Return whether a function, or the one behind a partial, a method or a decorator, is a
+    coroutine function.
+    """
+    return callable(function) and any(
+        _is(inspect.iscoroutinefunction, one) for one in (function, _plain(function))
+    )
 
 
 def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> HandlerPlan:
@@ -68,29 +85,47 @@ def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> Handler
         known: The types for which there are dependencies.
 
     Raises:
-        ConfigurationError: The handler takes no value, a parameter cannot be filled, or an annotation cannot be read.
+        ConfigurationError: The handler takes no value, a parameter cannot be filled, or an
+            annotation cannot be read.
     """
     if not callable(handler) or _is_generator(handler):
         raise ConfigurationError(
-            f"{name_of(handler)} is not a handler: it must be a function, sync or async, that does not yield"
+            f"{name_of(handler)} is not a handler: it must be a function, sync or async, that does"
+            " not yield"
         )
     parameters = _parameters(handler)
-    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
-        raise ConfigurationError(f"{name_of(handler)} has no parameter for the value, which is passed as the first one")
+    if not parameters or parameters[0].kind in (
+        inspect.Parameter.KEYWORD_ONLY,
+        inspect.Parameter.VAR_KEYWORD,
+    ):
+        raise ConfigurationError(
+            f"{name_of(handler)} has no parameter for the value, which is passed as the first one"
+        )
     first, *others = parameters
     kind = annotation_of(handler, first.name)
     takes_message = _is_message(kind)
     if not takes_message and _hashable(kind) and kind in known:
-        raise ConfigurationError(f"{name_of(handler)}: the first parameter must be the value or the message, not {show(kind)}")
+        raise ConfigurationError(
+            f"{name_of(handler)}: the first parameter must be the value or the message, not"
+            f" {show(kind)}"
+        )
     value = _of_message(kind) if takes_message else kind
     injected = _injected(handler, others, known)
     for parameter in injected:
-        if _is_message(parameter.kind) and (other := _of_message(parameter.kind)) not in (NOTHING, Any, value):
-            raise ConfigurationError(f"{name_of(handler)} takes a {show(value)}, but a message of {show(other)}")
+        if _is_message(parameter.kind) and (other := _of_message(parameter.kind)) not in (
+            NOTHING,
+            Any,
+            value,
+        ):
+            raise ConfigurationError(
+                f"{name_of(handler)} takes a {show(value)}, but a message of {show(other)}"
+            )
     return HandlerPlan(
         value,
         takes_message,
-        tuple(Injected(one.name, Message if _is_message(one.kind) else one.kind) for one in injected),
+        tuple(
+            Injected(one.name, Message if _is_message(one.kind) else one.kind) for one in injected
+        ),
         _is(inspect.iscoroutinefunction, handler),
     )
 
@@ -103,9 +138,11 @@ class Dependency:
         kind: The type.
         function: The function that makes the object.
         is_async: Whether the function is a coroutine function or an async generator.
-        yields: Whether the function is a generator, which tears the object down after its ``yield``.
+        yields: Whether the function is a generator, which tears the object down after its
+            ``yield``.
         takes: The function's parameters.
-        once: Whether the object is made once in a run of the worker, rather than for each message that asks for it.
+        once: Whether the object is made once in a run of the worker, rather than for each message
+            that asks for it.
     """
 
     kind: Any
@@ -116,7 +153,9 @@ class Dependency:
     once: bool
 
 
-def plan_dependency(function: Callable[..., Any], known: Collection[Any], *, once: bool) -> Dependency:
+def plan_dependency(
+    function: Callable[..., Any], known: Collection[Any], *, once: bool
+) -> Dependency:
     """Decide how a dependency is made.
 
     Args:
@@ -125,12 +164,13 @@ def plan_dependency(function: Callable[..., Any], known: Collection[Any], *, onc
         once: See :class:`Dependency`.
 
     Raises:
-        ConfigurationError: The function has no return annotation, a parameter cannot be filled, or an annotation cannot be
-            read.
+        ConfigurationError: The function has no return annotation, a parameter cannot be filled, or
+            an annotation cannot be read.
     """
     if not callable(function) or inspect.isclass(function):
         raise ConfigurationError(
-            f"{name_of(function)} is not a dependency: it must be a function, sync or async, that returns or yields the object"
+            f"{name_of(function)} is not a dependency: it must be a function, sync or async, that"
+            " returns or yields the object"
         )
     yields = _is_generator(function)
     kind = annotation_of(function, "return")
@@ -139,22 +179,31 @@ def plan_dependency(function: Callable[..., Any], known: Collection[Any], *, onc
     elif yields:
         kind = NOTHING
     if kind in (NOTHING, None, type(None), Any):
-        raise ConfigurationError(f"{name_of(function)}: its return annotation must name the type of the dependency")
+        raise ConfigurationError(
+            f"{name_of(function)}: its return annotation must name the type of the dependency"
+        )
     takes = tuple(
         Injected(one.name, Message if _is_message(one.kind) else one.kind)
         for one in _injected(function, _parameters(function), known)
     )
     if once and any(one.kind is Message for one in takes):
-        raise ConfigurationError(f"{name_of(function)} is called only once, so it cannot take a message")
-    is_async = _is(inspect.iscoroutinefunction, function) or _is(inspect.isasyncgenfunction, function)
+        raise ConfigurationError(
+            f"{name_of(function)} is called only once, so it cannot take a message"
+        )
+    is_async = _is(inspect.iscoroutinefunction, function) or _is(
+        inspect.isasyncgenfunction, function
+    )
     return Dependency(kind, function, is_async, yields, takes, once)
 
 
 def annotation_of(function: Callable[..., Any], name: str) -> Any:
-    """Return the annotation of one parameter, or of ``return``, even if it is a string. The others may be unreadable.
+    """Return the annotation of one parameter, or of ``return``, even if it is a string.
+
+    The others may be unreadable.
 
     Raises:
-        ConfigurationError: The annotation names something that does not exist where the function is defined.
+        ConfigurationError: The annotation names something that does not exist where the function is
+            defined.
     """
     plain = _plain(function)
     annotations = getattr(plain, "__annotations__", {})
@@ -164,20 +213,29 @@ def annotation_of(function: Callable[..., Any], name: str) -> Any:
     names = getattr(plain, "__globals__", None) or vars(module or typing)
     found = {**names, **_closure(plain)}
     try:
-        hints = typing.get_type_hints(SimpleNamespace(__annotations__={name: annotations[name]}), found, include_extras=True)
+        hints = typing.get_type_hints(
+            SimpleNamespace(__annotations__={name: annotations[name]}), found, include_extras=True
+        )
     except (NameError, TypeError, SyntaxError, AttributeError) as error:
         raise ConfigurationError(
-            f"{name_of(function)}: the annotation of {name!r} cannot be read: {error}; the names in it must exist in the module"
+            f"{name_of(function)}: the annotation of {name!r} cannot be read: {error}; the names in"
+            " it must exist in the module"
         ) from error
     return None if hints[name] is type(None) else hints[name]
 
 
 def show(kind: Any) -> str:
     """Return a type as you would write it."""
-    return kind.__qualname__ if isinstance(kind, type) and typing.get_origin(kind) is None else str(kind)
+    return (
+        kind.__qualname__
+        if isinstance(kind, type) and typing.get_origin(kind) is None
+        else str(kind)
+    )
 
 
-def _injected(function: Callable[..., Any], parameters: list[inspect.Parameter], known: Collection[Any]) -> tuple[Injected, ...]:
+def _injected(
+    function: Callable[..., Any], parameters: list[inspect.Parameter], known: Collection[Any]
+) -> tuple[Injected, ...]:
     result = []
     for parameter in parameters:
         if parameter.kind in _VARIABLE:
@@ -192,8 +250,9 @@ def _injected(function: Callable[..., Any], parameters: list[inspect.Parameter],
             if not by_name:
                 what = "is positional-only"
             raise ConfigurationError(
-                f"{name_of(function)}: nothing fills the parameter {parameter.name!r}, which {what}: "
-                "annotate it with Message, Client, Worker or the type of a dependency registered before, or give a default"
+                f"{name_of(function)}: nothing fills the parameter {parameter.name!r}, which"
+                f" {what}: annotate it with Message, Client, Worker or the type of a dependency"
+                " registered before, or give a default"
             )
     return tuple(result)
 
@@ -202,11 +261,15 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{name_of(function)}: its parameters cannot be read: {error}") from error
+        raise ConfigurationError(
+            f"{name_of(function)}: its parameters cannot be read: {error}"
+        ) from error
 
 
 def _plain(function: Any) -> Any:
-    """Return the function inside a partial, a method, a decorator's wrapper, or an object with ``__call__``."""
+    """Return the function inside a partial, a method, a decorator's wrapper, or an object with
+    ``__call__``.
+    """
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -214,7 +277,9 @@ def _plain(function: Any) -> Any:
             function = function.__wrapped__
         elif inspect.ismethod(function):
             function = function.__func__
-        elif callable(function) and not inspect.isroutine(function) and not inspect.isclass(function):
+        elif (
+            callable(function) and not inspect.isroutine(function) and not inspect.isclass(function)
+        ):
             return getattr(type(function), "__call__")  # noqa: B004, B009 - from the class, where it is the plain function
         else:
             return function

@@ -24,7 +24,10 @@ _BATCH = 100
 
 
 class Source:
-    """Claims messages of one queue, and gives back those that no handler has begun. Its partitions, if any, take turns."""
+    """Claims messages of one queue, and gives back those that no handler has begun.
+
+    Its partitions, if any, take turns.
+    """
 
     def __init__(self, queue: ReliableQueue[Any] | PartitionedQueue[Any]) -> None:
         self._queue = queue
@@ -35,10 +38,12 @@ class Source:
         return self._queue.name
 
     async def claim(self, count: int, wait: float | None) -> Sequence[Claimed]:
-        """Take up to ``count`` due messages, waiting at most ``wait`` seconds for the first (None: indefinitely).
+        """Take up to ``count`` due messages, waiting at most ``wait`` seconds for the first (None:
+        indefinitely).
 
         Raises:
-            ServerUnavailable, OutcomeUnknown: Only with a ``wait`` of 0. Otherwise as for :meth:`ReliableQueue.claim`.
+            ServerUnavailable, OutcomeUnknown: Only with a ``wait`` of 0. Otherwise as for
+                :meth:`ReliableQueue.claim`.
         """
         if isinstance(self._queue, PartitionedQueue):
             return [*await self._queue._take(count, wait)]

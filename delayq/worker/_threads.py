@@ -23,16 +23,18 @@ _Outcome = tuple[Any, BaseException | None]
 class NotBegun(BaseException):
     """Raised when the system cannot provide a thread, so that the function was not called.
 
-    This is not an ``Exception``, so that a middleware that catches those does not take it for an error of the handler.
+    This is not an ``Exception``, so that a middleware that catches those does not take it for an
+    error of the handler.
     """
 
 
 class Threads:
     """The threads of one listener.
 
-    A thread cannot be stopped. A handler that times out, or whose message is lost, is abandoned: its thread *hangs* until the
-    function returns. The pool counts such a thread as a place taken, so a message is begun only when a thread is free for it,
-    and the handlers of one listener take no threads from another.
+    A thread cannot be stopped. A handler that times out, or whose message is lost, is abandoned:
+    its thread *hangs* until the function returns. The pool counts such a thread as a place taken,
+    so a message is begun only when a thread is free for it, and the handlers of one listener take
+    no threads from another.
 
     All threads are daemons, so that a process can end although some of them hang.
 
@@ -58,7 +60,9 @@ class Threads:
         return len(self._abandoned)
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Call the function in a thread, in a copy of the current context. If the caller is cancelled, the thread continues.
+        """Call the function in a thread, in a copy of the current context.
+
+        If the caller is cancelled, the thread continues.
 
         Raises:
             NotBegun: There is no thread for the function.
@@ -66,7 +70,9 @@ class Threads:
         thread = self._idle.pop() if self._idle else self._start()
         loop = asyncio.get_running_loop()
         returned: asyncio.Future[_Outcome] = loop.create_future()
-        thread.call(partial(copy_context().run, function), loop, partial(self._returned, thread, returned))
+        thread.call(
+            partial(copy_context().run, function), loop, partial(self._returned, thread, returned)
+        )
         try:
             result, error = await returned
         except asyncio.CancelledError:
@@ -76,8 +82,13 @@ class Threads:
         if error is None:
             return result
         try:
-            # This KeyboardInterrupt is not Ctrl-C, which arrives in the main thread, and it must not end the event loop.
-            raise RuntimeError("the handler raised KeyboardInterrupt") if isinstance(error, KeyboardInterrupt) else error
+            # This KeyboardInterrupt is not Ctrl-C, which arrives in the main thread, and it must
+            # not end the event loop.
+            raise (
+                RuntimeError("the handler raised KeyboardInterrupt")
+                if isinstance(error, KeyboardInterrupt)
+                else error
+            )
         finally:
             # The error's traceback refers to this frame.
             del error
@@ -89,7 +100,12 @@ class Threads:
             thread.end()
         self._idle.clear()
         if self._abandoned:
-            _log.warning("queue %r: %d threads still hang and are abandoned", self._queue, self.hanging, extra=about(self._queue))
+            _log.warning(
+                "queue %r: %d threads still hang and are abandoned",
+                self._queue,
+                self.hanging,
+                extra=about(self._queue),
+            )
 
     def _start(self) -> _Thread:
         thread = _Thread(f"delayq {self._queue}")
@@ -99,7 +115,9 @@ class Threads:
             raise NotBegun(str(error)) from error
         return thread
 
-    def _returned(self, thread: _Thread, returned: asyncio.Future[_Outcome], outcome: _Outcome) -> None:
+    def _returned(
+        self, thread: _Thread, returned: asyncio.Future[_Outcome], outcome: _Outcome
+    ) -> None:
         thread.is_busy = False
         if not returned.cancelled():
             returned.set_result(outcome)
@@ -109,7 +127,12 @@ class Threads:
             self._idle.append(thread)
         if thread in self._abandoned:
             self._abandoned.discard(thread)
-            _log.info("queue %r: a hung thread has returned; %d still hang", self._queue, self.hanging, extra=about(self._queue))
+            _log.info(
+                "queue %r: a hung thread has returned; %d still hang",
+                self._queue,
+                self.hanging,
+                extra=about(self._queue),
+            )
             self.changed()
 
     def _abandon(self, thread: _Thread) -> None:
@@ -117,7 +140,8 @@ class Threads:
         all_hang = self.hanging >= self._most
         _log.log(
             logging.ERROR if all_hang else logging.WARNING,
-            "queue %r: an abandoned handler is still running: %d of the listener's %d threads hang%s",
+            "queue %r: an abandoned handler is still running: %d of the listener's %d threads"
+            " hang%s",
             self._queue,
             self.hanging,
             self._most,
@@ -135,7 +159,12 @@ class _Thread(threading.Thread):
         self._calls: SimpleQueue[Callable[[], bool] | None] = SimpleQueue()
         self.is_busy = False
 
-    def call(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop, returned: Callable[[_Outcome], None]) -> None:
+    def call(
+        self,
+        function: Callable[[], Any],
+        loop: asyncio.AbstractEventLoop,
+        returned: Callable[[_Outcome], None],
+    ) -> None:
         """Call the function, then have ``returned`` called in the loop."""
         self.is_busy = True
         self._calls.put(partial(_call, function, loop, returned))
@@ -152,7 +181,11 @@ class _Thread(threading.Thread):
                 return
 
 
-def _call(function: Callable[[], Any], loop: asyncio.AbstractEventLoop, returned: Callable[[_Outcome], None]) -> bool:
+def _call(
+    function: Callable[[], Any],
+    loop: asyncio.AbstractEventLoop,
+    returned: Callable[[_Outcome], None],
+) -> bool:
     outcome: _Outcome
     try:
         outcome = function(), None

@@ -10,14 +10,18 @@ from delayq.backoff import Backoff
 from delayq.errors import BadInput
 
 Answer = Backoff | RetryAfter | Reject | type[Reject]
-"""How to treat an error: try again by this backoff, try again after this delay, or never try again."""
+"""How to treat an error: try again by this backoff, try again after this delay, or never try
+again.
+"""
 OnError = Mapping[type[BaseException], Answer]
 """How to treat errors, by class. The most specific class counts."""
 
 
 @dataclass(frozen=True)
 class Again:
-    """The message is tried again, by ``backoff`` or after ``delay`` if one is given, otherwise by the queue's backoff."""
+    """The message is tried again, by ``backoff`` or after ``delay`` if one is given, otherwise by
+    the queue's backoff.
+    """
 
     backoff: Backoff | None = None
     delay: RetryAfter | None = None
@@ -33,13 +37,18 @@ class Never:
 def verdict(error: BaseException, on_error: OnError) -> Again | Never:
     """Decide what becomes of a message.
 
-    An instruction that the handler raises takes precedence. In an exception group, each error is looked up: one that is never
-    to be tried again decides; failing that, the first one that ``on_error`` knows; failing that, the group itself is looked up.
+    An instruction that the handler raises takes precedence. In an exception group, each error is
+    looked up: one that is never to be tried again decides; failing that, the first one that
+    ``on_error`` knows; failing that, the group itself is looked up.
     """
     said = instruction_of(error)
     if said is not None:
         return _decide(said, error, said=True)
-    found = [_decide(answer, one) for one in errors_in(error) if (answer := _answer(one, on_error)) is not None]
+    found = [
+        _decide(answer, one)
+        for one in errors_in(error)
+        if (answer := _answer(one, on_error)) is not None
+    ]
     never = next((one for one in found if isinstance(one, Never)), None)
     return never or next(iter(found), None) or _decide(_answer(error, on_error), error)
 
@@ -75,5 +84,8 @@ def checked(on_error: OnError | None) -> OnError:
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
             raise BadInput(f"the keys of on_error must be exception classes, not {kind!r}")
         if answer is not Reject and not isinstance(answer, Backoff | RetryAfter | Reject):
-            raise BadInput(f"on_error must map {kind.__name__} to a Backoff, RetryAfter or Reject, not to {answer!r}")
+            raise BadInput(
+                f"on_error must map {kind.__name__} to a Backoff, RetryAfter or Reject, not to"
+                f" {answer!r}"
+            )
     return result

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 M = TypeVar("M", bound="Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]")
 
-# A separate logger, so that records about the life of a process can be kept apart from those about messages and queues.
+# A separate logger, so that records about the life of a process can be kept apart from those about
+# messages and queues.
 _log = logging.getLogger("delayq.worker")
 
 
@@ -56,8 +57,9 @@ class Worker:
 
         asyncio.run(worker.run())
 
-    A message whose handler returns is acknowledged. If the handler raises, the message is tried again with the queue's backoff,
-    and finally becomes a dead letter. The lease is renewed while the handler runs. A message is delivered at least once.
+    A message whose handler returns is acknowledged. If the handler raises, the message is tried
+    again with the queue's backoff, and finally becomes a dead letter. The lease is renewed while
+    the handler runs. A message is delivered at least once.
     """
 
     def __init__(
@@ -71,13 +73,14 @@ class Worker:
         """Create a worker, which has no listeners yet.
 
         Args:
-            client: The client whose queues are handled. With an address, or None, as for :func:`delayq.connect`, the worker
-                opens a client for each run. It also opens a client that is not open yet. A client that is already open stays
-                yours to close.
+            client: The client whose queues are handled. With an address, or None, as for
+                :func:`delayq.connect`, the worker opens a client for each run. It also opens a
+                client that is not open yet. A client that is already open stays yours to close.
             concurrency: Number of handlers that run at a time, across all listeners.
-            shutdown_timeout: How long a stop waits for running handlers, in seconds or as a timedelta.
-            lifespan: Called with the worker. The context manager it returns is entered when the client is open and before the
-                first message, and left after the last one.
+            shutdown_timeout: How long a stop waits for running handlers, in seconds or as a
+                timedelta.
+            lifespan: Called with the worker. The context manager it returns is entered when the
+                client is open and before the first message, and left after the last one.
 
         Raises:
             BadInput: A setting is invalid.
@@ -86,7 +89,8 @@ class Worker:
         check_count("concurrency", concurrency)
         _check_lifespan(lifespan)
         if client is not None and not isinstance(client, Client):
-            # Only a check that this is a valid address: a client is opened once, while a worker runs any number of times.
+            # Only a check that this is a valid address: a client is opened once, while a worker
+            # runs any number of times.
             connect(client)
         self._given = client
         self._concurrency = concurrency
@@ -94,7 +98,9 @@ class Worker:
         self._lifespan = lifespan
         self._listeners: dict[str, Listener] = {}
         self._makers: dict[Any, Dependency] = {}
-        self._middleware: list[Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]] = []
+        self._middleware: list[
+            Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]
+        ] = []
         self._client: Client | None = None
         self._stop: _Stop | None = None
         self._background: asyncio.Task[None] | None = None
@@ -117,7 +123,9 @@ class Worker:
 
     @property
     def needs_address(self) -> bool:
-        """Whether the worker was given neither a client nor an address, and uses ``$DELAYQ_URL``."""
+        """Whether the worker was given neither a client nor an address, and uses
+        ``$DELAYQ_URL``.
+        """
         return self._given is None
 
     # Registration
@@ -140,41 +148,58 @@ class Worker:
         max_payload: int = 512 * 1024,
         partitions: int | None = None,
     ) -> Callable[[F], F]:
-        """Register a function as the handler of a queue's messages. The function is returned unchanged.
+        """Register a function as the handler of a queue's messages.
 
-        Its first parameter receives the value, whose type is read from the annotation (see :func:`delayq.codecs.codec_for`), or
-        the message, if it is annotated as a :class:`~delayq.Message`. Other parameters are filled by type: ``Message``,
-        ``Client``, ``Worker``, or the type of a :meth:`dependency`. A function that is not a coroutine function runs in a
-        thread.
+        The function is returned unchanged.
+
+        Its first parameter receives the value, whose type is read from the annotation (see
+        :func:`delayq.codecs.codec_for`), or the message, if it is annotated as a
+        :class:`~delayq.Message`. Other parameters are filled by type: ``Message``, ``Client``,
+        ``Worker``, or the type of a :meth:`dependency`. A function that is not a coroutine function
+        runs in a thread.
 
         Args:
             queue: The queue's name.
-            concurrency: Number of this queue's handlers that run at a time; None for as many as the worker runs.
-            timeout: How long a handler may take, in seconds or as a timedelta. After that it is cancelled, and the message is
-                tried again.
+            concurrency: Number of this queue's handlers that run at a time; None for as many as the
+                worker runs.
+            timeout: How long a handler may take, in seconds or as a timedelta. After that it is
+                cancelled, and the message is tried again.
             codec: How bytes become values, instead of the way the annotation implies.
-            on_error: How to treat errors, by class, the most specific one first: a :class:`~delayq.Backoff` or a
-                :class:`~delayq.RetryAfter` tries again, :class:`~delayq.Reject` never does.
+            on_error: How to treat errors, by class, the most specific one first: a
+                :class:`~delayq.Backoff` or a :class:`~delayq.RetryAfter` tries again,
+                :class:`~delayq.Reject` never does.
             lease: As for :meth:`delayq.Client.reliable_queue`, like all arguments below.
-            max_attempts: Number of attempts after which a message becomes a dead letter; None for no limit.
+            max_attempts: Number of attempts after which a message becomes a dead letter; None for
+                no limit.
             backoff: How long a failed message waits for its next attempt.
-            dedup_window: How long the id of a message still counts as taken after the message was handled.
-            expired: How to treat a message past its ``ttl``: ``"drop"``, or ``"dead"`` to make it a dead letter.
+            dedup_window: How long the id of a message still counts as taken after the message was
+                handled.
+            expired: How to treat a message past its ``ttl``: ``"drop"``, or ``"dead"`` to make it a
+                dead letter.
             max_size: Applies to messages that are offered through the worker's client.
             when_full: Applies to the same messages.
             max_payload: Applies to the same messages.
-            partitions: Number of partitions of the queue, as for :meth:`delayq.Client.reliable_queue`. The handlers serve all
-                of them in turn.
+            partitions: Number of partitions of the queue, as for
+                :meth:`delayq.Client.reliable_queue`. The handlers serve all of them in turn.
 
         Raises:
             BadName, BadInput: A setting is invalid.
-            ConfigurationError: The queue has a listener already, a parameter cannot be filled, an annotation cannot be read, or
-                no codec knows the type.
+            ConfigurationError: The queue has a listener already, a parameter cannot be filled, an
+                annotation cannot be read, or no codec knows the type.
         """
         checked = check_settings(
             queue,
             codec=codec,
-            settings=Settings(lease, max_attempts, backoff, dedup_window, expired, max_size, when_full, max_payload),
+            settings=Settings(
+                lease,
+                max_attempts,
+                backoff,
+                dedup_window,
+                expired,
+                max_size,
+                when_full,
+                max_payload,
+            ),
             concurrency=self._concurrency if concurrency is None else concurrency,
             timeout=timeout,
             on_error=on_error,
@@ -186,7 +211,8 @@ class Worker:
             if queue in self._listeners:
                 other = name_of(self._listeners[queue].handler)
                 raise ConfigurationError(
-                    f"queue {queue!r} already has a listener: {other}; {name_of(handler)} would be a second one"
+                    f"queue {queue!r} already has a listener: {other}; {name_of(handler)} would be"
+                    " a second one"
                 )
             self._listeners[queue] = checked.of(handler, self._known())
             return handler
@@ -197,40 +223,51 @@ class Worker:
     def dependency(self, function: F, /) -> F: ...
     @overload
     def dependency(self, function: None = None, /, *, once: bool = False) -> Callable[[F], F]: ...
-    def dependency(self, function: F | None = None, /, *, once: bool = False) -> F | Callable[[F], F]:
-        """Register a function that makes the objects handlers ask for by type: the type in its return annotation.
+    def dependency(
+        self, function: F | None = None, /, *, once: bool = False
+    ) -> F | Callable[[F], F]:
+        """Register a function that makes the objects handlers ask for by type: the type in its
+        return annotation.
 
-        It may be a plain function, a coroutine function, or a generator of either kind that yields once. The code after the
-        ``yield`` tears the object down, and sees the handler's exception. The parameters are filled like those of a handler.
-        Register a dependency before anything that asks for it.
+        It may be a plain function, a coroutine function, or a generator of either kind that yields
+        once. The code after the ``yield`` tears the object down, and sees the handler's exception.
+        The parameters are filled like those of a handler. Register a dependency before anything
+        that asks for it.
 
         Args:
             function: The function, when used without parentheses.
-            once: Make the object once, when the worker starts, and tear it down when the worker ends. Otherwise it is made for
-                each message whose handler asks for it, once.
+            once: Make the object once, when the worker starts, and tear it down when the worker
+                ends. Otherwise it is made for each message whose handler asks for it, once.
 
         Raises:
-            ConfigurationError: The function has no return annotation, there is a dependency of that type already, or a
-                parameter cannot be filled.
+            ConfigurationError: The function has no return annotation, there is a dependency of that
+                type already, or a parameter cannot be filled.
         """
 
         def register(function: F) -> F:
             self._check_idle()
-            known = {kind for kind in self._known() if not once or kind not in self._makers or self._makers[kind].once}
+            known = {
+                kind
+                for kind in self._known()
+                if not once or kind not in self._makers or self._makers[kind].once
+            }
             made = plan_dependency(function, known, once=once)
             if made.kind in self._known() or made.kind is Message:
-                raise ConfigurationError(f"{name_of(function)}: there already is a dependency of type {show(made.kind)}")
+                raise ConfigurationError(
+                    f"{name_of(function)}: there already is a dependency of type {show(made.kind)}"
+                )
             self._makers[made.kind] = made
             return function
 
         return register if function is None else register(function)
 
     def middleware(self, around: M) -> M:
-        """Register a coroutine function that runs around every handler: ``async def around(message, call_next)``.
+        """Register a coroutine function that runs around every handler: ``async def around(message,
+        call_next)``.
 
-        It awaits ``call_next()``, which runs the rest. The middleware that was registered first is outermost. An error that it
-        raises counts as the handler's error; an error that it suppresses counts as success. Messages that cannot be decoded do
-        not reach it.
+        It awaits ``call_next()``, which runs the rest. The middleware that was registered first is
+        outermost. An error that it raises counts as the handler's error; an error that it
+        suppresses counts as success. Messages that cannot be decoded do not reach it.
 
         Raises:
             ConfigurationError: ``around`` is not a coroutine function.
@@ -238,7 +275,8 @@ class Worker:
         self._check_idle()
         if not is_async(around):
             raise ConfigurationError(
-                f"{name_of(around)} is not a middleware: write async def {name_of(around)}(message, call_next)"
+                f"{name_of(around)} is not a middleware: write async def {name_of(around)}(message,"
+                " call_next)"
             )
         self._middleware.append(around)
         return around
@@ -254,24 +292,27 @@ class Worker:
     ) -> None:
         """Handle messages until :meth:`stop`, SIGTERM or SIGINT.
 
-        The worker then stops claiming, waits up to ``shutdown_timeout`` for the handlers that are running, cancels those that
-        are left, gives back every message that was not handled, without counting an attempt, and returns. If the caller is
-        cancelled, handlers are cancelled at once.
+        The worker then stops claiming, waits up to ``shutdown_timeout`` for the handlers that are
+        running, cancels those that are left, gives back every message that was not handled, without
+        counting an attempt, and returns. If the caller is cancelled, handlers are cancelled at
+        once.
 
-        A signal while the worker is still starting cancels the start. A second signal cancels at once: the handlers, or a
-        lifespan that is being left. A third one has its default action, which ends the process. Signals work in the main thread
-        only.
+        A signal while the worker is still starting cancels the start. A second signal cancels at
+        once: the handlers, or a lifespan that is being left. A third one has its default action,
+        which ends the process. Signals work in the main thread only.
 
         Args:
-            burst: Return when nothing is due in any of the queues and no handler is running. The worker does not wait for
-                delayed messages, such as those that are to be tried again, nor for messages that other workers have.
+            burst: Return when nothing is due in any of the queues and no handler is running. The
+                worker does not wait for delayed messages, such as those that are to be tried again,
+                nor for messages that other workers have.
             started: Called when everything is set up and messages are about to arrive.
             lifespan: An additional lifespan for this run, around the worker's own.
 
         Raises:
-            ConfigurationError: There is no listener, the worker is running already, or a queue is open here with other
-                settings.
-            ServerUnavailable, ServerRefused: The client could not be opened. Once it is open, the worker waits for the server.
+            ConfigurationError: There is no listener, the worker is running already, or a queue is
+                open here with other settings.
+            ServerUnavailable, ServerRefused: The client could not be opened. Once it is open, the
+                worker waits for the server.
             Closed: The client was closed in the meantime.
         """
         _check_lifespan(lifespan)
@@ -288,7 +329,10 @@ class Worker:
             self._stop.ask(None)
 
     async def __aenter__(self) -> Self:
-        """Run in the background, without signals, until the block ends. Raises the same errors as :meth:`run`."""
+        """Run in the background, without signals, until the block ends.
+
+        Raises the same errors as :meth:`run`.
+        """
         stop = self._begin()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         running = self._run(stop, None, burst=False, started=lambda: started.set_result(None))
@@ -305,7 +349,12 @@ class Worker:
         self._background = task
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Stop the worker, and wait until it has stopped.
 
         Raises:
@@ -353,7 +402,8 @@ class Worker:
         try:
             async with stop.cancellable(), AsyncExitStack() as stack:
                 self._client = await self._opened(stack)
-                # First in, last out: a lifespan may use the client, and a dependency may use anything a lifespan has set up.
+                # First in, last out: a lifespan may use the client, and a dependency may use
+                # anything a lifespan has set up.
                 for lifespan in (around, self._lifespan):
                     if lifespan is not None:
                         await stack.enter_async_context(lifespan(self))
@@ -366,7 +416,14 @@ class Worker:
         finally:
             self._client = self._stop = None
 
-    async def _work(self, stop: _Stop, made: dict[Any, Any], *, burst: bool, started: Callable[[], object] | None) -> None:
+    async def _work(
+        self,
+        stop: _Stop,
+        made: dict[Any, Any],
+        *,
+        burst: bool,
+        started: Callable[[], object] | None,
+    ) -> None:
         lanes = self._lanes(made, stop)
         try:
             pool = Pool(lanes, self._concurrency, burst=burst, stop=stop.ask)
@@ -391,7 +448,9 @@ class Worker:
         assert self._client is not None
         lanes = []
         for listener in self._listeners.values():
-            settings = {name: getattr(listener.settings, name) for name in Settings.__dataclass_fields__}
+            settings = {
+                name: getattr(listener.settings, name) for name in Settings.__dataclass_fields__
+            }
             name, codec, count = listener.queue, listener.codec, listener.partitions
             queue: ReliableQueue[Any] | PartitionedQueue[Any] = (
                 self._client.reliable_queue(name, codec=codec, **settings)
@@ -401,7 +460,9 @@ class Worker:
             # No more than the worker's own concurrency ever run.
             concurrency = min(listener.concurrency, self._concurrency)
             threads = Threads(name, concurrency)
-            handling = Handling(listener, self._middleware, self._makers, made, threads, stop.cancels_handlers)
+            handling = Handling(
+                listener, self._middleware, self._makers, made, threads, stop.cancels_handlers
+            )
             lanes.append(Lane(Source(queue), handling, concurrency))
         return lanes
 
@@ -421,13 +482,19 @@ def _check_lifespan(lifespan: object) -> None:
     if lifespan is None:
         return
     if not callable(lifespan):
-        raise ConfigurationError(f"lifespan must be a function that takes the worker, not a {type(lifespan).__name__}")
+        raise ConfigurationError(
+            f"lifespan must be a function that takes the worker, not a {type(lifespan).__name__}"
+        )
     if inspect.isasyncgenfunction(lifespan) or inspect.isgeneratorfunction(lifespan):
-        raise ConfigurationError(f"{name_of(lifespan)} is a generator: decorate it with @contextlib.asynccontextmanager")
+        raise ConfigurationError(
+            f"{name_of(lifespan)} is a generator: decorate it with @contextlib.asynccontextmanager"
+        )
 
 
 async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Await a coroutine that takes a few seconds at most, however often the caller is cancelled in the meantime."""
+    """Await a coroutine that takes a few seconds at most, however often the caller is cancelled in
+    the meantime.
+    """
     task = asyncio.create_task(coroutine)
     cancelled = False
     while not task.done():
@@ -458,13 +525,17 @@ class _Stop:
         self._shutdown_timeout = shutdown_timeout
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
-        # Cancels the run while it starts or ends, at a moment that is set when the run is asked to stop.
+        # Cancels the run while it starts or ends, at a moment that is set when the run is asked to
+        # stop.
         self._limit: asyncio.Timeout = asyncio.timeout(None)
         self._phase: Literal["starting", "working", "ending"] = "starting"
 
     @asynccontextmanager
     async def cancellable(self) -> AsyncIterator[None]:
-        """Let :meth:`ask` and :meth:`signalled` cancel the block while it starts or ends. A cancelled block just ends."""
+        """Let :meth:`ask` and :meth:`signalled` cancel the block while it starts or ends.
+
+        A cancelled block just ends.
+        """
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
@@ -476,7 +547,10 @@ class _Stop:
         except TimeoutError:
             if not self._limit.expired():
                 raise
-            _log.warning("the worker was cancelled while %s", "starting" if self._phase == "starting" else "stopping")
+            _log.warning(
+                "the worker was cancelled while %s",
+                "starting" if self._phase == "starting" else "stopping",
+            )
         finally:
             self._task = None
 
@@ -493,10 +567,15 @@ class _Stop:
 
     def cancels_handlers(self) -> bool:
         """Return whether handlers that are cancelled now are cancelled because the run ends."""
-        return self.handlers_cancelled or (self._task is not None and self._task.cancelling() > self._cancelling)
+        return self.handlers_cancelled or (
+            self._task is not None and self._task.cancelling() > self._cancelling
+        )
 
     def ask(self, error: BaseException | None) -> None:
-        """Stop the run, with an error if one is given. A start has ``shutdown_timeout`` to finish, and is then cancelled."""
+        """Stop the run, with an error if one is given.
+
+        A start has ``shutdown_timeout`` to finish, and is then cancelled.
+        """
         self.error = self.error or error
         if not self.asked.is_set():
             self.asked.set()

@@ -1,7 +1,8 @@
-"""Draws the diagrams of docs/design.md: ``python docs/images/diagrams.py`` writes them beside this file, or into a directory.
+"""Draws the diagrams of docs/design.md: ``python docs/images/diagrams.py`` writes them beside this
+file, or into a directory.
 
-They are narrow, with large letters, so that you can read them on a phone, and have a background of their own, for light and dark
-pages.
+They are narrow, with large letters, so that you can read them on a phone, and have a background of
+their own, for light and dark pages.
 """
 
 from __future__ import annotations
@@ -34,14 +35,18 @@ class Picture:
             f"<title>{escape(title)}</title>",
             "<defs>",
         ]
-        for line in dict.fromkeys((FAINT, *(colour[0] for colour in (BLUE, GREEN, ORANGE, RED, GREY)))):
+        for line in dict.fromkeys(
+            (FAINT, *(colour[0] for colour in (BLUE, GREEN, ORANGE, RED, GREY)))
+        ):
             self._parts.append(
-                f'<marker id="m{line[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-                f'orient="auto-start-reverse"><path d="M0 0 8 4 0 8z" fill="{line}"/></marker>'
+                f'<marker id="m{line[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
+                ' markerHeight="7" orient="auto-start-reverse"><path d="M0 0 8 4 0 8z"'
+                f' fill="{line}"/></marker>'
             )
         self._parts.append("</defs>")
         self._parts.append(
-            f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="10" fill="#fcfcfe" stroke="#ccd2dc"/>'
+            f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="10"'
+            ' fill="#fcfcfe" stroke="#ccd2dc"/>'
         )
 
     def text(
@@ -60,40 +65,90 @@ class Picture:
         if code:
             extra += f' font-family="{MONO}"'
         self._parts.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{colour}" text-anchor="{anchor}"{extra}>{escape(words)}</text>'
+            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{colour}"'
+            f' text-anchor="{anchor}"{extra}>{escape(words)}</text>'
         )
 
-    def lines(self, x: float, y: float, *several: str, size: float = 12, colour: str = FAINT, anchor: str = "start") -> None:
+    def lines(
+        self,
+        x: float,
+        y: float,
+        *several: str,
+        size: float = 12,
+        colour: str = FAINT,
+        anchor: str = "start",
+    ) -> None:
         for number, words in enumerate(several):
             self.text(x, y + number * (size + 4), words, size=size, colour=colour, anchor=anchor)
 
-    def area(self, x: float, y: float, width: float, height: float, colour: Colour, *, dashed: bool = False) -> None:
+    def area(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        colour: Colour,
+        *,
+        dashed: bool = False,
+    ) -> None:
         dash = ' stroke-dasharray="5 4"' if dashed else ""
         line, fill = colour
         self._parts.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}" stroke="{line}"{dash}/>'
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}"'
+            f' stroke="{line}"{dash}/>'
         )
 
-    def box(self, x: float, y: float, width: float, colour: Colour, head: str, *below: str, code: bool = False) -> None:
+    def box(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        colour: Colour,
+        head: str,
+        *below: str,
+        code: bool = False,
+    ) -> None:
         """Draw a box with a bold line, and smaller lines below it, all centred."""
         self.area(x, y, width, 28 + 15 * len(below), colour)
-        self.text(x + width / 2, y + 18, head, bold=True, anchor="middle", code=code, size=12.5 if code else 13)
+        self.text(
+            x + width / 2,
+            y + 18,
+            head,
+            bold=True,
+            anchor="middle",
+            code=code,
+            size=12.5 if code else 13,
+        )
         for number, words in enumerate(below):
-            self.text(x + width / 2, y + 34 + 15 * number, words, size=11, colour=FAINT, anchor="middle")
+            self.text(
+                x + width / 2, y + 34 + 15 * number, words, size=11, colour=FAINT, anchor="middle"
+            )
 
-    def arrow(self, *points: tuple[float, float], colour: str = FAINT, dashed: bool = False) -> None:
+    def arrow(
+        self, *points: tuple[float, float], colour: str = FAINT, dashed: bool = False
+    ) -> None:
         dash = ' stroke-dasharray="5 4"' if dashed else ""
         path = "M" + " L".join(f"{x:g} {y:g}" for x, y in points)
         self._parts.append(
-            f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dash} marker-end="url(#m{colour[1:]})"/>'
+            f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}'
+            f' marker-end="url(#m{colour[1:]})"/>'
         )
 
     def line(
-        self, x: float, y: float, to_x: float, to_y: float, *, colour: str = FAINT, width: float = 1.4, dash: str = ""
+        self,
+        x: float,
+        y: float,
+        to_x: float,
+        to_y: float,
+        *,
+        colour: str = FAINT,
+        width: float = 1.4,
+        dash: str = "",
     ) -> None:
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
         self._parts.append(
-            f'<path d="M{x:g} {y:g} L{to_x:g} {to_y:g}" stroke="{colour}" stroke-width="{width:g}"{dashed} fill="none"/>'
+            f'<path d="M{x:g} {y:g} L{to_x:g} {to_y:g}" stroke="{colour}"'
+            f' stroke-width="{width:g}"{dashed} fill="none"/>'
         )
 
     def dot(self, x: float, y: float, colour: str, radius: float = 4.5) -> None:
@@ -101,7 +156,9 @@ class Picture:
 
     def cross(self, x: float, y: float, colour: str = RED[0], reach: float = 5) -> None:
         for slope in (1, -1):
-            self.line(x - reach, y - reach * slope, x + reach, y + reach * slope, colour=colour, width=2.4)
+            self.line(
+                x - reach, y - reach * slope, x + reach, y + reach * slope, colour=colour, width=2.4
+            )
 
     def __str__(self) -> str:
         return "\n".join([*self._parts, "</svg>", ""])
@@ -124,7 +181,12 @@ def wheel() -> Picture:
         for number in range(count):
             filled = number == place or number % (count // 4 + 2) == 1
             p.area(
-                left + number * step + 1, y + 24, step - 2, 26, colour if filled else ("#ccd2dc", "#ffffff"), dashed=not filled
+                left + number * step + 1,
+                y + 24,
+                step - 2,
+                26,
+                colour if filled else ("#ccd2dc", "#ffffff"),
+                dashed=not filled,
             )
         p.dot(left + (place + 0.5) * step, y + 37, colour[0])
     moves = (
@@ -134,7 +196,9 @@ def wheel() -> Picture:
     for y, colour, start, end, when in moves:
         p.arrow((left + start * width, y + 4), (left + end * width, y + 82), colour=colour[0])
         p.text(left + 322, y + 24, when, size=11.5, colour=colour[0], anchor="end")
-        p.text(left + 322, y + 39, "spread over the finer level", size=11.5, colour=FAINT, anchor="end")
+        p.text(
+            left + 322, y + 39, "spread over the finer level", size=11.5, colour=FAINT, anchor="end"
+        )
     p.arrow((left + 29.5 / 32 * width, 350), (left + 29.5 / 32 * width, 384), colour=GREEN[0])
     p.text(left + 322, 372, "when its tick is over", size=11.5, colour=GREEN[0], anchor="end")
     p.box(left + 165, 387, 215, GREEN, "callback(timeout)", "never early, a tick late at most")
@@ -152,7 +216,11 @@ def wheel() -> Picture:
 
 
 def message() -> Picture:
-    p = Picture("The path of a message through a delayed queue, from the producer through the server to the consumer", 640)
+    p = Picture(
+        "The path of a message through a delayed queue, from the producer through the server to the"
+        " consumer",
+        640,
+    )
     lanes = ((10, BLUE, "producer"), (146, GREY, "Redis, Valkey"), (282, GREEN, "consumer"))
     for x, colour, name in lanes:
         p.area(x, 12, 128, 540, (colour[0], "#ffffff"))
@@ -182,7 +250,17 @@ def message() -> Picture:
     p.arrow((right, 395), (right, 414))
     p.text(right + 6, 409, "due!", size=11, colour=GREEN[0])
 
-    p.box(154, 402, 112, GREY, "transfer.lua", "moves due", "messages from", "both to ready", code=True)
+    p.box(
+        154,
+        402,
+        112,
+        GREY,
+        "transfer.lua",
+        "moves due",
+        "messages from",
+        "both to ready",
+        code=True,
+    )
     p.arrow((middle, 339), (middle, 400))
     p.text(middle + 6, 372, "due", size=11, colour=FAINT)
     p.arrow((290, 436), (268, 436), colour=GREEN[0])
@@ -193,7 +271,15 @@ def message() -> Picture:
     p.arrow((400, 440), (405, 440), (405, 289), (401, 289), colour=GREEN[0])
     p.arrow((405, 300), (405, 128), (401, 128), colour=GREEN[0])
     p.lines(
-        346, 494, "The answer:", "payloads for", "Waiters, and the", "next due time", size=11, colour=GREEN[0], anchor="middle"
+        346,
+        494,
+        "The answer:",
+        "payloads for",
+        "Waiters, and the",
+        "next due time",
+        size=11,
+        colour=GREEN[0],
+        anchor="middle",
     )
 
     p.lines(
@@ -307,7 +393,12 @@ def reliable() -> Picture:
 
     p.text(16, 308, "Contents of the keys", size=15, bold=True)
     p.text(16, 327, "delayq:{jobs}:…", code=True, size=12, colour=FAINT)
-    columns = ((206, "delayed", ORANGE), (262, "ready", GREEN), (318, "leased", BLUE), (376, "dead", RED))
+    columns = (
+        (206, "delayed", ORANGE),
+        (262, "ready", GREEN),
+        (318, "leased", BLUE),
+        (376, "dead", RED),
+    )
     for x, name, colour in columns:
         p.text(x, 327, name, size=12, anchor="middle", bold=True, colour=colour[0])
     rows = (
@@ -330,7 +421,14 @@ def reliable() -> Picture:
             if cell == "●":
                 p.dot(x, y + 11.5, colour[0])
             elif cell:
-                p.text(x, y + 16, cell, size=12 if cell != "○" else 13, anchor="middle", colour=colour[0])
+                p.text(
+                    x,
+                    y + 16,
+                    cell,
+                    size=12 if cell != "○" else 13,
+                    anchor="middle",
+                    colour=colour[0],
+                )
     p.lines(
         16,
         566,
@@ -345,7 +443,9 @@ def guarantees() -> Picture:
     p = Picture("Guarantees: at most once with take, at least once with a lease", 548)
     left, right = 84, 404
 
-    def timeline(y: int, name: str, colour: Colour, start: float, end: float, *, dies: bool = False) -> None:
+    def timeline(
+        y: int, name: str, colour: Colour, start: float, end: float, *, dies: bool = False
+    ) -> None:
         p.text(14, y + 4, name, size=12, bold=True, colour=colour[0])
         p.line(left, y, right, y, colour="#ccd2dc", dash="2 3")
         p.line(start, y, end, y, colour=colour[0], width=6)
@@ -399,7 +499,13 @@ def guarantees() -> Picture:
     return p
 
 
-PICTURES = {"wheel": wheel, "message": message, "delayed-queue": delayed, "reliable-queue": reliable, "guarantees": guarantees}
+PICTURES = {
+    "wheel": wheel,
+    "message": message,
+    "delayed-queue": delayed,
+    "reliable-queue": reliable,
+    "guarantees": guarantees,
+}
 
 
 def draw(directory: Path) -> None:

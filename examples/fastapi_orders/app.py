@@ -8,7 +8,8 @@
     curl -X POST localhost:8000/orders/ID/pay
     curl localhost:8000/orders/ID
 
-``$ORDER_TIMEOUT_SECONDS`` replaces the default of 1800 seconds. Orders are kept in ``orders.db``, or in the file ``$ORDERS_DB``.
+``$ORDER_TIMEOUT_SECONDS`` replaces the default of 1800 seconds. Orders are kept in ``orders.db``,
+or in the file ``$ORDERS_DB``.
 """
 
 import asyncio
@@ -39,7 +40,8 @@ class Timeouts:
         asyncio.get_running_loop().call_later(TIMEOUT, self._receipts.pop, order_id, None)
 
     async def cancel(self, order_id: str) -> None:
-        # After a restart the receipt is gone. The message then arrives, finds the order paid, and has no effect.
+        # After a restart the receipt is gone. The message then arrives, finds the order paid, and
+        # has no effect.
         if receipt := self._receipts.pop(order_id, None):
             await receipt.cancel()
 
@@ -57,7 +59,8 @@ app = FastAPI(lifespan=lifespan)
 @app.post("/orders", status_code=201)
 async def create_order(new: NewOrder) -> Order:
     order = orders.draft(new)
-    # Start the timeout first: a timeout without an order does nothing, but an order without one would stay unpaid for good.
+    # Start the timeout first: a timeout without an order does nothing, but an order without one
+    # would stay unpaid for good.
     await app.state.timeouts.start(order.id)
     await run_in_threadpool(orders.save, order)
     return order

@@ -1,4 +1,7 @@
-"""Close orders that were not paid in time. This belongs to ``app.py``, whose docstring shows how to run it."""
+"""Close orders that were not paid in time.
+
+This belongs to ``app.py``, whose docstring shows how to run it.
+"""
 
 import asyncio
 

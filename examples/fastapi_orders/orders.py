@@ -1,4 +1,6 @@
-"""The orders, in a SQLite file that the app and the consumer share: ``$ORDERS_DB``, by default ``orders.db``."""
+"""The orders, in a SQLite file that the app and the consumer share: ``$ORDERS_DB``, by default
+``orders.db``.
+"""
 
 import os
 import sqlite3
@@ -27,8 +29,13 @@ class Order(NewOrder):
 
 @contextmanager
 def _database() -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(os.environ.get("ORDERS_DB", "orders.db"))) as connection, connection:
-        connection.execute("CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, item TEXT, state TEXT)")
+    with (
+        closing(sqlite3.connect(os.environ.get("ORDERS_DB", "orders.db"))) as connection,
+        connection,
+    ):
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, item TEXT, state TEXT)"
+        )
         yield connection
 
 
@@ -38,12 +45,16 @@ def draft(new: NewOrder) -> Order:
 
 def save(order: Order) -> None:
     with _database() as connection:
-        connection.execute("INSERT INTO orders VALUES (?, ?, ?)", (order.id, order.item, order.state))
+        connection.execute(
+            "INSERT INTO orders VALUES (?, ?, ?)", (order.id, order.item, order.state)
+        )
 
 
 def find(order_id: str) -> Order | None:
     with _database() as connection:
-        row = connection.execute("SELECT id, item, state FROM orders WHERE id = ?", (order_id,)).fetchone()
+        row = connection.execute(
+            "SELECT id, item, state FROM orders WHERE id = ?", (order_id,)
+        ).fetchone()
     return None if row is None else Order(id=row[0], item=row[1], state=row[2])
 
 
@@ -51,5 +62,8 @@ def settle(order_id: str, state: State) -> bool:
     """Move an unpaid order to another state. Return False if it is not unpaid (any more)."""
     # A single statement: when payment and timeout coincide, exactly one of them wins.
     with _database() as connection:
-        changed = connection.execute("UPDATE orders SET state = ? WHERE id = ? AND state = ?", (state, order_id, State.UNPAID))
+        changed = connection.execute(
+            "UPDATE orders SET state = ? WHERE id = ? AND state = ?",
+            (state, order_id, State.UNPAID),
+        )
         return changed.rowcount == 1

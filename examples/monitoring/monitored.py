@@ -1,4 +1,5 @@
-"""A web application with /metrics, a worker that handles what it offers, and traces if you have set up OpenTelemetry's SDK.
+"""A web application with /metrics, a worker that handles what it offers, and traces if you have set
+up OpenTelemetry's SDK.
 
     export DELAYQ_URL=redis://127.0.0.1:6379/0
     pip install 'delayq[prometheus]' fastapi uvicorn

@@ -28,7 +28,13 @@ async def post_mail(
     client: delayq.Client = scope["delayq"]
     queue: delayq.ReliableQueue[str] = client.reliable_queue("mails")
     name = await queue.offer(parse_qs(scope["query_string"].decode())["to"][0], delay=0.1)
-    await send({"type": "http.response.start", "status": 202, "headers": [(b"content-type", b"text/plain")]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 202,
+            "headers": [(b"content-type", b"text/plain")],
+        }
+    )
     await send({"type": "http.response.body", "body": name.encode()})
 
 

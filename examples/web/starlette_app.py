@@ -32,4 +32,6 @@ async def post_mail(request: Request) -> PlainTextResponse:
     return PlainTextResponse(await queue.offer(request.query_params["to"], delay=0.1), 202)
 
 
-app = Starlette(lifespan=lifespan(worker=worker), routes=[Route("/mails", post_mail, methods=["POST"])])
+app = Starlette(
+    lifespan=lifespan(worker=worker), routes=[Route("/mails", post_mail, methods=["POST"])]
+)

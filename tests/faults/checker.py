@@ -1,17 +1,22 @@
-"""Judge a history: find every violation, by kind and message. These are pure functions, without a clock or a server.
+"""Judge a history: find every violation, by kind and message.
+
+These are pure functions, without a clock or a server.
 
 The rules:
 
 - *lost*: an offer was reported as stored, but no consumer ever finished with the message.
-- *unexpected*: a message was delivered that was never offered, or whose offer was reported as not stored.
+- *unexpected*: a message was delivered that was never offered, or whose offer was reported as not
+  stored.
 - *expired*: a message was delivered although its time to live had ended.
 - *held*: an id was refused although the message that had it had expired.
-- *early*: a message was delivered before its delay had passed, or before the moment at which the queue itself says it was due.
+- *early*: a message was delivered before its delay had passed, or before the moment at which the
+  queue itself says it was due.
 - *stored twice*: one offer arrived as two messages.
-- *duplicate*: a message was redelivered although its lease had not ended and no consumer had given it back; without leases,
-  any redelivery is a duplicate.
+- *duplicate*: a message was redelivered although its lease had not ended and no consumer had given
+  it back; without leases, any redelivery is a duplicate.
 - *after ack*: a message was redelivered although the queue had confirmed its acknowledgement.
-- *stuck*: a message arrived later than the allowed time after it was due and the last fault that could delay it was over.
+- *stuck*: a message arrived later than the allowed time after it was due and the last fault that
+  could delay it was over.
 - *attempts*: the attempt numbers do not rise, or rise faster than leases can end.
 - *left*: something is still on the server although it is no longer needed.
 """
@@ -54,9 +59,11 @@ class Rules:
     """The promises of a queue.
 
     Attributes:
-        lease_us: How long a consumer may keep a message; 0 means for good, so that it is never redelivered.
+        lease_us: How long a consumer may keep a message; 0 means for good, so that it is never
+            redelivered.
         within_us: How long a message may take once it is due and nothing is broken.
-        may_lose: How many messages may disappear with consumers that were killed. Only for queues without leases.
+        may_lose: How many messages may disappear with consumers that were killed. Only for queues
+            without leases.
         clock_us: The resolution of the times that the queue reports.
     """
 
@@ -101,17 +108,29 @@ def check(history: History, rules: Rules) -> list[Violation]:
 def summary(violations: Sequence[Violation], show: int = 5) -> str:
     """Return how many violations there are of each kind, and the first ones in full."""
     counts = Counter(violation.kind for violation in violations)
-    return "; ".join([f"{count} {kind}" for kind, count in counts.items()] + [str(one) for one in violations[:show]]) or "none"
+    return (
+        "; ".join(
+            [f"{count} {kind}" for kind, count in counts.items()]
+            + [str(one) for one in violations[:show]]
+        )
+        or "none"
+    )
 
 
 def lateness_us(history: History) -> list[int]:
-    """Return how late each message first arrived, sorted. Messages that a fault may have delayed are left out."""
+    """Return how late each message first arrived, sorted.
+
+    Messages that a fault may have delayed are left out.
+    """
     waits = _Waits(history.faults)
     first = _first(history)
     late = []
     for key, one in first.items():
         offered = history.offered.get(key)
-        if offered is not None and waits.healthy_from(offered.due_us, one.seen_us) == offered.due_us:
+        if (
+            offered is not None
+            and waits.healthy_from(offered.due_us, one.seen_us) == offered.due_us
+        ):
             late.append(one.seen_us - offered.due_us)
     return sorted(late)
 
@@ -124,7 +143,9 @@ def percentile(values: Sequence[int], share: float) -> int:
 # The rules, one by one
 
 
-def _lost(history: History, by_key: dict[int, list[Delivered]], rules: Rules) -> Iterator[Violation]:
+def _lost(
+    history: History, by_key: dict[int, list[Delivered]], rules: Rules
+) -> Iterator[Violation]:
     lost = []
     for key, offered in history.offered.items():
         if offered.told is not Told.OK or offered.expires:
@@ -133,7 +154,13 @@ def _lost(history: History, by_key: dict[int, list[Delivered]], rules: Rules) ->
         if not some:
             lost.append(Violation("lost", key, "was stored and never came"))
         elif rules.lease_us and not any(one.end in _DONE for one in some):
-            lost.append(Violation("lost", key, f"was stored and never handled: {', '.join(one.end for one in some)}"))
+            lost.append(
+                Violation(
+                    "lost",
+                    key,
+                    f"was stored and never handled: {', '.join(one.end for one in some)}",
+                )
+            )
     if len(lost) > rules.may_lose:
         yield from lost
 
@@ -150,15 +177,23 @@ def _unexpected(key: int, offered: Offered | None) -> Iterator[Violation]:
 def _held(history: History) -> Iterator[Violation]:
     for key, offered in history.offered.items():
         if offered.told is Told.HELD:
-            yield Violation("held", key, "was refused for its id, and the message that had it had expired")
+            yield Violation(
+                "held", key, "was refused for its id, and the message that had it had expired"
+            )
 
 
-def _early(key: int, offered: Offered, some: Sequence[Delivered], rules: Rules) -> Iterator[Violation]:
+def _early(
+    key: int, offered: Offered, some: Sequence[Delivered], rules: Rules
+) -> Iterator[Violation]:
     for one in some:
         if one.seen_us < offered.due_us:
-            yield Violation("early", key, f"came {offered.due_us - one.seen_us} us before its delay had passed")
+            yield Violation(
+                "early", key, f"came {offered.due_us - one.seen_us} us before its delay had passed"
+            )
         elif one.due_us and one.due_us > (one.claimed_us or one.seen_us) + rules.clock_us:
-            yield Violation("early", key, f"left the server {one.due_us - one.claimed_us} us before it was due")
+            yield Violation(
+                "early", key, f"left the server {one.due_us - one.claimed_us} us before it was due"
+            )
 
 
 def _stored_twice(key: int, some: Sequence[Delivered]) -> Iterator[Violation]:
@@ -173,34 +208,62 @@ def _again(key: int, some: Sequence[Delivered], rules: Rules) -> Iterator[Violat
             yield Violation("duplicate", key, f"came to {first.who} and to {second.who}")
         elif first.end not in _BACK and first.ends_us > second.claimed_us + rules.clock_us:
             left = first.ends_us - second.claimed_us
-            yield Violation("duplicate", key, f"came to {second.who} while {first.who} had it for {left} us more")
+            yield Violation(
+                "duplicate",
+                key,
+                f"came to {second.who} while {first.who} had it for {left} us more",
+            )
 
 
-def _after_ack(key: int, some: Sequence[Delivered], doubts: set[str]) -> Iterator[tuple[End, Violation]]:
+def _after_ack(
+    key: int, some: Sequence[Delivered], doubts: set[str]
+) -> Iterator[tuple[End, Violation]]:
     for first, second in itertools.pairwise(some):
         if first.end is End.ACKED or (first.end is End.UNATTENDED and first.copy not in doubts):
-            yield first.end, Violation("after ack", key, f"came to {second.who} after {first.who} had acknowledged it")
+            yield (
+                first.end,
+                Violation(
+                    "after ack", key, f"came to {second.who} after {first.who} had acknowledged it"
+                ),
+            )
 
 
-def _attempts(key: int, some: Sequence[Delivered], offered: Offered | None, rules: Rules) -> Iterator[Violation]:
+def _attempts(
+    key: int, some: Sequence[Delivered], offered: Offered | None, rules: Rules
+) -> Iterator[Violation]:
     numbered = [one for one in some if one.attempt]
     if not numbered:
         return
-    # Attempts that were never seen belonged to consumers that died or whose reply was lost: each lasted a whole lease.
+    # Attempts that were never seen belonged to consumers that died or whose reply was lost: each
+    # lasted a whole lease.
     first = numbered[0]
     earliest = (offered.due_us if offered else first.due_us) + (first.attempt - 1) * rules.lease_us
     if first.attempt > 1 and first.claimed_us + rules.clock_us < earliest:
-        yield Violation("attempts", key, f"came first with attempt {first.attempt}, and there was no time for those before")
+        yield Violation(
+            "attempts",
+            key,
+            f"came first with attempt {first.attempt}, and there was no time for those before",
+        )
     for before, after in itertools.pairwise(numbered):
         more = after.attempt - before.attempt
         free_from = before.claimed_us if before.end in _BACK else before.ends_us
         if more < 0 or (more == 0 and before.end not in (End.RETURNED, End.EITHER)):
-            yield Violation("attempts", key, f"came with attempt {after.attempt} after {before.attempt}")
-        elif more > 1 and after.claimed_us + rules.clock_us < free_from + (more - 1) * rules.lease_us:
-            yield Violation("attempts", key, f"came with attempt {after.attempt} too soon after {before.attempt}")
+            yield Violation(
+                "attempts", key, f"came with attempt {after.attempt} after {before.attempt}"
+            )
+        elif (
+            more > 1 and after.claimed_us + rules.clock_us < free_from + (more - 1) * rules.lease_us
+        ):
+            yield Violation(
+                "attempts",
+                key,
+                f"came with attempt {after.attempt} too soon after {before.attempt}",
+            )
 
 
-def _stuck(history: History, by_key: dict[int, list[Delivered]], rules: Rules) -> Iterator[Violation]:
+def _stuck(
+    history: History, by_key: dict[int, list[Delivered]], rules: Rules
+) -> Iterator[Violation]:
     waits = _Waits(history.faults)
     for key, some in by_key.items():
         offered = history.offered.get(key)
@@ -209,7 +272,9 @@ def _stuck(history: History, by_key: dict[int, list[Delivered]], rules: Rules) -
         first = min(one.seen_us for one in some)
         late = first - waits.healthy_from(offered.due_us, first)
         if late > rules.within_us:
-            yield Violation("stuck", key, f"came {late / 1_000_000:.1f} s after nothing was in its way any more")
+            yield Violation(
+                "stuck", key, f"came {late / 1_000_000:.1f} s after nothing was in its way any more"
+            )
 
 
 def _first(history: History) -> dict[int, Delivered]:
@@ -230,6 +295,8 @@ class _Waits:
         self._ends = list(itertools.accumulate((fault.to_us for fault in in_order), max))
 
     def healthy_from(self, due_us: int, seen_us: int) -> int:
-        """Return when the message was due, or when the last fault that began before it arrived ended, if that is later."""
+        """Return when the message was due, or when the last fault that began before it arrived
+        ended, if that is later.
+        """
         count = bisect_right(self._starts, seen_us)
         return max(due_us, self._ends[count - 1]) if count else due_us

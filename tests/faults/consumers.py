@@ -1,4 +1,6 @@
-"""Consumers for a storm. They handle messages in every possible way, and report what they see to a witness.
+"""Consumers for a storm.
+
+They handle messages in every possible way, and report what they see to a witness.
 
 This module also runs as a process of its own: :func:`main`, which expects to be killed.
 """
@@ -25,11 +27,15 @@ if TYPE_CHECKING:
 
 Kind = Literal["reliable", "deliveries", "plain"]
 KINDS: tuple[Kind, ...] = ("reliable", "deliveries", "plain")
-"""A reliable queue; a delayed queue with leases; and a delayed queue without leases, where a message that was taken is gone."""
+"""A reliable queue; a delayed queue with leases; and a delayed queue without leases, where a
+message that was taken is gone.
+"""
 
 QUEUE = "storm"
 IDS = "storm-ids"
-"""A reliable queue that has no consumers until everything is healed: its messages expire, and their ids are used again."""
+"""A reliable queue that has no consumers until everything is healed: its messages expire, and their
+ids are used again.
+"""
 LEASE = 3.0
 RESYNC = 0.5
 RETRY_DELAY = 0.2
@@ -54,7 +60,9 @@ class Habits:
     dawdles: float = 0.0002
     leaves: float = 0.001
     pauses: float = 0.002
-    """Only without leases: how often it spends some milliseconds on a message while it has more in hand."""
+    """Only without leases: how often it spends some milliseconds on a message while it has more in
+    hand.
+    """
 
 
 class Witness(Protocol):
@@ -131,7 +139,8 @@ class Consumer:
         async with aclosing(queue.deliveries(LEASE, retry_delay=RETRY_DELAY)) as deliveries:  # type: ignore[type-var]
             async for delivery in deliveries:
                 ends_us = micros(delivery.lease_ends_at)
-                # The message leaves the server when its lease begins, and the end of the lease was rounded up to milliseconds.
+                # The message leaves the server when its lease begins, and the end of the lease was
+                # rounded up to milliseconds.
                 one = Delivered(
                     delivery.value,
                     now_us(),
@@ -165,7 +174,9 @@ class Consumer:
         at = now_us()
         self._witness.began(Delivered(value, at, self._who, claimed_us=at))
 
-    async def _handle(self, one: Delivered, message: delayq.Message[int] | delayq.Delivery[int]) -> None:
+    async def _handle(
+        self, one: Delivered, message: delayq.Message[int] | delayq.Delivery[int]
+    ) -> None:
         self._witness.began(one)
         try:
             async with message:
@@ -189,7 +200,9 @@ class Consumer:
         finally:
             self._witness.ended(one)
 
-    async def _do(self, one: Delivered, message: delayq.Message[int] | delayq.Delivery[int]) -> None:
+    async def _do(
+        self, one: Delivered, message: delayq.Message[int] | delayq.Delivery[int]
+    ) -> None:
         fate, habits, self._unsure = self._chance.random(), self._habits, False
         if fate < habits.fails:
             self._ends(one, End.NACKED)
@@ -217,8 +230,8 @@ class Consumer:
     def _doubting(self, one: Delivered) -> Iterator[None]:
         """Note how a call fails that ends a message inside its block.
 
-        If the reply was lost, the acknowledgement at the end of the block may find nothing left to do. If the call was refused,
-        its error leaves the block, and the message is retried.
+        If the reply was lost, the acknowledgement at the end of the block may find nothing left to
+        do. If the call was refused, its error leaves the block, and the message is retried.
         """
         try:
             yield
@@ -229,7 +242,9 @@ class Consumer:
             raise
 
     def _ends(self, one: Delivered, end: End) -> None:
-        """Report the end before trying it: a consumer that is killed from now on may or may not have carried it out."""
+        """Report the end before trying it: a consumer that is killed from now on may or may not
+        have carried it out.
+        """
         one.end = end
         self._witness.ended(one)
 
@@ -237,7 +252,9 @@ class Consumer:
 class WorkerConsumer:
     """A worker that runs until it is stopped. Its handler does what a consumer's loop does."""
 
-    def __init__(self, client: delayq.Client, who: str, witness: Witness, seed: object, habits: Habits) -> None:
+    def __init__(
+        self, client: delayq.Client, who: str, witness: Witness, seed: object, habits: Habits
+    ) -> None:
         self._who = who
         self._witness = witness
         self._chance = random.Random(repr(seed))
@@ -302,7 +319,14 @@ def shorten_deadlines(set_to: Callable[[str, float], None]) -> None:
 
 
 def main(
-    url: str, detours: Mapping[int, int], notes: Path, who: str, kind: Kind, loops: int, seed: object, habits: Habits
+    url: str,
+    detours: Mapping[int, int],
+    notes: Path,
+    who: str,
+    kind: Kind,
+    loops: int,
+    seed: object,
+    habits: Habits,
 ) -> None:
     """Consume until killed, over connections that take these detours."""
     logging.getLogger("delayq").setLevel(logging.CRITICAL)
@@ -311,14 +335,21 @@ def main(
         asyncio.run(_consume(url, Notes(notes, who), who, kind, loops, seed, habits))
 
 
-async def _consume(url: str, notes: Notes, who: str, kind: Kind, loops: int, seed: object, habits: Habits) -> None:
+async def _consume(
+    url: str, notes: Notes, who: str, kind: Kind, loops: int, seed: object, habits: Habits
+) -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         # Exit with the parent, because there would be no process left to kill this one.
         asyncio.get_running_loop().add_reader(parent.sentinel, os._exit, 1)
     while True:
         try:
             async with delayq.connect(url, resync_interval=RESYNC) as client:
-                await asyncio.gather(*(Consumer(client, kind, who, notes, (seed, n), habits).run() for n in range(loops)))
+                await asyncio.gather(
+                    *(
+                        Consumer(client, kind, who, notes, (seed, n), habits).run()
+                        for n in range(loops)
+                    )
+                )
         except delayq.ServerError:
             # The process was started while the server was away.
             await asyncio.sleep(0.05)

@@ -1,10 +1,13 @@
-"""Everything that producers, consumers and faults have seen and done: the input of :mod:`tests.faults.checker`.
+"""Everything that producers, consumers and faults have seen and done: the input of
+:mod:`tests.faults.checker`.
 
-All times are microseconds of a single clock, the server's. The test servers run on this machine and read its clock, so the tests
-read it too instead of asking the server: see :func:`now_us`. :func:`demand_one_clock` makes sure that this is true. Times that
-scripts return (when a message was due, when its lease ends) come from the same clock anyway.
+All times are microseconds of a single clock, the server's. The test servers run on this machine and
+read its clock, so the tests read it too instead of asking the server: see :func:`now_us`.
+:func:`demand_one_clock` makes sure that this is true. Times that scripts return (when a message was
+due, when its lease ends) come from the same clock anyway.
 
-A message is known by its key, a number that is also its value, so a message stored a second time under another id is detected.
+A message is known by its key, a number that is also its value, so a message stored a second time
+under another id is detected.
 """
 
 from __future__ import annotations
@@ -41,7 +44,10 @@ class End(StrEnum):
     ACKED = "acked"
     """The server confirmed the acknowledgement."""
     UNATTENDED = "unattended"
-    """Handled; the acknowledgement was sent without waiting for the reply. The log tells if it failed."""
+    """Handled; the acknowledgement was sent without waiting for the reply.
+
+    The log tells if it failed.
+    """
     UNKNOWN = "unknown"
     """Handled, but the reply was lost."""
     LOST = "lost"
@@ -49,7 +55,10 @@ class End(StrEnum):
     RETURNED = "returned"
     """Given back untouched, or at least that was tried: it may be redelivered at once."""
     EITHER = "either"
-    """Given back and then, because it was unclear whether that was carried out, acknowledged. One of the two took effect."""
+    """Given back and then, because it was unclear whether that was carried out, acknowledged.
+
+    One of the two took effect.
+    """
     NACKED = "nacked"
     """Its handler failed: it may be redelivered, as the next attempt."""
 
@@ -59,7 +68,8 @@ class Offered:
     """A message that was offered.
 
     Attributes:
-        due_us: The earliest time at which it may be delivered: the beginning of the offer, plus the delay.
+        due_us: The earliest time at which it may be delivered: the beginning of the offer, plus the
+            delay.
         told: The outcome that its producer was told.
         expires: Whether its time to live ends before it can be taken, so that it never arrives.
     """
@@ -77,7 +87,8 @@ class Delivered:
         key: The key of the message.
         seen_us: When the consumer had it.
         who: The consumer.
-        copy: The queue's own id for it, which is the same at each delivery unless it was stored twice.
+        copy: The queue's own id for it, which is the same at each delivery unless it was stored
+            twice.
         due_us: When it was due, according to the queue; 0 if the queue does not say.
         claimed_us: When it left the server, or later. Without leases, when it was seen.
         ends_us: The end of its lease, as far as the consumer knew; 0 without leases.
@@ -113,7 +124,8 @@ class History:
         offered: The offers, by key.
         delivered: The deliveries, in any order.
         faults: The faults, in any order.
-        doubts: Copies whose unattended acknowledgement failed or may have failed, according to the log.
+        doubts: Copies whose unattended acknowledgement failed or may have failed, according to the
+            log.
         nameless_doubts: How many more of these there are that the log does not name.
         left: Descriptions of everything that is still on the server at the end.
     """
@@ -135,13 +147,17 @@ def demand_one_clock(server: PrivateServer) -> None:
     """Fail if a server does not read the clock that :func:`now_us` reads."""
     before = now_us()
     # The first line of the reply is its length; the script's reply holds the time.
-    told = int(server.call("EVAL", "local t = redis.call('TIME') return t[1] * 1000000 + t[2]", "0")[1:])
+    told = int(
+        server.call("EVAL", "local t = redis.call('TIME') return t[1] * 1000000 + t[2]", "0")[1:]
+    )
     # Some servers read the clock when they wake up, which may be just before the call arrives.
     assert before - 1000 <= told <= now_us() + 1000, "the server has a clock of its own"
 
 
 class Notes:
-    """A record of deliveries in a file, for a process that may be killed at any moment: each line is a single write."""
+    """A record of deliveries in a file, for a process that may be killed at any moment: each line
+    is a single write.
+    """
 
     def __init__(self, path: Path, who: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -163,7 +179,10 @@ class Notes:
 
 
 def read_notes(paths: Iterable[Path]) -> list[Delivered]:
-    """Return the deliveries that :class:`Notes` of several processes hold. The last line of a killed one may be cut off."""
+    """Return the deliveries that :class:`Notes` of several processes hold.
+
+    The last line of a killed one may be cut off.
+    """
     read: list[Delivered] = []
     open_ones: dict[tuple[str, int, int], Delivered] = {}
     for path in paths:
@@ -171,7 +190,9 @@ def read_notes(paths: Iterable[Path]) -> list[Delivered]:
             who, what, *words = line.split("\t")
             if what == "began":
                 key, seen, copy, due, claimed, ends, attempt = words
-                one = Delivered(int(key), int(seen), who, copy, int(due), int(claimed), int(ends), int(attempt))
+                one = Delivered(
+                    int(key), int(seen), who, copy, int(due), int(claimed), int(ends), int(attempt)
+                )
                 read.append(one)
                 open_ones[who, one.key, one.claimed_us] = one
             else:

@@ -1,15 +1,18 @@
-"""Clients that leave at random moments, over links with a long round trip: nothing is lost, nothing is delivered twice.
+"""Clients that leave at random moments, over links with a long round trip: nothing is lost, nothing
+is delivered twice.
 
 ::
 
     python -m tests.faults.moments --trials 1000
     python -m tests.faults.moments --seed 17 --trials 1      # repeat one of them, with its keys
 
-In each trial a client consumes several queues in several ways, with loops that are left and with tasks that are cancelled, once
-or twice. It leaves at a random moment: its block ends, another task closes it, or its task is cancelled, sometimes again while it
-closes. At times its event loop ends with it, as a program's does. No link breaks. Afterwards another client takes the rest.
+In each trial a client consumes several queues in several ways, with loops that are left and with
+tasks that are cancelled, once or twice. It leaves at a random moment: its block ends, another task
+closes it, or its task is cancelled, sometimes again while it closes. At times its event loop ends
+with it, as a program's does. No link breaks. Afterwards another client takes the rest.
 
-Each trial is determined by its seed alone. Which message meets which moment is still left to chance.
+Each trial is determined by its seed alone. Which message meets which moment is still left to
+chance.
 """
 
 from __future__ import annotations
@@ -90,12 +93,21 @@ class Plan:
     lasts: bool
 
     @classmethod
-    def of(cls, seed: int, *, round_trip: int | None = None, ending: str | None = None, ways: Sequence[str] = ()) -> Plan:
+    def of(
+        cls,
+        seed: int,
+        *,
+        round_trip: int | None = None,
+        ending: str | None = None,
+        ways: Sequence[str] = (),
+    ) -> Plan:
         chance = random.Random(f"moments {seed}")
         ms = chance.choice(ROUND_TRIPS)
         ms = ms if round_trip is None else round_trip
         count = chance.choice((1, 2, 5, 10, 20, 50))
-        queues = tuple(chance.choice(ways or (*TAKING, "loop", "loop", *LEASING)) for _ in range(count))
+        queues = tuple(
+            chance.choice(ways or (*TAKING, "loop", "loop", *LEASING)) for _ in range(count)
+        )
         most = max(6, 800 // count)
         chosen = chance.choice(ENDINGS)
         return cls(
@@ -106,7 +118,9 @@ class Plan:
             tuple(chance.randint(0, most // 4) if chance.random() < 0.5 else 0 for _ in queues),
             chosen if ending is None else ending,
             (3 + chance.expovariate(0.15)) * ms / 1000 + chance.choice((0, 0.3)) * chance.random(),
-            chance.choice((0.0, 0.001, chance.random() * ms / 1000, chance.random() * 3 * ms / 1000)),
+            chance.choice(
+                (0.0, 0.001, chance.random() * ms / 1000, chance.random() * 3 * ms / 1000)
+            ),
             chance.random() < 0.5,
         )
 
@@ -141,7 +155,8 @@ class Outcome:
         offered: How many messages were offered.
         delivered: How many messages the first client received.
         lost: Messages that never arrived.
-        doubled: Messages that arrived twice from a queue that delivers at most once, or again after they were acknowledged.
+        doubled: Messages that arrived twice from a queue that delivers at most once, or again after
+            they were acknowledged.
         strayed: Unreadable payloads that are missing from the quarantine or are in it twice.
         kept: Hand-outs that came back only when the lease of an unconfirmed call ended.
         disordered: Queues whose ready list was out of order after the close.
@@ -167,9 +182,18 @@ class Outcome:
     @property
     def flaws(self) -> list[str]:
         """Everything that must not happen, in words."""
-        found = [f"{len(values)} lost of {where}: {sorted(values)[:8]}" for where, values in self.lost.items()]
-        found += [f"{len(values)} doubled of {where}: {sorted(values)[:8]}" for where, values in self.doubled.items()]
-        found += [f"{len(values)} unreadable astray of {where}: {sorted(values)[:3]}" for where, values in self.strayed.items()]
+        found = [
+            f"{len(values)} lost of {where}: {sorted(values)[:8]}"
+            for where, values in self.lost.items()
+        ]
+        found += [
+            f"{len(values)} doubled of {where}: {sorted(values)[:8]}"
+            for where, values in self.doubled.items()
+        ]
+        found += [
+            f"{len(values)} unreadable astray of {where}: {sorted(values)[:3]}"
+            for where, values in self.strayed.items()
+        ]
         found += [f"out of order: {words}" for words in self.disordered]
         if self.closed_in > self.bound:
             found.append(f"the close took {self.closed_in:.2f} s, more than {self.bound:.2f} s")
@@ -180,7 +204,9 @@ class Outcome:
 
 
 class _Client:
-    """A client in its own event loop and thread. The loop may end as soon as the client has left."""
+    """A client in its own event loop and thread. The loop may end as soon as the client has
+    left.
+    """
 
     def __init__(self, url: str, plan: Plan, seen: list[Seen], outcome: Outcome) -> None:
         self._url = url
@@ -224,7 +250,11 @@ class _Client:
             self._outcome.closed_in = took
             leaves.set()
         elif plan.ending == "queues closed":
-            queues = [self._open(client, number) for number in range(len(plan.queues)) if self._chance.random() < 0.7]
+            queues = [
+                self._open(client, number)
+                for number in range(len(plan.queues))
+                if self._chance.random() < 0.7
+            ]
             await asyncio.gather(*(queue.aclose() for queue in queues))
             self._outcome.closed_in = loop.time() - started
             started = loop.time()
@@ -283,7 +313,8 @@ class _Client:
         except delayq.Closed:
             pass
         except delayq.ServerError as error:
-            # A call that was not waiting for messages when the client closed may end like this. It must not lose anything.
+            # A call that was not waiting for messages when the client closed may end like this. It
+            # must not lose anything.
             if not self._closing(client):
                 self._outcome.errors.append(f"{way}: {error!r}")
 
@@ -386,7 +417,8 @@ async def _leased(messages: Any, seen: Seen, pace: _Pace) -> bool:
             try:
                 async with message:
                     last = await pace.handle()
-                    # Handled. Until the block has ended, the acknowledgement may or may not have been carried out.
+                    # Handled. Until the block has ended, the acknowledgement may or may not have
+                    # been carried out.
                     seen.unsure.add(message.value)
                 seen.unsure.discard(message.value)
                 seen.acked.append(message.value)
@@ -463,10 +495,15 @@ class Trials:
             await until(lambda: not links.count)
         outcome.delivered = sum(len(one.taken) + len(one.acked) for one in seen)
         for number, way in enumerate(plan.queues):
-            # Two consumers that leave at different times give back one after the other, no matter which has the older messages.
+            # Two consumers that leave at different times give back one after the other, no matter
+            # which has the older messages.
             if plan.later[number] or seen[number].consumers > 1 or way == "messages":
                 continue
-            there = [json.loads(value) for value in await self._raw.lrange(plan.name(number), 0, -1) if value[:1] != b"{"]
+            there = [
+                json.loads(value)
+                for value in await self._raw.lrange(plan.name(number), 0, -1)
+                if value[:1] != b"{"
+            ]
             # Messages whose handling was cancelled went back by themselves.
             there = [value for value in there if value not in seen[number].begun]
             if there != sorted(there):
@@ -482,10 +519,14 @@ class Trials:
             ready, later = plan.ready[number], plan.later[number]
             one.offered = set(range(ready + later))
             # Some come due before the client leaves, and some after.
-            delays = [0.0] * ready + sorted(chance.random() * 1.5 * (plan.after + 0.2) for _ in range(later))
+            delays = [0.0] * ready + sorted(
+                chance.random() * 1.5 * (plan.after + 0.2) for _ in range(later)
+            )
             if way == "messages":
                 queue = producer.reliable_queue(name, lease=LEASE, max_attempts=None)
-                await queue.offer_many([Offer(value, delay=delay) for value, delay in enumerate(delays)])
+                await queue.offer_many(
+                    [Offer(value, delay=delay) for value, delay in enumerate(delays)]
+                )
                 continue
             payloads = [str(value) for value in range(ready)]
             if payloads and chance.random() < 0.2:
@@ -500,11 +541,15 @@ class Trials:
 
     async def _take_the_rest(self, plan: Plan, seen: list[Seen], outcome: Outcome) -> None:
         async with delayq.connect(self._server.unix_url, resync_interval=RESYNC) as client:
-            tasks = [asyncio.create_task(self._take_rest_of(client, plan, n, one)) for n, one in enumerate(seen)]
+            tasks = [
+                asyncio.create_task(self._take_rest_of(client, plan, n, one))
+                for n, one in enumerate(seen)
+            ]
             try:
                 await until(lambda: all(one.is_complete() for one in seen), LEASES_WITHIN)
             except TimeoutError:
-                # A message that a call handed out and no client confirmed is kept for minutes. Skip that time.
+                # A message that a call handed out and no client confirmed is kept for minutes. Skip
+                # that time.
                 outcome.kept = await self._end_leases(plan)
                 with suppress(TimeoutError):
                     await until(lambda: all(one.is_complete() for one in seen), REST_WITHIN)
@@ -526,7 +571,9 @@ class Trials:
                     await self._raw.zadd(key, {token: 1}, xx=True)
         return count
 
-    async def _take_rest_of(self, client: delayq.Client, plan: Plan, number: int, seen: Seen) -> None:
+    async def _take_rest_of(
+        self, client: delayq.Client, plan: Plan, number: int, seen: Seen
+    ) -> None:
         queue = open_queue(client, plan, number)
         if plan.queues[number] != "messages":
             async for value in queue:
@@ -541,8 +588,18 @@ class Trials:
 
     async def _left(self, plan: Plan) -> list[str]:
         """Return the keys of this trial that hold messages, except the quarantine."""
-        names = [key async for key in self._raw.scan_iter(f"*moments-{plan.seed}-*", count=1000) if b"quarantine" not in key]
-        return sorted([name.decode() for name in names if await self._raw.type(name) not in (b"string", b"none")])
+        names = [
+            key
+            async for key in self._raw.scan_iter(f"*moments-{plan.seed}-*", count=1000)
+            if b"quarantine" not in key
+        ]
+        return sorted(
+            [
+                name.decode()
+                for name in names
+                if await self._raw.type(name) not in (b"string", b"none")
+            ]
+        )
 
     async def _judge(self, plan: Plan, seen: list[Seen], outcome: Outcome) -> None:
         for number, (way, one) in enumerate(zip(plan.queues, seen, strict=True)):
@@ -550,12 +607,19 @@ class Trials:
             if lost := one.offered - {*one.taken, *one.acked, *one.unsure, *one.rest}:
                 outcome.lost[where] = sorted(lost)
             counts = Counter([*one.taken, *one.acked, *one.rest])
-            if doubled := [value for value, count in counts.items() if count > 1 and value not in one.unsure]:
+            if doubled := [
+                value for value, count in counts.items() if count > 1 and value not in one.unsure
+            ]:
                 outcome.doubled[where] = doubled
             if way != "messages":
-                quarantined = Counter(value.decode() for value in await self._raw.lrange(_quarantine(plan, number), 0, -1))
+                quarantined = Counter(
+                    value.decode()
+                    for value in await self._raw.lrange(_quarantine(plan, number), 0, -1)
+                )
                 if quarantined != Counter(one.broken):
-                    astray = (Counter(one.broken) - quarantined) + (quarantined - Counter(one.broken))
+                    astray = (Counter(one.broken) - quarantined) + (
+                        quarantined - Counter(one.broken)
+                    )
                     outcome.strayed[where] = list(astray)
         outcome.left = await self._left(plan)
 
@@ -571,7 +635,9 @@ def _quarantine(plan: Plan, number: int) -> str:
 # Many trials
 
 
-async def run_all(server: PrivateServer, plans: Iterable[Plan], at_once: int, told: Callable[[Outcome], None]) -> None:
+async def run_all(
+    server: PrivateServer, plans: Iterable[Plan], at_once: int, told: Callable[[Outcome], None]
+) -> None:
     """Carry out trials, ``at_once`` of them at the same time."""
     waiting: Iterator[Plan] = iter(plans)
     async with Trials(server, at_once) as trials:
@@ -598,8 +664,14 @@ def _batch(plans: Sequence[Plan], at_once: int) -> list[Outcome]:
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
     """Return a table with a line for each ending and round trip."""
-    head = f"{'ending':<18} {'ms':>4} {'trials':>7} {'offered':>8} {'delivered':>9} {'lost':>5} {'doubled':>7} {'astray':>6}"
-    lines = [head + f" {'kept':>5} {'order':>5} {'slow':>5} {'left':>5} {'errors':>6} {'longest close':>13}"]
+    head = (
+        f"{'ending':<18} {'ms':>4} {'trials':>7} {'offered':>8} {'delivered':>9} {'lost':>5}"
+        f" {'doubled':>7} {'astray':>6}"
+    )
+    lines = [
+        head
+        + f" {'kept':>5} {'order':>5} {'slow':>5} {'left':>5} {'errors':>6} {'longest close':>13}"
+    ]
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for one in sorted(outcomes, key=lambda one: (one.plan.ending, one.plan.round_trip)):
         groups.setdefault((one.plan.ending, str(one.plan.round_trip)), []).append(one)
@@ -610,11 +682,12 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
         astray = sum(len(values) for one in some for values in one.strayed.values())
         slow = sum(one.closed_in > one.bound for one in some)
         lines.append(
-            f"{ending:<18} {ms:>4} {len(some):>7} {sum(one.offered for one in some):>8} {sum(one.delivered for one in some):>9} "
-            f"{lost:>5} {doubled:>7} {astray:>6} {sum(one.kept for one in some):>5} "
-            f"{sum(len(one.disordered) for one in some):>5} {slow:>5} "
-            f"{sum(len(one.left) for one in some):>5} {sum(len(one.errors) for one in some):>6} "
-            f"{max((one.closed_in for one in some), default=0):>13.2f}"
+            f"{ending:<18} {ms:>4} {len(some):>7} {sum(one.offered for one in some):>8}"
+            f" {sum(one.delivered for one in some):>9} {lost:>5} {doubled:>7} {astray:>6}"
+            f" {sum(one.kept for one in some):>5} {sum(len(one.disordered) for one in some):>5}"
+            f" {slow:>5} {sum(len(one.left) for one in some):>5}"
+            f" {sum(len(one.errors) for one in some):>6}"
+            f" {max((one.closed_in for one in some), default=0):>13.2f}"
         )
     return lines
 
@@ -625,7 +698,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first trial; the others follow")
     parser.add_argument("--round-trip", type=int, help="milliseconds, instead of chance")
     parser.add_argument("--ending", choices=ENDINGS, help="instead of chance")
-    parser.add_argument("--way", action="append", default=[], choices=[*TAKING, *LEASING], help="instead of chance; several")
+    parser.add_argument(
+        "--way",
+        action="append",
+        default=[],
+        choices=[*TAKING, *LEASING],
+        help="instead of chance; several",
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--at-once", type=int, default=8, help="trials in each process")
     options = parser.parse_args()
@@ -638,12 +717,18 @@ def main() -> None:
     started, outcomes = time.monotonic(), list[Outcome]()
     size = max(1, min(2 * options.at_once, -(-len(plans) // options.processes)))
     batches = [plans[at : at + size] for at in range(0, len(plans), size)]
-    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        options.processes, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
         for batch in pool.map(_batch, batches, [options.at_once] * len(batches)):
             outcomes += batch
             for one in batch:
                 for words in one.flaws:
-                    print(f"seed {one.plan.seed}, {one.plan.round_trip} ms, {one.plan.ending}: {words}", flush=True)
+                    print(
+                        f"seed {one.plan.seed}, {one.plan.round_trip} ms, {one.plan.ending}:"
+                        f" {words}",
+                        flush=True,
+                    )
     print(*table(outcomes), sep="\n")
     failed = sum(bool(one.flaws) for one in outcomes)
     print(f"{len(outcomes)} trials in {time.monotonic() - started:.0f} s, {failed} with flaws")

@@ -1,4 +1,5 @@
-"""A server and the network in front of it, without sockets: bytes take time, get lost, or arrive when the peer has gone.
+"""A server and the network in front of it, without sockets: bytes take time, get lost, or arrive
+when the peer has gone.
 
 The server is fakeredis, which runs delayq's own scripts. All randomness comes from a seed.
 """
@@ -58,13 +59,17 @@ class Network:
     def connections(self) -> list[Connection]:
         return [each for each in self._made if each.is_usable]
 
-    async def connect(self, make: Callable[[], asyncio.BaseProtocol]) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+    async def connect(
+        self, make: Callable[[], asyncio.BaseProtocol]
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         """Connect to the server, as :meth:`asyncio.loop.create_connection` would."""
         await asyncio.sleep(self.latency(self._chance))
         if self.refuses:
             raise ConnectionRefusedError("refused")
         protocol = make()
-        connection = Connection(self, protocol, random.Random(f"connection {self._seed} {len(self._made)}"))
+        connection = Connection(
+            self, protocol, random.Random(f"connection {self._seed} {len(self._made)}")
+        )
         self._made.append(connection)
         protocol.connection_made(connection)
         return connection, protocol
@@ -82,7 +87,9 @@ class Network:
 
     def lasting_keys(self) -> list[str]:
         """Return the keys on the server that do not expire by themselves."""
-        return sorted(key.decode() for key, item in self._server.dbs[0]._dict.items() if item.expireat is None)
+        return sorted(
+            key.decode() for key, item in self._server.dbs[0]._dict.items() if item.expireat is None
+        )
 
     def list_of(self, key: str) -> list[bytes]:
         item = self._server.dbs[0].get(key.encode())
@@ -102,7 +109,8 @@ class Connection(asyncio.Transport):
 
     Attributes:
         process: The process that it belongs to.
-        stalled_until: For each direction, the earliest time at which data sent in it arrives, seconds.
+        stalled_until: For each direction, the earliest time at which data sent in it arrives,
+            seconds.
     """
 
     def __init__(self, network: Network, protocol: Any, chance: random.Random) -> None:
@@ -126,7 +134,10 @@ class Connection(asyncio.Transport):
     # Faults
 
     def cut(self) -> None:
-        """Break it and tell both ends. Half of the time everything in transit is lost, otherwise only the replies."""
+        """Break it and tell both ends.
+
+        Half of the time everything in transit is lost, otherwise only the replies.
+        """
         if self._passes and self._client_there:
             self._server_ends(at_once=self._chance.random() < 0.5)
             self._passes = False
@@ -137,7 +148,9 @@ class Connection(asyncio.Transport):
         self._passes = self._server_there = False
 
     def orphan(self) -> None:
-        """End it for a client whose process is dead. Data that it has already sent still arrives."""
+        """End it for a client whose process is dead. Data that it has already sent still
+        arrives.
+        """
         self._client_there = False
         self._server_ends(at_once=False)
 
@@ -244,7 +257,9 @@ class Connection(asyncio.Transport):
 class _Session(FakeSocket):
     """The server's end of a connection, which replies in RESP2."""
 
-    def __init__(self, server: FakeServer, connection: Connection, blocked: list[_Session], number: int) -> None:
+    def __init__(
+        self, server: FakeServer, connection: Connection, blocked: list[_Session], number: int
+    ) -> None:
         self._number = number
         super().__init__(server, 0, client_class=object)
         self._connection = connection
@@ -281,7 +296,8 @@ class _Session(FakeSocket):
         if fields[0] != b"BLMOVE":
             super()._process_command(fields)
             return
-        # delayq only moves from a list onto itself, without a timeout. fakeredis 2.40 replies at once that the list is empty.
+        # delayq only moves from a list onto itself, without a timeout. fakeredis 2.40 replies at
+        # once that the list is empty.
         assert fields[1] == fields[2], fields
         assert fields[3:] == [b"LEFT", b"LEFT", b"0"], fields
         self._awaited = fields[1]
@@ -303,7 +319,9 @@ class _Session(FakeSocket):
 
 
 class _QuickRuntime:
-    """A faster Lua runtime. fakeredis compiles a script and collects garbage on each call; both take longer than the script."""
+    """A faster Lua runtime. fakeredis compiles a script and collects garbage on each call; both
+    take longer than the script.
+    """
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime

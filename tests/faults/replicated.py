@@ -5,24 +5,25 @@
     python -m tests.faults.storm --servers sentinel --kind reliable --minutes 10
     python -m tests.faults.storm --servers cluster --kind plain --minutes 10
 
-Clients reach every server and Sentinel over links of its own (``tests.support.links.detour``), which break as they do with one
-server.
-Every fault here preserves each write that the servers have confirmed, so the checker allows nothing that it does not also allow
-with one server:
+Clients reach every server and Sentinel over links of its own (``tests.support.links.detour``),
+which break as they do with one server. Every fault here preserves each write that the servers have
+confirmed, so the checker allows nothing that it does not also allow with one server:
 
-- A planned failover hands over once the replica has received everything. A cluster ensures that itself
-  (``CLUSTER FAILOVER``). Sentinels let the old master keep writing for some seconds, so its writes are paused
-  (``CLIENT PAUSE ... WRITE``) until it is a replica.
-- A master that is killed restarts with everything that it has confirmed (``appendfsync always``), and a master that is
-  stopped resumes. Both remain masters: no replica takes over by itself.
+- A planned failover hands over once the replica has received everything. A cluster ensures that
+  itself (``CLUSTER FAILOVER``). Sentinels let the old master keep writing for some seconds, so its
+  writes are paused (``CLIENT PAUSE ... WRITE``) until it is a replica.
+- A master that is killed restarts with everything that it has confirmed (``appendfsync always``),
+  and a master that is stopped resumes. Both remain masters: no replica takes over by itself.
 
 These faults are left out:
 
-- *An unplanned failover.* Replication is asynchronous, so the promoted replica may lack the last writes: an offer is
-  lost, an acknowledged message is redelivered, a ``DelayedQueue`` delivers a message twice. WAIT
-  (``durability="replicas:N"``) covers offers alone. A checker that allowed any of this would overlook real flaws.
-  ``tests/integration`` has unplanned failovers, with bounds on what they lose.
-- *A plain* ``SENTINEL FAILOVER``, for the same reason: writes that the old master confirms in the meantime are lost.
+- *An unplanned failover.* Replication is asynchronous, so the promoted replica may lack the last
+  writes: an offer is lost, an acknowledged message is redelivered, a ``DelayedQueue`` delivers a
+  message twice. WAIT (``durability="replicas:N"``) covers offers alone. A checker that allowed any
+  of this would overlook real flaws. ``tests/integration`` has unplanned failovers, with bounds on
+  what they lose.
+- *A plain* ``SENTINEL FAILOVER``, for the same reason: writes that the old master confirms in the
+  meantime are lost.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class BehindSentinels(Watched):
         super().start()
         for sentinel in self.sentinels:
             with admin(sentinel) as redis:
-                redis.execute_command("SENTINEL", "SET", self.SERVICE, "down-after-milliseconds", _DOWN_AFTER)
+                redis.execute_command(
+                    "SENTINEL", "SET", self.SERVICE, "down-after-milliseconds", _DOWN_AFTER
+                )
 
     def list_all(self) -> Sequence[PrivateServer]:
         """Return every server that clients connect to."""
@@ -91,25 +94,34 @@ class BehindSentinels(Watched):
         with admin(old) as redis, admin(chance.choice(self.sentinels)) as sentinel:
             redis.execute_command("CLIENT", "PAUSE", _PAUSE, "WRITE")
             try:
-                wait_for(lambda: all(_follows(other, old) for other in others), "the replicas have everything")
+                wait_for(
+                    lambda: all(_follows(other, old) for other in others),
+                    "the replicas have everything",
+                )
                 wait_for(done, "the failover")
                 redis.execute_command("REPLICAOF", "127.0.0.1", self.master().port)
             finally:
                 redis.execute_command("CLIENT", "UNPAUSE")
 
     def wait_until_sound(self) -> None:
-        """Wait until all agree on the master, and every replica has all the master's data, on disk as well."""
+        """Wait until all agree on the master, and every replica has all the master's data, on disk
+        as well.
+        """
 
         def sound() -> bool:
             master = self._agreed()
             return master is not None and all(
-                _is_on_disk(server) and (server is master or _follows(server, master)) for server in self.servers
+                _is_on_disk(server) and (server is master or _follows(server, master))
+                for server in self.servers
             )
 
         wait_for(sound, "the servers are sound")
 
     def kill_a_sentinel(self) -> None:
-        """Kill the Sentinel that clients may ask first, and clients' connections to the master. Then restart it."""
+        """Kill the Sentinel that clients may ask first, and clients' connections to the master.
+
+        Then restart it.
+        """
         master = self.master()
         self.sentinels[0].kill()
         master.call("CLIENT", "KILL", "TYPE", "normal")
@@ -161,12 +173,16 @@ class InCluster(TestCluster):
         wait_for(done, "the failover")
 
     def wait_until_sound(self) -> None:
-        """Wait until all agree on the masters, and every replica has all its master's data, on disk as well."""
+        """Wait until all agree on the masters, and every replica has all its master's data, on disk
+        as well.
+        """
 
         def sound() -> bool:
             states = [self.info(node) for node in self.nodes]
             if any(
-                state["cluster_state"] != "ok" or state["cluster_slots_ok"] != state["cluster_slots_assigned"] for state in states
+                state["cluster_state"] != "ok"
+                or state["cluster_slots_ok"] != state["cluster_slots_assigned"]
+                for state in states
             ):
                 return False
             if any(self.slots(node) != self.slots(self.nodes[0]) for node in self.nodes):
@@ -174,7 +190,9 @@ class InCluster(TestCluster):
             masters = self.list_masters()
             by_port = {master.port: master for master in masters}
             return all(
-                _is_on_disk(node) and (node in masters or _follows(node, by_port[_master_port(node) or 0])) for node in self.nodes
+                _is_on_disk(node)
+                and (node in masters or _follows(node, by_port[_master_port(node) or 0]))
+                for node in self.nodes
             )
 
         wait_for(sound, "the cluster is sound")
@@ -205,7 +223,10 @@ def _follows(replica: PrivateServer, master: PrivateServer) -> bool:
 
 
 def _is_on_disk(server: PrivateServer) -> bool:
-    """Return whether a server's data is all on disk. It is not while the file is rewritten, as after a full synchronization."""
+    """Return whether a server's data is all on disk.
+
+    It is not while the file is rewritten, as after a full synchronization.
+    """
     with admin(server) as redis:
         told = redis.info("persistence")
     return not (told["loading"] or told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])

@@ -22,5 +22,8 @@ def lines() -> list[str]:
         return []
     faults = {name: count for name, count in COUNTS.items() if name not in _NOT_FAULTS}
     each = ", ".join(f"{count} {name}" for name, count in sorted(faults.items()))
-    so_many = f"{sum(faults.values()):,} faults over {COUNTS['messages']:,} messages ({COUNTS['deliveries']:,} deliveries)"
+    so_many = (
+        f"{sum(faults.values()):,} faults over {COUNTS['messages']:,} messages"
+        f" ({COUNTS['deliveries']:,} deliveries)"
+    )
     return [f"{COUNTS['storms']} storms: {so_many}: {each}"]

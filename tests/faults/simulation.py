@@ -1,12 +1,16 @@
-"""Simulated storms: delayq itself, on a network, a server, clocks and randomness that a seed controls. A failure always recurs.
+"""Simulated storms: delayq itself, on a network, a server, clocks and randomness that a seed
+controls.
+
+A failure always recurs.
 
 ::
 
     python -m tests.faults.simulation --seeds 5000 [--first 200] [--kind plain]
-    python -m tests.faults.simulation --kind plain --seed 17     # one simulation, with everything that happened
+    python -m tests.faults.simulation --kind plain --seed 17     # one simulation, in full
 
-Simulations take no real time, because nothing ever waits. Producers and consumers are processes in the sense of
-:mod:`tests.faults.virtual`: they die without warning. The judge is :mod:`tests.faults.checker`, as in the storms on real servers.
+Simulations take no real time, because nothing ever waits. Producers and consumers are processes in
+the sense of :mod:`tests.faults.virtual`: they die without warning. The judge is
+:mod:`tests.faults.checker`, as in the storms on real servers.
 """
 
 from __future__ import annotations
@@ -40,7 +44,9 @@ URL = "redis://simulated:6379?protocol=2"
 WITHIN = 30.0
 """Seconds that a message may take when it has to wait for leases and deadlines."""
 DRAIN_WITHIN = 150.0
-"""Seconds within which everything is delivered once all is healed: the longest delay plus several deadlines and leases."""
+"""Seconds within which everything is delivered once all is healed: the longest delay plus several
+deadlines and leases.
+"""
 _LONGEST_DELAY = 20.0
 _UNTIL = 1000.0
 # How long the end of a simulation takes: every call has been abandoned by then.
@@ -78,12 +84,17 @@ class Plan:
     resync: float = 1.0
     within: float = WITHIN
     habits: Habits = field(
-        default_factory=lambda: Habits(fails=0.04, releases=0.02, waits_for_its_ack=0.3, dawdles=0.02, leaves=0.02)
+        default_factory=lambda: Habits(
+            fails=0.04, releases=0.02, waits_for_its_ack=0.3, dawdles=0.02, leaves=0.02
+        )
     )
 
     @property
     def rules(self) -> Rules:
-        return Rules(0 if self.kind == "plain" else int(consumers.LEASE * 1_000_000), int(self.within * 1_000_000))
+        return Rules(
+            0 if self.kind == "plain" else int(consumers.LEASE * 1_000_000),
+            int(self.within * 1_000_000),
+        )
 
 
 @dataclass(frozen=True)
@@ -107,13 +118,21 @@ class Outcome:
         """Return everything that happened, one line each, ordered by time."""
         told: list[tuple[int, str]] = []
         for key, offered in self.history.offered.items():
-            told.append((offered.due_us, f"message {key} may come from now on; its offer is {offered.told}"))
+            told.append(
+                (offered.due_us, f"message {key} may come from now on; its offer is {offered.told}")
+            )
         for one in self.history.delivered:
             words = f"message {one.key} came to {one.who}"
             if one.ends_us:
-                words += f" as {one.copy!r}, attempt {one.attempt}, until {_clock(one.ends_us)}: {one.end}"
+                words += (
+                    f" as {one.copy!r}, attempt {one.attempt}, until {_clock(one.ends_us)}:"
+                    f" {one.end}"
+                )
             told.append((one.seen_us, words))
-        told += [(fault.from_us, f"FAULT {fault.name}, until {_clock(fault.to_us)}") for fault in self.history.faults]
+        told += [
+            (fault.from_us, f"FAULT {fault.name}, until {_clock(fault.to_us)}")
+            for fault in self.history.faults
+        ]
         told.sort()
         return [
             *(f"{_clock(at)} {words}" for at, words in told),
@@ -184,7 +203,8 @@ class Simulation:
             "client closed": self._close_client,
         }
         if plan.kind == "plain":
-            # Messages that these have taken are gone for good, by contract or when the server is unreachable at that moment.
+            # Messages that these have taken are gone for good, by contract or when the server is
+            # unreachable at that moment.
             del self._faults["consumer killed"], self._faults["client closed"]
 
     async def run(self) -> None:
@@ -215,16 +235,28 @@ class Simulation:
         if plan.kind == "plain":
             # Messages that were fetched ahead went back when the consumers ended.
             for value in self._network.list_of(QUEUE):
-                history.delivered.append(Delivered(int(value), now_us(), "the end", claimed_us=now_us()))
+                history.delivered.append(
+                    Delivered(int(value), now_us(), "the end", claimed_us=now_us())
+                )
         else:
-            history.left += [f"stays on the server for ever: {name}" for name in self._network.lasting_keys()]
+            history.left += [
+                f"stays on the server for ever: {name}" for name in self._network.lasting_keys()
+            ]
 
     async def _drain(self) -> None:
-        """Wait until every stored message has been delivered and only keys that expire by themselves are left."""
+        """Wait until every stored message has been delivered and only keys that expire by
+        themselves are left.
+        """
         give_up_at = self._loop.time() + DRAIN_WITHIN
-        while self._shares or not all(producer.done.done() for producer in self._producers) or not self._is_drained():
+        while (
+            self._shares
+            or not all(producer.done.done() for producer in self._producers)
+            or not self._is_drained()
+        ):
             if self._loop.time() > give_up_at:
-                self.history.left.append(f"not drained within {DRAIN_WITHIN:g} s: {self._network.lasting_keys()}")
+                self.history.left.append(
+                    f"not drained within {DRAIN_WITHIN:g} s: {self._network.lasting_keys()}"
+                )
                 return
             await asyncio.sleep(0.1)
 
@@ -239,10 +271,16 @@ class Simulation:
 
     def _start_producer(self) -> None:
         process = Process(f"producer {next(self._names)}")
-        self._producers.append(_Producer(process, self._plan, self._loop, self.history, self._keys, self._shares))
+        self._producers.append(
+            _Producer(process, self._plan, self._loop, self.history, self._keys, self._shares)
+        )
 
     def _start_consumers(self) -> None:
-        self._consumers.append(_Consumers(Process(f"consumer {next(self._names)}"), self._plan, self._loop, self.history))
+        self._consumers.append(
+            _Consumers(
+                Process(f"consumer {next(self._names)}"), self._plan, self._loop, self.history
+            )
+        )
 
     def _kill(self, process: Process) -> None:
         self._loop.halt(process)
@@ -261,7 +299,9 @@ class Simulation:
     def _some(self) -> list[Connection]:
         """Return all connections, or about half of them."""
         share = self._chance.choice((0.5, 1.0))
-        return [connection for connection in self._network.connections if self._chance.random() < share]
+        return [
+            connection for connection in self._network.connections if self._chance.random() < share
+        ]
 
     async def _cut(self) -> None:
         for connection in self._some():
@@ -281,7 +321,8 @@ class Simulation:
     async def _stall(self, *directions: int) -> None:
         # At times longer than a call waits.
         seconds = self._chance.choice((0.3, 3, 8)) * self._chance.random()
-        # Connections that are opened in the meantime are not stalled, so they may overtake late data.
+        # Connections that are opened in the meantime are not stalled, so they may overtake late
+        # data.
         for connection in self._some():
             for direction in directions:
                 connection.stalled_until[direction] = self._loop.time() + seconds
@@ -343,7 +384,13 @@ class _Producer:
     """A process that offers the messages, share by share."""
 
     def __init__(
-        self, process: Process, plan: Plan, loop: VirtualLoop, history: History, keys: itertools.count[int], shares: deque[int]
+        self,
+        process: Process,
+        plan: Plan,
+        loop: VirtualLoop,
+        history: History,
+        keys: itertools.count[int],
+        shares: deque[int],
     ) -> None:
         self.process: Process = process
         self._plan = plan
@@ -368,7 +415,10 @@ class _Producer:
 
     async def _offer(self, client: delayq.Client, count: int) -> None:
         chance, history = self._chance, self._history
-        delays = [chance.choice((0.0, 0.0, 0.3, 2.0, 2.0, _LONGEST_DELAY)) * chance.random() for _ in range(count)]
+        delays = [
+            chance.choice((0.0, 0.0, 0.3, 2.0, 2.0, _LONGEST_DELAY)) * chance.random()
+            for _ in range(count)
+        ]
         keys = [next(self._keys) for _ in range(count)]
         named = chance.random() < 0.5
         began = now_us()
@@ -379,7 +429,10 @@ class _Producer:
         try:
             if self._plan.kind == "reliable":
                 names = [f"m{key}" if named else None for key in keys]
-                offers = [Offer(value=key, delay=delay, id=name) for key, delay, name in zip(keys, delays, names, strict=True)]
+                offers = [
+                    Offer(value=key, delay=delay, id=name)
+                    for key, delay, name in zip(keys, delays, names, strict=True)
+                ]
                 await open_reliable(client).offer_many(offers)
             else:
                 await open_delayed(client).offer_many(list(zip(keys, delays, strict=True)))
@@ -390,7 +443,8 @@ class _Producer:
             else:
                 stored = [int(receipt._payload) for receipt in error.stored]
         except (delayq.ServerUnavailable, delayq.DuplicateMessage):
-            # All ids differ. A producer that is told of a duplicate relies on neither message being stored.
+            # All ids differ. A producer that is told of a duplicate relies on neither message being
+            # stored.
             told = Told.FAILED
         for key in keys:
             history.offered[key].told = told
@@ -433,7 +487,10 @@ class _Consumers:
 
     async def _run(self) -> None:
         async with _client(self._plan) as client:
-            keepers = [asyncio.create_task(self._keep(client, number)) for number in range(self._plan.loops)]
+            keepers = [
+                asyncio.create_task(self._keep(client, number))
+                for number in range(self._plan.loops)
+            ]
             await self._close.wait()
             self._closing = True
             for task in self._running:
@@ -446,7 +503,9 @@ class _Consumers:
             if self._closing:
                 return
             seed = (plan.kind, plan.seed, who, again)
-            task = asyncio.create_task(Consumer(client, plan.kind, who, self, seed, plan.habits).run())
+            task = asyncio.create_task(
+                Consumer(client, plan.kind, who, self, seed, plan.habits).run()
+            )
             self._running.append(task)
             await asyncio.wait({task})
             self._running.remove(task)
@@ -483,13 +542,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="this one alone, and all that happened")
     options = parser.parse_args()
     kinds = [options.kind] if options.kind else KINDS
-    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    seeds = (
+        [options.seed]
+        if options.seed is not None
+        else range(options.first, options.first + options.seeds)
+    )
     started, failed, counts = time.perf_counter(), 0, Counter[str]()
     for kind in kinds:
         for seed in seeds:
             outcome = simulate(Plan(kind, seed))
             history = outcome.history
-            counts.update(seconds=int(outcome.lasted), messages=len(history.offered), deliveries=len(history.delivered))
+            counts.update(
+                seconds=int(outcome.lasted),
+                messages=len(history.offered),
+                deliveries=len(history.delivered),
+            )
             counts.update(faults=len(history.faults))
             if options.seed is not None:
                 print(f"{kind} {seed}", *outcome.lines(), sep="\n")

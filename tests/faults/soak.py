@@ -1,12 +1,13 @@
-"""A soak test: a steady load with a fault every few seconds, for as long as you like, checked for leaks of memory and files.
+"""A soak test: a steady load with a fault every few seconds, for as long as you like, checked for
+leaks of memory and files.
 
 ::
 
     make soak                     # an hour
     make soak ARGS="--minutes 5"
 
-It runs in rounds. Each round offers its messages, breaks everything, drains and is judged; then memory is measured. Any growth
-between the end of the warm-up and the end of the run is a leak.
+It runs in rounds. Each round offers its messages, breaks everything, drains and is judged; then
+memory is measured. Any growth between the end of the warm-up and the end of the run is a leak.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Sample:
         rss_kb: Memory of the consumer, which is a process of its own.
         files: The consumer's open files.
         server_kb: Memory that the server reports as used.
-        keys: How many keys the server holds, including records of calls, which expire by themselves.
+        keys: How many keys the server holds, including records of calls, which expire by
+            themselves.
     """
 
     at: float
@@ -69,11 +71,16 @@ class Result:
     @property
     def settled(self) -> list[Sample]:
         """The samples after the warm-up."""
-        return [sample for sample in self.samples if sample.at >= self.seconds * WARM_UP] or self.samples[-1:]
+        return [
+            sample for sample in self.samples if sample.at >= self.seconds * WARM_UP
+        ] or self.samples[-1:]
 
     @property
     def growth(self) -> float:
-        """The consumer's memory at the end, as a multiple of that after the warm-up. Both are medians, as memory fluctuates."""
+        """The consumer's memory at the end, as a multiple of that after the warm-up.
+
+        Both are medians, as memory fluctuates.
+        """
         some = [sample.rss_kb for sample in self.settled]
         third = max(1, len(some) // 3)
         return sorted(some[-third:])[third // 2] / sorted(some[:third])[third // 2]
@@ -81,13 +88,25 @@ class Result:
     def lines(self) -> list[str]:
         first, last = self.settled[0], self.settled[-1]
         late = sorted(self.late_us)
-        shares = ", ".join(f"p{share * 100:g} {percentile(late, share) / 1000:.1f}" for share in (0.5, 0.9, 0.99, 0.999))
-        so_many = f"{sum(self.faults.values())} faults over {self.messages:,} messages ({self.deliveries:,} deliveries)"
+        shares = ", ".join(
+            f"p{share * 100:g} {percentile(late, share) / 1000:.1f}"
+            for share in (0.5, 0.9, 0.99, 0.999)
+        )
+        so_many = (
+            f"{sum(self.faults.values())} faults over {self.messages:,} messages"
+            f" ({self.deliveries:,} deliveries)"
+        )
         return [
             f"{self.seconds:.0f} s, {so_many}: {dict(self.faults)}",
             f"late, ms, of the {len(late):,} that no fault delayed: {shares}",
-            f"consumer: {first.rss_kb:,} to {last.rss_kb:,} KiB ({self.growth:.3f} times), {first.files} to {last.files} files",
-            f"server: {first.server_kb:,} to {last.server_kb:,} KiB, {first.keys} to {last.keys} keys",
+            (
+                f"consumer: {first.rss_kb:,} to {last.rss_kb:,} KiB ({self.growth:.3f} times),"
+                f" {first.files} to {last.files} files"
+            ),
+            (
+                f"server: {first.server_kb:,} to {last.server_kb:,} KiB, {first.keys} to"
+                f" {last.keys} keys"
+            ),
             f"violations: {summary(self.violations)}",
         ]
 
@@ -142,10 +161,15 @@ async def soak(
             memory = await raw.info("memory")
             ago = time.monotonic() - started
             files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-            sample = Sample(ago, _rss_kb(pid), files, memory["used_memory"] // 1024, await raw.dbsize())
+            sample = Sample(
+                ago, _rss_kb(pid), files, memory["used_memory"] // 1024, await raw.dbsize()
+            )
             result.samples.append(sample)
             result.seconds = ago
-            told(f"{ago:6.0f} s  {result.messages:,} messages  {result.samples[-1]}  {summary(result.violations, 1)}")
+            told(
+                f"{ago:6.0f} s  {result.messages:,} messages  {result.samples[-1]} "
+                f" {summary(result.violations, 1)}"
+            )
         result.faults = storm.injected
         result.violations += [Violation("left", 0, words) for words in (await storm.end()).left]
     return result
@@ -153,8 +177,9 @@ async def soak(
 
 # Every fault except the death of the consumer, which is measured.
 _FAULTS = (
-    "cut", "half open", "requests stalled", "replies stalled", "slow", "cut in a request", "cut in a reply", "refused",
-    "server stopped", "server killed", "CLIENT KILL normal", "CLIENT KILL pubsub", "CLIENT PAUSE", "SCRIPT FLUSH",
+    "cut", "half open", "requests stalled", "replies stalled", "slow", "cut in a request",
+    "cut in a reply", "refused", "server stopped", "server killed", "CLIENT KILL normal",
+    "CLIENT KILL pubsub", "CLIENT PAUSE", "SCRIPT FLUSH",
 )  # fmt: skip
 
 
@@ -181,10 +206,20 @@ def main() -> None:
     shorten_deadlines(_set)
     with (
         tempfile.TemporaryDirectory() as folder,
-        PrivateServer(next(iter(found.values())), appendonly="always", within=memory_disk()) as server,
+        PrivateServer(
+            next(iter(found.values())), appendonly="always", within=memory_disk()
+        ) as server,
     ):
         result = asyncio.run(
-            soak(server, Path(folder), options.minutes * 60, kind=options.kind, rate=options.rate, seed=options.seed, told=print)
+            soak(
+                server,
+                Path(folder),
+                options.minutes * 60,
+                kind=options.kind,
+                rate=options.rate,
+                seed=options.seed,
+                told=print,
+            )
         )
     print(*result.lines(), sep="\n")
     if result.violations or result.growth > GROWTH:

@@ -1,13 +1,17 @@
-"""A storm: producers and consumers work through a network while everything beneath them is broken and healed.
+"""A storm: producers and consumers work through a network while everything beneath them is broken
+and healed.
 
 ::
 
     make storms                                                       # a few minutes of each kind
     python -m tests.faults.storm --minutes 10 --kind plain            # one kind for longer
     python -m tests.faults.storm --kind reliable --round-trip 60 --mbit 40
-    python -m tests.faults.storm --kind reliable --servers sentinel   # or cluster: see tests.faults.replicated
+    python -m tests.faults.storm --kind reliable --servers sentinel   # or cluster
 
-A seed chooses which fault comes when; chance decides what it hits. :mod:`tests.faults.checker` judges the outcome.
+:mod:`tests.faults.replicated` describes the servers.
+
+A seed chooses which fault comes when; chance decides what it hits. :mod:`tests.faults.checker`
+judges the outcome.
 """
 
 from __future__ import annotations
@@ -48,7 +52,17 @@ from tests.faults.consumers import (
     open_reliable,
     shorten_deadlines,
 )
-from tests.faults.history import Delivered, End, Fault, History, Offered, Told, demand_one_clock, now_us, read_notes
+from tests.faults.history import (
+    Delivered,
+    End,
+    Fault,
+    History,
+    Offered,
+    Told,
+    demand_one_clock,
+    now_us,
+    read_notes,
+)
 from tests.faults.replicated import BehindSentinels, InCluster
 from tests.support.forks import FORKS
 from tests.support.links import BOTH, Links, detour
@@ -65,11 +79,17 @@ if TYPE_CHECKING:
     from tests.faults.replicated import Replicated
 
 WITHIN = 30.0
-"""Seconds that a message may take once it is due and nothing holds it back: leases, deadlines and a busy machine take time."""
+"""Seconds that a message may take once it is due and nothing holds it back: leases, deadlines and a
+busy machine take time.
+"""
 REUSES = 0.1
-"""The share of offering calls after which messages of a reliable queue expire and their ids are used again."""
+"""The share of offering calls after which messages of a reliable queue expire and their ids are
+used again.
+"""
 BACKLOG = 4_000
-"""The next fault waits until fewer messages than this are undelivered: it should hit clients at work, not a backlog."""
+"""The next fault waits until fewer messages than this are undelivered: it should hit clients at
+work, not a backlog.
+"""
 
 
 @dataclass(frozen=True)
@@ -115,7 +135,10 @@ class Plan:
 
 
 class Storm:
-    """Clients, and one or more servers behind a network. Use it with ``async with``, and call :meth:`blow` once or repeatedly."""
+    """Clients, and one or more servers behind a network.
+
+    Use it with ``async with``, and call :meth:`blow` once or repeatedly.
+    """
 
     def __init__(self, servers: PrivateServer | Replicated, plan: Plan, folder: Path) -> None:
         self._servers = servers
@@ -127,7 +150,9 @@ class Storm:
         self._keys = itertools.count()
         self._clients: list[delayq.Client] = []
         self._producers: list[delayq.Client] = []
-        self._consuming: deque[tuple[delayq.Client, Callable[[], None], list[asyncio.Task[None]]]] = deque()
+        self._consuming: deque[
+            tuple[delayq.Client, Callable[[], None], list[asyncio.Task[None]]]
+        ] = deque()
         self._numbers = itertools.count()
         self._reusing: set[asyncio.Task[None]] = set()
         self._doubts = _Doubts()
@@ -161,14 +186,21 @@ class Storm:
             raise
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._stack.aclose()
 
     async def _lay_links(self) -> None:
         plan, servers = self._plan, self._servers
         alone = isinstance(servers, PrivateServer)
         for server in [servers] if isinstance(servers, PrivateServer) else servers.list_all():
-            links = Links(server, tcp=plan.tcp or not alone, round_trip=plan.round_trip, mbit=plan.mbit)
+            links = Links(
+                server, tcp=plan.tcp or not alone, round_trip=plan.round_trip, mbit=plan.mbit
+            )
             self.links.append(await self._stack.enter_async_context(links))
             if not alone:
                 assert server.port is not None
@@ -183,12 +215,20 @@ class Storm:
     async def masters(self) -> Sequence[PrivateServer]:
         """Return every server that holds messages."""
         servers = self._servers
-        return [servers] if isinstance(servers, PrivateServer) else await asyncio.to_thread(servers.list_masters)
+        return (
+            [servers]
+            if isinstance(servers, PrivateServer)
+            else await asyncio.to_thread(servers.list_masters)
+        )
 
     async def master_of(self, key: str) -> PrivateServer:
         """Return the server that holds a key."""
         servers = self._servers
-        return servers if isinstance(servers, PrivateServer) else await asyncio.to_thread(servers.master_of, key)
+        return (
+            servers
+            if isinstance(servers, PrivateServer)
+            else await asyncio.to_thread(servers.master_of, key)
+        )
 
     async def raw(self, server: PrivateServer) -> Any:
         """Return a separate client of a server, which bypasses all links."""
@@ -208,16 +248,23 @@ class Storm:
     # The storm itself
 
     async def blow(self) -> History:
-        """Offer everything, break everything, heal it, wait until all is drained, and return what was seen."""
+        """Offer everything, break everything, heal it, wait until all is drained, and return what
+        was seen.
+        """
         plan = self._plan
         self.history = History()
         self._doubts.clear()
         shares = asyncio.Queue[int | None]()
-        producing = [asyncio.create_task(self._produce(client, shares)) for client in self._producers]
+        producing = [
+            asyncio.create_task(self._produce(client, shares)) for client in self._producers
+        ]
         try:
             order = self._faults.order(plan.faults, self._chance)
             for number, name in enumerate(order):
-                share = plan.messages * (number + 1) // plan.faults - plan.messages * number // plan.faults
+                share = (
+                    plan.messages * (number + 1) // plan.faults
+                    - plan.messages * number // plan.faults
+                )
                 shares.put_nowait(share // 2)
                 await asyncio.sleep(self._chance.uniform(*plan.pause))
                 await self._caught_up()
@@ -244,7 +291,9 @@ class Storm:
         return self.history
 
     def take_doubts(self) -> tuple[set[str], int]:
-        """Return the copies that the log doubts, and how many more it does not name, since the last call or :meth:`blow`."""
+        """Return the copies that the log doubts, and how many more it does not name, since the last
+        call or :meth:`blow`.
+        """
         found = self._doubts.copies, self._doubts.nameless
         self._doubts.clear()
         return found
@@ -256,7 +305,11 @@ class Storm:
 
     async def _is_small(self) -> bool:
         await asyncio.sleep(0.02)
-        key = open_reliable(self._producers[0])._keys.named("bodies") if self._plan.kind == "reliable" else QUEUE
+        key = (
+            open_reliable(self._producers[0])._keys.named("bodies")
+            if self._plan.kind == "reliable"
+            else QUEUE
+        )
         raw = await self.raw(await self.master_of(key))
         return int(await (raw.hlen if self._plan.kind == "reliable" else raw.llen)(key)) < BACKLOG
 
@@ -274,26 +327,44 @@ class Storm:
             # Messages that were fetched ahead went back when the consumers ended.
             raw = await self.raw(await self.master_of(QUEUE))
             for value in await raw.lrange(QUEUE, 0, -1):
-                history.delivered.append(Delivered(int(value), now_us(), "the end", claimed_us=now_us()))
+                history.delivered.append(
+                    Delivered(int(value), now_us(), "the end", claimed_us=now_us())
+                )
             await raw.delete(QUEUE)
-        history.left += [f"stays on the server for ever: {name}" for name in await self._lasting_keys()]
+        history.left += [
+            f"stays on the server for ever: {name}" for name in await self._lasting_keys()
+        ]
         return history
 
     async def start_consuming(self) -> None:
         """Start a client that consumes in several loops."""
         plan, number, client = self._plan, next(self._numbers), await self._client()
         if plan.workers:
-            worker = WorkerConsumer(client, f"worker {number}", self, (plan.seed, number), plan.habits)
+            worker = WorkerConsumer(
+                client, f"worker {number}", self, (plan.seed, number), plan.habits
+            )
             self._consuming.append((client, worker.stop, [asyncio.create_task(worker.run())]))
             return
         consumers = [
-            Consumer(client, plan.kind, f"consumer {number}.{loop}", self, (plan.seed, number, loop), plan.habits)
+            Consumer(
+                client,
+                plan.kind,
+                f"consumer {number}.{loop}",
+                self,
+                (plan.seed, number, loop),
+                plan.habits,
+            )
             for loop in range(plan.loops)
         ]
-        self._consuming.append((client, lambda: None, [asyncio.create_task(consumer.run()) for consumer in consumers]))
+        self._consuming.append(
+            (client, lambda: None, [asyncio.create_task(consumer.run()) for consumer in consumers])
+        )
 
     async def close_one(self) -> None:
-        """Close the client that has consumed longest, as a process does when it ends. Its loops end by themselves."""
+        """Close the client that has consumed longest, as a process does when it ends.
+
+        Its loops end by themselves.
+        """
         client, stop, tasks = self._consuming.popleft()
         stop()
         if self._plan.workers:
@@ -302,7 +373,9 @@ class Storm:
         await asyncio.gather(*tasks)
 
     async def _client(self) -> delayq.Client:
-        client = await self._stack.enter_async_context(delayq.connect(self._url, resync_interval=RESYNC))
+        client = await self._stack.enter_async_context(
+            delayq.connect(self._url, resync_interval=RESYNC)
+        )
         self._clients.append(client)
         return client
 
@@ -325,17 +398,26 @@ class Storm:
                 share -= count
                 await self._offer(client, count)
                 if self._plan.kind == "reliable" and self._chance.random() < REUSES:
-                    self._reusing.add(asyncio.create_task(self._reuse(client, self._chance.choice((1, 2, 50)))))
+                    self._reusing.add(
+                        asyncio.create_task(self._reuse(client, self._chance.choice((1, 2, 50))))
+                    )
 
     async def _offer(self, client: delayq.Client, count: int) -> None:
         chance = self._chance
-        delays = [chance.choice((0.0, chance.random() * 0.3, chance.random() * 2.0)) for _ in range(count)]
+        delays = [
+            chance.choice((0.0, chance.random() * 0.3, chance.random() * 2.0)) for _ in range(count)
+        ]
         keys = [next(self._keys) for _ in range(count)]
         began = now_us()
         for key, delay in zip(keys, delays, strict=True):
             self.history.offered[key] = Offered(began + int(delay * 1_000_000))
         if count <= 50:
-            await asyncio.gather(*(self._offer_one(client, key, delay) for key, delay in zip(keys, delays, strict=True)))
+            await asyncio.gather(
+                *(
+                    self._offer_one(client, key, delay)
+                    for key, delay in zip(keys, delays, strict=True)
+                )
+            )
             return
         stored: Sequence[int] = ()
         told = Told.OK
@@ -377,7 +459,9 @@ class Storm:
             pass
 
     async def _reuse(self, client: delayq.Client, count: int) -> None:
-        """Offer messages that expire before they are taken, then others under the same ids, which are free by then."""
+        """Offer messages that expire before they are taken, then others under the same ids, which
+        are free by then.
+        """
         chance, queue, offered = self._chance, open_reliable(client, IDS), self.history.offered
         on_duplicate: OnDuplicate = chance.choice(("raise", "ignore", "replace"))
         ttl = chance.uniform(0.01, 0.2)
@@ -388,7 +472,10 @@ class Storm:
             offered[key] = Offered(now_us() + int(delay * 1_000_000), expires=True)
         with suppress(delayq.ServerError):
             await queue.offer_many(
-                [Offer(value=key, id=name, delay=delay, ttl=ttl) for key, name in zip(first, names, strict=True)]
+                [
+                    Offer(value=key, id=name, delay=delay, ttl=ttl)
+                    for key, name in zip(first, names, strict=True)
+                ]
             )
             for key in first:
                 offered[key].told = Told.OK
@@ -401,7 +488,10 @@ class Storm:
         told = dict.fromkeys(names, Told.OK)
         try:
             await queue.offer_many(
-                [Offer(value=key, id=name, on_duplicate=on_duplicate) for key, name in zip(second, names, strict=True)]
+                [
+                    Offer(value=key, id=name, on_duplicate=on_duplicate)
+                    for key, name in zip(second, names, strict=True)
+                ]
             )
         except delayq.DuplicateMessage as error:
             told |= dict.fromkeys(error.ids, Told.HELD)
@@ -415,8 +505,14 @@ class Storm:
     # The end
 
     async def _drain(self) -> None:
-        """Wait until every stored message has been delivered and only keys that expire by themselves are left."""
-        stored = {key for key, offered in self.history.offered.items() if offered.told is Told.OK and not offered.expires}
+        """Wait until every stored message has been delivered and only keys that expire by
+        themselves are left.
+        """
+        stored = {
+            key
+            for key, offered in self.history.offered.items()
+            if offered.told is Told.OK and not offered.expires
+        }
         seen: set[int] = set()
         read = 0
 
@@ -430,19 +526,28 @@ class Storm:
             return not await self._lasting_keys()
 
         plan = self._plan
-        consumer = Consumer(self._producers[0], "reliable", "consumer of ids", self, plan.seed, plan.habits, IDS)
+        consumer = Consumer(
+            self._producers[0], "reliable", "consumer of ids", self, plan.seed, plan.habits, IDS
+        )
         consuming = asyncio.create_task(consumer.run())
         try:
             await until(drained, plan.drain_within)
         except TimeoutError:
-            self.history.left.append(f"not drained within {plan.drain_within:g} s: {await self._lasting_keys()}")
+            self.history.left.append(
+                f"not drained within {plan.drain_within:g} s: {await self._lasting_keys()}"
+            )
         finally:
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
 
     async def _lasting_keys(self) -> list[str]:
         clients = [await self.raw(server) for server in await self.masters()]
-        return [name.decode() for raw in clients for name in await raw.keys("*") if await raw.pttl(name) == -1]
+        return [
+            name.decode()
+            for raw in clients
+            for name in await raw.keys("*")
+            if await raw.pttl(name) == -1
+        ]
 
 
 class Crowd:
@@ -451,7 +556,8 @@ class Crowd:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._folder = folder
         self._plan = plan
-        # Forked from a process that has imported everything: starting an interpreter for each would take too long.
+        # Forked from a process that has imported everything: starting an interpreter for each would
+        # take too long.
         self._numbers = itertools.count(1)
         self._processes: list[Any] = []
         self.url = ""
@@ -495,7 +601,10 @@ class Crowd:
             self.kill_one()
 
     def take_notes(self) -> list[Delivered]:
-        """Return what they saw. They were killed, so it is not known whether their last acknowledgements had left."""
+        """Return what they saw.
+
+        They were killed, so it is not known whether their last acknowledgements had left.
+        """
         paths = sorted(self._folder.glob("notes-*"))
         read = read_notes(paths)
         for one in read:
@@ -506,7 +615,9 @@ class Crowd:
         return read
 
     async def settled_notes(self) -> list[Delivered]:
-        """Return what the living processes have seen so far, once nothing is in progress, and forget it."""
+        """Return what the living processes have seen so far, once nothing is in progress, and
+        forget it.
+        """
         paths = sorted(self._folder.glob("notes-*"))
         noted: list[Delivered] = []
 
@@ -526,7 +637,9 @@ class Crowd:
 
 
 class _Doubts(logging.Handler):
-    """A log handler that collects doubts about acknowledgements that were sent without waiting for the reply."""
+    """A log handler that collects doubts about acknowledgements that were sent without waiting for
+    the reply.
+    """
 
     _NAME = re.compile(r"message '([^']*)'")
 
@@ -581,7 +694,9 @@ class _Faults:
     def order(self, count: int, chance: random.Random) -> list[str]:
         """Return this many names, all about equally often, in random order."""
         plan = self._storm._plan
-        names = [name for name in self._all if (name in plan.only or not plan.only) and self._fits(name)]
+        names = [
+            name for name in self._all if (name in plan.only or not plan.only) and self._fits(name)
+        ]
         if not plan.processes:
             names = [name for name in names if name != "consumer killed"]
         order: list[str] = []
@@ -675,8 +790,23 @@ class _Faults:
         await self._storm.start_consuming()
 
     async def _lose_right(self, chance: random.Random) -> None:
-        """Revoke a right and cut all connections, because rights that were seen on a connection are remembered for a while."""
-        command = chance.choice(("publish", "lpush", "rpush", "lpop", "set", "hset", "hdel", "zadd", "zrem", "zremrangebyrank"))
+        """Revoke a right and cut all connections, because rights that were seen on a connection are
+        remembered for a while.
+        """
+        command = chance.choice(
+            (
+                "publish",
+                "lpush",
+                "rpush",
+                "lpop",
+                "set",
+                "hset",
+                "hdel",
+                "zadd",
+                "zrem",
+                "zremrangebyrank",
+            )
+        )
         raw = await self._storm.raw(await self._one(chance))
         async with raw.pipeline(transaction=True) as pipeline:
             pipeline.execute_command("ACL", "SETUSER", "default", f"-{command}")
@@ -691,7 +821,9 @@ class _Faults:
 
     async def _hand_over(self, chance: random.Random) -> None:
         assert not isinstance(self._storm._servers, PrivateServer)
-        await asyncio.to_thread(self._storm._servers.hand_over, chance.choice((QUEUE, QUEUE, IDS)), chance)
+        await asyncio.to_thread(
+            self._storm._servers.hand_over, chance.choice((QUEUE, QUEUE, IDS)), chance
+        )
 
     async def _kill_sentinel(self, _: random.Random) -> None:
         assert isinstance(self._storm._servers, BehindSentinels)
@@ -704,9 +836,13 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, default="plain")
     parser.add_argument("--round-trip", type=float, default=0.0, help="milliseconds")
     parser.add_argument("--mbit", type=float, help="megabits a second; without it, no limit")
-    parser.add_argument("--workers", action="store_true", help="consume by workers: --kind reliable only")
+    parser.add_argument(
+        "--workers", action="store_true", help="consume by workers: --kind reliable only"
+    )
     parser.add_argument("--rate", type=int, default=200, help="messages for each fault")
-    parser.add_argument("--server", help="one of those that the tests find; the first one without it")
+    parser.add_argument(
+        "--server", help="one of those that the tests find; the first one without it"
+    )
     parser.add_argument("--servers", choices=["one", "sentinel", "cluster"], default="one")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -722,7 +858,8 @@ def main() -> None:
         messages=faults * options.rate,
         faults=faults,
         seed=options.seed,
-        # A message that a killed process has taken for good is gone by contract, so plain queues have no such processes.
+        # A message that a killed process has taken for good is gone by contract, so plain queues
+        # have no such processes.
         processes=0 if options.kind == "plain" else 1,
         round_trip=options.round_trip,
         mbit=options.mbit,
@@ -742,8 +879,12 @@ def main() -> None:
     sys.exit(f"FAILED: {summary(violations, 20)}" if violations else None)
 
 
-async def _for_minutes(servers: PrivateServer | Replicated, plan: Plan, folder: Path, minutes: float) -> list[Violation]:
-    """Run storms, each with its own seed, until this many minutes have passed or one finds a violation."""
+async def _for_minutes(
+    servers: PrivateServer | Replicated, plan: Plan, folder: Path, minutes: float
+) -> list[Violation]:
+    """Run storms, each with its own seed, until this many minutes have passed or one finds a
+    violation.
+    """
     started, messages, deliveries, injected = time.monotonic(), 0, 0, Counter[str]()
     violations: list[Violation] = []
     while time.monotonic() - started < minutes * 60 and not violations:
@@ -757,7 +898,11 @@ async def _for_minutes(servers: PrivateServer | Replicated, plan: Plan, folder: 
         injected += storm.injected
         ago = time.monotonic() - started
         so_many = f"{messages:,} messages ({deliveries:,} deliveries), {injected.total()} faults"
-        print(f"{ago:5.0f} s  {plan.kind}, seed {plan.seed}: {so_many}; violations: {summary(violations)}", flush=True)
+        print(
+            f"{ago:5.0f} s  {plan.kind}, seed {plan.seed}: {so_many}; violations:"
+            f" {summary(violations)}",
+            flush=True,
+        )
         plan = replace(plan, seed=plan.seed + 1)
     print(dict(injected))
     return violations

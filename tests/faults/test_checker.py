@@ -1,4 +1,6 @@
-"""The checker names each kind of bug that is planted in a history, and finds none in a history without bugs."""
+"""The checker names each kind of bug that is planted in a history, and finds none in a history
+without bugs.
+"""
 
 from __future__ import annotations
 
@@ -100,11 +102,18 @@ def test_what_comes_before_its_delay_has_passed_is_early() -> None:
 
 def test_what_leaves_the_server_before_the_queue_says_is_early() -> None:
     assert kinds(story(came(0, 1, due_us=DUE + 2 * SECOND))) == ["early"]
-    assert kinds(story(came(0, 0, End.RETURNED), came(0, 1, due_us=DUE + 2 * SECOND, attempt=2))) == ["early"]
+    assert kinds(
+        story(came(0, 0, End.RETURNED), came(0, 1, due_us=DUE + 2 * SECOND, attempt=2))
+    ) == ["early"]
 
 
 def test_one_offer_that_comes_under_two_ids_was_stored_twice() -> None:
-    assert kinds(story(came(0, 0), came(0, 0, copy="other"))) == ["after ack", "attempts", "duplicate", "stored twice"]
+    assert kinds(story(came(0, 0), came(0, 0, copy="other"))) == [
+        "after ack",
+        "attempts",
+        "duplicate",
+        "stored twice",
+    ]
 
 
 @pytest.mark.parametrize("end", [End.NONE, End.UNKNOWN, End.LOST])
@@ -121,7 +130,12 @@ def test_what_comes_after_its_ack_is_named() -> None:
 
 
 def test_an_unattended_ack_counts_unless_the_log_has_doubts() -> None:
-    delivered = [came(0, 0, End.UNATTENDED), came(0, 3, attempt=2), came(1, 0, End.UNATTENDED), came(1, 3, attempt=2)]
+    delivered = [
+        came(0, 0, End.UNATTENDED),
+        came(0, 3, attempt=2),
+        came(1, 0, End.UNATTENDED),
+        came(1, 3, attempt=2),
+    ]
     assert kinds(story(*delivered, keys=2)) == ["after ack"] * 2
     assert kinds(story(*delivered, keys=2, doubts={"m0"})) == ["after ack"]
     assert kinds(story(*delivered, keys=2, nameless_doubts=1)) == ["after ack"] * 2
@@ -133,7 +147,9 @@ def test_what_comes_long_after_everything_is_healed_was_stuck() -> None:
     away = Fault("away", DUE + SECOND, DUE + 2 * SECOND)
     assert kinds(story(came(0, 7.1), faults=[away])) == ["stuck"]
     # A later fault explains nothing.
-    assert kinds(story(came(0, 5.1), faults=[Fault("later", DUE + 6 * SECOND, DUE + 7 * SECOND)])) == ["stuck"]
+    assert kinds(
+        story(came(0, 5.1), faults=[Fault("later", DUE + 6 * SECOND, DUE + 7 * SECOND)])
+    ) == ["stuck"]
 
 
 def test_a_short_fault_does_not_hide_a_longer_one() -> None:
@@ -172,7 +188,10 @@ def test_what_is_left_on_the_server_is_named() -> None:
 
 def test_the_summary_counts_and_shows_the_first() -> None:
     violations = check(story(came(7, 0), keys=3), LEASED)
-    assert summary(violations, show=1) == "3 lost; 1 unexpected; lost: message 0 was stored and never came"
+    assert (
+        summary(violations, show=1)
+        == "3 lost; 1 unexpected; lost: message 0 was stored and never came"
+    )
     assert summary([]) == "none"
 
 
@@ -180,7 +199,13 @@ def test_the_summary_counts_and_shows_the_first() -> None:
 
 
 def test_lateness_is_told_of_what_no_fault_has_delayed() -> None:
-    history = story(came(0, 0.5), came(1, 3), came(2, 0.1), keys=3, faults=[Fault("away", DUE + 2 * SECOND, DUE + 3 * SECOND)])
+    history = story(
+        came(0, 0.5),
+        came(1, 3),
+        came(2, 0.1),
+        keys=3,
+        faults=[Fault("away", DUE + 2 * SECOND, DUE + 3 * SECOND)],
+    )
     assert lateness_us(history) == [SECOND // 10, SECOND // 2]
     assert percentile(list(range(100)), 0.99) == 99
     assert percentile([], 0.5) == 0

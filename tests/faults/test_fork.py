@@ -1,4 +1,6 @@
-"""A process that forks while a client is open: the child gets an error, and the parent's connections are left alone."""
+"""A process that forks while a client is open: the child gets an error, and the parent's
+connections are left alone.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
-# Forks while a client is open, and has the child do something with it. The parent uses it before and after.
+# Forks while a client is open, and has the child do something with it. The parent uses it before
+# and after.
 PROGRAM = """
 import asyncio, os, sys, warnings
 import delayq
@@ -42,9 +45,10 @@ print("well")
 IN_A_NEW_LOOP = """
             asyncio.events._set_running_loop(None)
             calls = (
-                lambda: jobs.offer(1), lambda: jobs.claim(), lambda: jobs.stats(), lambda: jobs.dead.size(),
-                lambda: orders.take(), lambda: orders.offer(1), lambda: orders.ready.size(),
-                lambda: orders.pending.size(), lambda: client.server_time(),
+                lambda: jobs.offer(1), lambda: jobs.claim(), lambda: jobs.stats(),
+                lambda: jobs.dead.size(), lambda: orders.take(), lambda: orders.offer(1),
+                lambda: orders.ready.size(), lambda: orders.pending.size(),
+                lambda: client.server_time(),
             )
             async def attempt(call):
                 try:
@@ -84,8 +88,20 @@ LEAVES_AT_ONCE = """
 """
 
 
-@pytest.mark.parametrize("child", [IN_A_NEW_LOOP, CLOSES, GOES_ON, LEAVES_AT_ONCE], ids=["uses", "closes", "goes on", "leaves"])
-def test_a_forked_child_is_told_to_open_its_own_client_and_harms_nobody(server: PrivateServer, child: str) -> None:
+@pytest.mark.parametrize(
+    "child",
+    [IN_A_NEW_LOOP, CLOSES, GOES_ON, LEAVES_AT_ONCE],
+    ids=["uses", "closes", "goes on", "leaves"],
+)
+def test_a_forked_child_is_told_to_open_its_own_client_and_harms_nobody(
+    server: PrivateServer, child: str
+) -> None:
     program = PROGRAM.replace("{child}", child.strip())
-    ended = subprocess.run([sys.executable, "-c", program, server.url], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program, server.url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert ended.stdout.strip() == "well", ended.stdout + ended.stderr

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 PING, PONG = b"PING\r\n", b"+PONG\r\n"
 WHILE = 0.05
-"""Seconds in which nothing arrives. Bytes that were not held back would arrive in a thousandth of that."""
+"""Seconds in which nothing arrives.
+
+Bytes that were not held back would arrive in a thousandth of that.
+"""
 
 
 class Talker:
@@ -60,7 +63,9 @@ class Talkers:
 
     async def new(self) -> Talker:
         if self._links.url.startswith("redis"):
-            opened = await asyncio.open_connection("127.0.0.1", int(self._links.url.rpartition(":")[2].partition("/")[0]))
+            opened = await asyncio.open_connection(
+                "127.0.0.1", int(self._links.url.rpartition(":")[2].partition("/")[0])
+            )
         else:
             opened = await asyncio.open_unix_connection(self._links.url.removeprefix("unix://"))
         self._opened.append(talker := Talker(*opened))
@@ -91,13 +96,22 @@ async def talkers(links: Links) -> AsyncIterator[Talkers]:
     await until(lambda: not links.count)
 
 
-async def test_it_hands_on_what_comes_on_each_of_several_links(links: Links, talkers: Talkers) -> None:
+async def test_it_hands_on_what_comes_on_each_of_several_links(
+    links: Links, talkers: Talkers
+) -> None:
     opened = [await talkers.new() for _ in range(5)]
-    assert await asyncio.gather(*(talker.ask(f"ECHO {n}\r\n".encode()) for n, talker in enumerate(opened))) == [b"$1\r\n"] * 5
+    assert (
+        await asyncio.gather(
+            *(talker.ask(f"ECHO {n}\r\n".encode()) for n, talker in enumerate(opened))
+        )
+        == [b"$1\r\n"] * 5
+    )
     assert (links.count, links.accepted) == (5, 5)
 
 
-async def test_a_delay_holds_both_directions_and_keeps_the_order(links: Links, talkers: Talkers) -> None:
+async def test_a_delay_holds_both_directions_and_keeps_the_order(
+    links: Links, talkers: Talkers
+) -> None:
     talker, loop = await talkers.new(), asyncio.get_running_loop()
     await talker.ask()
     links.delay(30)
@@ -144,7 +158,9 @@ async def test_a_stalled_request_arrives_although_its_sender_has_gone(
     await until(lambda: server.call("EXISTS", "carried") == b":1")
 
 
-async def test_half_open_links_swallow_everything_and_stay_open(links: Links, talkers: Talkers, server: PrivateServer) -> None:
+async def test_half_open_links_swallow_everything_and_stay_open(
+    links: Links, talkers: Talkers, server: PrivateServer
+) -> None:
     old = await talkers.new()
     await old.ask()
     links.half_open()
@@ -159,7 +175,9 @@ async def test_half_open_links_swallow_everything_and_stay_open(links: Links, ta
     assert await (await talkers.new()).ask() == PONG
 
 
-async def test_a_cut_ends_all_links_at_once_and_new_ones_work(links: Links, talkers: Talkers) -> None:
+async def test_a_cut_ends_all_links_at_once_and_new_ones_work(
+    links: Links, talkers: Talkers
+) -> None:
     opened = [await talkers.new() for _ in range(3)]
     for talker in opened:
         await talker.ask()
@@ -181,7 +199,9 @@ async def test_a_link_is_cut_in_the_middle_of_a_message(
     assert server.call("EXISTS", "carried") == carried_out
 
 
-async def test_whoever_connects_is_refused_and_whoever_is_connected_is_not(links: Links, talkers: Talkers) -> None:
+async def test_whoever_connects_is_refused_and_whoever_is_connected_is_not(
+    links: Links, talkers: Talkers
+) -> None:
     old = await talkers.new()
     await old.ask()
     links.refuse()
@@ -191,7 +211,9 @@ async def test_whoever_connects_is_refused_and_whoever_is_connected_is_not(links
     assert await (await talkers.new()).ask() == PONG
 
 
-async def test_a_server_that_is_gone_is_a_link_that_is_cut(server: PrivateServer, links: Links, talkers: Talkers) -> None:
+async def test_a_server_that_is_gone_is_a_link_that_is_cut(
+    server: PrivateServer, links: Links, talkers: Talkers
+) -> None:
     talker = await talkers.new()
     await talker.ask()
     server.kill()
@@ -220,7 +242,9 @@ def tcp(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "tcp")
 
 
-async def test_a_round_trip_delays_each_answer_and_a_new_link_takes_one_more(server: PrivateServer, tcp: bool) -> None:
+async def test_a_round_trip_delays_each_answer_and_a_new_link_takes_one_more(
+    server: PrivateServer, tcp: bool
+) -> None:
     loop = asyncio.get_running_loop()
     async with Links(server, tcp=tcp, round_trip=40) as links:
         talkers = Talkers(links)
@@ -228,7 +252,8 @@ async def test_a_round_trip_delays_each_answer_and_a_new_link_takes_one_more(ser
         talker = await talkers.new()
         assert await talker.ask() == PONG
         assert loop.time() - started >= 0.08
-        # A hundred calls that are sent at once share a round trip; one by one they would take four seconds.
+        # A hundred calls that are sent at once share a round trip; one by one they would take four
+        # seconds.
         started = loop.time()
         talker.writer.write(PING * 100)
         assert [await talker.answer() for _ in range(100)] == [PONG] * 100
@@ -243,13 +268,18 @@ async def test_a_round_trip_delays_each_answer_and_a_new_link_takes_one_more(ser
 
 
 @pytest.mark.parametrize("mbit", [1, 8, 100])
-async def test_a_bandwidth_limits_each_direction_and_a_long_round_trip_does_not(server: PrivateServer, mbit: int) -> None:
+async def test_a_bandwidth_limits_each_direction_and_a_long_round_trip_does_not(
+    server: PrivateServer, mbit: int
+) -> None:
     loop, size = asyncio.get_running_loop(), mbit * 125_000 // 5
     async with Links(server, round_trip=100, mbit=mbit) as links:
         talker = await Talkers(links).new()
         await talker.ask()
         started = loop.time()
-        assert await talker.ask(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n%b\r\n" % (size, b"x" * size)) == b"+OK\r\n"
+        assert (
+            await talker.ask(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n%b\r\n" % (size, b"x" * size))
+            == b"+OK\r\n"
+        )
         assert 0.299 <= loop.time() - started < 1.3
         started = loop.time()
         assert await talker.ask(b"GET k\r\n") == b"$%d\r\n" % size
@@ -261,7 +291,9 @@ async def test_a_bandwidth_limits_each_direction_and_a_long_round_trip_does_not(
 
 
 async def test_links_share_a_bandwidth_fairly(server: PrivateServer) -> None:
-    """A large reply on one link does not hold up a small one on another, and two together are not faster than one alone."""
+    """A large reply on one link does not hold up a small one on another, and two together are not
+    faster than one alone.
+    """
     size, loop = 500_000, asyncio.get_running_loop()
     server.call("SET", "k", "x" * size)
     async with Links(server, mbit=8) as links:
@@ -286,7 +318,9 @@ async def test_links_share_a_bandwidth_fairly(server: PrivateServer) -> None:
         await until(lambda: not links.count)
 
 
-async def test_the_bytes_on_their_way_arrive_before_a_link_ends(server: PrivateServer, tcp: bool) -> None:
+async def test_the_bytes_on_their_way_arrive_before_a_link_ends(
+    server: PrivateServer, tcp: bool
+) -> None:
     async with Links(server, tcp=tcp, round_trip=60, mbit=10) as links:
         talker = await Talkers(links).new()
         await talker.ask()
@@ -298,7 +332,9 @@ async def test_the_bytes_on_their_way_arrive_before_a_link_ends(server: PrivateS
         await until(lambda: not links.count)
 
 
-async def test_dead_links_stay_dead_while_new_ones_work(server: PrivateServer, links: Links, talkers: Talkers) -> None:
+async def test_dead_links_stay_dead_while_new_ones_work(
+    server: PrivateServer, links: Links, talkers: Talkers
+) -> None:
     old = await talkers.new()
     await old.ask()
     links.half_open(new=False)
@@ -310,7 +346,9 @@ async def test_dead_links_stay_dead_while_new_ones_work(server: PrivateServer, l
     assert server.call("EXISTS", "carried") == b":0"
 
 
-async def test_stalled_links_are_overtaken_by_new_ones(server: PrivateServer, links: Links, talkers: Talkers) -> None:
+async def test_stalled_links_are_overtaken_by_new_ones(
+    server: PrivateServer, links: Links, talkers: Talkers
+) -> None:
     old = await talkers.new()
     await old.ask()
     links.stall("requests", new=False)
@@ -323,7 +361,9 @@ async def test_stalled_links_are_overtaken_by_new_ones(server: PrivateServer, li
 
 
 @pytest.mark.parametrize("round_trip", [0, 20])
-async def test_new_links_can_be_cut_at_a_byte_too(server: PrivateServer, tcp: bool, round_trip: int) -> None:
+async def test_new_links_can_be_cut_at_a_byte_too(
+    server: PrivateServer, tcp: bool, round_trip: int
+) -> None:
     async with Links(server, tcp=tcp, round_trip=round_trip) as links:
         links.cut_after(len(PONG) + 2, "replies", new=True)
         for _ in range(2):

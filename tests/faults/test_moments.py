@@ -1,4 +1,6 @@
-"""Clients that leave at random moments, over links with long round trips, lose nothing and duplicate nothing."""
+"""Clients that leave at random moments, over links with long round trips, lose nothing and
+duplicate nothing.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,17 @@ async def test_the_trials_name_a_client_that_hands_nothing_back(
     monkeypatch.setattr(Waiters, "give_back", lambda *_args, **_options: None)
     plans = [Plan.of(seed, round_trip=20, ending="block ends", ways=["loop"]) for seed in range(6)]
     outcomes: list[Outcome] = []
-    await run_all(own_server, [plan for plan in plans if len(plan.queues) <= 20], AT_ONCE, outcomes.append)
+    await run_all(
+        own_server, [plan for plan in plans if len(plan.queues) <= 20], AT_ONCE, outcomes.append
+    )
     assert any(one.lost for one in outcomes)
 
 
 @pytest.mark.storm
 @pytest.mark.timeout(1200)
-async def test_a_thousand_clients_that_go_at_random_moments_lose_nothing(own_server: PrivateServer) -> None:
+async def test_a_thousand_clients_that_go_at_random_moments_lose_nothing(
+    own_server: PrivateServer,
+) -> None:
     outcomes: list[Outcome] = []
     await run_all(own_server, map(Plan.of, range(MANY)), AT_ONCE, outcomes.append)
     print(*table(outcomes), sep="\n")

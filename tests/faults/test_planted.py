@@ -1,4 +1,6 @@
-"""Storms must fail and name each bug that is planted in delayq: otherwise a storm that passes would prove nothing."""
+"""Storms must fail and name each bug that is planted in delayq: otherwise a storm that passes would
+prove nothing.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.storm
 
 WITHIN = 2.0
-"""Seconds that a message may take here. A busy machine may also take longer; then there is more to name."""
+"""Seconds that a message may take here.
+
+A busy machine may also take longer; then there is more to name.
+"""
 DRAIN_WITHIN = 8.0
 """Seconds to wait for messages that a bug has swallowed: longer than a lease lasts."""
 
@@ -63,7 +68,9 @@ def altered(script: Script, *changes: tuple[str, str]) -> Plant:
             assert old in text, "the place for the bug is gone: find another"
             text = text.replace(old, new)
         monkeypatch.setitem(script.__dict__, "text", text)
-        monkeypatch.setitem(script.__dict__, "sha", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+        monkeypatch.setitem(
+            script.__dict__, "sha", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        )
         # Rebuild its checked form from this text, and from the real one afterwards.
         monkeypatch.setattr(rights, "checked", cache(rights.checked.__wrapped__))
 
@@ -93,7 +100,10 @@ def drops_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never ask for lost replies. Messages come back by themselves only long after the storm is over."""
+    """Never ask for lost replies.
+
+    Messages come back by themselves only long after the storm is over.
+    """
 
     async def forget(calls: Any) -> None:
         calls._lost.clear()
@@ -110,7 +120,11 @@ def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Scheduler, "run_once", idle)
     monkeypatch.setattr(
-        WakeupPlan, "_wake_in", lambda plan, seconds, now, due_us=math.inf: wake_in(plan, seconds + 2 * WITHIN, now, due_us)
+        WakeupPlan,
+        "_wake_in",
+        lambda plan, seconds, now, due_us=math.inf: wake_in(
+            plan, seconds + 2 * WITHIN, now, due_us
+        ),
     )
 
 
@@ -122,7 +136,9 @@ def offers_again_under_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
         if lost is not None:
             parts = chain.from_iterable(message._replace(id=new_id()) for message in messages)
             another = f"{request.keys[-1]}-{new_id()}"
-            request = request._replace(keys=(*request.keys[:-1], another), args=[1, request.args[1], *parts])
+            request = request._replace(
+                keys=(*request.keys[:-1], another), args=[1, request.args[1], *parts]
+            )
         return await repeat(offers, server, request, messages, lost)
 
     monkeypatch.setattr(ReliableOffers, "_repeat", again)
@@ -143,7 +159,9 @@ def sends_nothing_last(of_these: Callable[[HandBack], bool]) -> Plant:
 
 
 def gives_back_what_is_here(call: HandBack) -> bool:
-    """Return whether a call gives back payloads that a client holds, rather than those that another of its calls handed out."""
+    """Return whether a call gives back payloads that a client holds, rather than those that another
+    of its calls handed out.
+    """
     return call.request.script is scripts.GIVE_BACK and len(call.request.args) > 3
 
 
@@ -173,29 +191,45 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     ),
     "a claim does not look at the due time": (
         "reliable",
-        altered(reliable_scripts.CLAIM, ("0, format_score(now), 'WITHSCORES'", "0, '+inf', 'WITHSCORES'")),
+        altered(
+            reliable_scripts.CLAIM,
+            ("0, format_score(now), 'WITHSCORES'", "0, '+inf', 'WITHSCORES'"),
+        ),
         "early",
     ),
     "a transfer comes too soon": (
         "plain",
-        altered(scripts.TRANSFER, ("timeout, '-inf', now_ms, 'LIMIT'", "timeout, '-inf', now_ms + 50, 'LIMIT'")),
+        altered(
+            scripts.TRANSFER,
+            ("timeout, '-inf', now_ms, 'LIMIT'", "timeout, '-inf', now_ms + 50, 'LIMIT'"),
+        ),
         "early",
     ),
     "leases are shorter than told": (
         "reliable",
         altered(
             reliable_scripts.CLAIM,
-            ("local ends, quarters, whole = now + lease_us", "local ends, quarters, whole = now + lease_us / 50"),
+            (
+                "local ends, quarters, whole = now + lease_us",
+                "local ends, quarters, whole = now + lease_us / 50",
+            ),
         ),
         "duplicate",
     ),
-    "attempts are not counted": ("reliable", altered(reliable_scripts.CLAIM, ("id, used + 1,", "id, 1,")), "attempts"),
+    "attempts are not counted": (
+        "reliable",
+        altered(reliable_scripts.CLAIM, ("id, used + 1,", "id, 1,")),
+        "attempts",
+    ),
     "a nack loses the message": (
         "reliable",
         altered(
             reliable_scripts.NACK,
             (
-                "enqueue(id, tonumber(ARGV[at + PRIORITY]), now + tonumber(ARGV[at + DELAY_US]), now)",
+                (
+                    "enqueue(id, tonumber(ARGV[at + PRIORITY]), now + tonumber(ARGV[at +"
+                    " DELAY_US]), now)"
+                ),
                 "redis.call('ZREM', live[tonumber(ARGV[at + PRIORITY])], id)",
             ),
         ),
@@ -203,10 +237,17 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     ),
     "a nack leaves something behind": (
         "reliable",
-        altered(reliable_scripts.NACK, ("return reply", "redis.call('HSET', attempts, 'forgotten', 1)\nreturn reply")),
+        altered(
+            reliable_scripts.NACK,
+            ("return reply", "redis.call('HSET', attempts, 'forgotten', 1)\nreturn reply"),
+        ),
         "left",
     ),
-    "an offer is repeated as a new one": ("reliable", offers_again_under_another_number, "stored twice"),
+    "an offer is repeated as a new one": (
+        "reliable",
+        offers_again_under_another_number,
+        "stored twice",
+    ),
     "a delivery's ack removes nothing": (
         "deliveries",
         altered(
@@ -219,15 +260,27 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     "messages are dropped on the way": ("plain", drops_messages, "lost"),
     "a lost answer is not asked for": ("plain", recovers_nothing, "lost"),
     "whoever waits wakes late": ("reliable", wakes_late, "stuck"),
-    "a close loses what its loops have at hand": ("plain", sends_nothing_last(gives_back_what_is_here), "lost"),
+    "a close loses what its loops have at hand": (
+        "plain",
+        sends_nothing_last(gives_back_what_is_here),
+        "lost",
+    ),
     "a close loses what is on its way": ("plain", sends_nothing_last(gives_back_by_name), "lost"),
     "a script is refused half way": ("plain", checks_no_rights, "lost"),
     "an expired message holds its id": ("reliable", expired_ones_are_there, "held"),
-    "an expired message holds its id, and the next one is dropped without a word": ("reliable", expired_ones_are_there, "lost"),
+    "an expired message holds its id, and the next one is dropped without a word": (
+        "reliable",
+        expired_ones_are_there,
+        "lost",
+    ),
     "what is given back is given back twice": (
         "plain",
         altered(
-            scripts.GIVE_BACK, ("return count", "if payloads[1] then redis.call('RPUSH', ready, payloads[1]) end\nreturn count")
+            scripts.GIVE_BACK,
+            (
+                "return count",
+                "if payloads[1] then redis.call('RPUSH', ready, payloads[1]) end\nreturn count",
+            ),
         ),
         "duplicate",
     ),
@@ -243,7 +296,9 @@ STORMS: dict[str, dict[str, Any]] = {
     "a close loses what is on its way": _CLOSING,
     "a script is refused half way": {"faults": 30, "only": ("right lost",)},
 }
-"""Conditions under which a bug shows: replies are lost, leases expire, clients close with messages in hand."""
+"""Conditions under which a bug shows: replies are lost, leases expire, clients close with messages
+in hand.
+"""
 
 
 def plan(kind: Kind, bug: str = "") -> Plan:
@@ -262,7 +317,9 @@ def plan(kind: Kind, bug: str = "") -> Plan:
 
 
 @pytest.mark.parametrize("bug", PLANTS)
-async def test_a_storm_names_the_bug(durable: PrivateServer, bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_storm_names_the_bug(
+    durable: PrivateServer, bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind, plant, named = PLANTS[bug]
     shorten_deadlines(monkeypatch.setattr)
     plant(monkeypatch)
@@ -283,7 +340,9 @@ async def test_a_storm_names_the_bug(durable: PrivateServer, bug: str, tmp_path:
     assert named in found
 
 
-@pytest.mark.parametrize(("kind", "bug"), [*((kind, "") for kind in KINDS), *((PLANTS[bug][0], bug) for bug in STORMS)])
+@pytest.mark.parametrize(
+    ("kind", "bug"), [*((kind, "") for kind in KINDS), *((PLANTS[bug][0], bug) for bug in STORMS)]
+)
 async def test_the_same_storm_without_a_bug_names_none(
     durable: PrivateServer, kind: Kind, bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from delayq import Client
     from tests.support.servers import PrivateServer
 
-# A lost notification may cost a re-check, 5 s, and the promise leaves one second for everything else.
+# A lost notification may cost a re-check, 5 s, and the promise leaves one second for everything
+# else.
 PROMISED = 6.0
 # The machine that runs the tests may be busy.
 MARGIN = 2.0
@@ -101,7 +102,7 @@ WAYS: list[Callable[[Client], Awaitable[Any]]] = [
         *(thorough(way, pooled) for way, pooled in ((by_claim, 1), (by_take, 16), (by_claim, 16))),
     ],
 )
-async def test_when_all_connections_have_died_without_a_word_the_next_message_comes_and_one_offer_is_unknown(
+async def test_when_all_connections_died_silently_the_next_message_comes_and_one_offer_is_unknown(
     own_server: PrivateServer, way: Callable[[Client], Awaitable[Any]], pooled: int
 ) -> None:
     async with (
@@ -131,7 +132,10 @@ async def test_when_all_connections_have_died_without_a_word_the_next_message_co
 async def test_a_server_that_is_busy_for_seconds_is_waited_for_and_no_outcome_is_unknown(
     own_server: PrivateServer, pooled: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No connection gets an answer, old or new, as while a long script runs. That proves nothing about the connections."""
+    """No connection gets an answer, old or new, as while a long script runs.
+
+    That proves nothing about the connections.
+    """
     async with delayq.connect(own_server.url, max_connections=pooled) as client:
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
@@ -139,7 +143,13 @@ async def test_a_server_that_is_busy_for_seconds_is_waited_for_and_no_outcome_is
         await asyncio.gather(orders.offer(0), jobs.offer(0))
         before = client.statistics().errors
         with own_server.paused():
-            calls = [orders.offer(1), jobs.offer(1), jobs.claim(1, wait=10), orders.poll(10), orders.pending.size()]
+            calls = [
+                orders.offer(1),
+                jobs.offer(1),
+                jobs.claim(1, wait=10),
+                orders.poll(10),
+                orders.pending.size(),
+            ]
             started: list[asyncio.Future[Any]] = [asyncio.ensure_future(call) for call in calls]
             await asyncio.sleep(1.5)
             # By now the free connections have already been set aside.
@@ -163,7 +173,9 @@ async def test_a_long_round_trip_is_no_reason_to_doubt(own_server: PrivateServer
 async def test_an_answer_that_takes_long_to_arrive_is_waited_for(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bytes keep arriving: half a megabyte over 2 Mbit/s takes four times as long as a connection may be silent."""
+    """Its bytes keep arriving: half a megabyte over 2 Mbit/s takes four times as long as a
+    connection may be silent.
+    """
     monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
     own_server.call("SET", "large", "x" * 500_000)
     async with Links(own_server, mbit=2) as links:
@@ -188,7 +200,9 @@ async def test_a_request_that_takes_long_to_be_sent_is_waited_for(
 
 
 async def test_a_command_that_may_block_is_not_taken_for_silence(own_server: PrivateServer) -> None:
-    """WAIT withholds its reply for as long as it was told to, while every other connection is answered at once."""
+    """WAIT withholds its reply for as long as it was told to, while every other connection is
+    answered at once.
+    """
     connections = ConnectionPool(one_server(own_server.url), 2)
     wire = await connections.acquire()
     told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -206,7 +220,9 @@ async def connections(own_server: PrivateServer) -> AsyncIterator[tuple[Links, C
         await connections.aclose()
 
 
-async def test_one_silent_connection_makes_the_free_ones_prove_that_they_live(connections: tuple[Links, ConnectionPool]) -> None:
+async def test_one_silent_connection_makes_the_free_ones_prove_that_they_live(
+    connections: tuple[Links, ConnectionPool],
+) -> None:
     links, pool = connections
     wires = [await pool.acquire() for _ in range(6)]
     for wire in wires[1:]:
@@ -242,7 +258,7 @@ async def test_connections_that_live_are_used_again_after_they_were_doubted(
     assert {await pool.acquire() for _ in range(len(pool._free))} >= set(wires)
 
 
-async def test_a_watch_whose_connection_has_died_is_renewed_when_the_recheck_finds_what_it_did_not_report(
+async def test_a_watch_whose_connection_has_died_is_renewed_when_the_recheck_finds_what_it_missed(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
@@ -256,7 +272,8 @@ async def test_a_watch_whose_connection_has_died_is_renewed_when_the_recheck_fin
         watched = queue._open.transfer._watch._link
         assert watched is not None
         assert watched._wire is not None
-        # Only for this connection: nothing that arrives on it is heard, and the server does not know that.
+        # Only for this connection: nothing that arrives on it is heard, and the server does not
+        # know that.
         monkeypatch.setattr(watched._wire, "data_received", lambda _data: None)
         await raw.rpush("orders", 1)
         assert await asyncio.wait_for(taking, 20) == 1

@@ -1,4 +1,7 @@
-"""Simulated storms pass, and each replays exactly. With a safeguard switched off, some fail and name what it prevents."""
+"""Simulated storms pass, and each replays exactly.
+
+With a safeguard switched off, some fail and name what it prevents.
+"""
 
 from __future__ import annotations
 
@@ -96,28 +99,40 @@ class Case:
     thorough: bool = False
 
 
-# Whatever else goes wrong, the end of a lease wakes up every waiter. Long leases keep that from hiding the failure.
+# Whatever else goes wrong, the end of a lease wakes up every waiter. Long leases keep that from
+# hiding the failure.
 LONG = 90.0
 
 OFTEN = {"messages": 100, "faults": 25, "pause": 0.5}
 SAFEGUARDS = {
     "an offer that is repeated is known": Case(
-        altered(reliable_scripts.OFFER, ("if readable and last_number == number then", "if false then")),
+        altered(
+            reliable_scripts.OFFER, ("if readable and last_number == number then", "if false then")
+        ),
         ("unexpected", "stored twice", "after ack"),
         "reliable",
         {"only": ANSWERS, **OFTEN},
     ),
     "a first try that comes after its repetition is refused": Case(
-        altered(reliable_scripts.OFFER, ("if number_or(0, last_number) > tonumber(number) then", "if false then")),
+        altered(
+            reliable_scripts.OFFER,
+            ("if number_or(0, last_number) > tonumber(number) then", "if false then"),
+        ),
         ("after ack", "stored twice"),
         "reliable",
         {"only": ("requests stalled",), **OFTEN},
         thorough=True,
     ),
     "a claim whose answer was lost is given back": Case(
-        claims_recover_nothing, ("stuck",), "reliable", {"only": ANSWERS, "habits": Habits(fails=0, releases=0)}, LONG
+        claims_recover_nothing,
+        ("stuck",),
+        "reliable",
+        {"only": ANSWERS, "habits": Habits(fails=0, releases=0)},
+        LONG,
     ),
-    "what was taken, and whose answer was lost, is handed out": Case(recovers_nothing, ("lost",), "plain", {"only": ANSWERS}),
+    "what was taken, and whose answer was lost, is handed out": Case(
+        recovers_nothing, ("lost",), "plain", {"only": ANSWERS}
+    ),
     "only who has the lease acknowledges": Case(
         altered(reliable_scripts.ACK, ("has_token(lease_texts[i], token)", "lease_texts[i]")),
         ("after ack",),
@@ -142,19 +157,26 @@ SAFEGUARDS = {
         LONG,
     ),
     "the timer is armed anew for what is due earlier": Case(
-        arms_no_earlier, ("stuck",), "reliable", {"messages": 12, "faults": 0, "resync": 60.0, "within": 5.0}, LONG
+        arms_no_earlier,
+        ("stuck",),
+        "reliable",
+        {"messages": 12, "faults": 0, "resync": 60.0, "within": 5.0},
+        LONG,
     ),
 }
 
 
 @pytest.mark.parametrize(("kind", "first"), RUNS)
-def test_simulated_storms_lose_nothing_double_nothing_and_leave_nothing(kind: Kind, first: int) -> None:
+def test_simulated_storms_lose_nothing_double_nothing_and_leave_nothing(
+    kind: Kind, first: int
+) -> None:
     told: Counter[Told] = Counter()
     faults = 0
     for seed in range(first, first + AT_A_TIME):
         outcome = simulate(Plan(kind, seed))
         assert not outcome.violations, (
-            f"python -m tests.faults.simulation --kind {kind} --seed {seed}: {summary(outcome.violations)}"
+            f"python -m tests.faults.simulation --kind {kind} --seed {seed}:"
+            f" {summary(outcome.violations)}"
         )
         told.update(offered.told for offered in outcome.history.offered.values())
         faults += len(outcome.history.faults)
@@ -165,7 +187,8 @@ def test_simulated_storms_lose_nothing_double_nothing_and_leave_nothing(kind: Ki
 
 
 def test_an_offer_that_arrives_when_its_client_has_closed_is_not_stored_again() -> None:
-    # The first try is stalled; the second is carried out, and its message handled. Then the client closes, and the first arrives.
+    # The first try is stalled; the second is carried out, and its message handled. Then the client
+    # closes, and the first arrives.
     outcome = simulate(Plan("reliable", 305))
     assert not outcome.violations, summary(outcome.violations)
 
@@ -195,14 +218,22 @@ def test_the_command_prints_the_same_history_in_every_process() -> None:
 
 @pytest.mark.parametrize(
     "safeguard",
-    [pytest.param(name, marks=[pytest.mark.thorough] if case.thorough else []) for name, case in SAFEGUARDS.items()],
+    [
+        pytest.param(name, marks=[pytest.mark.thorough] if case.thorough else [])
+        for name, case in SAFEGUARDS.items()
+    ],
 )
-def test_without_a_safeguard_a_seed_fails_and_names_what_it_prevents(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_safeguard_a_seed_fails_and_names_what_it_prevents(
+    safeguard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = SAFEGUARDS[safeguard]
     monkeypatch.setattr(consumers, "LEASE", case.lease)
     case.plant(monkeypatch)
     for seed in range(case.within):
-        names = {violation.kind for violation in simulate(Plan(case.kind, seed, **case.options)).violations}
+        names = {
+            violation.kind
+            for violation in simulate(Plan(case.kind, seed, **case.options)).violations
+        }
         print(f"seed {seed}: {sorted(names)}")
         if names.intersection(case.names):
             return

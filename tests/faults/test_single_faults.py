@@ -79,17 +79,23 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
 # All data is gone
 
 
-async def test_after_flushall_consumers_go_on_with_what_is_offered_then(client: Client, server: PrivateServer) -> None:
+async def test_after_flushall_consumers_go_on_with_what_is_offered_then(
+    client: Client, server: PrivateServer
+) -> None:
     jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
     handled: list[int] = []
     taken: list[int] = []
-    consumers = [asyncio.create_task(consume(jobs, handled)), asyncio.create_task(taking(orders, taken))]
+    consumers = [
+        asyncio.create_task(consume(jobs, handled)),
+        asyncio.create_task(taking(orders, taken)),
+    ]
     await jobs.offer(1)
     await orders.offer(1)
     await until(lambda: (handled, taken) == ([1], [1]))
     # Wait for the acknowledgement as well: otherwise its lease is lost, which delayq reports.
     await until(lambda: client.queue_statistics()[0].acked == 1)
-    # The timers are armed for these, which vanish. On a machine that freezes in the meantime, they arrive before that.
+    # The timers are armed for these, which vanish. On a machine that freezes in the meantime, they
+    # arrive before that.
     await jobs.offer(2, 0.3)
     await orders.offer(2, 0.3)
     server.flush()
@@ -99,7 +105,9 @@ async def test_after_flushall_consumers_go_on_with_what_is_offered_then(client: 
     await cancelled(*consumers)
 
 
-async def test_the_ack_of_what_flushall_has_taken_says_that_the_lease_is_lost(client: Client, server: PrivateServer) -> None:
+async def test_the_ack_of_what_flushall_has_taken_says_that_the_lease_is_lost(
+    client: Client, server: PrivateServer
+) -> None:
     jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
     await jobs.offer_many([Offer(value=n) for n in range(3)])
     await orders.offer(1)
@@ -107,7 +115,13 @@ async def test_the_ack_of_what_flushall_has_taken_says_that_the_lease_is_lost(cl
     deliveries = orders.deliveries()
     delivery = await anext(deliveries)
     server.flush()
-    for settle in (claimed[0].ack, claimed[1].nack, claimed[2].release, delivery.ack, delivery.nack):
+    for settle in (
+        claimed[0].ack,
+        claimed[1].nack,
+        claimed[2].release,
+        delivery.ack,
+        delivery.nack,
+    ):
         with pytest.raises(delayq.LeaseLost):
             await settle()
     await deliveries.aclose()  # type: ignore[attr-defined]
@@ -118,7 +132,9 @@ async def test_the_ack_of_what_flushall_has_taken_says_that_the_lease_is_lost(cl
 
 
 @pytest.mark.every_server
-async def test_a_full_server_refuses_what_is_offered_whole_and_lets_the_rest_go_on(client: Client, raw: Any) -> None:
+async def test_a_full_server_refuses_what_is_offered_whole_and_lets_the_rest_go_on(
+    client: Client, raw: Any
+) -> None:
     jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
     await jobs.offer_many([Offer(value=n) for n in range(3)])
     await orders.offer_many([(n, 0) for n in range(3)])
@@ -135,7 +151,9 @@ async def test_a_full_server_refuses_what_is_offered_whole_and_lets_the_rest_go_
         ):
             with pytest.raises(delayq.ServerRefused, match=r"OOM|memory"):
                 await offer()
-        assert {name: await raw.dump(name) for name in await raw.keys() if b":call:" not in name} == before
+        assert {
+            name: await raw.dump(name) for name in await raw.keys() if b":call:" not in name
+        } == before
         await held[0].ack()
         first, second = await jobs.claim(2)
         await first.nack(0)
@@ -166,13 +184,18 @@ def info(server: PrivateServer) -> bytes:
 
 
 @pytest.mark.every_server
-async def test_a_primary_that_is_demoted_for_a_moment_costs_only_time(start: Callable[..., PrivateServer]) -> None:
+async def test_a_primary_that_is_demoted_for_a_moment_costs_only_time(
+    start: Callable[..., PrivateServer],
+) -> None:
     primary, other = start(tcp=True), start(tcp=True)
     async with delayq.connect(primary.url, resync_interval=0.2) as client:
         jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
         handled: list[int] = []
         taken: list[int] = []
-        consumers = [asyncio.create_task(consume(jobs, handled)), asyncio.create_task(taking(orders, taken))]
+        consumers = [
+            asyncio.create_task(consume(jobs, handled)),
+            asyncio.create_task(taking(orders, taken)),
+        ]
         await jobs.offer(1)
         await until(lambda: handled == [1])
         # Replicating a server that it never reaches: it is read-only and keeps its data.
@@ -192,12 +215,17 @@ async def test_a_primary_that_is_demoted_for_a_moment_costs_only_time(start: Cal
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-async def test_a_step_of_the_clients_clock_moves_no_message(client: Client, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+async def test_a_step_of_the_clients_clock_moves_no_message(
+    client: Client, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
     jobs, orders = client.reliable_queue("jobs", lease=2), client.delayed_queue("orders")
     clock, nanoseconds = time.time, time.time_ns
     handled: list[int] = []
     taken: list[int] = []
-    consumers = [asyncio.create_task(consume(jobs, handled)), asyncio.create_task(taking(orders, taken))]
+    consumers = [
+        asyncio.create_task(consume(jobs, handled)),
+        asyncio.create_task(taking(orders, taken)),
+    ]
     await jobs.offer(1, 0.3)
     await orders.offer(1, 0.3)
     (held,) = await offered_and_claimed(client)
@@ -234,7 +262,10 @@ async def stepped(server: PrivateServer) -> bool:
 
 @pytest.mark.every_server
 @pytest.mark.thorough
-@pytest.mark.skipif(not (LIBRARIES and shutil.which("faketime")), reason="FAKETIME IS NOT INSTALLED: apt-get install faketime")
+@pytest.mark.skipif(
+    not (LIBRARIES and shutil.which("faketime")),
+    reason="FAKETIME IS NOT INSTALLED: apt-get install faketime",
+)
 @pytest.mark.parametrize("step", ["+1h", "-1h"])
 async def test_a_step_of_the_servers_clock_loses_nothing(
     start: Callable[..., PrivateServer],
@@ -243,7 +274,10 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
     server_kind: Kind,
     step: str,
 ) -> None:
-    """After a step forward, pending messages are due. After a step back, messages offered from then on arrive on time."""
+    """After a step forward, pending messages are due.
+
+    After a step back, messages offered from then on arrive on time.
+    """
     clock = tmp_path / "clock"
     clock.write_text("+0")
     if server_kind.name == "redis-7":
@@ -258,7 +292,10 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
         jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
         handled: list[int] = []
         taken: list[int] = []
-        consumers = [asyncio.create_task(consume(jobs, handled)), asyncio.create_task(taking(orders, taken))]
+        consumers = [
+            asyncio.create_task(consume(jobs, handled)),
+            asyncio.create_task(taking(orders, taken)),
+        ]
         await jobs.offer(1, HOUR / 2)
         await orders.offer(1, HOUR / 2)
         clock.write_text(step)
@@ -286,14 +323,16 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
         ("delayed", "-publish"),
     ],
 )
-async def test_what_the_user_may_not_do_is_refused_whole(server: PrivateServer, raw: Any, kind: str, denied: str) -> None:
+async def test_what_the_user_may_not_do_is_refused_whole(
+    server: PrivateServer, raw: Any, kind: str, denied: str
+) -> None:
     async with limited(server, raw, denied) as client:
         with pytest.raises(delayq.ServerRefused):
             await offer_to(client, kind)
     assert await stored(raw) == 0
 
 
-async def test_a_reliable_message_that_may_not_be_announced_reaches_its_offerer_in_time_and_others_by_the_recheck(
+async def test_an_unannounced_reliable_message_reaches_its_offerer_in_time_others_by_the_recheck(
     server: PrivateServer, raw: Any
 ) -> None:
     async with (
@@ -318,8 +357,12 @@ async def test_a_reliable_message_that_may_not_be_announced_reaches_its_offerer_
 
 @pytest.mark.parametrize("denied", ["-zadd", "-publish"])
 @pytest.mark.parametrize("kind", ["reliable", "delayed"])
-async def test_what_is_refused_is_not_offered_again_and_again(server: PrivateServer, raw: Any, kind: str, denied: str) -> None:
-    """The remains of the first try occupy its id, so each repetition would make up another one, forever."""
+async def test_what_is_refused_is_not_offered_again_and_again(
+    server: PrivateServer, raw: Any, kind: str, denied: str
+) -> None:
+    """The remains of the first try occupy its id, so each repetition would make up another one,
+    forever.
+    """
     async with limited(server, raw, denied) as client:
         # The second time, the server already knows the script.
         for _ in range(2):
@@ -330,9 +373,18 @@ async def test_what_is_refused_is_not_offered_again_and_again(server: PrivateSer
 
 
 @asynccontextmanager
-async def limited(server: PrivateServer, raw: Any, denied: str, **options: Any) -> AsyncIterator[Client]:
+async def limited(
+    server: PrivateServer, raw: Any, denied: str, **options: Any
+) -> AsyncIterator[Client]:
     """Open a client whose user may do everything except this."""
-    await raw.acl_setuser("limited", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", *denied.split()])
+    await raw.acl_setuser(
+        "limited",
+        enabled=True,
+        nopass=True,
+        keys=["*"],
+        channels=["*"],
+        commands=["+@all", *denied.split()],
+    )
     try:
         async with delayq.connect(f"unix://limited:any@{server.socket_path}", **options) as client:
             yield client
@@ -349,14 +401,17 @@ async def offer_to(client: Client, kind: str) -> None:
 
 
 async def stored(raw: Any) -> int:
-    return int(await raw.hlen("delayq:{jobs}:bodies") + await raw.zcard("redisson_delay_queue_timeout:{orders}"))
+    return int(
+        await raw.hlen("delayq:{jobs}:bodies")
+        + await raw.zcard("redisson_delay_queue_timeout:{orders}")
+    )
 
 
 # Processes that die or freeze
 
 
 @pytest.mark.parametrize("kind", ["reliable", "delayed"])
-async def test_of_a_producer_that_is_killed_in_a_batch_all_is_stored_that_it_was_told_and_nothing_twice(
+async def test_a_producer_killed_in_a_batch_has_all_stored_that_it_was_told_and_nothing_twice(
     server: PrivateServer, raw: Any, tmp_path: Path, kind: str
 ) -> None:
     async def size() -> int:
@@ -370,7 +425,9 @@ async def test_of_a_producer_that_is_killed_in_a_batch_all_is_stored_that_it_was
 
     cut_short = 0
     for number in range(20):
-        victim = await asyncio.to_thread(victims.start, victims.offer_batches, server.url, tmp_path / f"{number}", kind, number)
+        victim = await asyncio.to_thread(
+            victims.start, victims.offer_batches, server.url, tmp_path / f"{number}", kind, number
+        )
         before = await size()
         await until(lambda before=before: size_is_odd(size, before))  # type: ignore[misc]
         victim.kill()
@@ -380,7 +437,11 @@ async def test_of_a_producer_that_is_killed_in_a_batch_all_is_stored_that_it_was
             break
     assert cut_short == 3
     told = {int(batch) for path in tmp_path.iterdir() for (batch,) in victims.words(path)}
-    certain = {value for batch in told for value in range(batch * victims.BATCH, (batch + 1) * victims.BATCH)}
+    certain = {
+        value
+        for batch in told
+        for value in range(batch * victims.BATCH, (batch + 1) * victims.BATCH)
+    }
     stored, got = await size(), Counter[int]()
     async with delayq.connect(server.url) as client:
         if kind == "reliable":
@@ -405,8 +466,13 @@ async def size_is_odd(size: Callable[[], Awaitable[int]], before: int) -> bool:
     return more > victims.BATCH and more % victims.BATCH > 0
 
 
-async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_lost(server: PrivateServer, tmp_path: Path) -> None:
-    """Another consumer handles its messages in the meantime. It does not even begin those that it had claimed ahead."""
+async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_lost(
+    server: PrivateServer, tmp_path: Path
+) -> None:
+    """Another consumer handles its messages in the meantime.
+
+    It does not even begin those that it had claimed ahead.
+    """
     notes = tmp_path / "notes"
     async with delayq.connect(server.url) as client:
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", lease=victims.LEASE)
@@ -414,7 +480,9 @@ async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_los
         victim = await asyncio.to_thread(victims.start, victims.handle_slowly, server.url, notes)
         try:
             # At its fourth message.
-            await until(lambda: len(victims.words(notes)) % 2 == 1 and len(victims.words(notes)) >= 7)
+            await until(
+                lambda: len(victims.words(notes)) % 2 == 1 and len(victims.words(notes)) >= 7
+            )
             os.kill(victim.pid, signal.SIGSTOP)
             before = victims.words(notes)
             done = {int(number) for word, number in before if word == "done"}
@@ -431,7 +499,11 @@ async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_los
         finally:
             victim.kill()
             await asyncio.to_thread(victim.join)
-    after = [(word, int(number)) for word, number in victims.words(notes)[len(before) :] if number != "99"]
+    after = [
+        (word, int(number))
+        for word, number in victims.words(notes)[len(before) :]
+        if number != "99"
+    ]
     # The message that it was handling.
     assert len(after) == 1
     ((word, number),) = after
@@ -448,8 +520,13 @@ async def stats_are_empty(jobs: delayq.ReliableQueue[int]) -> bool:
 # An event loop that freezes
 
 
-async def test_a_loop_that_is_blocked_longer_than_its_lease_loses_it_and_says_so(server: PrivateServer) -> None:
-    """The loop is blocked for three seconds, with a lease of one. Meanwhile one other client, and only one, has the message."""
+async def test_a_loop_that_is_blocked_longer_than_its_lease_loses_it_and_says_so(
+    server: PrivateServer,
+) -> None:
+    """The loop is blocked for three seconds, with a lease of one.
+
+    Meanwhile one other client, and only one, has the message.
+    """
     taken = Queue[tuple[int, datetime]]()
 
     async def take_elsewhere() -> None:
@@ -480,7 +557,9 @@ async def test_a_loop_that_is_blocked_longer_than_its_lease_loses_it_and_says_so
         assert (await jobs.stats()).leased == 0
 
 
-async def test_a_loop_that_is_blocked_longer_than_its_lease_keeps_what_nobody_has_taken(server: PrivateServer) -> None:
+async def test_a_loop_that_is_blocked_longer_than_its_lease_keeps_what_nobody_has_taken(
+    server: PrivateServer,
+) -> None:
     async with delayq.connect(server.url) as client:
         jobs = client.reliable_queue("jobs", lease=1)
         await jobs.offer(1)
@@ -496,16 +575,24 @@ async def test_a_loop_that_is_blocked_longer_than_its_lease_keeps_what_nobody_ha
 
 
 @pytest.mark.thorough
-async def test_a_thousand_clients_connect_at_once(start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thousand_clients_connect_at_once(
+    start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # They all share one event loop here, which on a busy machine takes longer than a server may.
     monkeypatch.setattr("delayq._redis.client.ANSWER_WITHIN", 60.0)
     monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 60.0)
     url = start("--maxclients", "4000").url + "?socket_connect_timeout=60"
     async with AsyncExitStack() as stack, asyncio.timeout(120):
-        clients = await asyncio.gather(*(stack.enter_async_context(delayq.connect(url)) for _ in range(1000)))
+        clients = await asyncio.gather(
+            *(stack.enter_async_context(delayq.connect(url)) for _ in range(1000))
+        )
         queues = [client.reliable_queue("jobs") for client in clients]
         await asyncio.gather(*(queue.offer(n) for n, queue in enumerate(queues)))
-        claimed = [message for batch in await asyncio.gather(*(queue.claim() for queue in queues)) for message in batch]
+        claimed = [
+            message
+            for batch in await asyncio.gather(*(queue.claim() for queue in queues))
+            for message in batch
+        ]
         while len(claimed) < 1000:
             claimed += await queues[0].claim(100, wait=5)
         assert sorted(message.value for message in claimed) == list(range(1000))

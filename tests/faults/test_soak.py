@@ -1,4 +1,6 @@
-"""A short soak: two minutes of load and faults leave nothing behind. ``make soak`` takes an hour."""
+"""A short soak: two minutes of load and faults leave nothing behind. ``make soak`` takes an
+hour.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SECONDS = 120.0
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory and files are read from /proc")
 @pytest.mark.skipif(not FOUND, reason="no server found on this machine")
-async def test_two_minutes_of_load_and_faults_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_minutes_of_load_and_faults_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shorten_deadlines(monkeypatch.setattr)
     name = next(iter(FOUND))
     _USED.add(name)

@@ -1,6 +1,9 @@
-"""Storms: under load, everything breaks again and again. Nothing is lost, early, duplicated or stuck.
+"""Storms: under load, everything breaks again and again.
 
-Together they inject at least 300 faults over at least 500,000 messages. Each has its share, whichever servers there are.
+Nothing is lost, early, duplicated or stuck.
+
+Together they inject at least 300 faults over at least 500,000 messages. Each has its share,
+whichever servers there are.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ STORMS = len(KINDS) * max(1, len(FOUND))
 
 @pytest.fixture
 def durable(server_kind: ServerKind) -> Iterator[PrivateServer]:
-    """Start a server for this test alone, which keeps everything that it has confirmed when it is killed."""
+    """Start a server for this test alone, which keeps everything that it has confirmed when it is
+    killed.
+    """
     with PrivateServer(server_kind, appendonly="always", within=memory_disk()) as server:
         yield server
 
@@ -44,7 +49,9 @@ async def test_a_storm_over_distant_links_loses_nothing_and_doubles_nothing(
     durable: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_deadlines(monkeypatch.setattr)
-    plan = Plan(kind, messages=6_000, faults=20, seed=KINDS.index(kind), processes=0, round_trip=60, mbit=40)
+    plan = Plan(
+        kind, messages=6_000, faults=20, seed=KINDS.index(kind), processes=0, round_trip=60, mbit=40
+    )
     async with Storm(durable, plan, tmp_path) as storm:
         await storm.blow()
         history = await storm.end()
@@ -57,7 +64,9 @@ async def test_a_storm_over_distant_links_loses_nothing_and_doubles_nothing(
 async def test_a_storm_in_which_masters_change_loses_nothing_and_doubles_nothing(
     several: type[Replicated], kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Use a different server version for each kind of queue: the storms on one server cover all combinations."""
+    """Use a different server version for each kind of queue: the storms on one server cover all
+    combinations.
+    """
     # Redis 6.2 has no ADDSLOTSRANGE, and its clusters reply like those of Redis 7.
     names = [name for name in FOUND if several is BehindSentinels or name != "redis-6.2"]
     if not names:
@@ -65,7 +74,13 @@ async def test_a_storm_in_which_masters_change_loses_nothing_and_doubles_nothing
     name = names[KINDS.index(kind) % len(names)]
     _USED.add(name)
     shorten_deadlines(monkeypatch.setattr)
-    plan = Plan(kind, messages=6_000, faults=20, seed=KINDS.index(kind), processes=0 if kind == "plain" else 1)
+    plan = Plan(
+        kind,
+        messages=6_000,
+        faults=20,
+        seed=KINDS.index(kind),
+        processes=0 if kind == "plain" else 1,
+    )
     with several(FOUND[name]) as servers:
         async with Storm(servers, plan, tmp_path) as storm:
             await storm.blow()
@@ -82,7 +97,8 @@ async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
     durable: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_deadlines(monkeypatch.setattr)
-    # A message that a killed process has taken for good is gone by contract, so plain queues have no such processes.
+    # A message that a killed process has taken for good is gone by contract, so plain queues have
+    # no such processes.
     plan = Plan(
         kind,
         messages=-(-MESSAGES // STORMS),
@@ -95,18 +111,27 @@ async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
         await storm.blow()
         history = await storm.end()
     late = lateness_us(history)
-    told = {told.value: sum(1 for offered in history.offered.values() if offered.told is told) for told in Told}
+    told = {
+        told.value: sum(1 for offered in history.offered.values() if offered.told is told)
+        for told in Told
+    }
     healed = max(fault.to_us for fault in history.faults)
     after = [one.seen_us for one in history.delivered if one.seen_us > healed]
     print(
-        f"{len(after)} of them in {(max(after, default=healed) - healed) / 1_000_000:.1f} s after the last fault; "
-        f"{durable.kind.name} {kind}: {sum(storm.injected.values())} faults, {told}, {len(history.delivered)} deliveries, "
-        f"late p50 {percentile(late, 0.5) / 1000:.1f} p99 {percentile(late, 0.99) / 1000:.1f} ms of {len(late)}, "
-        f"doubts {len(history.doubts)} + {history.nameless_doubts}"
+        f"{len(after)} of them in {(max(after, default=healed) - healed) / 1_000_000:.1f} s after"
+        f" the last fault; {durable.kind.name} {kind}: {sum(storm.injected.values())} faults,"
+        f" {told}, {len(history.delivered)} deliveries, late p50 {percentile(late, 0.5) / 1000:.1f}"
+        f" p99 {percentile(late, 0.99) / 1000:.1f} ms of {len(late)}, doubts {len(history.doubts)}"
+        f" + {history.nameless_doubts}"
     )
     violations = check(history, plan.rules)
     for key in {violation.key for violation in violations[:10]}:
-        print(key, history.offered.get(key), *(one for one in history.delivered if one.key == key), sep="\n    ")
+        print(
+            key,
+            history.offered.get(key),
+            *(one for one in history.delivered if one.key == key),
+            sep="\n    ",
+        )
     assert not violations, summary(violations, show=20)
     assert len(history.offered) >= MESSAGES / STORMS
     assert sum(storm.injected.values()) >= FAULTS / STORMS

@@ -1,4 +1,7 @@
-"""Processes that a test kills or stops in the middle of their work. Each writes what it was told to a file, line by line."""
+"""Processes that a test kills or stops in the middle of their work.
+
+Each writes what it was told to a file, line by line.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ async def _offer_batches(url: str, path: Path, kind: str, number: int) -> None:
         for batch in itertools.count(number * 1_000):
             values = range(batch * BATCH, (batch + 1) * BATCH)
             if kind == "reliable":
-                await client.reliable_queue("jobs").offer_many([Offer(value, id=f"m{value}") for value in values])
+                await client.reliable_queue("jobs").offer_many(
+                    [Offer(value, id=f"m{value}") for value in values]
+                )
             else:
                 await client.delayed_queue("orders").offer_many([(value, 0) for value in values])
             note(batch)

@@ -1,4 +1,6 @@
-"""An event loop whose time is simulated and whose randomness comes from a seed, so that every run in it is repeatable."""
+"""An event loop whose time is simulated and whose randomness comes from a seed, so that every run
+in it is repeatable.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,15 @@ if TYPE_CHECKING:
 
 EPOCH = 1_700_000_000
 """The time at which each simulation begins, seconds since 1970."""
-# How long a turn of the loop takes, seconds. If it took none, a busy loop would never let time pass.
+# How long a turn of the loop takes, seconds. If it took none, a busy loop would never let time
+# pass.
 _TURN = 1e-6
 
 
 class Process:
-    """The equivalent of an operating-system process: everything that runs because of it dies with it."""
+    """The equivalent of an operating-system process: everything that runs because of it dies with
+    it.
+    """
 
     def __init__(self, name: str) -> None:
         self.name: str = name
@@ -40,9 +45,11 @@ class Process:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop that never waits: when there is nothing to do, it jumps to the next moment at which there is.
+    """An event loop that never waits: when there is nothing to do, it jumps to the next moment at
+    which there is.
 
-    Every callback belongs to the process that scheduled it; :meth:`halt` stops all callbacks of a process.
+    Every callback belongs to the process that scheduled it; :meth:`halt` stops all callbacks of a
+    process.
 
     Attributes:
         process: The process that runs now, or None for the harness, the network and the server.
@@ -59,12 +66,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._connect = connect
         self._now = 0.0
         self._until = until
-        self._held: dict[Process, list[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]]] = {}
+        self._held: dict[
+            Process, list[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]]
+        ] = {}
         self._tasks: list[asyncio.Task[Any]] = []
         self.process: Process | None = None
         self.complaints: list[str] = []
         self.set_task_factory(self._new_task)
-        self.set_exception_handler(lambda _, told: self.complaints.append(f"{told['message']}: {told.get('exception')!r}"))
+        self.set_exception_handler(
+            lambda _, told: self.complaints.append(f"{told['message']}: {told.get('exception')!r}")
+        )
 
     # Time
 
@@ -102,13 +113,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._held.setdefault(process, [])
 
     def resume(self, process: Process) -> None:
-        """Run the callbacks of a process that were held back in the meantime, and let it continue."""
+        """Run the callbacks of a process that were held back in the meantime, and let it
+        continue.
+        """
         with self.within(process):
             for callback, args, context in self._held.pop(process):
                 self.call_soon(callback, *args, context=context)
 
     def end_all(self, within: float) -> None:
-        """Revive the dead and cancel everything: otherwise Python would end their coroutines wherever it finds them."""
+        """Revive the dead and cancel everything: otherwise Python would end their coroutines
+        wherever it finds them.
+        """
         self._until = math.inf
         self.run_until_complete(self._end_all(within))
         self.run_until_complete(self.shutdown_asyncgens())
@@ -116,7 +131,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     async def _end_all(self, within: float) -> None:
         for process in list(self._held):
             self.resume(process)
-        while tasks := [task for task in self._tasks if not task.done() and task is not asyncio.current_task()]:
+        while tasks := [
+            task for task in self._tasks if not task.done() and task is not asyncio.current_task()
+        ]:
             for task in tasks:
                 task.cancel()
             if not (await asyncio.wait(tasks, timeout=within))[0]:
@@ -132,10 +149,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         context = contextvars.copy_context() if context is None else context
-        return super().call_at(when, self._call, self.process, callback, args, context, context=context)
+        return super().call_at(
+            when, self._call, self.process, callback, args, context, context=context
+        )
 
     def _call(
-        self, process: Process | None, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context
+        self,
+        process: Process | None,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
     ) -> None:
         if process is not None and process in self._held:
             self._held[process].append((callback, args, context))
@@ -151,16 +174,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
     async def create_connection(self, protocol_factory: Any, *_: Any, **__: Any) -> Any:
         return await self._connect(protocol_factory)
 
-    def _new_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+    def _new_task(
+        self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any
+    ) -> asyncio.Task[Any]:
         task = _Task(work, loop, len(self._tasks), options)
         self._tasks.append(task)
         return task
 
 
 class _Task(asyncio.Task[Any]):
-    """A task whose place in a set depends on its number. Other tasks are placed by their memory address."""
+    """A task whose place in a set depends on its number.
 
-    def __init__(self, work: Any, loop: asyncio.AbstractEventLoop, number: int, options: dict[str, Any]) -> None:
+    Other tasks are placed by their memory address.
+    """
+
+    def __init__(
+        self, work: Any, loop: asyncio.AbstractEventLoop, number: int, options: dict[str, Any]
+    ) -> None:
         self._number = number
         super().__init__(work, loop=loop, **options)
 
@@ -187,8 +217,13 @@ def governed(loop: VirtualLoop, seed: str) -> Iterator[None]:
         patch.setattr(os, "urandom", secret.randbytes)
         # The source of randomness of the ``secrets`` module.
         patch.setattr(random, "_urandom", secret.randbytes)
-        # Its default clock was fixed when it was defined. With another clock it uses the loop's timer instead of a timerfd.
-        patch.setattr(_session, "HashedWheelTimer", lambda **options: HashedWheelTimer(clock=loop.time, **options))
+        # Its default clock was fixed when it was defined. With another clock it uses the loop's
+        # timer instead of a timerfd.
+        patch.setattr(
+            _session,
+            "HashedWheelTimer",
+            lambda **options: HashedWheelTimer(clock=loop.time, **options),
+        )
         # The ids of earlier simulations are in the future of this one.
         patch.setattr(_ids, "_state", (0, "", itertools.count()))
         # It reads a file for each connection to learn its own version.

@@ -35,7 +35,9 @@ async def expired(jobs: ReliableQueue[Any], store: Store) -> ReliableQueue[Any]:
 @pytest.mark.parametrize("on_duplicate", ["raise", "ignore", "replace"])
 async def test_its_id_is_free(expired: ReliableQueue[Any], store: Store, on_duplicate: Any) -> None:
     await expired.offer("new", id="id0", on_duplicate=on_duplicate)
-    await expired.offer_many([Offer("new", id="id1", on_duplicate=on_duplicate), Offer("new", on_duplicate=on_duplicate)])
+    await expired.offer_many(
+        [Offer("new", id="id1", on_duplicate=on_duplicate), Offer("new", on_duplicate=on_duplicate)]
+    )
     assert [message.value for message in await expired.claim(10)] == ["new"] * 3
     letters = await expired.dead.list()
     assert sorted(letter.id for letter in letters) == ([] if not letters else ["id0", "id1", "id2"])
@@ -67,7 +69,9 @@ async def test_a_dead_letter_of_its_id_lives_again(jobs: ReliableQueue[Any], sto
     assert [message.value for message in await jobs.claim(10)] == ["first"]
 
 
-async def test_what_a_worker_has_is_there_although_it_has_expired(jobs: ReliableQueue[Any], store: Store) -> None:
+async def test_what_a_worker_has_is_there_although_it_has_expired(
+    jobs: ReliableQueue[Any], store: Store
+) -> None:
     await jobs.offer("old", id="a", ttl=HOUR / 2)
     (message,) = await jobs.claim()
     await message.extend(3 * HOUR)
@@ -78,7 +82,9 @@ async def test_what_a_worker_has_is_there_although_it_has_expired(jobs: Reliable
     await message.ack()
 
 
-async def test_many_expired_messages_in_front_hold_up_nothing(client: Client, raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_expired_messages_in_front_hold_up_nothing(
+    client: Client, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue, store = client.reliable_queue("many", lease=HOUR), Store(raw, "many")
     for _ in range(40):
         await queue.offer_many([Offer(0, ttl=HOUR) for _ in range(1_000)])

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.every_server
 
 jobs = pytest.mark.parametrize(("kind", "role"), [*JOBS], ids=["-".join(job) for job in JOBS])
 USER, PASSWORD = "limited", "its-password"
-# Rights whose absence no job notices: a fence is either deleted at once or expires after a minute, and the re-check merely
-# asks whether other clients have created a schedule.
+# Rights whose absence no job notices: a fence is either deleted at once or expires after a minute,
+# and the re-check merely asks whether other clients have created a schedule.
 NOT_SEEN = {
     ("delayed", "consumer"): {"+unlink"},
     ("reliable", "consumer"): {"+hlen"},
@@ -55,7 +55,10 @@ def rules_of(kind: str, role: Role) -> list[str]:
 
 @asynccontextmanager
 async def granted(server: PrivateServer, rules: Sequence[str]) -> AsyncIterator[str]:
-    """Create a user with these rules, on a server without cached scripts. Yields the URL with the user's name and password."""
+    """Create a user with these rules, on a server without cached scripts.
+
+    Yields the URL with the user's name and password.
+    """
     async with Redis.from_url(server.url) as connection:
         raw: Any = connection
         words: list[str | bytes] = ["on", f">{PASSWORD}", *rules]
@@ -69,7 +72,10 @@ async def granted(server: PrivateServer, rules: Sequence[str]) -> AsyncIterator[
 
 @asynccontextmanager
 async def place_of(
-    server: PrivateServer, rules: Sequence[str], monkeypatch: pytest.MonkeyPatch, within: float = 5.0
+    server: PrivateServer,
+    rules: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
+    within: float = 5.0,
 ) -> AsyncIterator[Place]:
     with Warned() as warned, monkeypatch.context() as patch:
         faults = Faults(patch)
@@ -88,7 +94,9 @@ async def place_of(
 
 
 @jobs
-async def test_a_role_can_do_its_whole_job(server: PrivateServer, kind: str, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_role_can_do_its_whole_job(
+    server: PrivateServer, kind: str, role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with place_of(server, rules_of(kind, role), monkeypatch) as place:
         await JOBS[kind, role](place)
         assert not place.warned.lines
@@ -96,9 +104,12 @@ async def test_a_role_can_do_its_whole_job(server: PrivateServer, kind: str, rol
 
 @pytest.mark.thorough
 @jobs
-async def test_no_rule_is_superfluous(some_server: PrivateServer, kind: str, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_rule_is_superfluous(
+    some_server: PrivateServer, kind: str, role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules = rules_of(kind, role)
-    # The job succeeds with all the rules, within the same time limit; otherwise the loop below would prove nothing.
+    # The job succeeds with all the rules, within the same time limit; otherwise the loop below
+    # would prove nothing.
     async with place_of(some_server, rules, monkeypatch, within=1.0) as place:
         await JOBS[kind, role](place)
     superfluous = []
@@ -121,8 +132,14 @@ FOREIGN = ("theirs", "{orders}:theirs", "orders2", "orders:theirs")
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("kind", ["delayed", "reliable"])
-async def test_no_script_touches_another_queue(server: PrivateServer, kind: str, role: Role) -> None:
-    async with granted(server, rules_of(kind, role)) as url, Redis.from_url(url) as user, Redis.from_url(server.url) as raw:
+async def test_no_script_touches_another_queue(
+    server: PrivateServer, kind: str, role: Role
+) -> None:
+    async with (
+        granted(server, rules_of(kind, role)) as url,
+        Redis.from_url(url) as user,
+        Redis.from_url(server.url) as raw,
+    ):
         for script in (RESYNC, *scripts.ALL, *reliable_scripts.ALL):
             for name in FOREIGN:
                 for keys in (every_key(DelayedKeys.of(name)), every_key(ReliableKeys.of(name))):
@@ -134,9 +151,15 @@ async def test_no_script_touches_another_queue(server: PrivateServer, kind: str,
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("kind", ["delayed", "reliable"])
-async def test_no_role_reaches_beyond_its_queue(server: PrivateServer, kind: str, role: Role) -> None:
+async def test_no_role_reaches_beyond_its_queue(
+    server: PrivateServer, kind: str, role: Role
+) -> None:
     user: Any
-    async with granted(server, rules_of(kind, role)) as url, Redis.from_url(url) as user, Redis.from_url(server.url) as raw:
+    async with (
+        granted(server, rules_of(kind, role)) as url,
+        Redis.from_url(url) as user,
+        Redis.from_url(server.url) as raw,
+    ):
         await raw.set("theirs", "1")
         commands = [
             "KEYS *",
@@ -170,17 +193,30 @@ async def test_no_role_reaches_beyond_its_queue(server: PrivateServer, kind: str
             "EVAL return(redis.call('KEYS','*')) 0",
         ]
         for command in commands:
-            # A server that knows the command denies it; an older server refuses it because it does not.
-            with pytest.raises(ResponseError, match=r"[Pp]ermission|can't run|can't access|ACL failure|unknown command"):
+            # A server that knows the command denies it; an older server refuses it because it does
+            # not.
+            with pytest.raises(
+                ResponseError,
+                match=r"[Pp]ermission|can't run|can't access|ACL failure|unknown command",
+            ):
                 await user.execute_command(*command.split(" "))
         assert await raw.get("theirs") == b"1"
 
 
 async def test_a_producer_cannot_take_what_is_delayed(server: PrivateServer) -> None:
-    async with granted(server, rules_of("delayed", "producer")) as url, delayq.connect(url) as client:
+    async with (
+        granted(server, rules_of("delayed", "producer")) as url,
+        delayq.connect(url) as client,
+    ):
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
         await queue.offer(1)
-        for take in (queue.poll, queue.drain, queue.ready.read_all, queue.ready.clear, queue.ready.size):
+        for take in (
+            queue.poll,
+            queue.drain,
+            queue.ready.read_all,
+            queue.ready.clear,
+            queue.ready.size,
+        ):
             with pytest.raises(delayq.ServerRefused):
                 await take()
         with pytest.raises(delayq.ServerRefused):
@@ -190,10 +226,20 @@ async def test_a_producer_cannot_take_what_is_delayed(server: PrivateServer) -> 
 
 
 async def test_a_producer_cannot_claim(server: PrivateServer) -> None:
-    async with granted(server, rules_of("reliable", "producer")) as url, delayq.connect(url) as client:
+    async with (
+        granted(server, rules_of("reliable", "producer")) as url,
+        delayq.connect(url) as client,
+    ):
         queue = client.reliable_queue(NAME)
         id = await queue.offer(1)  # noqa: A001
-        for call in (queue.claim, queue.stats, queue.pause, queue.dead.size, queue.dead.purge, queue.schedules):
+        for call in (
+            queue.claim,
+            queue.stats,
+            queue.pause,
+            queue.dead.size,
+            queue.dead.purge,
+            queue.schedules,
+        ):
             with pytest.raises(delayq.ServerRefused):
                 await call()
         async with delayq.connect(server.url) as other:
@@ -211,7 +257,9 @@ async def test_a_dashboard_changes_nothing_of_a_delayed_queue(server: PrivateSer
         await raw.rpush(NAME, b"2")
         before = await contents(raw)
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
-        mine = delayq.Receipt(queue, receipt._payload, (receipt._id, receipt._score, receipt._length_bytes))
+        mine = delayq.Receipt(
+            queue, receipt._payload, (receipt._id, receipt._score, receipt._length_bytes)
+        )
         pending = queue.pending
         for change in (
             lambda: queue.offer(1),
@@ -268,7 +316,9 @@ async def contents(raw: Any) -> dict[bytes, bytes]:
     return {key: await raw.dump(key) for key in await raw.keys("*")}
 
 
-async def test_who_may_only_offer_moves_nothing_and_says_so_once(server: PrivateServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_who_may_only_offer_moves_nothing_and_says_so_once(
+    server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
     async with (
         granted(server, rules_of("delayed", "producer")) as url,
         delayq.connect(url, resync_interval=0.02) as client,
@@ -280,7 +330,8 @@ async def test_who_may_only_offer_moves_nothing_and_says_so_once(server: Private
         # Long enough for ten re-checks, each of which would transfer the message if it could.
         await asyncio.sleep(0.2)
         assert await raw.zcard(DelayedKeys.of(NAME).timeout) == 1
-        # On a slow machine a link with such short timeouts is reopened now and then, which is logged too. Count only refusals.
+        # On a slow machine a link with such short timeouts is reopened now and then, which is
+        # logged too. Count only refusals.
         told = [record for record in caplog.records if NOT_PERMITTED.search(record.getMessage())]
         assert [record.levelname for record in told] == ["WARNING"]
 
@@ -295,7 +346,10 @@ async def test_a_prefix_covers_its_queues_and_no_others(server: PrivateServer) -
                 await queue.offer(1)
 
 
-@pytest.mark.parametrize("name", ["a*", "a?c", "a[bc]", "a\\*", "[^a]", "ä", '"', "'", "~a", "a&b", "{t}:*", "%R~x", "a]"])
+@pytest.mark.parametrize(
+    "name",
+    ["a*", "a?c", "a[bc]", "a\\*", "[^a]", "ä", '"', "'", "~a", "a&b", "{t}:*", "%R~x", "a]"],
+)
 async def test_a_name_is_not_taken_for_a_pattern(server: PrivateServer, name: str) -> None:
     async with (
         granted(server, acl_rules("producer", delayed=[name], reliable=[name])) as url,

@@ -1,4 +1,7 @@
-"""The extra rights that users need with several servers or with durable offers. Each rule is shown to be necessary."""
+"""The extra rights that users need with several servers or with durable offers.
+
+Each rule is shown to be necessary.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,20 @@ def as_user(url: str, user: str) -> str:
 async def work(url: str, partitions: int | None) -> list[Any]:
     """Let a producer and a consumer work, each as its own user."""
     got: list[Any] = []
-    async with delayq.connect(as_user(url, "producer")) as producer, delayq.connect(as_user(url, "consumer")) as consumer:
-        offered: Any = producer.reliable_queue(NAME, partitions=partitions) if partitions else producer.reliable_queue(NAME)
-        taken: Any = consumer.reliable_queue(NAME, partitions=partitions) if partitions else consumer.reliable_queue(NAME)
+    async with (
+        delayq.connect(as_user(url, "producer")) as producer,
+        delayq.connect(as_user(url, "consumer")) as consumer,
+    ):
+        offered: Any = (
+            producer.reliable_queue(NAME, partitions=partitions)
+            if partitions
+            else producer.reliable_queue(NAME)
+        )
+        taken: Any = (
+            consumer.reliable_queue(NAME, partitions=partitions)
+            if partitions
+            else consumer.reliable_queue(NAME)
+        )
         await offered.offer_many([Offer(n, delay=0.05, priority=n % 3) for n in range(60)])
         async for message in taken:
             async with message:
@@ -54,17 +68,33 @@ async def work(url: str, partitions: int | None) -> list[Any]:
 
 
 @pytest.mark.parametrize("partitions", [None, 1, 12])
-async def test_on_a_cluster_each_role_does_its_work_with_its_rules(cluster: TestCluster, partitions: int | None) -> None:
+async def test_on_a_cluster_each_role_does_its_work_with_its_rules(
+    cluster: TestCluster, partitions: int | None
+) -> None:
     for role in ("producer", "consumer"):
-        grant(cluster.nodes, role, acl_rules(role, reliable=[NAME], servers="cluster", partitions=partitions))
+        grant(
+            cluster.nodes,
+            role,
+            acl_rules(role, reliable=[NAME], servers="cluster", partitions=partitions),
+        )
     assert sorted(await work(cluster.url, partitions)) == [*range(60)]
 
 
-async def test_rules_for_partitions_reach_no_queue_of_that_name_without_them_and_no_other_one(cluster: TestCluster) -> None:
-    grant(cluster.nodes, "producer", acl_rules("producer", reliable=[NAME], servers="cluster", partitions=12))
+async def test_rules_for_partitions_reach_no_queue_of_that_name_without_them_and_no_other_one(
+    cluster: TestCluster,
+) -> None:
+    grant(
+        cluster.nodes,
+        "producer",
+        acl_rules("producer", reliable=[NAME], servers="cluster", partitions=12),
+    )
     async with delayq.connect(as_user(cluster.url, "producer")) as client:
         for name, partitions in ((NAME, None), ("other", 12), (f"{NAME}2", 12)):
-            queue: Any = client.reliable_queue(name, partitions=partitions) if partitions else client.reliable_queue(name)
+            queue: Any = (
+                client.reliable_queue(name, partitions=partitions)
+                if partitions
+                else client.reliable_queue(name)
+            )
             with pytest.raises(delayq.ServerRefused):
                 await queue.offer(1)
 
@@ -76,8 +106,13 @@ async def test_who_may_not_ask_for_the_slots_is_told_so(cluster: TestCluster) ->
         await delayq.connect(as_user(cluster.url, "producer")).__aenter__()
 
 
-async def test_while_a_slot_moves_asking_must_be_permitted(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only single-key commands need ASKING. Scripts have several keys, and wait until the slot has moved."""
+async def test_while_a_slot_moves_asking_must_be_permitted(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only single-key commands need ASKING.
+
+    Scripts have several keys, and wait until the slot has moved.
+    """
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
     key = ReliableKeys.of(NAME).paused
     slot, source = key_slot(key.encode()), cluster.owner(key)

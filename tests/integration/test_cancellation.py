@@ -33,7 +33,9 @@ async def settled(queue: DelayedQueue[int]) -> list[int]:
     return rest
 
 
-async def test_ten_thousand_cancelled_takes_lose_and_double_nothing(client: Client, queue: DelayedQueue[int]) -> None:
+async def test_ten_thousand_cancelled_takes_lose_and_double_nothing(
+    client: Client, queue: DelayedQueue[int]
+) -> None:
     wanted = 10_000
     chance = random.Random(1)
     got: list[int] = []
@@ -60,7 +62,9 @@ async def test_ten_thousand_cancelled_takes_lose_and_double_nothing(client: Clie
     assert client.statistics().waiting == 0
 
 
-async def test_ten_thousand_short_polls_that_race_with_offers_lose_and_double_nothing(queue: DelayedQueue[int]) -> None:
+async def test_ten_thousand_short_polls_that_race_with_offers_lose_and_double_nothing(
+    queue: DelayedQueue[int],
+) -> None:
     chance = random.Random(2)
     got: list[int] = []
     polls = 10_000
@@ -83,7 +87,9 @@ async def test_ten_thousand_short_polls_that_race_with_offers_lose_and_double_no
     assert sorted(got) == list(range(messages))
 
 
-async def test_what_arrives_for_a_cancelled_take_goes_back_to_the_head(queue: DelayedQueue[int], client: Client) -> None:
+async def test_what_arrives_for_a_cancelled_take_goes_back_to_the_head(
+    queue: DelayedQueue[int], client: Client
+) -> None:
     await queue.offer_many([(1, 0), (2, 0)])
     with anyio.CancelScope() as scope:
         taker = asyncio.create_task(queue.take())
@@ -96,7 +102,9 @@ async def test_what_arrives_for_a_cancelled_take_goes_back_to_the_head(queue: De
     assert sorted(await settled(queue)) == [1, 2]
 
 
-async def test_a_cancelled_take_leaves_no_blocked_connection(server: PrivateServer, client: Client) -> None:
+async def test_a_cancelled_take_leaves_no_blocked_connection(
+    server: PrivateServer, client: Client
+) -> None:
     queue = client.delayed_queue("empty")
     taker = asyncio.create_task(queue.take())
     async with Redis.from_url(server.url) as observer:
@@ -118,7 +126,9 @@ async def none_blocked(observer: Redis) -> bool:
 
 
 @pytest.mark.parametrize("wait", ["take", "poll", "loop"])
-async def test_closing_ends_every_waiting_call_within_a_second(server: PrivateServer, wait: str) -> None:
+async def test_closing_ends_every_waiting_call_within_a_second(
+    server: PrivateServer, wait: str
+) -> None:
     client = delayq.connect(server.url)
     await client.__aenter__()
     queue: DelayedQueue[int] = client.delayed_queue("empty")
@@ -156,7 +166,9 @@ async def test_closing_is_quick_while_the_server_does_not_answer(own_server: Pri
     assert isinstance(results[1], delayq.OutcomeUnknown)
 
 
-async def test_leaving_a_loop_hands_back_what_was_fetched_ahead_in_order(client: Client, queue: DelayedQueue[int]) -> None:
+async def test_leaving_a_loop_hands_back_what_was_fetched_ahead_in_order(
+    client: Client, queue: DelayedQueue[int]
+) -> None:
     await queue.offer_many([(i, 0) for i in range(300)])
     seen = []
     async for value in queue:
@@ -170,7 +182,9 @@ async def test_leaving_a_loop_hands_back_what_was_fetched_ahead_in_order(client:
 async def test_closing_that_takes_too_long_is_not_somebody_elses_cancellation(
     server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller that closes a client carries on, although work that was still in flight had to be cancelled."""
+    """The caller that closes a client carries on, although work that was still in flight had to be
+    cancelled.
+    """
 
     async def takes_long(_queue: object, _grace: float) -> None:
         with suppress(asyncio.CancelledError):
@@ -186,7 +200,9 @@ async def test_closing_that_takes_too_long_is_not_somebody_elses_cancellation(
     assert not task.cancelling()
 
 
-async def test_closing_inside_a_loop_hands_back_what_was_fetched_ahead(server: PrivateServer) -> None:
+async def test_closing_inside_a_loop_hands_back_what_was_fetched_ahead(
+    server: PrivateServer,
+) -> None:
     seen = []
     async with delayq.connect(server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")

@@ -42,7 +42,10 @@ class Cli:
         self.error = ""
 
     def __call__(self, *arguments: str) -> tuple[int, list[Any]]:
-        """Run a command with ``--json``. Returns its exit status and the JSON documents that it printed, one per line."""
+        """Run a command with ``--json``.
+
+        Returns its exit status and the JSON documents that it printed, one per line.
+        """
         status, out = self.plain(*arguments, "--json")
         return status, [json.loads(line) for line in out.splitlines()]
 
@@ -55,7 +58,9 @@ class Cli:
 
 
 @pytest.fixture
-def cli(server: PrivateServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+def cli(
+    server: PrivateServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Cli:
     # With this variable set, lines would be wrapped as at a terminal of that width.
     monkeypatch.delenv("COLUMNS", raising=False)
     return Cli(server.url, capsys)
@@ -67,9 +72,14 @@ def seed(url: str) -> None:
     async def main() -> None:
         async with delayq.connect(url) as client:
             mails = client.reliable_queue("mails")
-            long = {"to": "ada@example.org", "subject": "a subject that does not fit into a table of eighty columns"}
+            long = {
+                "to": "ada@example.org",
+                "subject": "a subject that does not fit into a table of eighty columns",
+            }
             for place, delay in enumerate((0, 90, 4000, 100_000)):
-                await mails.offer(long, delay, id=f"welcome-{place}", priority=place, headers={"tenant": "acme"})
+                await mails.offer(
+                    long, delay, id=f"welcome-{place}", priority=place, headers={"tenant": "acme"}
+                )
             await mails.offer({"n": 1}, id="bad", priority=9)
             await mails.offer({"n": 2}, id="busy", priority=8)
             bad, busy = await mails.claim(2)
@@ -77,7 +87,9 @@ def seed(url: str) -> None:
             await bad.bury("rejected")
             closing = client.delayed_queue("closing")
             for delay in (3000, 100_000):
-                await closing.offer({"order": 1, "customer": "Ada Lovelace, 12 St James's Square, London"}, delay)
+                await closing.offer(
+                    {"order": 1, "customer": "Ada Lovelace, 12 St James's Square, London"}, delay
+                )
             await closing.ready.size()
             parts = client.reliable_queue("orders", partitions=4)
             await parts.offer_many(delayq.Offer(number, delay=500) for number in range(40))
@@ -103,9 +115,20 @@ def test_queues_are_found_with_their_counts(cli: Cli) -> None:
         ("reliable", "orders", 4),
     ]
     closing, mails, orders = found
-    assert (closing["delayed"], closing["ready"], closing["leased"], closing["quarantined"]) == (2, 0, 0, 0)
+    assert (closing["delayed"], closing["ready"], closing["leased"], closing["quarantined"]) == (
+        2,
+        0,
+        0,
+        0,
+    )
     assert closing["next_due_at"].endswith("Z")
-    assert (mails["delayed"], mails["ready"], mails["leased"], mails["dead"], mails["paused"]) == (3, 1, 1, 1, False)
+    assert (mails["delayed"], mails["ready"], mails["leased"], mails["dead"], mails["paused"]) == (
+        3,
+        1,
+        1,
+        1,
+        False,
+    )
     assert (orders["delayed"], orders["ready"]) == (40, 0)
 
 
@@ -115,19 +138,36 @@ def test_no_queue_at_all_is_a_one(cli: Cli) -> None:
 
 
 def test_foreign_keys_are_no_queues(cli: Cli, server: PrivateServer) -> None:
-    for key in ("delayq:{x}", "redisson_delay_queue_timeout:", "dela", "delayq:part:{1:01:x}:live", "delayq:{}:live"):
+    for key in (
+        "delayq:{x}",
+        "redisson_delay_queue_timeout:",
+        "dela",
+        "delayq:part:{1:01:x}:live",
+        "delayq:{}:live",
+    ):
         server.call("SET", key, "1")
     assert cli("queues") == (1, [])
 
 
-def test_a_queue_whose_keys_hold_something_else_hides_no_other(cli: Cli, server: PrivateServer) -> None:
+def test_a_queue_whose_keys_hold_something_else_hides_no_other(
+    cli: Cli, server: PrivateServer
+) -> None:
     cli("offer", "1", "--queue", "good")
     server.call("SET", ReliableKeys.of("bad").dead, "x")
     status, (bad, good) = cli("queues")
     assert (status, good["queue"], good["ready"]) == (0, "good", 1)
     assert bad["queue"] == "bad"
     assert "a value of the wrong type" in bad["error"]
-    assert cli.plain("queues")[1].splitlines()[1].split() == ["reliable", "bad", "-", "-", "-", "-", "see", "doctor"]
+    assert cli.plain("queues")[1].splitlines()[1].split() == [
+        "reliable",
+        "bad",
+        "-",
+        "-",
+        "-",
+        "-",
+        "see",
+        "doctor",
+    ]
 
 
 def test_stats_of_both_kinds(cli: Cli) -> None:
@@ -196,7 +236,9 @@ async def test_a_purge_counts_what_is_offered_meanwhile(client: delayq.Client) -
     assert dropped + await inspection.purge(client, "closing", "delayed") == 501
 
 
-def test_a_purge_of_a_key_that_is_something_else_drops_nothing(cli: Cli, server: PrivateServer) -> None:
+def test_a_purge_of_a_key_that_is_something_else_drops_nothing(
+    cli: Cli, server: PrivateServer
+) -> None:
     seed(cli.url)
     server.call("SET", DelayedKeys.of("closing").ready, "x")
     assert cli.plain("purge", "--delayed", "closing", "--yes") == (2, "")
@@ -208,12 +250,30 @@ def test_a_purge_of_a_key_that_is_something_else_drops_nothing(cli: Cli, server:
 
 
 def test_an_offer_is_listed_looked_at_moved_taken(cli: Cli) -> None:
-    options = ["--delay", "1h30m", "--id", "a", "--header", "k=v=w", "--priority", "3", "--ttl", "2d"]
+    options = [
+        "--delay",
+        "1h30m",
+        "--id",
+        "a",
+        "--header",
+        "k=v=w",
+        "--priority",
+        "3",
+        "--ttl",
+        "2d",
+    ]
     status, (offered,) = cli("offer", '{"to": 1}', "--queue", "mails", *options)
     assert (status, offered["queue"], offered["id"]) == (0, "mails", "a")
     status, (found,) = cli("list", "--queue", "mails")
-    assert found == cli("get", "a", "--queue", "mails")[1][0] == cli("peek", "--queue", "mails")[1][0]
-    assert (found["state"], found["value"], found["headers"], found["priority"]) == ("delayed", {"to": 1}, {"k": "v=w"}, 3)
+    assert (
+        found == cli("get", "a", "--queue", "mails")[1][0] == cli("peek", "--queue", "mails")[1][0]
+    )
+    assert (found["state"], found["value"], found["headers"], found["priority"]) == (
+        "delayed",
+        {"to": 1},
+        {"k": "v=w"},
+        3,
+    )
     assert found["due_at"] == offered["due_at"]
     assert cli("take", "--queue", "mails") == (1, [])
     status, (moved,) = cli("reschedule", "a", "--queue", "mails", "--delay", "0")
@@ -224,19 +284,29 @@ def test_an_offer_is_listed_looked_at_moved_taken(cli: Cli) -> None:
 
 
 def test_the_same_of_a_delayed_queue(cli: Cli) -> None:
-    _, (offered,) = cli("offer", "hello", "--text", "--delayed", "closing", "--at", "2030-01-31T12:00+01:00")
-    assert offered["due_at"].startswith("2030-01-31T11:00:00") or offered["due_at"].startswith("2030-01-31T10:59:59")
+    _, (offered,) = cli(
+        "offer", "hello", "--text", "--delayed", "closing", "--at", "2030-01-31T12:00+01:00"
+    )
+    assert offered["due_at"].startswith("2030-01-31T11:00:00") or offered["due_at"].startswith(
+        "2030-01-31T10:59:59"
+    )
     name = offered["id"]
     _, (found,) = cli("list", "--delayed", "closing")
     assert (found["id"], found["due_at"], found["value"]) == (name, offered["due_at"], "hello")
     assert cli("get", name, "--delayed", "closing")[1] == [found]
     assert cli("take", "--delayed", "closing") == (1, [])
     assert cli("reschedule", name, "--delayed", "closing", "--delay", "0.01")[0] == 0
-    assert cli("take", "--delayed", "closing", "--wait", "5s") == (0, [{"queue": "closing", "value": "hello"}])
+    assert cli("take", "--delayed", "closing", "--wait", "5s") == (
+        0,
+        [{"queue": "closing", "value": "hello"}],
+    )
     assert cli("cancel", name, "--delayed", "closing") == (1, [])
 
 
-@pytest.mark.parametrize("queue", [("--queue", "mails"), ("--queue", "mails", "--partitions", "3"), ("--delayed", "closing")])
+@pytest.mark.parametrize(
+    "queue",
+    [("--queue", "mails"), ("--queue", "mails", "--partitions", "3"), ("--delayed", "closing")],
+)
 def test_cancel(cli: Cli, queue: tuple[str, ...]) -> None:
     _, (offered,) = cli("offer", "1", *queue, "--delay", "1h")
     assert cli("cancel", offered["id"], *queue)[0] == 0
@@ -248,14 +318,28 @@ def test_an_id_that_is_taken_is_a_one(cli: Cli) -> None:
     for _ in range(2):
         status, _ = cli("offer", "1", "--queue", "mails", "--id", "a")
     assert status == 1
-    assert cli.error == "delayq: the id 'a' is taken, and the message was not stored: see --on-duplicate\n"
+    assert (
+        cli.error
+        == "delayq: the id 'a' is taken, and the message was not stored: see --on-duplicate\n"
+    )
     assert cli("offer", "2", "--queue", "mails", "--id", "a", "--on-duplicate", "replace")[0] == 0
     assert cli("get", "a", "--queue", "mails")[1][0]["value"] == 2
 
 
 def test_a_value_from_standard_input(server: PrivateServer) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "delayq", "offer", "-", "--queue", "mails", "--url", server.url, "--json"],
+        [
+            sys.executable,
+            "-m",
+            "delayq",
+            "offer",
+            "-",
+            "--queue",
+            "mails",
+            "--url",
+            server.url,
+            "--json",
+        ],
         input='{"big": true}\n',
         capture_output=True,
         text=True,
@@ -298,7 +382,9 @@ def test_what_cannot_be_decoded_is_shown_as_bytes_and_stays(cli: Cli) -> None:
     assert (status, taken["hex"]) == (0, "ff00")
 
 
-def test_a_ready_message_is_taken_without_a_loss_though_nobody_can_decode_it(cli: Cli, server: PrivateServer) -> None:
+def test_a_ready_message_is_taken_without_a_loss_though_nobody_can_decode_it(
+    cli: Cli, server: PrivateServer
+) -> None:
     async def offer() -> None:
         async with delayq.connect(cli.url) as client:
             await client.delayed_queue("closing", codec=StringCodec()).offer("no json")
@@ -314,7 +400,14 @@ def test_leased_ones_are_listed_with_the_end_of_the_lease(cli: Cli) -> None:
     _, (busy,) = cli("list", "--queue", "mails", "--state", "leased")
     assert (busy["id"], busy["state"], busy["due_at"]) == ("busy", "leased", None)
     assert busy["lease_ends_at"].endswith("Z")
-    assert len(cli("list", "--queue", "mails", "--state", "delayed", "--limit", "2", "--offset", "1")[1]) <= 2
+    assert (
+        len(
+            cli("list", "--queue", "mails", "--state", "delayed", "--limit", "2", "--offset", "1")[
+                1
+            ]
+        )
+        <= 2
+    )
     assert len(cli("list", "--queue", "orders", "--partitions", "4", "--limit", "7")[1]) == 7
 
 
@@ -325,9 +418,15 @@ def bury(url: str, count: int) -> None:
     with redis.Redis.from_url(url) as raw:
         for first in range(0, count, 5000):
             ids = [f"dead-{number:06}" for number in range(first, min(count, first + 5000))]
-            why = '{"reason":"attempts","attempt":3,"priority":0,"error":"Traceback\\n  here\\nValueError: no"}'
+            why = (
+                '{"reason":"attempts","attempt":3,"priority":0,"error":"Traceback\\n '
+                ' here\\nValueError: no"}'
+            )
             raw.zadd(MAILS.dead, {name: 1.7e15 + first + place for place, name in enumerate(ids)})
-            raw.hset(MAILS.dead_messages, mapping={name: f'{why}\n1700000000000000 \n"{name}"' for name in ids})
+            raw.hset(
+                MAILS.dead_messages,
+                mapping={name: f'{why}\n1700000000000000 \n"{name}"' for name in ids},
+            )
 
 
 def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
@@ -335,12 +434,26 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     status, found = cli("dead", "list", "--queue", "mails", "--limit", "2", "--offset", "1")
     assert (status, [one["id"] for one in found]) == (0, ["dead-000001", "dead-000002"])
     first = found[0]
-    assert (first["reason"], first["attempt"], first["error"], first["value"]) == ("attempts", 3, "ValueError: no", first["id"])
-    assert cli("dead", "redrive", "dead-000003", "nobody", "--queue", "mails") == (0, [{"queue": "mails", "redriven": 1}])
-    assert cli("dead", "purge", "dead-000004", "--queue", "mails", "--yes") == (0, [{"queue": "mails", "purged": 1}])
+    assert (first["reason"], first["attempt"], first["error"], first["value"]) == (
+        "attempts",
+        3,
+        "ValueError: no",
+        first["id"],
+    )
+    assert cli("dead", "redrive", "dead-000003", "nobody", "--queue", "mails") == (
+        0,
+        [{"queue": "mails", "redriven": 1}],
+    )
+    assert cli("dead", "purge", "dead-000004", "--queue", "mails", "--yes") == (
+        0,
+        [{"queue": "mails", "purged": 1}],
+    )
     assert cli("dead", "redrive", "--queue", "mails") == (0, [{"queue": "mails", "redriven": 248}])
     assert cli("stats", "--queue", "mails")[1][0]["ready"] == 249
-    assert cli("dead", "purge", "--queue", "mails", "--yes") == (1, [{"queue": "mails", "purged": 0}])
+    assert cli("dead", "purge", "--queue", "mails", "--yes") == (
+        1,
+        [{"queue": "mails", "purged": 0}],
+    )
     assert cli("dead", "list", "--queue", "mails") == (1, [])
 
 
@@ -387,7 +500,10 @@ def test_inspect_shows_each_byte(cli: Cli, server: PrivateServer) -> None:
     assert junk["raw"] == b"junk".hex()
     status, shown = cli.plain("inspect", "--delayed", "closing", "--limit", "1")
     assert status == 0
-    assert "  0000  08 41 42 43 44 45 46 47  48 07 00 00 00 00 00 00  .ABCDEFGH......." in shown.splitlines()
+    assert (
+        "  0000  08 41 42 43 44 45 46 47  48 07 00 00 00 00 00 00  .ABCDEFGH......."
+        in shown.splitlines()
+    )
 
 
 @pytest.mark.every_server
@@ -415,10 +531,14 @@ def test_a_doctor_finds_what_is_stuck(cli: Cli, server: PrivateServer) -> None:
     assert wrong["reliable halted"]["advice"] == "delayq resume --queue halted"
     status, found = cli("doctor", "--queue", "halted", "--overdue", "1h")
     assert status == 0
-    assert [one["check"] for one in found if one["check"].startswith(("reliable", "delayed"))] == ["reliable halted"]
+    assert [one["check"] for one in found if one["check"].startswith(("reliable", "delayed"))] == [
+        "reliable halted"
+    ]
 
 
-def test_advice_can_be_copied_to_a_shell_whatever_a_queue_is_called(cli: Cli, server: PrivateServer) -> None:
+def test_advice_can_be_copied_to_a_shell_whatever_a_queue_is_called(
+    cli: Cli, server: PrivateServer
+) -> None:
     name = "x; touch 'y' #"
     _, paused = cli.plain("pause", "--queue", name)
     _, found = cli("doctor")
@@ -447,9 +567,21 @@ def test_a_doctor_finds_a_server_that_drops_messages(cli: Cli, server: PrivateSe
     assert "noeviction" in memory["advice"]
 
 
-def test_a_doctor_knows_what_a_user_lacks(own_server: PrivateServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_doctor_knows_what_a_user_lacks(
+    own_server: PrivateServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     rules = delayq_acl("dashboard")
-    own_server.call("ACL", "SETUSER", "dash", "on", f">{SECRET}", *rules, "+acl|dryrun", "+acl|whoami", "+command")
+    own_server.call(
+        "ACL",
+        "SETUSER",
+        "dash",
+        "on",
+        f">{SECRET}",
+        *rules,
+        "+acl|dryrun",
+        "+acl|whoami",
+        "+command",
+    )
     try:
         url = own_server.url.replace("unix://", f"unix://dash:{SECRET}@")
         cli = Cli(url, capsys)
@@ -480,8 +612,12 @@ def delayq_acl(role: Any) -> list[str]:
     return acl_rules(role, reliable=["mails"])
 
 
-@pytest.mark.parametrize("kind", [("--kind", "reliable"), ("--kind", "delayed"), ("--partitions", "2")])
-def test_a_bench_leaves_nothing_behind(cli: Cli, server: PrivateServer, kind: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "kind", [("--kind", "reliable"), ("--kind", "delayed"), ("--partitions", "2")]
+)
+def test_a_bench_leaves_nothing_behind(
+    cli: Cli, server: PrivateServer, kind: tuple[str, ...]
+) -> None:
     status, (figures,) = cli("bench", *kind, "--messages", "300", "--punctual", "10")
     assert status == 0
     assert figures["offers_per_s"] > 0
@@ -530,7 +666,11 @@ def test_a_bench_that_takes_too_long_is_a_one(cli: Cli, server: PrivateServer) -
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_what_cannot_work_is_one_line(
-    own_server: PrivateServer, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str, monkeypatch: Any
+    own_server: PrivateServer,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    words: str,
+    monkeypatch: Any,
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     cli = Cli(own_server.url, capsys)
@@ -540,9 +680,17 @@ def test_what_cannot_work_is_one_line(
     assert cli.error.count("\n") == 1
 
 
-def test_no_secret_is_in_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_is_in_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
-    for command in (["queues"], ["take", "--queue", "a"], ["doctor"], ["offer", "1", "--delayed", "a"], ["bench"]):
+    for command in (
+        ["queues"],
+        ["take", "--queue", "a"],
+        ["doctor"],
+        ["offer", "1", "--delayed", "a"],
+        ["bench"],
+    ):
         cli = Cli(f"redis://user:{SECRET}@127.0.0.1:1/0?x={SECRET}", capsys)
         assert cli.plain(*command) == (2, "")
         cli.url = f"redis://user:{SECRET}@127.0.0.1:1/0"
@@ -564,7 +712,8 @@ def test_half_of_a_password_is_not_taken_for_a_host_and_told(
 def test_a_shell_is_told_how_to_complete() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "delayq"],
-        env=os.environ | {"_DELAYQ_COMPLETE": "complete_bash", "COMP_WORDS": "delayq re", "COMP_CWORD": "1"},
+        env=os.environ
+        | {"_DELAYQ_COMPLETE": "complete_bash", "COMP_WORDS": "delayq re", "COMP_CWORD": "1"},
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -589,8 +738,13 @@ def test_a_cluster_has_its_queues_on_all_masters(capsys: pytest.CaptureFixture[s
         assert status == 0, found
         assert sum(one["check"] == "version" for one in found) == 3
         (state,) = [one for one in found if one["check"] == "cluster"]
-        assert (state["level"], state["text"]) == ("ok", "ok, 16,384 of 16,384 slots served by 3 masters")
-        status, (figures,) = cli("bench", "--partitions", "3", "--messages", "200", "--punctual", "5")
+        assert (state["level"], state["text"]) == (
+            "ok",
+            "ok, 16,384 of 16,384 slots served by 3 masters",
+        )
+        status, (figures,) = cli(
+            "bench", "--partitions", "3", "--messages", "200", "--punctual", "5"
+        )
         assert (status, figures["partitions"]) == (0, 3)
         assert [one["queue"] for one in cli("queues")[1]] == ["closing", "mails", "orders"]
         # A URL that names a single server of the cluster is pointed out.

@@ -45,7 +45,9 @@ def test_an_offer_needs_a_server(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("made", ["delayq.Worker()", "delayq.Worker(None, concurrency=3)"])
 def test_a_worker_needs_a_server(tmp_path: Path, made: str) -> None:
-    (tmp_path / "app.py").write_text(f"import delayq\nworker = {made}\n@worker.listener('jobs')\nasync def job(v: int): pass\n")
+    (tmp_path / "app.py").write_text(
+        f"import delayq\nworker = {made}\n@worker.listener('jobs')\nasync def job(v: int): pass\n"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "delayq", "worker", "app:worker"],
         cwd=tmp_path,
@@ -59,7 +61,9 @@ def test_a_worker_needs_a_server(tmp_path: Path, made: str) -> None:
     assert done.stderr.startswith("delayq: no server given: set $DELAYQ_URL")
 
 
-async def test_connect_without_an_address_warns_of_the_private_server(caplog: pytest.LogCaptureFixture) -> None:
+async def test_connect_without_an_address_warns_of_the_private_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     delayq.connect("embedded:")
     assert not caplog.records
     delayq.connect()
@@ -68,7 +72,9 @@ async def test_connect_without_an_address_warns_of_the_private_server(caplog: py
     assert "Set $DELAYQ_URL" in record.getMessage()
 
 
-def test_with_an_address_nothing_is_warned_of(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_an_address_nothing_is_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DELAYQ_URL", "redis://127.0.0.1:1")
     delayq.connect()
     assert not caplog.records
@@ -83,12 +89,17 @@ def test_what_is_no_plain_number_is_no_duration(text: str) -> None:
         duration(text)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("1.5", 1.5), (".5", 0.5), ("1000", 1000.0), ("1h30m", 5400.0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90.0), ("1.5", 1.5), (".5", 0.5), ("1000", 1000.0), ("1h30m", 5400.0)],
+)
 def test_durations(text: str, seconds: float) -> None:
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["2030-01-31", "2030-01-31T12:00", "2030-01-31 12:00:30.5", "20300131"])
+@pytest.mark.parametrize(
+    "text", ["2030-01-31", "2030-01-31T12:00", "2030-01-31 12:00:30.5", "20300131"]
+)
 def test_the_advice_about_a_moment_without_a_zone_works(text: str) -> None:
     with pytest.raises(Exception, match="--at needs a time and a timezone: ") as caught:
         instant(text)
@@ -101,7 +112,8 @@ def test_the_advice_about_a_moment_without_a_zone_works(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "moment"), [("2030-01-31Z", "2030-01-31T00:00+00:00"), ("2030-01-31+01:00", "2030-01-31T00:00+01:00")]
+    ("text", "moment"),
+    [("2030-01-31Z", "2030-01-31T00:00+00:00"), ("2030-01-31+01:00", "2030-01-31T00:00+01:00")],
 )
 def test_a_day_with_a_zone_is_its_midnight(text: str, moment: str) -> None:
     assert instant(text) == instant(moment)
@@ -111,12 +123,16 @@ def test_a_day_with_a_zone_is_its_midnight(text: str, moment: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["stats", "peek", "list", "pause"])
-def test_a_queue_named_without_its_option_gets_the_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_queue_named_without_its_option_gets_the_option(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run([command, "mails"]) == 2
     assert f"delayq {command} --queue NAME" in told(capsys)
 
 
-def test_a_port_that_is_used_is_told_in_one_line(own_server: PrivateServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_used_is_told_in_one_line(
+    own_server: PrivateServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -125,12 +141,18 @@ def test_a_port_that_is_used_is_told_in_one_line(own_server: PrivateServer, caps
     assert f"cannot listen on 127.0.0.1:{port}" in told(capsys)
 
 
-def test_a_damaged_letter_hides_no_other(own_server: PrivateServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_letter_hides_no_other(
+    own_server: PrivateServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys = ReliableKeys.of("jobs")
     run(["offer", "1", "-q", "jobs", "--id", "fine", "--url", own_server.url])
     with redis.Redis.from_url(own_server.url) as raw:
         raw.zadd(keys.dead, {"fine": 1, "damaged": 2})
-        raw.hset(keys.dead_messages, "fine", '{"reason":"rejected","attempt":1,"priority":0,"error":""}\n1 \n5')
+        raw.hset(
+            keys.dead_messages,
+            "fine",
+            '{"reason":"rejected","attempt":1,"priority":0,"error":""}\n1 \n5',
+        )
         raw.hset(keys.dead_messages, "damaged", "garbage")
     capsys.readouterr()
     for more in ([], ["--long"], ["--json"]):

@@ -61,7 +61,11 @@ class Case:
     @property
     def command(self) -> str:
         """The name of the command, which is the first words of its line."""
-        return next(name for name in sorted(commands(), reverse=True) if f"{self.line} ".startswith(f"{name} "))
+        return next(
+            name
+            for name in sorted(commands(), reverse=True)
+            if f"{self.line} ".startswith(f"{name} ")
+        )
 
 
 def commands() -> list[str]:
@@ -81,8 +85,16 @@ BENCH = "bench --messages 500 --punctual 10"
 DEMO = "demo --messages 20 --max-delay 0.1"
 REDRIVE = "dead redrive --queue mails"
 SCREENS = (
-    Case("queues", ("kind      queue                  ready  delayed  leased  dead  state", "orders (4 partitions)")),
-    Case("stats --queue mails", ("ready:      1", "delayed:    3", "leased:     1", "paused:     no")),
+    Case(
+        "queues",
+        (
+            "kind      queue                  ready  delayed  leased  dead  state",
+            "orders (4 partitions)",
+        ),
+    ),
+    Case(
+        "stats --queue mails", ("ready:      1", "delayed:    3", "leased:     1", "paused:     no")
+    ),
     Case("stats --delayed closing", ("delayed:    2", "next due:")),
     Case("peek --queue mails", ("id         state    due", "priority  value", "…")),
     Case("peek --delayed closing", ("state    due", "delayed", "…")),
@@ -91,7 +103,11 @@ SCREENS = (
     Case("list --delayed closing", ("in 50m", "…")),
     Case("list --queue orders --partitions 4 --limit 3", ("in 8m",)),
     Case("get welcome-2 --queue mails", ("header tenant: acme", "value:         {")),
-    Case("get nobody --queue mails", ("delayq: there is no message 'nobody', or it has already been delivered",), status=1),
+    Case(
+        "get nobody --queue mails",
+        ("delayq: there is no message 'nobody', or it has already been delivered",),
+        status=1,
+    ),
     Case('offer {"to":"x"} --queue mails --delay 2h --id new', ("new  due",)),
     Case("offer hello --text --delayed closing", ("due",)),
     Case("cancel welcome-1 --queue mails", ("welcome-1 is cancelled",)),
@@ -106,7 +122,15 @@ SCREENS = (
     Case("dead purge --queue mails --yes", ("dropped: 1",)),
     Case("inspect --delayed closing --limit 1", ("form:  current, 8-byte length", "  0000  08")),
     Case("doctor", ("ok     version:", "note   reliable mails:", "nothing is wrong")),
-    Case("migrate closing", ("sorted set          ━", "100% 2/2", "already current: 2", "every readable record is current")),
+    Case(
+        "migrate closing",
+        (
+            "sorted set          ━",
+            "100% 2/2",
+            "already current: 2",
+            "every readable record is current",
+        ),
+    ),
     Case("worker work:worker --burst", ("handled",)),
     Case("worker work:nobody", ("delayq: module 'work' has no attribute 'nobody'",), status=2),
     Case("dashboard --port 0", ("http://127.0.0.1:", "read-only"), status=130, stop="http://"),
@@ -117,7 +141,12 @@ SCREENS = (
 DOCUMENTS = (
     Case("queues", ("kind", "queue", "partitions", "delayed", "ready", "leased", "oldest_due_age")),
     Case("stats --queue mails", ("kind", "queue", "delayed", "ready", "leased", "dead", "paused")),
-    Case("stats --queue mails --watch --interval 0.1", ("kind", "queue", "delayed"), status=130, stop="}"),
+    Case(
+        "stats --queue mails --watch --interval 0.1",
+        ("kind", "queue", "delayed"),
+        status=130,
+        stop="}",
+    ),
     Case("peek --queue mails", ("id", "state", "due_at", "value", "headers")),
     Case("list --queue mails", ("id", "state", "due_at", "value", "headers")),
     Case("list --queue nobody", (), status=1),
@@ -154,7 +183,9 @@ def test_every_command_is_tried(cases: tuple[Case, ...]) -> None:
 
 @pytest.fixture
 def seeded(own_server: PrivateServer, tmp_path: Path) -> dict[str, Any]:
-    """Provide the environment of a command: a server with queues, and a worker that can be imported."""
+    """Provide the environment of a command: a server with queues, and a worker that can be
+    imported.
+    """
     seed(own_server.url)
     (tmp_path / "work.py").write_text(WORKER)
     return {"DELAYQ_URL": own_server.url, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
@@ -163,12 +194,16 @@ def seeded(own_server: PrivateServer, tmp_path: Path) -> dict[str, Any]:
 # At a terminal
 
 
-# A worker's log is the same at a terminal and in a file: each record is one line, so that search tools find it whole.
+# A worker's log is the same at a terminal and in a file: each record is one line, so that search
+# tools find it whole.
 _RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ INFO delayq\.worker: ")
 
 
 def fits(seen: Seen) -> None:
-    """Assert that no line exceeds the terminal's width, where it would break anywhere. A worker's log records may be longer."""
+    """Assert that no line exceeds the terminal's width, where it would break anywhere.
+
+    A worker's log records may be longer.
+    """
     assert "Traceback" not in seen.text
     for line in seen.raw.replace("\r\n", "\n").split("\n"):
         if _RECORD.match(line):
@@ -190,7 +225,9 @@ def interrupt_at(word: str) -> Callable[..., None]:
 
 @pytest.mark.parametrize("case", SCREENS, ids=by_line)
 def test_each_screen(seeded: dict[str, Any], case: Case) -> None:
-    seen = at_terminal(*case.arguments, act=interrupt_at(case.stop) if case.stop else None, **seeded)
+    seen = at_terminal(
+        *case.arguments, act=interrupt_at(case.stop) if case.stop else None, **seeded
+    )
     assert seen.status == case.status, seen.text
     for word in case.words:
         assert word in seen.text, seen.text
@@ -204,7 +241,9 @@ def test_colour_is_for_terminals_and_who_wants_it(seeded: dict[str, Any]) -> Non
     assert "\x1b" not in as_a_program("doctor", **seeded).stdout
 
 
-def test_a_server_that_is_away_or_refuses_is_one_line_without_the_password(own_server: PrivateServer) -> None:
+def test_a_server_that_is_away_or_refuses_is_one_line_without_the_password(
+    own_server: PrivateServer,
+) -> None:
     away = f"redis://user:{SECRET}@127.0.0.1:1/0"
     refused = own_server.url.replace("unix://", f"unix://user:{SECRET}@")
     for url, words in ((away, "does not answer"), (refused, "invalid username-password pair")):
@@ -227,7 +266,12 @@ def test_a_value_that_is_taken_is_one_line_however_long(own_server: PrivateServe
 
 def test_what_a_message_holds_cannot_move_the_cursor(own_server: PrivateServer) -> None:
     cli_value = json.dumps("\x1b[2J\x9b2J\u202eevil")
-    assert at_terminal("offer", cli_value, "--queue", "mails", "--id", "a\x1b[2J", "--url", own_server.url).status == 0
+    assert (
+        at_terminal(
+            "offer", cli_value, "--queue", "mails", "--id", "a\x1b[2J", "--url", own_server.url
+        ).status
+        == 0
+    )
     for command in (["peek"], ["get", "a\x1b[2J"], ["take"]):
         seen = at_terminal(*command, "--queue", "mails", "--url", own_server.url)
         assert "\x1b[2J" not in seen.raw
@@ -243,7 +287,8 @@ def test_a_purge_asks(own_server: PrivateServer) -> None:
 
         def act(process: BaseProcess, written: str, types: Callable[[str], None]) -> None:
             if "[y/N]" in written and not said:
-                # Python notices a Ctrl-C between the prompt and the read only when the read is over.
+                # Python notices a Ctrl-C between the prompt and the read only when the read is
+                # over.
                 until_it_reads(process)
                 said.append(text)
                 types(text)
@@ -253,7 +298,10 @@ def test_a_purge_asks(own_server: PrivateServer) -> None:
     seen = at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("n\n"))
     assert (seen.status, seen.lines[-1]) == (1, "delayq: nothing was changed")
     # Ctrl-C at the prompt.
-    assert at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("\x03")).status == 130
+    assert (
+        at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("\x03")).status
+        == 130
+    )
     seen = at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("y\n"))
     assert (seen.status, seen.lines[-1]) == (0, "dropped: 5")
     assert seen.lines[0].startswith("Drop all messages of mails for good? [y/N]")
@@ -273,10 +321,16 @@ def test_stats_can_be_watched_until_ctrl_c(own_server: PrivateServer) -> None:
     fits(seen)
 
 
-@pytest.mark.parametrize(("command", "words"), [(["redrive"], "redriven"), (["purge", "--yes"], "purged")])
-def test_ctrl_c_says_what_is_left(own_server: PrivateServer, command: list[str], words: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "words"), [(["redrive"], "redriven"), (["purge", "--yes"], "purged")]
+)
+def test_ctrl_c_says_what_is_left(
+    own_server: PrivateServer, command: list[str], words: str
+) -> None:
     bury(own_server.url, 200_000)
-    seen = at_terminal("dead", *command, "--queue", "mails", "--url", own_server.url, act=interrupt_at(words))
+    seen = at_terminal(
+        "dead", *command, "--queue", "mails", "--url", own_server.url, act=interrupt_at(words)
+    )
     assert seen.status == 130, seen.text
     assert "━" in seen.raw
     assert "delayq: stopped: " in seen.text
@@ -293,7 +347,15 @@ def test_ctrl_c_during_a_purge_says_what_is_left(own_server: PrivateServer) -> N
             ids = [f"m{number}" for number in range(first, first + 20_000)]
             raw.zadd(MAILS.live[0], dict.fromkeys(ids, 4e15))
             raw.hset(MAILS.named("bodies"), mapping=dict.fromkeys(ids, b"1 \n1"))
-        seen = at_terminal("purge", "--queue", "mails", "--yes", "--url", own_server.url, act=interrupt_at("dropped"))
+        seen = at_terminal(
+            "purge",
+            "--queue",
+            "mails",
+            "--yes",
+            "--url",
+            own_server.url,
+            act=interrupt_at("dropped"),
+        )
         assert seen.status == 130, seen.text
         assert "━" in seen.raw
         left = raw.zcard(MAILS.live[0])
@@ -304,7 +366,9 @@ def test_ctrl_c_during_a_purge_says_what_is_left(own_server: PrivateServer) -> N
 
 
 def test_ctrl_c_ends_a_bench_and_its_queue(own_server: PrivateServer) -> None:
-    seen = at_terminal("bench", "--messages", "1000000", "--url", own_server.url, act=interrupt_at("offers"))
+    seen = at_terminal(
+        "bench", "--messages", "1000000", "--url", own_server.url, act=interrupt_at("offers")
+    )
     assert seen.status == 130
     assert "Traceback" not in seen.text
     with redis.Redis.from_url(own_server.url) as raw:
@@ -314,7 +378,9 @@ def test_ctrl_c_ends_a_bench_and_its_queue(own_server: PrivateServer) -> None:
 # As JSON, and for other programs
 
 
-def as_a_program(*arguments: str, to: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
+def as_a_program(
+    *arguments: str, to: int = subprocess.PIPE, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command without a terminal."""
     return subprocess.run(
         [sys.executable, "-m", "delayq", *arguments],
@@ -330,7 +396,10 @@ def as_a_program(*arguments: str, to: int = subprocess.PIPE, **variables: str) -
 
 @pytest.mark.parametrize("case", DOCUMENTS, ids=by_line)
 def test_each_document(
-    seeded: dict[str, Any], case: Case, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    seeded: dict[str, Any],
+    case: Case,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in seeded.items():
         monkeypatch.setenv(name, value)
@@ -347,7 +416,10 @@ def test_each_document(
 
 
 def interrupted(*arguments: str) -> tuple[int, str]:
-    """Interrupt an endless command once it has written a line. Returns its status and everything that it wrote."""
+    """Interrupt an endless command once it has written a line.
+
+    Returns its status and everything that it wrote.
+    """
     command = [sys.executable, "-m", "delayq", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stdout is not None
@@ -357,8 +429,13 @@ def interrupted(*arguments: str) -> tuple[int, str]:
     return process.returncode, first + more
 
 
-@pytest.mark.parametrize("line", ["list --queue orders --partitions 4", "doctor --json", "acl admin --queue mails", "--help"])
-def test_who_reads_a_part_only_gets_it_and_nothing_else_is_said(seeded: dict[str, Any], line: str) -> None:
+@pytest.mark.parametrize(
+    "line",
+    ["list --queue orders --partitions 4", "doctor --json", "acl admin --queue mails", "--help"],
+)
+def test_who_reads_a_part_only_gets_it_and_nothing_else_is_said(
+    seeded: dict[str, Any], line: str
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     result = as_a_program(*line.split(), to=writing, **seeded)
@@ -367,7 +444,10 @@ def test_who_reads_a_part_only_gets_it_and_nothing_else_is_said(seeded: dict[str
 
 
 def test_a_traceback_shows_no_values(seeded: dict[str, Any]) -> None:
-    bug = "import sys; from delayq.cli import messages; messages.report = None; from delayq.cli.app import run; run(sys.argv[1:])"
+    bug = (
+        "import sys; from delayq.cli import messages; messages.report = None; from delayq.cli.app"
+        " import run; run(sys.argv[1:])"
+    )
     result = subprocess.run(
         [sys.executable, "-c", bug, "offer", json.dumps(SECRET), "--queue", "mails"],
         capture_output=True,
@@ -386,7 +466,12 @@ def test_what_nobody_could_read_goes_back(seeded: dict[str, Any]) -> None:
     result = as_a_program("take", "--queue", "mails", "--json", to=full, **seeded)
     os.close(full)
     assert (result.returncode, result.stderr) == (2, "delayq: No space left on device\n")
-    assert json.loads(as_a_program("get", "welcome-0", "--queue", "mails", "--json", **seeded).stdout)["state"] != "leased"
+    assert (
+        json.loads(as_a_program("get", "welcome-0", "--queue", "mails", "--json", **seeded).stdout)[
+            "state"
+        ]
+        != "leased"
+    )
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- <&- ", ">&- 2>&-"])
@@ -401,8 +486,16 @@ def test_what_was_taken_for_a_closed_stream_goes_back(seeded: dict[str, Any], cl
         env=os.environ | seeded,
         check=False,
     )
-    assert (result.returncode, result.stderr) == (2, "" if "2" in closed else "delayq: Bad file descriptor\n")
-    assert json.loads(as_a_program("get", "welcome-0", "--queue", "mails", "--json", **seeded).stdout)["state"] != "leased"
+    assert (result.returncode, result.stderr) == (
+        2,
+        "" if "2" in closed else "delayq: Bad file descriptor\n",
+    )
+    assert (
+        json.loads(as_a_program("get", "welcome-0", "--queue", "mails", "--json", **seeded).stdout)[
+            "state"
+        ]
+        != "leased"
+    )
 
 
 def test_bytes_are_offered_as_they_stand(seeded: dict[str, Any]) -> None:
@@ -416,7 +509,10 @@ def test_bytes_are_offered_as_they_stand(seeded: dict[str, Any]) -> None:
             check=False,
         )
 
-    for options, stored in ((("-", "--codec", "bytes"), "ff000a"), ((b"\xfe", "--codec", "bytes"), "fe")):
+    for options, stored in (
+        (("-", "--codec", "bytes"), "ff000a"),
+        ((b"\xfe", "--codec", "bytes"), "fe"),
+    ):
         assert offer(*options).returncode == 0
         taken = as_a_program("take", "--queue", "raw", "--codec", "bytes", "--json", **seeded)
         assert json.loads(taken.stdout)["value"] == stored

@@ -1,4 +1,6 @@
-"""Queues on a cluster: each lies whole on one master, wherever that is, and keeps working when it moves or its master dies."""
+"""Queues on a cluster: each lies whole on one master, wherever that is, and keeps working when it
+moves or its master dies.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,26 @@ class TestReading:
             [100, 199, [b"b", 2, b"id", []]],
             [200, 299, [b"a", 1, b"id"]],
         ]
-        assert read_slots(answer, ("asked", 5)) == {("a", 1): [range(100), range(200, 300)], ("b", 2): [range(100, 200)]}
+        assert read_slots(answer, ("asked", 5)) == {
+            ("a", 1): [range(100), range(200, 300)],
+            ("b", 2): [range(100, 200)],
+        }
 
     @pytest.mark.parametrize("unknown", [b"", None])
     def test_who_does_not_know_its_own_name_is_whom_we_asked(self, unknown: bytes | None) -> None:
-        assert read_slots([[0, 9, [unknown, 7, b"id"]]], ("asked", 5)) == {("asked", 7): [range(10)]}
+        assert read_slots([[0, 9, [unknown, 7, b"id"]]], ("asked", 5)) == {
+            ("asked", 7): [range(10)]
+        }
 
-    def test_a_name_that_nobody_was_told_is_replaced_by_the_address_in_the_same_answer(self) -> None:
+    def test_a_name_that_nobody_was_told_is_replaced_by_the_address_in_the_same_answer(
+        self,
+    ) -> None:
         with_address = [0, 9, [b"?", 7, b"id", [b"ip", b"10.0.0.1"]]]
         assert read_slots([with_address], ("asked", 5)) == {("10.0.0.1", 7): [range(10)]}
         for more in ([], [b"id"], [b"id", []], [b"id", [b"hostname", b"x"]]):
-            assert read_slots([[0, 9, [b"?", 7, *more]]], ("asked", 5)) == {("asked", 7): [range(10)]}
+            assert read_slots([[0, 9, [b"?", 7, *more]]], ("asked", 5)) == {
+                ("asked", 7): [range(10)]
+            }
         assert read_place("?:7000", ("asked", 5)) is None
 
     def test_a_redirection_names_host_and_port_or_only_the_port(self) -> None:
@@ -88,10 +99,17 @@ def names(cluster: TestCluster, prefix: str) -> list[str]:
     raise AssertionError("no names")
 
 
-async def test_queues_spread_over_the_masters_each_whole_on_one(client: delayq.Client, cluster: TestCluster) -> None:
+async def test_queues_spread_over_the_masters_each_whole_on_one(
+    client: delayq.Client, cluster: TestCluster
+) -> None:
     for name in names(cluster, "jobs"):
-        jobs, orders = client.reliable_queue(name, lease=LEASE), client.delayed_queue(f"orders:{{{name}}}")
-        await jobs.offer_many([Offer(n, delay=3600 if n % 2 else 0, priority=n % 3) for n in range(100)])
+        jobs, orders = (
+            client.reliable_queue(name, lease=LEASE),
+            client.delayed_queue(f"orders:{{{name}}}"),
+        )
+        await jobs.offer_many(
+            [Offer(n, delay=3600 if n % 2 else 0, priority=n % 3) for n in range(100)]
+        )
         await orders.offer_many([(n, 3600) for n in range(100)])
     for node, name in zip(cluster.nodes, names(cluster, "jobs"), strict=True):
         with admin(node) as redis:
@@ -100,7 +118,9 @@ async def test_queues_spread_over_the_masters_each_whole_on_one(client: delayq.C
         assert all(name in key for key in keys)
 
 
-async def test_all_that_a_reliable_queue_does_it_does_on_a_cluster(client: delayq.Client, cluster: TestCluster) -> None:
+async def test_all_that_a_reliable_queue_does_it_does_on_a_cluster(
+    client: delayq.Client, cluster: TestCluster
+) -> None:
     for name in names(cluster, "jobs"):
         queue: delayq.ReliableQueue[Any] = client.reliable_queue(name, lease=LEASE, max_attempts=1)
         await queue.offer("first", delay=0.05, id="a")
@@ -136,7 +156,9 @@ async def test_all_that_a_reliable_queue_does_it_does_on_a_cluster(client: delay
         await queue.unschedule("tick")
 
 
-async def test_all_that_a_delayed_queue_does_it_does_on_a_cluster(client: delayq.Client, cluster: TestCluster) -> None:
+async def test_all_that_a_delayed_queue_does_it_does_on_a_cluster(
+    client: delayq.Client, cluster: TestCluster
+) -> None:
     for name in names(cluster, "orders"):
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(name)
         receipts = await queue.offer_many([(n, 0.5 + n / 100) for n in range(5)])
@@ -161,7 +183,9 @@ async def test_all_that_a_delayed_queue_does_it_does_on_a_cluster(client: delayq
         await queue.pending.clear()
 
 
-async def test_messages_do_not_go_from_one_slot_to_another(client: delayq.Client, cluster: TestCluster) -> None:
+async def test_messages_do_not_go_from_one_slot_to_another(
+    client: delayq.Client, cluster: TestCluster
+) -> None:
     here, there, _ = names(cluster, "orders")
     queue: delayq.DelayedQueue[int] = client.delayed_queue(here)
     await queue.offer(1, delay=3600)
@@ -179,7 +203,12 @@ async def test_clients_hear_of_new_heads_wherever_they_are_subscribed(cluster: T
         for name in names(cluster, "jobs"):
             queue = consumer.reliable_queue(name, lease=LEASE)
             taking = asyncio.create_task(queue.claim(1, wait=30))
-            await until(lambda name=name: sum(_subscribers(node, f"delayq:{{{name}}}:wake") for node in cluster.nodes) == 1)  # type: ignore[misc]
+            await until(
+                lambda name=name: (  # type: ignore[misc]
+                    sum(_subscribers(node, f"delayq:{{{name}}}:wake") for node in cluster.nodes)
+                    == 1
+                )
+            )
             await producer.reliable_queue(name, lease=LEASE).offer(name, delay=0.05)
             (message,) = await taking
             assert message.value == name
@@ -204,7 +233,9 @@ async def test_an_idle_client_asks_a_few_times_however_many_queues(cluster: Test
         assert client.statistics().round_trips - before <= 5 * (cluster.masters + 2)
 
 
-async def test_a_cluster_that_is_named_as_one_server_is_refused_with_a_hint(cluster: TestCluster) -> None:
+async def test_a_cluster_that_is_named_as_one_server_is_refused_with_a_hint(
+    cluster: TestCluster,
+) -> None:
     *_, there = names(cluster, "jobs")
     async with delayq.connect(f"redis://127.0.0.1:{cluster.nodes[0].port}") as client:
         with pytest.raises(delayq.ServerRefused, match=r"redis\+cluster://"):
@@ -221,11 +252,15 @@ async def test_one_server_that_is_named_as_a_cluster_is_refused_with_a_hint() ->
 
 
 async def test_a_seed_that_is_dead_is_passed_over(cluster: TestCluster) -> None:
-    async with delayq.connect(f"redis+cluster://127.0.0.1:1,127.0.0.1:{cluster.nodes[1].port}") as client:
+    async with delayq.connect(
+        f"redis+cluster://127.0.0.1:1,127.0.0.1:{cluster.nodes[1].port}"
+    ) as client:
         await client.reliable_queue("jobs", lease=LEASE).offer(1)
 
 
-async def test_where_nobody_answers_that_is_said_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_nobody_answers_that_is_said_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
     with pytest.raises(delayq.ServerUnavailable) as caught:
         async with delayq.connect("redis+cluster://me:secret@127.0.0.1:1,127.0.0.1:2"):
@@ -234,7 +269,9 @@ async def test_where_nobody_answers_that_is_said_and_no_secret(monkeypatch: pyte
     assert "secret" not in str(caught.value)
 
 
-async def test_while_slots_move_nothing_is_lost_doubled_or_out_of_order(client: delayq.Client, cluster: TestCluster) -> None:
+async def test_while_slots_move_nothing_is_lost_doubled_or_out_of_order(
+    client: delayq.Client, cluster: TestCluster
+) -> None:
     name = names(cluster, "jobs")[0]
     queue: delayq.ReliableQueue[int] = client.reliable_queue(name, lease=30)
     orders: delayq.DelayedQueue[int] = client.delayed_queue(f"orders{{{name}}}")
@@ -265,9 +302,13 @@ async def test_while_slots_move_nothing_is_lost_doubled_or_out_of_order(client: 
     for _ in range(2):
         for target in (cluster.nodes[1], cluster.nodes[2], cluster.nodes[0]):
             # For a while, half of the keys are on one server and half on the other.
-            await asyncio.to_thread(cluster.move, f"{{{name}}}", target, between=lambda: time.sleep(0.3))
+            await asyncio.to_thread(
+                cluster.move, f"{{{name}}}", target, between=lambda: time.sleep(0.3)
+            )
             moved_at = len(got), len(taken)
-            await until(lambda moved_at=moved_at: len(got) > moved_at[0] and len(taken) > moved_at[1])  # type: ignore[misc]
+            await until(
+                lambda moved_at=moved_at: len(got) > moved_at[0] and len(taken) > moved_at[1]  # type: ignore[misc]
+            )
     assert await queue.cancel("cancelled")
     assert await queue.reschedule("rescheduled", 0)
     stop.set()
@@ -309,13 +350,20 @@ async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_ot
 
         consumers = [asyncio.create_task(consume(name)) for name in late]
         for name in late:
-            await producer.reliable_queue(name, lease=2).offer_many([Offer(n, delay=0.02 * n) for n in range(400)])
-        # Without durability an acknowledged write may be lost with its master, so wait here until everything is replicated.
+            await producer.reliable_queue(name, lease=2).offer_many(
+                [Offer(n, delay=0.02 * n) for n in range(400)]
+            )
+        # Without durability an acknowledged write may be lost with its master, so wait here until
+        # everything is replicated.
         await until(lambda: _replicated(replicated, victim))
         await until(lambda: len(late[dying]) > 20)
         (victim.kill if way == "killed" else victim.pause)()
         died_at = time.monotonic()
-        await asyncio.to_thread(wait_for, lambda: replicated.owner(dying, replicated.nodes[1]) is not victim, "the failover")
+        await asyncio.to_thread(
+            wait_for,
+            lambda: replicated.owner(dying, replicated.nodes[1]) is not victim,
+            "the failover",
+        )
         failed_over = time.monotonic() - died_at
         await until(lambda: {value for value, _ in late[dying]} == set(range(400)), within=60)
         await until(lambda: {value for value, _ in late[other]} == set(range(400)))
@@ -330,7 +378,8 @@ async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_ot
 
     worst = max(seconds for _, seconds in late[dying])
     print(
-        f"{way}: failover {failed_over:.2f} s, late {worst:.2f} s, the other shard {max(s for _, s in late[other]) * 1000:.0f} ms"
+        f"{way}: failover {failed_over:.2f} s, late {worst:.2f} s, the other shard"
+        f" {max(s for _, s in late[other]) * 1000:.0f} ms"
     )
     # A call in flight to a hanging master is given up after 5 s.
     assert worst <= failed_over + (4 if way == "killed" else 10)
@@ -340,10 +389,15 @@ async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_ot
 def _replicated(cluster: TestCluster, master: PrivateServer) -> bool:
     with admin(master) as redis:
         known = redis.info("replication")
-    return all(known[f"slave{n}"]["offset"] == known["master_repl_offset"] for n in range(known["connected_slaves"]))
+    return all(
+        known[f"slave{n}"]["offset"] == known["master_repl_offset"]
+        for n in range(known["connected_slaves"])
+    )
 
 
-async def test_who_asks_all_masters_asks_those_that_are_there_now(client: delayq.Client, cluster: TestCluster) -> None:
+async def test_who_asks_all_masters_asks_those_that_are_there_now(
+    client: delayq.Client, cluster: TestCluster
+) -> None:
     session = client._open_session()
     assert len(await session.server.everywhere("DBSIZE")) == cluster.masters
     # A call to one of the nodes has failed, so it may no longer be a master.
@@ -353,7 +407,9 @@ async def test_who_asks_all_masters_asks_those_that_are_there_now(client: delayq
 
 
 @pytest.fixture
-async def without_one(cluster: TestCluster, request: pytest.FixtureRequest) -> AsyncIterator[PrivateServer]:
+async def without_one(
+    cluster: TestCluster, request: pytest.FixtureRequest
+) -> AsyncIterator[PrivateServer]:
     """Provide the last master, which either hangs or refuses every login."""
     node = cluster.nodes[2]
     if request.param == "hangs":
@@ -368,18 +424,29 @@ async def without_one(cluster: TestCluster, request: pytest.FixtureRequest) -> A
 
 @pytest.mark.parametrize("without_one", ["hangs", "refuses"], indirect=True)
 @pytest.mark.usefixtures("without_one")
-async def test_clients_open_and_hear_although_one_master_hangs_or_refuses(cluster: TestCluster) -> None:
+async def test_clients_open_and_hear_although_one_master_hangs_or_refuses(
+    cluster: TestCluster,
+) -> None:
     def served(key: str) -> bool:
         return cluster.owner(key) is not cluster.nodes[2]
 
-    name = next(name for name in (f"jobs{number}" for number in range(100)) if served(f"{{{name}}}"))
+    name = next(
+        name for name in (f"jobs{number}" for number in range(100)) if served(f"{{{name}}}")
+    )
     for number in range(4):
         # With this interval the consumer re-checks on its own only at the start.
-        async with delayq.connect(cluster.url, resync_interval=3600) as consumer, delayq.connect(cluster.url) as producer:
+        async with (
+            delayq.connect(cluster.url, resync_interval=3600) as consumer,
+            delayq.connect(cluster.url) as producer,
+        ):
             assert (await asyncio.gather(*(consumer.server_time() for _ in range(5))))[0]
             queue = consumer.reliable_queue(name, lease=LEASE)
             claiming = asyncio.create_task(queue.claim(1, wait=20))
-            await until(lambda: any(_subscribers(node, f"delayq:{{{name}}}:wake") for node in cluster.nodes[:2]))
+            await until(
+                lambda: any(
+                    _subscribers(node, f"delayq:{{{name}}}:wake") for node in cluster.nodes[:2]
+                )
+            )
             await producer.reliable_queue(name, lease=LEASE).offer(number, delay=0.05)
             (message,) = await claiming
             assert message.value == number
@@ -395,11 +462,15 @@ async def test_loops_go_on_when_every_master_was_busy(cluster: TestCluster) -> N
         for node in cluster.nodes:
             node.call("CONFIG", "SET", "lua-time-limit", "50")
         scripts = [
-            asyncio.create_task(asyncio.to_thread(node.call, "EVAL", "while true do end", "0", timeout=30.0))
+            asyncio.create_task(
+                asyncio.to_thread(node.call, "EVAL", "while true do end", "0", timeout=30.0)
+            )
             for node in cluster.nodes
         ]
         try:
-            await until(lambda: all(node.call("PING").startswith(b"-BUSY") for node in cluster.nodes))
+            await until(
+                lambda: all(node.call("PING").startswith(b"-BUSY") for node in cluster.nodes)
+            )
             with pytest.raises(delayq.ServerUnavailable):
                 await client._open_session().nodes.refresh()
             asked = client.statistics().errors
@@ -423,7 +494,8 @@ async def test_names_that_servers_were_not_told_are_no_obstacle(cluster: TestClu
                 # The redirect to another server does not name its host.
                 nodes = client._open_session().nodes
                 assert isinstance(nodes, Cluster)
-                # A call for another key may have followed a redirect, after which no master is certain.
+                # A call for another key may have followed a redirect, after which no master is
+                # certain.
                 await nodes.refresh()
                 nodes._owners = [nodes.all()[0]] * len(nodes._owners)
                 await client.reliable_queue(name).offer(2)
@@ -468,14 +540,20 @@ async def test_what_can_be_seen_is_listed_and_what_cannot_is_named(
         assert f"127.0.0.1:{cluster.nodes[2].port} is left out of the result" in caplog.text
 
 
-async def test_one_answer_that_leaves_out_a_master_ends_none_of_its_calls(client: delayq.Client, cluster: TestCluster) -> None:
+async def test_one_answer_that_leaves_out_a_master_ends_none_of_its_calls(
+    client: delayq.Client, cluster: TestCluster
+) -> None:
     nodes = client._open_session().nodes
     assert isinstance(nodes, Cluster)
     name = names(cluster, "jobs")[0]
     await client.reliable_queue(name, lease=LEASE).offer(1)
     pool = nodes.of(f"{{{name}}}")
     place = nodes._place_of(pool)
-    older = {("127.0.0.1", node.port or 0): [range(5)] for node in cluster.nodes if ("127.0.0.1", node.port) != place}
+    older = {
+        ("127.0.0.1", node.port or 0): [range(5)]
+        for node in cluster.nodes
+        if ("127.0.0.1", node.port) != place
+    }
     wire = await pool.acquire()
     nodes._install(older)
     assert await wire.ask("PING") == b"PONG"
@@ -489,9 +567,13 @@ async def test_one_answer_that_leaves_out_a_master_ends_none_of_its_calls(client
     await client.reliable_queue(name, lease=LEASE).offer(2)
 
 
-async def test_offers_without_an_id_go_to_partitions_whose_server_is_there(cluster: TestCluster) -> None:
+async def test_offers_without_an_id_go_to_partitions_whose_server_is_there(
+    cluster: TestCluster,
+) -> None:
     async with delayq.connect(cluster.url) as client:
-        queue: delayq.PartitionedQueue[int] = client.reliable_queue("spread", lease=LEASE, partitions=12)
+        queue: delayq.PartitionedQueue[int] = client.reliable_queue(
+            "spread", lease=LEASE, partitions=12
+        )
         with cluster.nodes[2].paused():
             ids = await asyncio.gather(*(queue.offer(number, 3600) for number in range(40)))
             nodes = client._open_session().nodes
@@ -504,10 +586,14 @@ async def test_offers_without_an_id_go_to_partitions_whose_server_is_there(clust
 
 
 @pytest.mark.parametrize("way", [thorough("loop"), thorough("claim"), "worker"])
-async def test_partitions_elsewhere_are_served_while_a_server_hangs(cluster: TestCluster, way: str) -> None:
+async def test_partitions_elsewhere_are_served_while_a_server_hangs(
+    cluster: TestCluster, way: str
+) -> None:
     got: asyncio.Queue[int] = asyncio.Queue()
     async with delayq.connect(cluster.url) as client:
-        queue: delayq.PartitionedQueue[int] = client.reliable_queue("spread", lease=LEASE, partitions=12)
+        queue: delayq.PartitionedQueue[int] = client.reliable_queue(
+            "spread", lease=LEASE, partitions=12
+        )
         worker = delayq.Worker(client, concurrency=2)
 
         @worker.listener("spread", lease=LEASE, partitions=12)
@@ -527,9 +613,13 @@ async def test_partitions_elsewhere_are_served_while_a_server_hangs(cluster: Tes
 
         hanging = cluster.nodes[2]
         here = next(part for part in queue.partitions if cluster.owner(part._keys.wake) is hanging)
-        elsewhere = next(part for part in queue.partitions if cluster.owner(part._keys.wake) is not hanging)
+        elsewhere = next(
+            part for part in queue.partitions if cluster.owner(part._keys.wake) is not hanging
+        )
         with hanging.paused():
-            taking = asyncio.create_task({"loop": loop, "claim": claim, "worker": worker.run}[way]())
+            taking = asyncio.create_task(
+                {"loop": loop, "claim": claim, "worker": worker.run}[way]()
+            )
             # It takes 5 s to find out that a server hangs. Nothing else waits for that.
             async with asyncio.timeout(4):
                 for number in range(3):
@@ -548,13 +638,18 @@ async def test_partitions_elsewhere_are_served_while_a_server_hangs(cluster: Tes
 
 
 async def test_a_given_client_names_the_cluster(cluster: TestCluster) -> None:
-    async with RedisCluster.from_url(f"redis://127.0.0.1:{cluster.nodes[1].port}") as theirs, delayq.connect(theirs) as client:
+    async with (
+        RedisCluster.from_url(f"redis://127.0.0.1:{cluster.nodes[1].port}") as theirs,
+        delayq.connect(theirs) as client,
+    ):
         for name in names(cluster, "jobs"):
             await client.reliable_queue(name).offer(1)
             assert (await client.reliable_queue(name).stats()).ready == 1
 
 
-async def test_a_client_that_closes_while_its_cluster_is_away_leaves_nothing(cluster: TestCluster) -> None:
+async def test_a_client_that_closes_while_its_cluster_is_away_leaves_nothing(
+    cluster: TestCluster,
+) -> None:
     async with delayq.connect(cluster.url) as client:
         queue = client.reliable_queue("jobs", lease=LEASE)
         nodes = client._open_session().nodes
@@ -575,8 +670,12 @@ async def test_a_client_that_closes_while_its_cluster_is_away_leaves_nothing(clu
                 node.resume()
 
 
-async def test_closing_waits_for_a_slot_that_is_moving(cluster: TestCluster, client: delayq.Client) -> None:
-    """While a slot moves, no server runs scripts for it; messages that a loop had fetched for good would otherwise be lost."""
+async def test_closing_waits_for_a_slot_that_is_moving(
+    cluster: TestCluster, client: delayq.Client
+) -> None:
+    """While a slot moves, no server runs scripts for it; messages that a loop had fetched for good
+    would otherwise be lost.
+    """
     async with delayq.connect(cluster.url) as other:
         queue = other.delayed_queue("moving")
         await queue.offer_many([(n, 0) for n in range(300)])
@@ -589,7 +688,9 @@ async def test_closing_waits_for_a_slot_that_is_moving(cluster: TestCluster, cli
             # Longer than closing takes otherwise.
             closed.wait(2.5)
 
-        moving = asyncio.create_task(asyncio.to_thread(cluster.move, "moving", target, between=wait))
+        moving = asyncio.create_task(
+            asyncio.to_thread(cluster.move, "moving", target, between=wait)
+        )
         await asyncio.to_thread(halfway.wait, 10)
         await other.aclose()
         closed.set()
@@ -597,7 +698,9 @@ async def test_closing_waits_for_a_slot_that_is_moving(cluster: TestCluster, cli
     assert await client.delayed_queue("moving").drain() == [*range(len(taken), 300)]
 
 
-async def test_what_was_fetched_ahead_goes_back_to_where_its_queue_has_moved(cluster: TestCluster, client: delayq.Client) -> None:
+async def test_what_was_fetched_ahead_goes_back_to_where_its_queue_has_moved(
+    cluster: TestCluster, client: delayq.Client
+) -> None:
     async with delayq.connect(cluster.url) as other:
         queue = other.delayed_queue("moving")
         await queue.offer_many([(n, 0) for n in range(300)])

@@ -44,7 +44,9 @@ async def test_the_connection_that_was_used_last_is_used_next(connections: Conne
     assert connections.opened == 3
 
 
-async def test_what_a_burst_opened_and_nobody_needed_since_is_closed(connections: ConnectionPool) -> None:
+async def test_what_a_burst_opened_and_nobody_needed_since_is_closed(
+    connections: ConnectionPool,
+) -> None:
     await burst(connections, 4)
     connections.prune()
     assert connections.open == 4
@@ -69,7 +71,9 @@ async def test_a_connection_that_is_in_use_is_not_closed(connections: Connection
     connections.release(used)
 
 
-async def test_calls_share_the_least_busy_connection_when_all_are_in_use(connections: ConnectionPool) -> None:
+async def test_calls_share_the_least_busy_connection_when_all_are_in_use(
+    connections: ConnectionPool,
+) -> None:
     used = [await connections.acquire() for _ in range(4)]
     for busy in (0, 1, 3):
         used[busy].tell("PING")
@@ -82,7 +86,9 @@ async def test_calls_share_the_least_busy_connection_when_all_are_in_use(connect
     assert connections.acquire_nowait() is used[2]
 
 
-async def test_nobody_shares_a_connection_whose_answers_the_server_holds_back(connections: ConnectionPool) -> None:
+async def test_nobody_shares_a_connection_whose_answers_the_server_holds_back(
+    connections: ConnectionPool,
+) -> None:
     used = [await connections.acquire() for _ in range(4)]
     held: list[Any] = []
     for wire in used:
@@ -108,7 +114,8 @@ async def test_nobody_shares_a_connection_that_is_doubted(own_server: PrivateSer
         waiting = asyncio.create_task(pool.acquire())
         with pytest.raises(TimeoutError):
             await asked
-        # The connection that exposed the silent one can be used, even before the silent one is released.
+        # The connection that exposed the silent one can be used, even before the silent one is
+        # released.
         fresh = await asyncio.wait_for(waiting, 10)
         assert fresh is not silent
         assert await fresh.ask("PING") == b"PONG"
@@ -117,8 +124,12 @@ async def test_nobody_shares_a_connection_that_is_doubted(own_server: PrivateSer
         await pool.aclose()
 
 
-async def test_nobody_shares_a_connection_whose_caller_has_gone_without_an_answer(server: PrivateServer) -> None:
-    """The caller may have gone because the server hangs, so anything sent there now would have an unknown outcome."""
+async def test_nobody_shares_a_connection_whose_caller_has_gone_without_an_answer(
+    server: PrivateServer,
+) -> None:
+    """The caller may have gone because the server hangs, so anything sent there now would have an
+    unknown outcome.
+    """
     pool = ConnectionPool(one_server(server.url), 1)
     wire = await pool.acquire()
     wire.tell("BLPOP", "nothing", 0.3)
@@ -131,7 +142,9 @@ async def test_nobody_shares_a_connection_whose_caller_has_gone_without_an_answe
     await pool.aclose()
 
 
-async def test_a_connection_is_in_use_until_what_follows_a_refused_call_is_answered(server: PrivateServer) -> None:
+async def test_a_connection_is_in_use_until_what_follows_a_refused_call_is_answered(
+    server: PrivateServer,
+) -> None:
     pool = ConnectionPool(one_server(server.url), 4)
     asked = RedisClient(SingleServer(pool))
     with pytest.raises(delayq.ServerRefused):
@@ -143,7 +156,9 @@ async def test_a_connection_is_in_use_until_what_follows_a_refused_call_is_answe
     await pool.aclose()
 
 
-async def test_callers_who_wait_share_a_connection_as_soon_as_it_can_be_shared(server: PrivateServer) -> None:
+async def test_callers_who_wait_share_a_connection_as_soon_as_it_can_be_shared(
+    server: PrivateServer,
+) -> None:
     """Callers need not wait until the connection is free: with many callers, it may never be."""
     pool = ConnectionPool(one_server(server.url), 1)
     wire = await pool.acquire()
@@ -204,7 +219,9 @@ async def test_callers_look_for_a_connection_a_few_times_each_however_many_wait(
     monkeypatch.setattr(ConnectionPool, "_demand_open", look)
     pool = ConnectionPool(one_server(f"unix://{tmp_path / 's'}"), 4)
     async with await asyncio.start_unix_server(hang_up, tmp_path / "s"):
-        outcomes = await asyncio.gather(*(pool.acquire() for _ in range(200)), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(pool.acquire() for _ in range(200)), return_exceptions=True
+        )
     assert {type(outcome) for outcome in outcomes} == {delayq.ServerUnavailable}
     assert looks <= 200 * 4
 
@@ -222,13 +239,19 @@ async def test_calls_do_not_follow_what_is_still_leaving_where_another_connectio
     await pool.aclose()
 
 
-async def test_callers_share_a_connection_as_soon_as_one_is_open(connections: ConnectionPool) -> None:
+async def test_callers_share_a_connection_as_soon_as_one_is_open(
+    connections: ConnectionPool,
+) -> None:
     """Callers need not wait until the one that opened the connection has finished with it."""
-    acquired = await asyncio.wait_for(asyncio.gather(*(connections.acquire() for _ in range(50))), 10)
+    acquired = await asyncio.wait_for(
+        asyncio.gather(*(connections.acquire() for _ in range(50))), 10
+    )
     assert len(set(acquired)) == connections.opened == 4
 
 
-async def test_an_abandoned_connection_is_free_when_its_answers_have_come(connections: ConnectionPool) -> None:
+async def test_an_abandoned_connection_is_free_when_its_answers_have_come(
+    connections: ConnectionPool,
+) -> None:
     wire = await connections.acquire()
     asked = wire.ask("PING")
     connections.abandon(wire)
@@ -254,7 +277,10 @@ async def test_thousands_may_abandon_a_connection_at_once(connections: Connectio
 async def test_a_caller_who_goes_takes_no_answer_from_those_who_share_its_connection(
     own_server: PrivateServer,
 ) -> None:
-    async with Links(own_server, round_trip=50) as links, delayq.connect(links.url, max_connections=1) as client:
+    async with (
+        Links(own_server, round_trip=50) as links,
+        delayq.connect(links.url, max_connections=1) as client,
+    ):
         queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer(0, 3600)
         opened = client.statistics().connections_opened
@@ -266,7 +292,9 @@ async def test_a_caller_who_goes_takes_no_answer_from_those_who_share_its_connec
         assert client.statistics().connections_opened == opened
 
 
-async def test_a_connection_that_the_server_has_closed_is_replaced(connections: ConnectionPool, server: PrivateServer) -> None:
+async def test_a_connection_that_the_server_has_closed_is_replaced(
+    connections: ConnectionPool, server: PrivateServer
+) -> None:
     await burst(connections, 1)
     server.call("CLIENT", "KILL", "TYPE", "normal")
     await asyncio.sleep(0.05)
@@ -290,21 +318,34 @@ async def test_a_closed_pool_opens_nothing(connections: ConnectionPool) -> None:
         await connections.acquire()
 
 
-async def test_connections_have_a_name_also_where_the_user_may_not_give_one(server: PrivateServer) -> None:
+async def test_connections_have_a_name_also_where_the_user_may_not_give_one(
+    server: PrivateServer,
+) -> None:
     async with Redis.from_url(server.url) as admin:
-        await admin.acl_setuser("plain", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", "-client"])
+        await admin.acl_setuser(
+            "plain",
+            enabled=True,
+            nopass=True,
+            keys=["*"],
+            channels=["*"],
+            commands=["+@all", "-client"],
+        )
         address = server.unix_url.replace("unix://", "unix://plain:any@")
         async with delayq.connect(server.unix_url), delayq.connect(address) as client:
             queue = client.delayed_queue("orders")
             await queue.offer(1, 0.01)
             assert await queue.take() == 1
-            names: list[Any] = [(entry["user"], entry["name"]) for entry in await admin.client_list()]
+            names: list[Any] = [
+                (entry["user"], entry["name"]) for entry in await admin.client_list()
+            ]
         assert ("default", "delayq") in names
         assert ("plain", "delayq") in names
         await admin.acl_deluser("plain")
 
 
-async def test_a_server_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_server_that_accepts_and_says_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("delayq._redis.pool.OPEN_TIMEOUT", 0.05)
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -320,7 +361,9 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up(monkeypatch: p
     await silent.wait_closed()
 
 
-async def test_a_connection_that_two_calls_share_is_nobody_elses_until_both_are_done(connections: ConnectionPool) -> None:
+async def test_a_connection_that_two_calls_share_is_nobody_elses_until_both_are_done(
+    connections: ConnectionPool,
+) -> None:
     await burst(connections, 1)
     shared = await connections.acquire()
     assert connections.share(shared)
@@ -338,7 +381,9 @@ async def test_a_connection_that_two_calls_share_is_nobody_elses_until_both_are_
     assert len({await asyncio.wait_for(connections.acquire(), 10) for _ in range(4)}) == 4
 
 
-async def test_a_shared_connection_that_breaks_takes_one_place_and_gives_back_one(connections: ConnectionPool) -> None:
+async def test_a_shared_connection_that_breaks_takes_one_place_and_gives_back_one(
+    connections: ConnectionPool,
+) -> None:
     shared = await connections.acquire()
     assert connections.share(shared)
     shared.close()
@@ -349,7 +394,9 @@ async def test_a_shared_connection_that_breaks_takes_one_place_and_gives_back_on
     assert len({await asyncio.wait_for(connections.acquire(), 10) for _ in range(5)}) == 4
 
 
-async def test_subscriptions_and_watches_start_beside_calls_that_share_a_connection(server: PrivateServer) -> None:
+async def test_subscriptions_and_watches_start_beside_calls_that_share_a_connection(
+    server: PrivateServer,
+) -> None:
     for turn in range(10):
         async with delayq.connect(server.url) as client:
             jobs: delayq.ReliableQueue[int] = client.reliable_queue(f"jobs {turn}")

@@ -53,24 +53,42 @@ async def test_a_delayed_queue(client: Client) -> None:
             assert message.value == "leased"
         break
     await queue.offer("ready")
-    assert (await queue.poll(timeout=1.0), await queue.ready.size(), await queue.ready.read_all()) == ("ready", 0, [])
+    assert (
+        await queue.poll(timeout=1.0),
+        await queue.ready.size(),
+        await queue.ready.read_all(),
+    ) == ("ready", 0, [])
     await queue.ready.clear()
 
 
 async def test_a_reliable_queue(client: Client) -> None:
     backoff = delayq.Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
-    jobs: delayq.ReliableQueue[Any] = client.reliable_queue("jobs", lease=30, max_attempts=10, backoff=backoff)
-    assert await jobs.offer("a", delay=2.5, id="order-42", headers={"k": "v"}, priority=0, ttl=None) == "order-42"
+    jobs: delayq.ReliableQueue[Any] = client.reliable_queue(
+        "jobs", lease=30, max_attempts=10, backoff=backoff
+    )
+    assert (
+        await jobs.offer("a", delay=2.5, id="order-42", headers={"k": "v"}, priority=0, ttl=None)
+        == "order-42"
+    )
     with pytest.raises(delayq.DuplicateMessage):
         await jobs.offer("b", id="order-42")
     for how in ("ignore", "replace"):
         assert await jobs.offer("c", id="order-42", on_duplicate=how) == "order-42"
     ids = await jobs.offer_many([delayq.Offer("d", delay=60, id="x"), delayq.Offer("e", delay=60)])
-    assert (await jobs.cancel("x"), await jobs.reschedule(ids[1], 0), await jobs.get("nobody")) == (True, True, None)
+    assert (await jobs.cancel("x"), await jobs.reschedule(ids[1], 0), await jobs.get("nobody")) == (
+        True,
+        True,
+        None,
+    )
     async for message in jobs:
         async with message:
             assert isinstance(message, delayq.Message)
-            assert (message.value, message.id, message.attempt, message.headers) == ("c", "order-42", 1, {})
+            assert (message.value, message.id, message.attempt, message.headers) == (
+                "c",
+                "order-42",
+                1,
+                {},
+            )
             assert message.enqueued_at - message.due_at < timedelta(milliseconds=1)
         break
     (message,) = await jobs.claim(10, wait=1.0)
@@ -82,7 +100,13 @@ async def test_a_reliable_queue(client: Client) -> None:
     assert message.attempt == 2
     await message.bury("no good")
     stats = await jobs.stats()
-    assert (stats.delayed, stats.ready, stats.leased, stats.dead, stats.oldest_due_age) == (0, 0, 0, 1, 0)
+    assert (stats.delayed, stats.ready, stats.leased, stats.dead, stats.oldest_due_age) == (
+        0,
+        0,
+        0,
+        1,
+        0,
+    )
     (letter,) = await jobs.dead.list()
     assert (letter.id, letter.value, letter.attempt) == (ids[1], "e", 2)
     assert letter.died_at <= datetime.now(UTC) + timedelta(minutes=1)
@@ -110,11 +134,18 @@ async def test_a_worker(client: Client) -> None:
 
 
 async def test_a_timer() -> None:
-    timer = delayq.HashedWheelTimer(tick_duration=0.001, ticks_per_wheel=512, max_pending_timeouts=0)
+    timer = delayq.HashedWheelTimer(
+        tick_duration=0.001, ticks_per_wheel=512, max_pending_timeouts=0
+    )
     fired = asyncio.Event()
     timeout, far = timer.new_timeout(lambda _: fired.set(), 0.01), timer.new_timeout(print, 3600)
     await asyncio.wait_for(fired.wait(), 10)
-    assert (timeout.expired, timeout.cancelled, timeout.cancel(), timeout.deadline < far.deadline) == (True, False, False, True)
+    assert (
+        timeout.expired,
+        timeout.cancelled,
+        timeout.cancel(),
+        timeout.deadline < far.deadline,
+    ) == (True, False, False, True)
     assert timer.pending_timeouts == 1
     assert timer.stop() == [far]
 

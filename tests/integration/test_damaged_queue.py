@@ -19,7 +19,9 @@ pytestmark = pytest.mark.every_server
 
 
 @pytest.mark.parametrize("field", ["leases", "attempts", "expiries", "priorities", "errors"])
-@pytest.mark.parametrize("garbage", ["", "garbage", "nan", "1e999", "-", "1:2", "1:x:c9:t", "99999999999999999999"])
+@pytest.mark.parametrize(
+    "garbage", ["", "garbage", "nan", "1e999", "-", "1:2", "1:x:c9:t", "99999999999999999999"]
+)
 async def test_garbage_beside_a_message_harms_neither_it_nor_others(
     jobs: ReliableQueue[Any], store: Store, raw: Any, field: str, garbage: str
 ) -> None:
@@ -54,7 +56,9 @@ async def test_a_score_that_is_no_moment_harms_neither_its_message_nor_others(
     (await store.look()).demand_no_orphans()
 
 
-async def test_a_body_without_a_place_and_a_place_without_a_body_hold_no_id(jobs: ReliableQueue[Any], raw: Any) -> None:
+async def test_a_body_without_a_place_and_a_place_without_a_body_hold_no_id(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
     await raw.hset("delayq:{jobs}:bodies", "no place", "1 \nnull")
     await raw.zadd("delayq:{jobs}:live", {"no body": 1})
     assert await jobs.get("no place") is None
@@ -64,7 +68,10 @@ async def test_a_body_without_a_place_and_a_place_without_a_body_hold_no_id(jobs
     assert sorted([message.id for message in await jobs.claim(10)]) == ["no body", "no place"]
 
 
-@pytest.mark.parametrize("letter", [b"", b"garbage", b"{}\n", b"[]\n1 \n2", b'{"priority":"high"}\nno body', b"{\xff\n\xff"])
+@pytest.mark.parametrize(
+    "letter",
+    [b"", b"garbage", b"{}\n", b"[]\n1 \n2", b'{"priority":"high"}\nno body', b"{\xff\n\xff"],
+)
 async def test_a_damaged_dead_letter_is_shown_and_stays_and_others_are_redriven(
     jobs: ReliableQueue[Any], raw: Any, letter: bytes
 ) -> None:
@@ -72,10 +79,15 @@ async def test_a_damaged_dead_letter_is_shown_and_stays_and_others_are_redriven(
     await (await jobs.claim())[0].bury("a reason")
     await raw.hset("delayq:{jobs}:dead:messages", "damaged", letter)
     await raw.zadd("delayq:{jobs}:dead", {"damaged": 1, "nothing at all": 2})
-    assert {each.id: each.reason for each in await jobs.dead.list()} == {"damaged": "unreadable", "good": "a reason"}
+    assert {each.id: each.reason for each in await jobs.dead.list()} == {
+        "damaged": "unreadable",
+        "good": "a reason",
+    }
     lives_again = letter.endswith(b"1 \n2")
     assert await jobs.dead.redrive(["damaged", "good"]) == 1 + lives_again
-    assert [message.id for message in await jobs.claim(10)] == ["damaged", "good"][not lives_again :]
+    assert [message.id for message in await jobs.claim(10)] == ["damaged", "good"][
+        not lives_again :
+    ]
     for each in await jobs.dead.list():
         with pytest.raises(delayq.DecodeError):
             _ = each.value
@@ -83,7 +95,9 @@ async def test_a_damaged_dead_letter_is_shown_and_stays_and_others_are_redriven(
     assert await jobs.dead.purge(["damaged"]) == (not lives_again)
 
 
-async def test_what_begins_with_a_body_that_cannot_be_read_can_die_and_be_listed(jobs: ReliableQueue[Any], raw: Any) -> None:
+async def test_what_begins_with_a_body_that_cannot_be_read_can_die_and_be_listed(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
     await raw.hset("delayq:{jobs}:bodies", "damaged", "no newline here")
     await raw.zadd("delayq:{jobs}:live", {"damaged": 1})
     (message,) = await jobs.claim()

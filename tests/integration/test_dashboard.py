@@ -78,7 +78,9 @@ async def test_an_empty_server_has_an_empty_page(reader: httpx.AsyncClient) -> N
     assert "There are no queues" in texts(await page(reader, "/"))
 
 
-async def test_the_overview_shows_every_queue_of_every_kind(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+async def test_the_overview_shows_every_queue_of_every_kind(
+    client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
     await client.delayed_queue("orders").offer_many([(i, 60) for i in range(3)])
     jobs = client.reliable_queue("jobs", lease=60)
     await jobs.offer(1, 60)
@@ -114,9 +116,13 @@ async def test_a_queue_whose_keys_hold_something_else_hides_no_other(
     await page(reader, "queue?kind=reliable&name=bad", 502)
 
 
-async def test_a_queue_has_counts_due_times_and_lists(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+async def test_a_queue_has_counts_due_times_and_lists(
+    client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
     jobs = client.reliable_queue("jobs", lease=60)
-    await jobs.offer_many([delayq.Offer({"n": delay}, delay=delay) for delay in (30, 40, 1800, 7200, 200_000, 0, 0)])
+    await jobs.offer_many(
+        [delayq.Offer({"n": delay}, delay=delay) for delay in (30, 40, 1800, 7200, 200_000, 0, 0)]
+    )
     (held,) = await jobs.claim()
     shown = texts(await page(reader, "queue?kind=reliable&name=jobs"))
     assert "Delayed 5 Ready 1 Leased 1 Dead letters 0" in shown
@@ -137,7 +143,12 @@ async def test_lists_have_pages(client: delayq.Client, reader: httpx.AsyncClient
             shown = await page(reader, address)
             seen += re.findall(r"<code>(m\d\d)</code>", shown)
             address = next(
-                (each for each in links(shown, "queue?") if f'rel="next" href="{each.replace("&", "&amp;")}"' in shown), ""
+                (
+                    each
+                    for each in links(shown, "queue?")
+                    if f'rel="next" href="{each.replace("&", "&amp;")}"' in shown
+                ),
+                "",
             )
         assert seen == [f"m{i:02}" for i in range(60)]
 
@@ -159,7 +170,11 @@ async def test_a_delayed_queue_is_shown_in_every_state(
     # A ready list stores no times.
     assert "Oldest due unknown" in shown
     assert "next minute 0 next hour 1 next day 1 later 0" in shown
-    for state, text in (("ready", '{"order": 1}'), ("leased", '{"order": 2}'), ("unreadable", "no record")):
+    for state, text in (
+        ("ready", '{"order": 1}'),
+        ("leased", '{"order": 2}'),
+        ("unreadable", "no record"),
+    ):
         assert text in texts(await page(reader, f"queue?kind=delayed&name=orders&state={state}"))
     (address, _) = links(await page(reader, "queue?kind=delayed&name=orders"), "message?")
     message = texts(await page(reader, address))
@@ -172,7 +187,13 @@ async def test_a_message_of_many_that_are_due_at_once_is_found(
 ) -> None:
     timeout = DelayedKeys.of("orders").timeout
     async with Redis.from_url(server.url) as raw:
-        await raw.zadd(timeout, {pack(bytes([0, 0, 0, 0, 0, 0, i // 256, i % 256]), b"%d" % i, 8): 4e12 for i in range(500)})
+        await raw.zadd(
+            timeout,
+            {
+                pack(bytes([0, 0, 0, 0, 0, 0, i // 256, i % 256]), b"%d" % i, 8): 4e12
+                for i in range(500)
+            },
+        )
     shown = await page(admin, "queue?kind=delayed&name=orders&offset=475")
     for address, number in zip(links(shown, "message?"), range(475, 500), strict=True):
         assert f">{number}</pre>" in await page(admin, address)
@@ -183,7 +204,9 @@ async def test_a_message_of_many_that_are_due_at_once_is_found(
     assert left == {*range(500)} - {482}
 
 
-async def test_a_message_has_all_that_is_known(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+async def test_a_message_has_all_that_is_known(
+    client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer({"to": ["ada"]}, id="one", headers={"trace": "t-1"}, priority=7, ttl=600)
     await (await jobs.claim())[0].nack(300, error="Traceback\nValueError: busy")
@@ -221,7 +244,9 @@ async def test_dead_letters_say_why(client: delayq.Client, reader: httpx.AsyncCl
     assert "Traceback\nLookupError: 42" in await page(reader, address)
 
 
-async def test_everything_is_escaped(server: PrivateServer, client: delayq.Client, reader: httpx.AsyncClient) -> None:
+async def test_everything_is_escaped(
+    server: PrivateServer, client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
     jobs = client.reliable_queue(HOSTILE)
     await jobs.offer(HOSTILE, 60, id=HOSTILE, headers={HOSTILE: HOSTILE})
     await jobs.offer(HOSTILE, id="dies")
@@ -295,7 +320,9 @@ async def test_ids_that_are_no_text_and_broken_bodies_are_shown(
         assert not await raw.exists(keys.live[0], keys.dead)
 
 
-async def test_what_is_no_queue_is_not_read(server: PrivateServer, client: delayq.Client, reader: httpx.AsyncClient) -> None:
+async def test_what_is_no_queue_is_not_read(
+    server: PrivateServer, client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
     server.call("RPUSH", "secrets", "a password")
     for address in (
         "queue?kind=delayed&name=secrets&state=ready",
@@ -306,13 +333,19 @@ async def test_what_is_no_queue_is_not_read(server: PrivateServer, client: delay
         assert "a password" not in await page(reader, address, 404)
 
 
-async def test_a_message_that_is_gone_says_so(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+async def test_a_message_that_is_gone_says_so(
+    client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
     await client.reliable_queue("jobs").offer(1)
     for at in ("", "//gone", "3//gone", "x", "//", "9999999//x", "/nan/x"):
-        assert "no longer exists" in texts(await page(reader, f"message?kind=reliable&name=jobs&at={at}", 404))
+        assert "no longer exists" in texts(
+            await page(reader, f"message?kind=reliable&name=jobs&at={at}", 404)
+        )
 
 
-async def test_a_queue_that_is_empty_again_stays_in_view(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+async def test_a_queue_that_is_empty_again_stays_in_view(
+    client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer(1)
     assert "jobs" in texts(await page(reader, "/"))
@@ -338,10 +371,16 @@ async def test_looking_takes_no_part(server: PrivateServer, client: delayq.Clien
 # Rights
 
 
-async def test_without_a_token_there_is_nothing_to_do(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+async def test_without_a_token_there_is_nothing_to_do(
+    client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer(1, 60, id="one")
-    for address in ("/", "queue?kind=reliable&name=jobs", "message?kind=reliable&name=jobs&at=//one"):
+    for address in (
+        "/",
+        "queue?kind=reliable&name=jobs",
+        "message?kind=reliable&name=jobs&at=//one",
+    ):
         assert '<form method="post"' not in await page(reader, address)
     fields = {"kind": "reliable", "name": "jobs", "at": "//one", "do": "cancel", "word": "0" * 64}
     assert (await reader.post("act", data=fields)).status_code == 403
@@ -360,24 +399,32 @@ async def test_a_wrong_token_lets_nobody_in_and_too_many_lock(client: delayq.Cli
 async def login_from(app: Any, address: str, token: str) -> int:
     transport = httpx.ASGITransport(app=app, client=(address, 1))
     async with httpx.AsyncClient(transport=transport, base_url=HOST) as browser:
-        return (await browser.post("/login", data={"token": token}, headers={"origin": HOST})).status_code
+        return (
+            await browser.post("/login", data={"token": token}, headers={"origin": HOST})
+        ).status_code
 
 
 async def test_wrong_tokens_from_one_address_lock_out_no_other(client: delayq.Client) -> None:
     app = delayq.dashboard(client, token=TOKEN)
-    assert [await login_from(app, "192.0.2.1", "wrong-wrong-wrong") for _ in range(12)] == [403] * 10 + [429] * 2
+    assert [await login_from(app, "192.0.2.1", "wrong-wrong-wrong") for _ in range(12)] == [
+        403
+    ] * 10 + [429] * 2
     assert await login_from(app, "192.0.2.2", TOKEN) == 303
     assert await login_from(app, "192.0.2.1", TOKEN) == 429
 
 
 async def test_the_addresses_of_one_ipv6_network_count_as_one(client: delayq.Client) -> None:
     app = delayq.dashboard(client, token=TOKEN)
-    statuses = [await login_from(app, f"2001:db8::{place:x}", "wrong-wrong-wrong") for place in range(11)]
+    statuses = [
+        await login_from(app, f"2001:db8::{place:x}", "wrong-wrong-wrong") for place in range(11)
+    ]
     assert statuses == [403] * 10 + [429]
     assert await login_from(app, "2001:db8:0:1::1", TOKEN) == 303
 
 
-async def test_the_addresses_that_are_remembered_are_bounded(client: delayq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_addresses_that_are_remembered_are_bounded(
+    client: delayq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("delayq._dashboard.security._MOST_ADDRESSES", 3)
     guard = security.Guard(TOKEN)
     for place in range(50):
@@ -451,13 +498,17 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=[*CHANGES])
-async def test_a_cookie_that_was_changed_counts_for_nothing(client: delayq.Client, change: Callable[[str], str]) -> None:
+async def test_a_cookie_that_was_changed_counts_for_nothing(
+    client: delayq.Client, change: Callable[[str], str]
+) -> None:
     async with browse(delayq.dashboard(client, token=TOKEN)) as browser:
         await log_in(browser)
         assert "Operator" in await page(browser, "/")
         changed = change(browser.cookies[security.COOKIE])
         browser.cookies.clear()
-        answer = await browser.get("/", headers={b"Cookie": f"{security.COOKIE}={changed}".encode()})
+        answer = await browser.get(
+            "/", headers={b"Cookie": f"{security.COOKIE}={changed}".encode()}
+        )
         assert "Operator" not in answer.text
 
 
@@ -473,10 +524,15 @@ async def test_a_cookie_of_another_token_or_of_long_ago_counts_for_nothing(
         assert "Operator" not in await page(other, "/")
         later = time.time() + 13 * 3600
         monkeypatch.setattr("delayq._dashboard.security.time.time", lambda: later)
-        assert "Operator" not in (await browser.get("/", headers={"Cookie": str(browser.cookies)})).text
+        assert (
+            "Operator"
+            not in (await browser.get("/", headers={"Cookie": str(browser.cookies)})).text
+        )
 
 
-async def test_a_form_of_another_page_does_nothing(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+async def test_a_form_of_another_page_does_nothing(
+    client: delayq.Client, admin: httpx.AsyncClient
+) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer(1, 60, id="one")
     right = word(await page(admin, "/"))
@@ -499,7 +555,9 @@ async def test_a_form_of_another_page_does_nothing(client: delayq.Client, admin:
     assert await jobs.get("one")
     # Behind a proxy that passes on the original host.
     proxied = {"Origin": "https://public.test", "X-Forwarded-Host": "public.test"}
-    assert (await admin.post("act", data=fields | {"word": right}, headers=proxied)).status_code == 303
+    assert (
+        await admin.post("act", data=fields | {"word": right}, headers=proxied)
+    ).status_code == 303
 
 
 async def test_who_logs_out_may_do_nothing_more(admin: httpx.AsyncClient) -> None:
@@ -532,7 +590,9 @@ PAGES = (
 )
 
 
-async def test_with_a_read_token_nobody_else_reads(client: delayq.Client, private: httpx.AsyncClient) -> None:
+async def test_with_a_read_token_nobody_else_reads(
+    client: delayq.Client, private: httpx.AsyncClient
+) -> None:
     await client.reliable_queue("jobs").offer("a payload", 60, id="one")
     for address in PAGES:
         answer = await private.get(address)
@@ -540,10 +600,14 @@ async def test_with_a_read_token_nobody_else_reads(client: delayq.Client, privat
     assert (await private.get("login")).status_code == 200
     assert (await private.get("static/board.css")).status_code == 200
     assert "jobs" not in await page(private, "no-such-page", 404)
-    assert (await private.post("act", data={"kind": "reliable", "name": "jobs", "do": "pause"})).status_code == 403
+    assert (
+        await private.post("act", data={"kind": "reliable", "name": "jobs", "do": "pause"})
+    ).status_code == 403
 
 
-async def test_who_gives_the_read_token_looks_and_does_nothing(client: delayq.Client, private: httpx.AsyncClient) -> None:
+async def test_who_gives_the_read_token_looks_and_does_nothing(
+    client: delayq.Client, private: httpx.AsyncClient
+) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer("a payload", 60, id="one")
     await log_in(private, READ_TOKEN)
@@ -561,10 +625,14 @@ async def test_who_gives_the_read_token_looks_and_does_nothing(client: delayq.Cl
     assert (await private.get("/")).status_code == 303
 
 
-async def test_who_gives_the_other_token_looks_and_acts(client: delayq.Client, private: httpx.AsyncClient) -> None:
+async def test_who_gives_the_other_token_looks_and_acts(
+    client: delayq.Client, private: httpx.AsyncClient
+) -> None:
     await client.reliable_queue("jobs").offer("a payload", 60, id="one")
     await log_in(private)
-    assert "Message cancelled" in await act(private, "message?kind=reliable&name=jobs&at=//one", "cancel")
+    assert "Message cancelled" in await act(
+        private, "message?kind=reliable&name=jobs&at=//one", "cancel"
+    )
 
 
 async def test_a_login_for_reading_is_none_for_acting_elsewhere(client: delayq.Client) -> None:
@@ -592,7 +660,9 @@ async def test_the_tokens_are_two(client: delayq.Client) -> None:
         delayq.dashboard(client, read_token="short")
 
 
-async def test_every_answer_has_the_headers(client: delayq.Client, reader: httpx.AsyncClient) -> None:
+async def test_every_answer_has_the_headers(
+    client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
     for address in (
         "/",
         "login",
@@ -629,7 +699,9 @@ async def test_cancel(client: delayq.Client, admin: httpx.AsyncClient) -> None:
     assert "no longer exists" in await page(admin, again.headers["location"])
 
 
-async def test_cancel_and_reschedule_of_a_delayed_queue(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+async def test_cancel_and_reschedule_of_a_delayed_queue(
+    client: delayq.Client, admin: httpx.AsyncClient
+) -> None:
     orders = client.delayed_queue("orders")
     await orders.offer(7, 60)
     (at,) = links(await page(admin, "queue?kind=delayed&name=orders"), "message?")
@@ -643,12 +715,16 @@ async def test_reschedule(client: delayq.Client, admin: httpx.AsyncClient) -> No
     jobs = client.reliable_queue("jobs")
     await jobs.offer(1, 60, id="one")
     at = "message?kind=reliable&name=jobs&at=//one"
-    assert "Message rescheduled. " in texts(await act(admin, at, "reschedule", delay="1.5", unit="days"))
+    assert "Message rescheduled. " in texts(
+        await act(admin, at, "reschedule", delay="1.5", unit="days")
+    )
     message = await jobs.get("one")
     assert message is not None
     assert 1.49 < (message.due_at - await client.server_time()).total_seconds() / 86400 < 1.51
     shown = await page(admin, at)
-    fields = {name: field(shown, name) for name in ("word", "kind", "name", "at")} | {"do": "reschedule"}
+    fields = {name: field(shown, name) for name in ("word", "kind", "name", "at")} | {
+        "do": "reschedule"
+    }
     for bad in (
         {"delay": "-1", "unit": "days"},
         {"delay": "nan", "unit": "days"},
@@ -659,11 +735,15 @@ async def test_reschedule(client: delayq.Client, admin: httpx.AsyncClient) -> No
         assert (await admin.post("act", data=fields | bad)).status_code == 400
 
 
-async def test_what_wakes_by_a_new_time_is_delivered(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+async def test_what_wakes_by_a_new_time_is_delivered(
+    client: delayq.Client, admin: httpx.AsyncClient
+) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer(1, 3600, id="one")
     claiming = asyncio.create_task(jobs.claim(wait=5))
-    await act(admin, "message?kind=reliable&name=jobs&at=//one", "reschedule", delay="0", unit="seconds")
+    await act(
+        admin, "message?kind=reliable&name=jobs&at=//one", "reschedule", delay="0", unit="seconds"
+    )
     assert [message.id for message in await claiming] == ["one"]
 
 
@@ -677,7 +757,9 @@ async def test_pause_and_resume(client: delayq.Client, admin: httpx.AsyncClient)
     assert len(await jobs.claim()) == 1
 
 
-async def test_partitions_that_were_never_used_are_paused_too(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+async def test_partitions_that_were_never_used_are_paused_too(
+    client: delayq.Client, admin: httpx.AsyncClient
+) -> None:
     parts = client.reliable_queue("parts", partitions=8)
     await parts.partitions[0].offer(1)
     at = "queue?kind=reliable&name=parts"
@@ -696,12 +778,16 @@ async def test_redrive_and_purge(client: delayq.Client, admin: httpx.AsyncClient
     assert "2 messages re-queued." in await act(admin, at, "redrive", at=["//dead-0", "//dead-3"])
     assert "1 dead letter dropped." in await act(admin, at, "purge", at=["//dead-1"])
     assert [letter.id for letter in await jobs.dead.list()] == ["dead-2", "dead-4", "dead-5"]
-    assert "1 message re-queued." in await act(admin, "message?kind=reliable&name=jobs&dead=1&at=//dead-2", "redrive")
+    assert "1 message re-queued." in await act(
+        admin, "message?kind=reliable&name=jobs&dead=1&at=//dead-2", "redrive"
+    )
     assert "2 dead letters dropped." in await act(admin, at, "purge", all="1", sure="1")
     assert (await jobs.stats()).ready == 3
 
 
-async def test_actions_on_a_queue_in_partitions(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+async def test_actions_on_a_queue_in_partitions(
+    client: delayq.Client, admin: httpx.AsyncClient
+) -> None:
     parts = client.reliable_queue("parts", partitions=4)
     await parts.offer_many([delayq.Offer(i, delay=60, id=f"m{i}") for i in range(12)])
     addresses = links(await page(admin, "queue?kind=reliable&name=parts"), "message?")
@@ -712,15 +798,22 @@ async def test_actions_on_a_queue_in_partitions(client: delayq.Client, admin: ht
     dying = await parts.claim(12)
     for message in dying:
         await message.bury("why")
-    assert f"{len(dying)} messages re-queued." in await act(admin, "dead?kind=reliable&name=parts", "redrive", all="1", sure="1")
+    assert f"{len(dying)} messages re-queued." in await act(
+        admin, "dead?kind=reliable&name=parts", "redrive", all="1", sure="1"
+    )
     assert await parts.dead.size() == 0
 
 
-async def test_a_form_that_nobody_would_send_is_refused(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+async def test_a_form_that_nobody_would_send_is_refused(
+    client: delayq.Client, admin: httpx.AsyncClient
+) -> None:
     await client.reliable_queue("jobs").offer(1)
     await client.delayed_queue("orders").offer(1, 60)
     said = {"word": word(await page(admin, "/"))}
-    jobs, orders = {"kind": "reliable", "name": "jobs"} | said, {"kind": "delayed", "name": "orders"} | said
+    jobs, orders = (
+        {"kind": "reliable", "name": "jobs"} | said,
+        {"kind": "delayed", "name": "orders"} | said,
+    )
     for fields, status in (
         (jobs | {"do": "explode"}, 400),
         (jobs | {"do": "cancel", "at": "7//x"}, 400),
@@ -754,7 +847,9 @@ async def test_it_is_mounted_below_any_prefix(client: delayq.Client) -> None:
         assert (answer.status_code, answer.headers["location"]) == (307, f"{HOST}/admin/queues/")
 
 
-async def test_no_answer_leads_to_a_whole_address(client: delayq.Client, admin: httpx.AsyncClient) -> None:
+async def test_no_answer_leads_to_a_whole_address(
+    client: delayq.Client, admin: httpx.AsyncClient
+) -> None:
     """An absolute address would be built from the host that the request claims."""
     for address in ("queue/", "login/", "static", "//evil.test/", "static//evil.test/.."):
         answer = await admin.get(f"{HOST}/{address}", headers={"Host": "evil.test"})
@@ -769,7 +864,9 @@ async def test_it_is_mounted_in_fastapi(client: delayq.Client) -> None:
         assert "There are no queues" in await page(browser, "")
 
 
-async def test_a_client_that_is_not_open_and_a_server_that_is_away_are_told(server: PrivateServer) -> None:
+async def test_a_client_that_is_not_open_and_a_server_that_is_away_are_told(
+    server: PrivateServer,
+) -> None:
     async with browse(delayq.dashboard(delayq.connect(server.url))) as browser:
         assert "open the client first" in await page(browser, "/", 503)
     async with delayq.connect(server.url) as client, browse(delayq.dashboard(client)) as browser:
@@ -777,7 +874,9 @@ async def test_a_client_that_is_not_open_and_a_server_that_is_away_are_told(serv
         assert "does not answer" in await page(browser, "/", 503)
 
 
-async def test_names_that_are_given_need_no_scan(server: PrivateServer, client: delayq.Client) -> None:
+async def test_names_that_are_given_need_no_scan(
+    server: PrivateServer, client: delayq.Client
+) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer(1, 60, id="one")
     await client.reliable_queue("hidden").offer(1)
@@ -791,32 +890,55 @@ async def test_names_that_are_given_need_no_scan(server: PrivateServer, client: 
             shown = texts(await page(browser, "/"))
             assert "Queues 2" in shown
             assert "hidden" not in shown
-            for address in ("queue?kind=delayed&name=orders", "queue?kind=reliable&name=jobs", "dead?kind=reliable&name=jobs"):
+            for address in (
+                "queue?kind=delayed&name=orders",
+                "queue?kind=reliable&name=jobs",
+                "dead?kind=reliable&name=jobs",
+            ):
                 await page(browser, address)
             at = "message?kind=reliable&name=jobs&at=//one"
-            fields = {name: field(await page(browser, at), name) for name in ("word", "kind", "name", "at")}
+            fields = {
+                name: field(await page(browser, at), name)
+                for name in ("word", "kind", "name", "at")
+            }
             refused = await browser.post("act", data=fields | {"do": "cancel"})
             assert refused.status_code == 502
             assert "The server refused" in texts(refused.text)
     assert await jobs.get("one")
 
 
-async def test_who_may_scan_as_well_needs_no_names(server: PrivateServer, client: delayq.Client) -> None:
+async def test_who_may_scan_as_well_needs_no_names(
+    server: PrivateServer, client: delayq.Client
+) -> None:
     await client.reliable_queue("jobs").offer(1)
     rules = [*acl_rules("dashboard", reliable=["jobs"]), "+scan"]
-    async with granted(server, rules) as url, delayq.connect(url) as limited, browse(delayq.dashboard(limited)) as browser:
+    async with (
+        granted(server, rules) as url,
+        delayq.connect(url) as limited,
+        browse(delayq.dashboard(limited)) as browser,
+    ):
         assert "jobs reliable 0 1 0 0" in texts(await page(browser, "/"))
 
 
 @pytest.mark.parametrize(
-    "queues", ["reliable:jobs", ["jobs"], ["other:jobs"], ["reliable:"], ["delayed:delayq:{x"], ["reliable:jobs/2000"]]
+    "queues",
+    [
+        "reliable:jobs",
+        ["jobs"],
+        ["other:jobs"],
+        ["reliable:"],
+        ["delayed:delayq:{x"],
+        ["reliable:jobs/2000"],
+    ],
 )
 async def test_names_that_cannot_be_are_refused(client: delayq.Client, queues: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         delayq.dashboard(client, queues=queues)
 
 
-async def test_a_missing_extra_is_named(client: delayq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_extra_is_named(
+    client: delayq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("delayq._dashboard.find_spec", lambda name: None)
     with pytest.raises(delayq.ConfigurationError, match=r"pip install 'delayq\[dashboard\]'"):
         delayq.dashboard(client)
@@ -839,7 +961,15 @@ def test_a_key_tells_its_queue(name: str) -> None:
     assert known_queue(delayed.ready) is None
 
 
-NO_QUEUE = ("", "orders", "delayq:{x}", "delayq:{}:live", "delayq:part:{1:000:x}:live", "delayq:part:{x}:live", "redis")
+NO_QUEUE = (
+    "",
+    "orders",
+    "delayq:{x}",
+    "delayq:{}:live",
+    "delayq:part:{1:000:x}:live",
+    "delayq:part:{x}:live",
+    "redis",
+)
 
 
 @pytest.mark.parametrize("key", NO_QUEUE)
@@ -897,7 +1027,9 @@ class Viewer:
         self._gone = asyncio.Event()
         about = {"type": "http", "asgi": {"spec_version": "2.3"}, "method": "GET", "headers": []}
         scope = about | {"path": "/events", "query_string": query}
-        self.serving: asyncio.Task[None] = asyncio.create_task(app(scope, self._receive, self._send))
+        self.serving: asyncio.Task[None] = asyncio.create_task(
+            app(scope, self._receive, self._send)
+        )
         self._asked = False
 
     async def _receive(self) -> dict[str, Any]:
@@ -947,7 +1079,8 @@ async def test_many_who_look_are_one_who_asks(client: delayq.Client) -> None:
     for _ in range(3):
         for viewer in viewers:
             await viewer.next()
-    # Each look reads the clock, the counts and the upcoming due times; the first look may fall in between.
+    # Each look reads the clock, the counts and the upcoming due times; the first look may fall in
+    # between.
     assert asked.round_trips - before <= 4 * 5
     async with browse(app) as browser:
         before = asked.round_trips
@@ -988,7 +1121,9 @@ async def test_a_live_view_ends_by_itself_so_that_a_server_can_stop(
     writer.close()
 
 
-async def test_a_server_that_is_away_is_asked_once_for_all(own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_is_away_is_asked_once_for_all(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     async def find(server: Any) -> Any:
@@ -996,7 +1131,10 @@ async def test_a_server_that_is_away_is_asked_once_for_all(own_server: PrivateSe
         return await find_queues(server)
 
     monkeypatch.setattr("delayq._dashboard.queues.find_queues", find)
-    async with delayq.connect(own_server.url) as client, browse(delayq.dashboard(client)) as browser:
+    async with (
+        delayq.connect(own_server.url) as client,
+        browse(delayq.dashboard(client)) as browser,
+    ):
         own_server.stop()
         # One after the other, they would wait for minutes.
         answers = await asyncio.gather(*(browser.get("/") for _ in range(20)))

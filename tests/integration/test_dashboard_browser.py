@@ -1,4 +1,6 @@
-"""The dashboard, clicked through in a real browser: scripts, styles, the policy that the browser enforces, and each action."""
+"""The dashboard, clicked through in a real browser: scripts, styles, the policy that the browser
+enforces, and each action.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,16 @@ if TYPE_CHECKING:
 
     from tests.support.servers import PrivateServer
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 DRIVER = shutil.which("chromedriver")
 needs_chromium = pytest.mark.skipif(
     not (CHROMIUM and DRIVER),
-    reason="NO CHROMIUM HERE: nobody has clicked through the dashboard (apt install chromium chromium-driver)",
+    reason=(
+        "NO CHROMIUM HERE: nobody has clicked through the dashboard (apt install chromium"
+        " chromium-driver)"
+    ),
 )
 pytestmark = [pytest.mark.browser, needs_chromium]
 # The directory for the pictures in docs/dashboard.md, if they are wanted.
@@ -54,17 +61,27 @@ async def serving(url: str, *options: str) -> AsyncIterator[str]:
 
 
 @contextmanager
-def chromium(width: int = 1200, height: int = 900, *, dark: bool = False, script: bool = True) -> Iterator[Any]:
+def chromium(
+    width: int = 1200, height: int = 900, *, dark: bool = False, script: bool = True
+) -> Iterator[Any]:
     """Start a browser without a window."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-proxy-server"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+        "--no-proxy-server",
+    ):
         options.add_argument(argument)
     if not script:
-        options.add_experimental_option("prefs", {"profile.managed_default_content_settings.javascript": 2})
+        options.add_experimental_option(
+            "prefs", {"profile.managed_default_content_settings.javascript": 2}
+        )
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
     try:
@@ -110,7 +127,9 @@ class Seen:
         from selenium.webdriver.support.wait import WebDriverWait
 
         # The page may change while it is being read.
-        waiting = WebDriverWait(self.driver, WITHIN, ignored_exceptions=[StaleElementReferenceException])
+        waiting = WebDriverWait(
+            self.driver, WITHIN, ignored_exceptions=[StaleElementReferenceException]
+        )
         waiting.until(lambda _: said() if callable(said) else said in self.text())
 
     def log_in(self, token: str = TOKEN) -> None:
@@ -119,16 +138,30 @@ class Seen:
         self.find("main button").click()
 
     def complaints(self) -> list[str]:
-        """Return the browser's own complaints: policy violations, missing files, scripts that failed."""
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+        """Return the browser's own complaints: policy violations, missing files, scripts that
+        failed.
+        """
+        return [
+            entry["message"]
+            for entry in self.driver.get_log("browser")
+            if entry["level"] in ("SEVERE", "WARNING")
+        ]
 
     def picture(self, name: str) -> None:
         if PICTURES:
             Path(PICTURES).mkdir(parents=True, exist_ok=True)
             # As tall as the content, but no taller than a screen.
-            height = self.driver.execute_script("return document.querySelector('main').getBoundingClientRect().bottom")
+            height = self.driver.execute_script(
+                "return document.querySelector('main').getBoundingClientRect().bottom"
+            )
             width = self.driver.execute_script("return innerWidth")
-            clip = {"x": 0, "y": 0, "width": width, "height": min(height, 860 if width > 500 else 812), "scale": 1}
+            clip = {
+                "x": 0,
+                "y": 0,
+                "width": width,
+                "height": min(height, 860 if width > 500 else 812),
+                "scale": 1,
+            }
             picture = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})
             Path(f"{PICTURES}/{name}.png").write_bytes(base64.b64decode(picture["data"]))
 
@@ -137,17 +170,38 @@ async def fill(client: delayq.Client) -> None:
     mails = client.reliable_queue("mails", lease=600)
     await mails.offer_many(
         [
-            delayq.Offer({"to": f"{name}@example.org", "template": "welcome"}, delay=delay, id=f"welcome-{name}")
-            for name, delay in (("ada", 42), ("grace", 3000), ("edsger", 7000), ("barbara", 40_000), ("donald", 300_000))
+            delayq.Offer(
+                {"to": f"{name}@example.org", "template": "welcome"},
+                delay=delay,
+                id=f"welcome-{name}",
+            )
+            for name, delay in (
+                ("ada", 42),
+                ("grace", 3000),
+                ("edsger", 7000),
+                ("barbara", 40_000),
+                ("donald", 300_000),
+            )
         ]
     )
     await mails.offer_many(
-        [delayq.Offer({"to": f"customer-{i}@example.org", "template": "invoice"}, delay=90 + 37 * i) for i in range(60)]
+        [
+            delayq.Offer(
+                {"to": f"customer-{i}@example.org", "template": "invoice"}, delay=90 + 37 * i
+            )
+            for i in range(60)
+        ]
     )
-    await mails.offer_many([delayq.Offer({"to": "nobody@example.org"}, id=f"bounce-{i}", priority=9) for i in range(4)])
+    await mails.offer_many(
+        [delayq.Offer({"to": "nobody@example.org"}, id=f"bounce-{i}", priority=9) for i in range(4)]
+    )
     for message in await mails.claim(4):
-        await message.bury("rejected", "Traceback (most recent call last):\nLookupError: no mailbox of this name")
-    await mails.offer_many([delayq.Offer({"to": "now@example.org"}, headers={"trace": "4bf92f35"}) for _ in range(12)])
+        await message.bury(
+            "rejected", "Traceback (most recent call last):\nLookupError: no mailbox of this name"
+        )
+    await mails.offer_many(
+        [delayq.Offer({"to": "now@example.org"}, headers={"trace": "4bf92f35"}) for _ in range(12)]
+    )
     await mails.claim(3)
     orders = client.delayed_queue("orders:unpaid")
     await orders.offer_many([({"order": 1000 + i}, 60.0 * (i + 1)) for i in range(40)])
@@ -164,14 +218,19 @@ async def work(jobs: delayq.ReliableQueue[Any]) -> None:
     while True:
         at += 1
         count = 8 + at * 7 % 13 + at % 5
-        await jobs.offer_many([delayq.Offer({"image": f"photos/{i}.jpeg"}, delay=2 + i / 10) for i in range(count)])
+        await jobs.offer_many(
+            [delayq.Offer({"image": f"photos/{i}.jpeg"}, delay=2 + i / 10) for i in range(count)]
+        )
         await asyncio.sleep(0.4)
         for message in await jobs.claim(count - at % 7):
             await message.ack()
 
 
 async def test_every_action_by_clicking(own_server: PrivateServer) -> None:
-    async with delayq.connect(own_server.url) as client, serving(own_server.url, "--token", TOKEN) as address:
+    async with (
+        delayq.connect(own_server.url) as client,
+        serving(own_server.url, "--token", TOKEN) as address,
+    ):
         await fill(client)
         for name in ("jobs", "old"):
             dying = client.reliable_queue(name)
@@ -219,7 +278,9 @@ def _click_through(address: str) -> None:
         browser.go(address + "queue?kind=reliable&name=thumbs")
         browser.until(lambda: float(browser.find("#gone").text.replace("–", "0")) > 1)  # noqa: RUF001
         if PICTURES:
-            browser.until(lambda: browser.find("#gone-line polyline").get_attribute("points").count(",") > 15)
+            browser.until(
+                lambda: browser.find("#gone-line polyline").get_attribute("points").count(",") > 15
+            )
         browser.picture("dashboard-live-light")
         browser.click("Queues")
         browser.click("mails")
@@ -300,7 +361,11 @@ def _click_through(address: str) -> None:
         assert not browser.complaints()
         # Every button has been clicked at least once.
         templates = (Path(delayq.__file__).parent / "_dashboard" / "templates").iterdir()
-        buttons = {text for each in templates for text in re.findall(r"<button[^>]*>([^<]+)</button>", each.read_text("utf-8"))}
+        buttons = {
+            text
+            for each in templates
+            for text in re.findall(r"<button[^>]*>([^<]+)</button>", each.read_text("utf-8"))
+        }
         assert buttons - browser.clicked == set()
 
 
@@ -313,10 +378,16 @@ async def test_figures_move_without_a_reload(own_server: PrivateServer) -> None:
             with chromium() as browser:
                 browser.go(address + "queue?kind=reliable&name=jobs")
                 browser.until("live")
-                future = asyncio.run_coroutine_threadsafe(jobs.offer_many([delayq.Offer(i) for i in range(1234)]), loop)
+                future = asyncio.run_coroutine_threadsafe(
+                    jobs.offer_many([delayq.Offer(i) for i in range(1234)]), loop
+                )
                 future.result(WITHIN)
                 browser.until(lambda: browser.find('[data-of="ready"]').text == "1,234")
-                browser.until(lambda: browser.find("#late-line polyline").get_attribute("points").count(",") > 2)
+                browser.until(
+                    lambda: (
+                        browser.find("#late-line polyline").get_attribute("points").count(",") > 2
+                    )
+                )
                 assert not browser.complaints()
 
         loop = asyncio.get_running_loop()
@@ -324,9 +395,13 @@ async def test_figures_move_without_a_reload(own_server: PrivateServer) -> None:
 
 
 async def test_what_a_payload_says_never_runs(own_server: PrivateServer) -> None:
-    hostile = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    hostile = (
+        "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    )
     async with delayq.connect(own_server.url) as client, serving(own_server.url) as address:
-        await client.reliable_queue(hostile).offer(hostile, 60, id=hostile, headers={hostile: hostile})
+        await client.reliable_queue(hostile).offer(
+            hostile, 60, id=hostile, headers={hostile: hostile}
+        )
 
         def look() -> None:
             with chromium() as browser:
@@ -334,16 +409,24 @@ async def test_what_a_payload_says_never_runs(own_server: PrivateServer) -> None
                     browser.find(selector).click() if selector else browser.go(address)
                     assert "<script>document.title" in browser.text()
                     assert "owned" not in browser.driver.title.replace(hostile, "")
-                    assert len(browser.driver.find_elements("css selector", "script, main img")) == 1
+                    assert (
+                        len(browser.driver.find_elements("css selector", "script, main img")) == 1
+                    )
                 assert not browser.complaints()
 
         await asyncio.to_thread(look)
 
 
 async def test_a_queue_of_any_name_can_be_acted_on(own_server: PrivateServer) -> None:
-    """Browsers change line breaks in forms. Queue names may have them, and any other characters with a meaning in an address."""
+    """Browsers change line breaks in forms.
+
+    Queue names may have them, and any other characters with a meaning in an address.
+    """
     names = ["a\nb\r\n c", "100%41/?#&+ä\u2028 \x01", "../..//"]
-    async with delayq.connect(own_server.url) as client, serving(own_server.url, "--token", TOKEN) as address:
+    async with (
+        delayq.connect(own_server.url) as client,
+        serving(own_server.url, "--token", TOKEN) as address,
+    ):
         for name in names:
             await client.reliable_queue(name).offer(1, 60, id=name)
 
@@ -370,7 +453,10 @@ async def test_a_queue_of_any_name_can_be_acted_on(own_server: PrivateServer) ->
 
 async def test_reading_takes_a_token_where_one_is_asked_for(own_server: PrivateServer) -> None:
     options = ("--token", TOKEN, "--read-token", READ_TOKEN)
-    async with delayq.connect(own_server.url) as client, serving(own_server.url, *options) as address:
+    async with (
+        delayq.connect(own_server.url) as client,
+        serving(own_server.url, *options) as address,
+    ):
         await fill(client)
 
         def look() -> None:
@@ -397,8 +483,13 @@ async def test_reading_takes_a_token_where_one_is_asked_for(own_server: PrivateS
         await asyncio.to_thread(look)
 
 
-async def test_it_is_read_without_scripts_on_a_phone_and_in_the_dark(own_server: PrivateServer) -> None:
-    async with delayq.connect(own_server.url) as client, serving(own_server.url, "--token", TOKEN) as address:
+async def test_it_is_read_without_scripts_on_a_phone_and_in_the_dark(
+    own_server: PrivateServer,
+) -> None:
+    async with (
+        delayq.connect(own_server.url) as client,
+        serving(own_server.url, "--token", TOKEN) as address,
+    ):
         await fill(client)
 
         def look() -> None:
@@ -424,9 +515,13 @@ async def test_it_is_read_without_scripts_on_a_phone_and_in_the_dark(own_server:
                             browser.until("live")
                             if PICTURES:
                                 line = browser.find("#gone-line polyline")
-                                browser.until(lambda line=line: line.get_attribute("points").count(",") > 15)
+                                browser.until(
+                                    lambda line=line: line.get_attribute("points").count(",") > 15
+                                )
                         # Nothing overflows the page.
-                        wide = browser.driver.execute_script("return document.documentElement.scrollWidth")
+                        wide = browser.driver.execute_script(
+                            "return document.documentElement.scrollWidth"
+                        )
                         assert wide <= width, (name, page, wide)
                         # Every field has a label.
                         assert browser.driver.execute_script(_UNLABELLED) == []
@@ -448,18 +543,23 @@ const light = (c) => { const [r, g, b] = c.map(v => { v /= 255;
   return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
   return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
 const parts = (text) => text.match(/[\\d.]+/g).map(Number);
-const behind = (e) => { for (; e; e = e.parentElement) { const c = parts(getComputedStyle(e).backgroundColor);
+const behind = (e) => { for (; e; e = e.parentElement) {
+  const c = parts(getComputedStyle(e).backgroundColor);
   if (c.length < 4 || c[3] > 0) return c.slice(0, 3); } return [255, 255, 255]; };
 const faint = [];
 for (const e of document.querySelectorAll('body *')) {
-  if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) || !e.getClientRects().length || e.closest('svg')) continue;
-  const [a, b] = [light(parts(getComputedStyle(e).color).slice(0, 3)), light(behind(e))].sort((x, y) => y - x);
+  if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+  if (!e.getClientRects().length || e.closest('svg')) continue;
+  const [a, b] = [light(parts(getComputedStyle(e).color).slice(0, 3)), light(behind(e))]
+    .sort((x, y) => y - x);
   if ((a + 0.05) / (b + 0.05) < 4.5) faint.push(e.outerHTML.slice(0, 120));
 }
 return faint;"""
 
 
-async def test_the_command_serves_localhost_only_and_ends_with_open_views(own_server: PrivateServer) -> None:
+async def test_the_command_serves_localhost_only_and_ends_with_open_views(
+    own_server: PrivateServer,
+) -> None:
     async with delayq.connect(own_server.url) as client:
         await client.reliable_queue("jobs").offer(1, 60)
     async with serving(own_server.url) as address:
@@ -467,7 +567,9 @@ async def test_the_command_serves_localhost_only_and_ends_with_open_views(own_se
         answers = []
         for host in ("127.0.0.1", "localhost", "evil.test"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+            writer.write(
+                f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode()
+            )
             answers.append((await reader.read(12))[-3:])
             writer.close()
         assert answers == [b"200", b"200", b"400"]

@@ -35,8 +35,16 @@ async def test_queues_of_all_masters_are_found_and_acted_on(cluster: TestCluster
             assert "Queues 17" in shown
             assert "parts reliable, 8 partitions 64 0 0 0" in shown
             for i in range(8):
-                for address in (f"queue?kind=reliable&name=jobs-{i}", f"queue?kind=delayed&name=orders-{i}"):
+                for address in (
+                    f"queue?kind=reliable&name=jobs-{i}",
+                    f"queue?kind=delayed&name=orders-{i}",
+                ):
                     (message,) = links((await browser.get(address)).text, "message?")
                     page = (await browser.get(message)).text
                     fields = {name: field(page, name) for name in ("word", "kind", "name", "at")}
-                    assert "done=cancelled" in (await browser.post("act", data=fields | {"do": "cancel"})).headers["location"]
+                    assert (
+                        "done=cancelled"
+                        in (await browser.post("act", data=fields | {"do": "cancel"})).headers[
+                            "location"
+                        ]
+                    )

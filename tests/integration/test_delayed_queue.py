@@ -39,13 +39,17 @@ async def raw(server: PrivateServer) -> AsyncIterator[Redis]:
 
 
 class TestOffering:
-    async def test_an_offer_writes_redissons_record_score_and_notification(self, queue: DelayedQueue[Any], raw: Any) -> None:
+    async def test_an_offer_writes_redissons_record_score_and_notification(
+        self, queue: DelayedQueue[Any], raw: Any
+    ) -> None:
         async with raw.pubsub() as listener:
             await listener.subscribe(CHANNEL)
             assert (await listener.get_message(timeout=5))["type"] == "subscribe"
             receipt = await queue.offer({"order": 42}, 60)
             payload = b'{"order":42}'
-            record = b"\x08" + bytes.fromhex(receipt.id) + len(payload).to_bytes(8, "little") + payload
+            record = (
+                b"\x08" + bytes.fromhex(receipt.id) + len(payload).to_bytes(8, "little") + payload
+            )
             due_ms = receipt.due_at.timestamp() * 1000
             assert await raw.lrange(ORDERED, 0, -1) == [record]
             assert await raw.zrange(TIMEOUT, 0, -1, withscores=True) == [(record, due_ms)]
@@ -59,10 +63,14 @@ class TestOffering:
             await queue.offer_many([(2, 120), (3, 90)])
             third = await queue.offer(4, 30)
             heard = [(await listener.get_message(timeout=5))["data"] for _ in range(2)]
-            assert heard == [str(round(r.due_at.timestamp() * 1000)).encode() for r in (first, third)]
+            assert heard == [
+                str(round(r.due_at.timestamp() * 1000)).encode() for r in (first, third)
+            ]
             assert await listener.get_message(timeout=0.05) is None
 
-    async def test_ids_sort_by_offer_order_also_within_a_batch_and_among_clients(self, server: PrivateServer) -> None:
+    async def test_ids_sort_by_offer_order_also_within_a_batch_and_among_clients(
+        self, server: PrivateServer
+    ) -> None:
         ids = []
         async with delayq.connect(server.url) as one, delayq.connect(server.url) as two:
             for _ in range(20):
@@ -82,21 +90,27 @@ class TestOffering:
         assert int(third.id, 16) == int.from_bytes(ahead, "big") + 1
         assert await queue.pending.read_all() == [1, 2, 3]
 
-    async def test_a_random_id_of_java_does_not_disturb_ours(self, queue: DelayedQueue[int], raw: Any) -> None:
+    async def test_a_random_id_of_java_does_not_disturb_ours(
+        self, queue: DelayedQueue[int], raw: Any
+    ) -> None:
         record = b"\x08" + b"\xff" * 8 + (1).to_bytes(8, "little") + b"1"
         await store(raw, KEYS, {record: (time.time() + 60) * 1000})
         receipt = await queue.offer(2, 60)
         assert receipt.id < "ff"
         assert await queue.pending.read_all() == [1, 2]
 
-    async def test_a_delay_counts_from_the_servers_clock(self, client: Client, queue: DelayedQueue[int]) -> None:
+    async def test_a_delay_counts_from_the_servers_clock(
+        self, client: Client, queue: DelayedQueue[int]
+    ) -> None:
         before = await client.server_time()
         receipt = await queue.offer(1, timedelta(seconds=2.5))
         after = await client.server_time()
         assert before + timedelta(seconds=2.5) <= receipt.due_at <= after + timedelta(seconds=2.502)
 
     @pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=-7))])
-    async def test_a_moment_is_taken_from_any_timezone(self, queue: DelayedQueue[int], zone: timezone) -> None:
+    async def test_a_moment_is_taken_from_any_timezone(
+        self, queue: DelayedQueue[int], zone: timezone
+    ) -> None:
         at = datetime.now(zone) + timedelta(minutes=5)
         receipt = await queue.offer(1, at=at)
         assert at <= receipt.due_at < at + timedelta(seconds=2)
@@ -110,7 +124,9 @@ class TestOffering:
             await queue.offer(value)
             assert await queue.poll() == value
 
-    async def test_a_delay_of_centuries_is_stored_exactly(self, queue: DelayedQueue[int], raw: Any) -> None:
+    async def test_a_delay_of_centuries_is_stored_exactly(
+        self, queue: DelayedQueue[int], raw: Any
+    ) -> None:
         centuries = 2**53 / 1000 - 3_000_000_000
         receipt = await queue.offer(1, centuries)
         assert receipt.due_at.year == 9999
@@ -119,7 +135,19 @@ class TestOffering:
 
     @pytest.mark.parametrize(
         "delay",
-        [-1, -0.001, math.nan, math.inf, -math.inf, 2**53 / 1000 + 1, timedelta(seconds=-1), timedelta.max, True, "5", None],
+        [
+            -1,
+            -0.001,
+            math.nan,
+            math.inf,
+            -math.inf,
+            2**53 / 1000 + 1,
+            timedelta(seconds=-1),
+            timedelta.max,
+            True,
+            "5",
+            None,
+        ],
     )
     async def test_a_bad_delay_is_refused_before_anything_is_written(
         self, queue: DelayedQueue[int], raw: Any, delay: Any
@@ -138,7 +166,9 @@ class TestOffering:
             await queue.offer(1, 2**53 / 1000)
         assert await raw.keys() == []
 
-    async def test_other_bad_input_is_refused_before_anything_is_written(self, client: Client, raw: Any) -> None:
+    async def test_other_bad_input_is_refused_before_anything_is_written(
+        self, client: Client, raw: Any
+    ) -> None:
         queue = client.delayed_queue("orders", max_payload=10)
         with pytest.raises(ValueError, match="timezone"):
             await queue.offer(1, at=datetime.now())  # noqa: DTZ005
@@ -155,7 +185,9 @@ class TestOffering:
                 client.delayed_queue(name)
         assert await raw.keys() == []
 
-    async def test_a_thousand_concurrent_offers_share_calls(self, client: Client, queue: DelayedQueue[int]) -> None:
+    async def test_a_thousand_concurrent_offers_share_calls(
+        self, client: Client, queue: DelayedQueue[int]
+    ) -> None:
         await queue.offer(-1, 60)
         before = client.statistics().round_trips
         receipts = await asyncio.gather(*(queue.offer(i, 60) for i in range(1000)))
@@ -188,7 +220,9 @@ class TestReceipts:
         assert await queue.take() == 1
         assert await receipt.cancel() is False
 
-    async def test_cancelling_takes_exactly_one_of_equal_messages(self, queue: DelayedQueue[str]) -> None:
+    async def test_cancelling_takes_exactly_one_of_equal_messages(
+        self, queue: DelayedQueue[str]
+    ) -> None:
         receipts = await queue.offer_many([("same", 60), ("same", 60), ("same", 60)])
         assert await receipts[1].cancel()
         assert await queue.pending.read_all() == ["same", "same"]
@@ -236,7 +270,9 @@ class TestTaking:
         assert await queue.poll(timedelta(seconds=20)) == 1
 
     @pytest.mark.parametrize("timeout", [-1, math.nan, math.inf])
-    async def test_poll_refuses_a_bad_timeout(self, queue: DelayedQueue[int], timeout: float) -> None:
+    async def test_poll_refuses_a_bad_timeout(
+        self, queue: DelayedQueue[int], timeout: float
+    ) -> None:
         with pytest.raises(delayq.BadDelay):
             await queue.poll(timeout)
 
@@ -279,9 +315,13 @@ class TestTaking:
             assert break_after_a_few >= 18
             break
 
-    async def test_an_unreadable_payload_goes_to_quarantine_whole(self, queue: DelayedQueue[int], raw: Any) -> None:
+    async def test_an_unreadable_payload_goes_to_quarantine_whole(
+        self, queue: DelayedQueue[int], raw: Any
+    ) -> None:
         await raw.rpush("orders", b"\xffnot json", "1", b"{", "2")
-        with pytest.raises(delayq.DecodeError, match="JsonCodec cannot decode 9 bytes that begin with ff 6e 6f") as caught:
+        with pytest.raises(
+            delayq.DecodeError, match="JsonCodec cannot decode 9 bytes that begin with ff 6e 6f"
+        ) as caught:
             await queue.take()
         assert caught.value.payload == b"\xffnot json"
         seen = []
@@ -312,7 +352,9 @@ class TestPoison:
     async def test_an_unreadable_record_neither_blocks_nor_repeats_the_others(
         self, client: Client, queue: DelayedQueue[int], raw: Any
     ) -> None:
-        """Redisson delivers everything before such a record again every five seconds, and never delivers anything after it."""
+        """Redisson delivers everything before such a record again every five seconds, and never
+        delivers anything after it.
+        """
         bad = b"\x01\x02\x03"
         good = [b"\x08ABCDEFG%d" % i + (1).to_bytes(8, "little") + b"%d" % i for i in range(4)]
         records = [good[0], good[1], bad, good[2], good[3]]
@@ -331,8 +373,11 @@ class TestPoison:
             bytes.fromhex("2eb990cba71cd243") + (2).to_bytes(4, "little") + b"17",
         ],
     )
-    async def test_every_form_of_record_is_delivered(self, queue: DelayedQueue[int], raw: Any, record: bytes) -> None:
-        # Not due yet: the queue looked for due messages when it was opened, and may still be doing so.
+    async def test_every_form_of_record_is_delivered(
+        self, queue: DelayedQueue[int], raw: Any, record: bytes
+    ) -> None:
+        # Not due yet: the queue looked for due messages when it was opened, and may still be doing
+        # so.
         await store(raw, KEYS, {record: 1e15})
         assert await queue.pending.peek() == 17
         await raw.zadd(TIMEOUT, {record: 1})
@@ -340,7 +385,9 @@ class TestPoison:
         assert await raw.keys() == []
 
     @pytest.mark.parametrize("score", [-5, -math.inf, 1.5, 1e3])
-    async def test_foreign_scores_do_no_harm(self, queue: DelayedQueue[int], raw: Any, score: float) -> None:
+    async def test_foreign_scores_do_no_harm(
+        self, queue: DelayedQueue[int], raw: Any, score: float
+    ) -> None:
         record = b"\x08ABCDEFGH" + (2).to_bytes(8, "little") + b"17"
         await raw.zadd(TIMEOUT, {record: score})
         assert await queue.poll() == 17
@@ -365,14 +412,18 @@ class TestViews:
         assert await pending.size() == 3
         assert await pending.peek() == "a"
         assert await pending.read_all() == ["a", "b", "a"]
-        assert await pending.entries() == [(v, receipts[i].due_at) for v, i in (("b", 1), ("a", 0), ("a", 2))]
+        assert await pending.entries() == [
+            (v, receipts[i].due_at) for v, i in (("b", 1), ("a", 0), ("a", 2))
+        ]
         assert await pending.contains("b")
         assert not await pending.contains("c")
         assert await pending.contains_all(["a", "b", "a"])
         assert await pending.contains_all([])
         assert not await pending.contains_all(["a", "c"])
 
-    async def test_pending_messages_can_be_taken_out_in_offer_order(self, queue: DelayedQueue[Any], raw: Any) -> None:
+    async def test_pending_messages_can_be_taken_out_in_offer_order(
+        self, queue: DelayedQueue[Any], raw: Any
+    ) -> None:
         await queue.offer_many([(i, 60) for i in range(250)])
         assert await queue.pending.poll() == 0
         assert await queue.pending.poll_many(200) == list(range(1, 201))
@@ -380,7 +431,9 @@ class TestViews:
         assert await queue.pending.poll() is None
         assert await raw.keys() == []
 
-    async def test_pending_messages_can_be_removed_by_value(self, queue: DelayedQueue[Any], raw: Any) -> None:
+    async def test_pending_messages_can_be_removed_by_value(
+        self, queue: DelayedQueue[Any], raw: Any
+    ) -> None:
         await queue.offer_many([(v, 60) for v in ("a", "b", "a", "c", "d")])
         assert await queue.pending.remove("a") is True
         assert await queue.pending.read_all() == ["b", "a", "c", "d"]
@@ -390,7 +443,11 @@ class TestViews:
         assert await queue.pending.retain_all(["c", "d"]) is True
         assert await queue.pending.retain_all(["c", "d"]) is False
         # Redisson leaves the elements that it did not retain in the sorted set, and delivers them.
-        assert [value for value, _ in await queue.pending.entries()] == await queue.pending.read_all() == ["c", "d"]
+        assert (
+            [value for value, _ in await queue.pending.entries()]
+            == await queue.pending.read_all()
+            == ["c", "d"]
+        )
         assert await queue.pending.retain_all([]) is True
         assert await raw.keys() == []
 
@@ -407,7 +464,9 @@ class TestViews:
         assert not await getattr(queue.pending, method)(argument)
         assert await queue.pending.read_all() == [2]
 
-    async def test_the_last_message_can_be_moved_to_another_queue(self, client: Client, queue: DelayedQueue[Any]) -> None:
+    async def test_the_last_message_can_be_moved_to_another_queue(
+        self, client: Client, queue: DelayedQueue[Any]
+    ) -> None:
         other = client.delayed_queue("other")
         await queue.offer_many([(1, 60), (2, 60)])
         await other.offer(3)
@@ -417,7 +476,9 @@ class TestViews:
         assert await queue.pending.poll_last_and_offer_first_to("other") is None
         assert await other.take() == 1
 
-    async def test_clearing_and_expiring_act_on_what_is_pending_only(self, queue: DelayedQueue[Any], raw: Any) -> None:
+    async def test_clearing_and_expiring_act_on_what_is_pending_only(
+        self, queue: DelayedQueue[Any], raw: Any
+    ) -> None:
         await raw.rpush("orders", "1")
         assert await queue.pending.expire(60) is False
         await queue.offer(2, 60)
@@ -429,7 +490,9 @@ class TestViews:
         assert await queue.pending.clear() is False
         assert await queue.ready.read_all() == [1]
 
-    async def test_ready_shows_what_is_due_and_not_taken(self, queue: DelayedQueue[Any], raw: Any) -> None:
+    async def test_ready_shows_what_is_due_and_not_taken(
+        self, queue: DelayedQueue[Any], raw: Any
+    ) -> None:
         assert await queue.ready.read_all() == []
         await raw.rpush("orders", *range(2500))
         assert await queue.ready.size() == 2500
@@ -437,7 +500,9 @@ class TestViews:
         assert await queue.ready.clear() is True
         assert await queue.ready.clear() is False
 
-    async def test_long_queues_are_read_in_pages_that_join_up(self, queue: DelayedQueue[Any]) -> None:
+    async def test_long_queues_are_read_in_pages_that_join_up(
+        self, queue: DelayedQueue[Any]
+    ) -> None:
         await queue.offer_many([(i, 60 + (i * 7919) % 5000) for i in range(5000)])
         assert await queue.pending.read_all() == list(range(5000))
         by_due = sorted(range(5000), key=lambda i: (60 + (i * 7919) % 5000, i))
@@ -447,7 +512,9 @@ class TestViews:
         assert await queue.pending.retain_all(range(4000, 5000))
         assert await queue.pending.size() == 1000
 
-    async def test_reading_pages_misses_nothing_while_the_head_comes_due(self, queue: DelayedQueue[Any]) -> None:
+    async def test_reading_pages_misses_nothing_while_the_head_comes_due(
+        self, queue: DelayedQueue[Any]
+    ) -> None:
         await queue.offer_many([(i, 60) for i in range(4000)])
         keep = set(range(1000, 4000))
 
@@ -464,7 +531,9 @@ class TestViews:
 
 
 class TestClients:
-    async def test_a_users_own_client_gives_its_address_and_stays_open(self, server: PrivateServer) -> None:
+    async def test_a_users_own_client_gives_its_address_and_stays_open(
+        self, server: PrivateServer
+    ) -> None:
         async with Redis.from_url(server.url, decode_responses=True, socket_timeout=1) as mine:
             async with delayq.connect(mine) as client:
                 queue = client.delayed_queue("orders")
@@ -475,7 +544,9 @@ class TestClients:
 
     async def test_nobody_at_the_address_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
-        with pytest.raises(delayq.ServerUnavailable, match=r"redis://127\.0\.0\.1:1 does not answer") as caught:
+        with pytest.raises(
+            delayq.ServerUnavailable, match=r"redis://127\.0\.0\.1:1 does not answer"
+        ) as caught:
             async with delayq.connect("redis://127.0.0.1:1"):
                 pass
         assert caught.value.__cause__ is not None
@@ -497,7 +568,9 @@ class TestClients:
             client.statistics()
         await client.aclose()
 
-    async def test_another_event_loop_is_told_so(self, client: Client, queue: DelayedQueue[int]) -> None:
+    async def test_another_event_loop_is_told_so(
+        self, client: Client, queue: DelayedQueue[int]
+    ) -> None:
         for call in (queue.take, queue.poll, queue.drain, lambda: queue.offer(1)):
             with pytest.raises(delayq.ConfigurationError, match="another event loop"):
                 await asyncio.to_thread(lambda call=call: asyncio.run(call()))  # type: ignore[misc]
@@ -512,8 +585,13 @@ class TestClients:
             await two.take()
         assert client.statistics().queues == 0
 
-    async def test_a_full_server_refuses_offers_and_hands_out_what_it_has(self, own_server: PrivateServer) -> None:
-        async with delayq.connect(own_server.url) as client, Redis.from_url(own_server.url) as admin:
+    async def test_a_full_server_refuses_offers_and_hands_out_what_it_has(
+        self, own_server: PrivateServer
+    ) -> None:
+        async with (
+            delayq.connect(own_server.url) as client,
+            Redis.from_url(own_server.url) as admin,
+        ):
             queue = client.delayed_queue("orders")
             await queue.offer_many([(i, 0.2) for i in range(300)])
             await admin.config_set("maxmemory", 1)
@@ -530,14 +608,18 @@ class TestClients:
         async with delayq.connect(f"embedded:{tmp_path / 'my data'}") as client:
             assert await client.delayed_queue("orders").take() == 1
 
-    async def test_without_an_address_there_is_a_private_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_without_an_address_there_is_a_private_server(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.delenv("DELAYQ_URL", raising=False)
         async with delayq.connect() as client:
             queue = client.delayed_queue("orders")
             await queue.offer(1, 0.01)
             assert await queue.take() == 1
 
-    async def test_the_environment_names_the_server(self, server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_the_environment_names_the_server(
+        self, server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("DELAYQ_URL", server.url)
         async with delayq.connect() as client, Redis.from_url(server.url) as observer:
             await client.delayed_queue("orders").offer(1, 60)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.every_server
 
 LEASES, LEASED = "delayq_leases:{orders}", "delayq_leased:{orders}"
-# Short enough to wait for, and long enough for a busy machine to acknowledge a message before the lease ends.
+# Short enough to wait for, and long enough for a busy machine to acknowledge a message before the
+# lease ends.
 SHORT = 0.2
 
 
@@ -66,7 +67,9 @@ async def lease_ends(raw: Any) -> list[float]:
 # The lease
 
 
-async def test_a_message_stays_on_the_server_until_it_is_acknowledged(queue: DelayedQueue[int], raw: Redis) -> None:
+async def test_a_message_stays_on_the_server_until_it_is_acknowledged(
+    queue: DelayedQueue[int], raw: Redis
+) -> None:
     await queue.offer_many([(1, 0), (2, 0)])
     first, second = await hold(queue, 2)
     assert (first.value, second.value) == (1, 2)
@@ -80,7 +83,9 @@ async def test_a_message_stays_on_the_server_until_it_is_acknowledged(queue: Del
     assert await raw.keys() == []
 
 
-async def test_a_lease_ends_by_the_servers_clock(client: Client, queue: DelayedQueue[int], raw: Redis) -> None:
+async def test_a_lease_ends_by_the_servers_clock(
+    client: Client, queue: DelayedQueue[int], raw: Redis
+) -> None:
     await queue.offer(1)
     before = await client.server_time()
     (delivery,) = await hold(queue, lease=30)
@@ -91,7 +96,9 @@ async def test_a_lease_ends_by_the_servers_clock(client: Client, queue: DelayedQ
     assert await lease_ends(raw) == [delivery.lease_ends_at.timestamp() * 1000]
 
 
-async def test_when_a_lease_ends_the_message_is_the_next_again(server: PrivateServer, raw: Redis) -> None:
+async def test_when_a_lease_ends_the_message_is_the_next_again(
+    server: PrivateServer, raw: Redis
+) -> None:
     # Only the client's own timer can wake it.
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
@@ -136,8 +143,19 @@ async def test_what_comes_back_is_taken_before_what_has_just_come_due(raw: Any) 
     await raw.zadd(keys.leases, {"t:001": 1, "t:002": 2})
     await raw.hset(keys.leased, mapping={"t:001": b"1", "t:002": b"2"})
     await raw.zadd(keys.timeout, {pack(b"ABCDEFGH", b"3", 8): 3})
-    names = (keys.ready, keys.timeout, keys.ordered, keys.quarantine, "fence", keys.leases, keys.leased, keys.turns)
-    reply = await raw.eval(TRANSFER.text, len(names), *names, 100, 2, 1000, 60_000_000, 0, "call", "")
+    names = (
+        keys.ready,
+        keys.timeout,
+        keys.ordered,
+        keys.quarantine,
+        "fence",
+        keys.leases,
+        keys.leased,
+        keys.turns,
+    )
+    reply = await raw.eval(
+        TRANSFER.text, len(names), *names, 100, 2, 1000, 60_000_000, 0, "call", ""
+    )
     assert reply[2:] == [1, 0, 2, 1, 0, [b"1", b"2"]]
     assert await raw.lrange("orders", 0, -1) == [b"3"]
 
@@ -153,7 +171,9 @@ async def test_a_bad_lease_is_refused_at_once(queue: DelayedQueue[int], lease: A
 # Acknowledging and giving back
 
 
-async def test_a_nack_offers_the_message_again_in_redissons_form(queue: DelayedQueue[int], client: Client, raw: Redis) -> None:
+async def test_a_nack_offers_the_message_again_in_redissons_form(
+    queue: DelayedQueue[int], client: Client, raw: Redis
+) -> None:
     await queue.offer(7)
     (delivery,) = await hold(queue)
     before = await client.server_time()
@@ -189,7 +209,9 @@ async def test_a_block_that_ends_acknowledges(queue: DelayedQueue[int], raw: Red
     assert await raw.keys() == []
 
 
-async def test_a_block_that_raises_offers_again_after_the_retry_delay(queue: DelayedQueue[int], client: Client) -> None:
+async def test_a_block_that_raises_offers_again_after_the_retry_delay(
+    queue: DelayedQueue[int], client: Client
+) -> None:
     await queue.offer(1)
     before = await client.server_time()
 
@@ -205,7 +227,9 @@ async def test_a_block_that_raises_offers_again_after_the_retry_delay(queue: Del
     assert 1000 <= (due_at - before).total_seconds() < 1002
 
 
-async def test_a_block_that_is_cancelled_hands_the_message_back_at_once(queue: DelayedQueue[int]) -> None:
+async def test_a_block_that_is_cancelled_hands_the_message_back_at_once(
+    queue: DelayedQueue[int],
+) -> None:
     await queue.offer_many([(1, 0), (2, 0)])
     inside = asyncio.Event()
 
@@ -225,7 +249,9 @@ async def test_a_block_that_is_cancelled_hands_the_message_back_at_once(queue: D
 
 
 @pytest.mark.parametrize("how", ["ack", "nack"])
-async def test_what_was_settled_inside_the_block_is_left_alone_at_its_end(queue: DelayedQueue[int], how: str) -> None:
+async def test_what_was_settled_inside_the_block_is_left_alone_at_its_end(
+    queue: DelayedQueue[int], how: str
+) -> None:
     await queue.offer(1)
     (delivery,) = await hold(queue)
     with suppress(ZeroDivisionError):
@@ -247,7 +273,9 @@ async def test_leaving_the_loop_hands_back_what_was_fetched_ahead(queue: Delayed
     assert await queue.ready.leased() == 0
 
 
-async def test_acks_of_concurrent_handlers_share_a_call(queue: DelayedQueue[int], faults: Faults) -> None:
+async def test_acks_of_concurrent_handlers_share_a_call(
+    queue: DelayedQueue[int], faults: Faults
+) -> None:
     await queue.offer_many([(n, 0) for n in range(100)])
     held = await hold(queue, 100)
     faults.calls.clear()
@@ -334,7 +362,9 @@ async def test_of_single_messages_both_kinds_of_takers_get_some(queue: DelayedQu
     assert set(kinds) == {"for good", "leased"}
 
 
-async def test_what_java_pushes_comes_at_once_also_after_another_taker_has_left(server: PrivateServer, raw: Redis) -> None:
+async def test_what_java_pushes_comes_at_once_also_after_another_taker_has_left(
+    server: PrivateServer, raw: Redis
+) -> None:
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         waiting = asyncio.create_task(hold(queue))
@@ -374,7 +404,9 @@ asyncio.run(main())
 """
 
 
-async def test_what_a_killed_process_held_comes_to_the_others_when_the_lease_ends(server: PrivateServer) -> None:
+async def test_what_a_killed_process_held_comes_to_the_others_when_the_lease_ends(
+    server: PrivateServer,
+) -> None:
     async with delayq.connect(server.url, resync_interval=0.2) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer(1)
@@ -390,8 +422,12 @@ async def test_what_a_killed_process_held_comes_to_the_others_when_the_lease_end
         assert client.statistics().returned == 1
 
 
-async def test_a_process_that_only_offers_returns_what_a_dead_one_held(server: PrivateServer, raw: Redis) -> None:
-    """Java consumers know nothing of leases, and get the message as soon as any delayq client has the queue open."""
+async def test_a_process_that_only_offers_returns_what_a_dead_one_held(
+    server: PrivateServer, raw: Redis
+) -> None:
+    """Java consumers know nothing of leases, and get the message as soon as any delayq client has
+    the queue open.
+    """
     async with delayq.connect(server.url) as dying:
         queue: DelayedQueue[int] = dying.delayed_queue("orders")
         await queue.offer(1)
@@ -403,11 +439,15 @@ async def test_a_process_that_only_offers_returns_what_a_dead_one_held(server: P
         assert await producer.server_time() >= delivery.lease_ends_at
 
 
-async def test_a_lost_answer_costs_no_lease(queue: DelayedQueue[int], faults: Faults, raw: Redis) -> None:
+async def test_a_lost_answer_costs_no_lease(
+    queue: DelayedQueue[int], faults: Faults, raw: Redis
+) -> None:
     """Messages in a lost reply go back at once, not when the lease ends."""
     await queue.offer_many([(1, 3600), (2, 3600)])
     await raw.rpush("orders", 1, 2)
-    faults.plan = lambda name, n: "lost" if name == TRANSFER.name and n <= faults.calls[:mark].count(name) + 2 else None
+    faults.plan = lambda name, n: (
+        "lost" if name == TRANSFER.name and n <= faults.calls[:mark].count(name) + 2 else None
+    )
     mark = len(faults.calls)
     held = await asyncio.wait_for(hold(queue, 2, lease=3600), 10)
     assert [delivery.value for delivery in held] == [1, 2]
@@ -415,7 +455,9 @@ async def test_a_lost_answer_costs_no_lease(queue: DelayedQueue[int], faults: Fa
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
-async def test_an_ack_survives_a_broken_connection(queue: DelayedQueue[int], faults: Faults, fault: str, raw: Redis) -> None:
+async def test_an_ack_survives_a_broken_connection(
+    queue: DelayedQueue[int], faults: Faults, fault: str, raw: Redis
+) -> None:
     await queue.offer(1)
     (delivery,) = await hold(queue)
     faults.plan = lambda name, n: fault if name == ACK.name and n == 1 else None
@@ -424,8 +466,12 @@ async def test_an_ack_survives_a_broken_connection(queue: DelayedQueue[int], fau
     assert await raw.keys() == []
 
 
-async def test_an_ack_that_may_have_come_too_late_says_so(queue: DelayedQueue[int], faults: Faults) -> None:
-    """Near the end of the lease it is impossible to tell whether the ack was carried out or the lease had already ended."""
+async def test_an_ack_that_may_have_come_too_late_says_so(
+    queue: DelayedQueue[int], faults: Faults
+) -> None:
+    """Near the end of the lease it is impossible to tell whether the ack was carried out or the
+    lease had already ended.
+    """
     await queue.offer(1)
     (delivery,) = await hold(queue, lease=0.5)
     faults.plan = lambda name, n: "lost" if name == ACK.name and n == 1 else None
@@ -439,7 +485,9 @@ async def test_an_ack_whose_answer_is_lost_twice_is_unknown(
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.3)
     await queue.offer(1)
     (delivery,) = await hold(queue)
-    faults.plan = lambda name, n: {1: "lost", 2: "unsent"}.get(n, "unsent") if name == ACK.name else None
+    faults.plan = lambda name, n: (
+        {1: "lost", 2: "unsent"}.get(n, "unsent") if name == ACK.name else None
+    )
     with pytest.raises(delayq.OutcomeUnknown):
         await delivery.ack()
 

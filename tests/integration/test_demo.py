@@ -106,7 +106,12 @@ class TestLedger:
         ledger.left_over(1)
         ledger.left_over(2)
         result = result_of(ledger)
-        assert (result.delivered, result.duplicates, result.lateness_ms["max"], result.exit_status) == (1, 2, 0.005, 1)
+        assert (
+            result.delivered,
+            result.duplicates,
+            result.lateness_ms["max"],
+            result.exit_status,
+        ) == (1, 2, 0.005, 1)
 
 
 class TestResult:
@@ -132,7 +137,9 @@ class TestResult:
         assert ("lost", "1", False) in result.fields()
         assert ("lateness", "no messages were delivered", True) in result.fields()
 
-    @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 50), (0.99, 99), (0.991, 100), (1.0, 100)])
+    @pytest.mark.parametrize(
+        ("share", "value"), [(0.0, 1), (0.5, 50), (0.99, 99), (0.991, 100), (1.0, 100)]
+    )
     def test_a_percentile_is_a_value_that_was_measured(self, share: float, value: int) -> None:
         assert percentile(range(1, 101), share) == value
 
@@ -154,7 +161,12 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
 
 def demo(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE, env=ENVIRONMENT | variables, check=False
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=ENVIRONMENT | variables,
+        check=False,
     )
 
 
@@ -165,7 +177,14 @@ def test_json_is_one_object_and_nothing_else() -> None:
     late = figures.pop("lateness_ms")
     assert 0 <= late["p50"] <= late["p99"] <= late["max"]
     assert figures.pop("seconds") > 0
-    assert figures == {"offered": 60, "delivered": 60, "early": 0, "lost": 0, "duplicates": 0, "server": "embedded"}
+    assert figures == {
+        "offered": 60,
+        "delivered": 60,
+        "early": 0,
+        "lost": 0,
+        "duplicates": 0,
+        "server": "embedded",
+    }
 
 
 def test_without_a_terminal_it_prints_a_few_lines_and_the_summary() -> None:
@@ -189,7 +208,9 @@ def test_it_leaves_nothing_on_somebody_elses_server(server: PrivateServer) -> No
 
 
 def test_a_server_of_ones_own_may_be_embedded_too(tmp_path: Path) -> None:
-    done = demo("--json", "--url", f"embedded:{tmp_path}/data", "--messages", "5", "--max-delay", "0")
+    done = demo(
+        "--json", "--url", f"embedded:{tmp_path}/data", "--messages", "5", "--max-delay", "0"
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "data").is_dir()
 
@@ -197,10 +218,19 @@ def test_a_server_of_ones_own_may_be_embedded_too(tmp_path: Path) -> None:
 def test_modules_in_the_working_directory_are_in_nobodys_way(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "delayq"
-    script.write_text("import sys; from delayq.__main__ import main; sys.exit(main())")  # as pip writes it
+    # As pip writes it.
+    script.write_text("import sys; from delayq.__main__ import main; sys.exit(main())")
     (tmp_path / "redis.py").write_text("raise SystemExit('the wrong redis')")
     command = [sys.executable, str(script), "demo", "--messages", "5", "--max-delay", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=ENVIRONMENT, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -217,7 +247,10 @@ def test_modules_in_the_working_directory_are_in_nobodys_way(tmp_path: Path) -> 
     ],
 )
 def test_an_error_is_one_line(
-    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
     assert command(["demo", "--json", *arguments]) == 2
@@ -250,18 +283,30 @@ def raw(own_server: PrivateServer) -> Iterator[redis.Redis]:
         yield client
 
 
-async def test_a_message_that_disappears_is_lost(own_server: PrivateServer, raw: redis.Redis) -> None:
+async def test_a_message_that_disappears_is_lost(
+    own_server: PrivateServer, raw: redis.Redis
+) -> None:
     def steal() -> None:
         (key,) = raw.keys("redisson_delay_queue_timeout:*")
         assert raw.zremrangebyrank(key, -1, -1) == 1
 
-    result = await run(Plan(20, 2.0, own_server.url, "test"), Mischief(20, steal), 0.05, patience=0.2)
-    assert (result.offered, result.delivered, result.lost, result.early, result.duplicates) == (20, 19, 1, 0, 0)
+    result = await run(
+        Plan(20, 2.0, own_server.url, "test"), Mischief(20, steal), 0.05, patience=0.2
+    )
+    assert (result.offered, result.delivered, result.lost, result.early, result.duplicates) == (
+        20,
+        19,
+        1,
+        0,
+        0,
+    )
     assert result.exit_status == 1
     assert raw.keys() == []
 
 
-async def test_a_message_that_is_there_twice_is_a_duplicate(own_server: PrivateServer, raw: redis.Redis) -> None:
+async def test_a_message_that_is_there_twice_is_a_duplicate(
+    own_server: PrivateServer, raw: redis.Redis
+) -> None:
     def copy() -> None:
         (key,) = raw.keys("redisson_delay_queue_timeout:*")
         name = re.sub(r".*\{(.*)\}", r"\1", str(key))
@@ -280,7 +325,12 @@ async def test_a_message_that_is_there_twice_is_a_duplicate(own_server: PrivateS
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start a demo and wait until it has begun to deliver."""
     process = subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, process_group=0
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        process_group=0,
     )
     try:
         assert process.stdout is not None
@@ -299,8 +349,12 @@ def descendants(pid: int) -> dict[int, str]:
     commands: dict[int, str] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            commands[int(folder.name)] = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+            commands[int(folder.name)] = (
+                (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+            )
     found: dict[int, str] = {}
     wanted = {pid}
     while wanted:
@@ -337,7 +391,9 @@ def process_of(pids: dict[int, str], word: str) -> int:
         thorough(signal.SIGHUP, 129),
     ],
 )
-def test_a_signal_ends_everything_in_order(own_server: PrivateServer, number: signal.Signals, status: int) -> None:
+def test_a_signal_ends_everything_in_order(
+    own_server: PrivateServer, number: signal.Signals, status: int
+) -> None:
     with running("--max-delay", "30", "--url", own_server.url) as process:
         others = descendants(process.pid)
         assert len(others) >= 1  # the producer may already have finished
@@ -353,7 +409,12 @@ def test_a_signal_ends_everything_in_order(own_server: PrivateServer, number: si
 def test_ctrl_c_leaves_no_process_behind() -> None:
     with running("--max-delay", "30", "--messages", "20000") as process:
         others = descendants(process.pid)
-        for word in ("children producer", "children consumer", "watchdog", "valkey-server unixsocket:"):
+        for word in (
+            "children producer",
+            "children consumer",
+            "watchdog",
+            "valkey-server unixsocket:",
+        ):
             assert process_of(others, word)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal would
         _, errors = process.communicate(timeout=PATIENCE)
@@ -393,11 +454,18 @@ def test_a_dead_producer_is_an_error() -> None:
 
 
 def on_a_terminal(*arguments: str, columns: int, lines: int) -> tuple[int, str]:
-    """Run the demo in a terminal of this size. Returns its status and all of its output, without control codes."""
+    """Run the demo in a terminal of this size.
+
+    Returns its status and all of its output, without control codes.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    environment = {k: v for k, v in ENVIRONMENT.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm-256color"}
-    process = subprocess.Popen([*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    environment = {k: v for k, v in ENVIRONMENT.items() if k not in ("COLUMNS", "LINES")} | {
+        "TERM": "xterm-256color"
+    }
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
     os.close(theirs)
     written = b""
     try:
@@ -416,7 +484,9 @@ def test_on_a_terminal_a_live_table_shows_the_deliveries() -> None:
     status, shown = on_a_terminal(*SMALL, columns=80, lines=30)
     assert status == 0, shown
     assert "message   delay s           due   late ms  0 ms    2 ms    4 ms" in shown
-    rows = re.findall(r"^ +(\d+) +(\d\.\d{3})  \d\d:\d\d:\d\d\.\d{3} +(\d+\.\d\d)  ", shown, re.MULTILINE)
+    rows = re.findall(
+        r"^ +(\d+) +(\d\.\d{3})  \d\d:\d\d:\d\d\.\d{3} +(\d+\.\d\d)  ", shown, re.MULTILINE
+    )
     assert len({number for number, _, _ in rows}) >= 12
     assert re.search(r"offered 60   delivered 60   waiting  0", shown)
     assert "early: 0" in shown
@@ -434,7 +504,10 @@ def test_a_small_terminal_shows_fewer_columns_and_rows() -> None:
 
 
 def with_hidden(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = f"import sys; sys.modules[{module!r}] = None; from delayq.__main__ import main; sys.exit(main())"
+    program = (
+        f"import sys; sys.modules[{module!r}] = None; from delayq.__main__ import main;"
+        " sys.exit(main())"
+    )
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
@@ -456,14 +529,20 @@ def test_a_missing_extra_is_named(module: str) -> None:
 @pytest.mark.parametrize("module", ["delayq", "delayq.cli.demo.children"])
 def test_only_the_command_line_needs_its_libraries(module: str) -> None:
     program = f"import sys, {module}; print({{'typer', 'rich'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, check=True
+    )
     assert done.stdout == "set()\n"
 
 
 def test_help_needs_no_arguments() -> None:
     def command(*arguments: str) -> Any:
         return subprocess.run(
-            [sys.executable, "-m", "delayq", *arguments], capture_output=True, text=True, env=ENVIRONMENT, check=True
+            [sys.executable, "-m", "delayq", *arguments],
+            capture_output=True,
+            text=True,
+            env=ENVIRONMENT,
+            check=True,
         )
 
     assert "demo" in command().stdout

@@ -30,13 +30,18 @@ class TestPromise:
         assert Durability(0).command[0] == "WAITAOF"
         assert Durability(2).command[:2] == ("WAIT", 2)
 
-    @pytest.mark.parametrize("bad", ["", "disk", "replicas", "replicas:0", "replicas:-1", "replicas:x", "replicas:1 ", None, 1])
+    @pytest.mark.parametrize(
+        "bad",
+        ["", "disk", "replicas", "replicas:0", "replicas:-1", "replicas:x", "replicas:1 ", None, 1],
+    )
     def test_anything_else_is_refused(self, bad: Any) -> None:
         with pytest.raises(delayq.BadInput, match="durability must be"):
             parse(bad)
 
     def test_it_is_kept_by_enough_and_broken_by_less_or_by_an_error(self) -> None:
-        assert Durability(2).broken(2) == Durability(2).broken(3) == Durability(0).broken([1, 0]) == ""
+        assert (
+            Durability(2).broken(2) == Durability(2).broken(3) == Durability(0).broken([1, 0]) == ""
+        )
         assert "1 of 2" in Durability(2).broken(1)
         assert "not on disk" in Durability(0).broken([0, 0])
         assert "lost" in Durability(2).broken(ConnectionError("lost"))
@@ -51,7 +56,10 @@ def _pair(server_kind: Kind) -> Iterator[tuple[PrivateServer, PrivateServer]]:
     ):
         with admin(replica) as redis:
             redis.execute_command("REPLICAOF", "127.0.0.1", master.port)
-            wait_for(lambda: redis.info("replication")["master_link_status"] == "up", "the replica's link")
+            wait_for(
+                lambda: redis.info("replication")["master_link_status"] == "up",
+                "the replica's link",
+            )
         with admin(master) as redis:
             # A replica acknowledges once a second, and whenever it is asked to.
             wait_for(lambda: redis.execute_command("WAIT", 1, 100) == 1, "the replica's word")
@@ -76,20 +84,32 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayq._redis.durability.WITHIN_MS", 500)
 
 
-async def test_what_replicas_were_promised_they_have(client: delayq.Client, pair: tuple[PrivateServer, PrivateServer]) -> None:
+async def test_what_replicas_were_promised_they_have(
+    client: delayq.Client, pair: tuple[PrivateServer, PrivateServer]
+) -> None:
     jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
     orders: delayq.DelayedQueue[int] = client.delayed_queue("orders", durability="replicas:1")
     with admin(pair[1]) as replica:
         for count in range(1, 6):
             await asyncio.gather(jobs.offer(count), orders.offer(count, delay=3600))
-            assert replica.hlen("delayq:{jobs}:bodies") == replica.zcard("redisson_delay_queue_timeout:{orders}") == count
+            assert (
+                replica.hlen("delayq:{jobs}:bodies")
+                == replica.zcard("redisson_delay_queue_timeout:{orders}")
+                == count
+            )
         await jobs.offer_many([Offer(n) for n in range(500)])
         await orders.offer_many([(n, 3600) for n in range(500)])
-        assert replica.hlen("delayq:{jobs}:bodies") == replica.zcard("redisson_delay_queue_timeout:{orders}") == 505
+        assert (
+            replica.hlen("delayq:{jobs}:bodies")
+            == replica.zcard("redisson_delay_queue_timeout:{orders}")
+            == 505
+        )
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_without_enough_replicas_the_caller_is_told_and_the_message_stays(client: delayq.Client) -> None:
+async def test_without_enough_replicas_the_caller_is_told_and_the_message_stays(
+    client: delayq.Client,
+) -> None:
     jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:2")
     with pytest.raises(delayq.NotDurable, match="1 of 2 replicas") as caught:
         await jobs.offer(1, id="mine")
@@ -115,7 +135,9 @@ async def test_without_enough_replicas_the_caller_is_told_and_the_message_stays(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_replica_that_hangs_is_not_counted(client: delayq.Client, pair: tuple[PrivateServer, PrivateServer]) -> None:
+async def test_a_replica_that_hangs_is_not_counted(
+    client: delayq.Client, pair: tuple[PrivateServer, PrivateServer]
+) -> None:
     jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
     await jobs.offer(0, durability="replicas:1")
     with pair[1].paused():
@@ -146,9 +168,13 @@ async def test_a_queue_that_closes_while_its_server_is_asked_stores_nothing(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_repetition_waits_for_what_the_first_try_wrote(
-    client: delayq.Client, pair: tuple[PrivateServer, PrivateServer], monkeypatch: pytest.MonkeyPatch
+    client: delayq.Client,
+    pair: tuple[PrivateServer, PrivateServer],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The retry finds the message stored and writes nothing, but it is still the message whose durability was promised."""
+    """The retry finds the message stored and writes nothing, but it is still the message whose
+    durability was promised.
+    """
     jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
     await jobs.offer(0)
     attempt, lost = RedisClient._attempt, 0
@@ -158,7 +184,8 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
         answer = await attempt(server, *args, **options)
         if lost < 1:
             lost += 1
-            # As after a broken connection: on a new one, nothing has been written yet that could be waited for.
+            # As after a broken connection: on a new one, nothing has been written yet that could be
+            # waited for.
             server.topology.of(None).renew()
             raise OutcomeUnknown("planned")
         return answer
@@ -174,21 +201,29 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
 
 
 @pytest.mark.parametrize("appendfsync", ["always", "everysec"])
-async def test_what_the_disk_was_promised_survives_the_servers_death(server_kind: Kind, appendfsync: Any) -> None:
+async def test_what_the_disk_was_promised_survives_the_servers_death(
+    server_kind: Kind, appendfsync: Any
+) -> None:
     if server_kind.name not in WAIT_FOR_DISK:
         pytest.skip(f"{server_kind.name} cannot wait for its disk")
     with PrivateServer(server_kind, appendonly=appendfsync) as server:
         async with delayq.connect(server.url) as client:
             jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="fsync")
             orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-            await asyncio.gather(*(jobs.offer(n) for n in range(300)), orders.offer(1, durability="fsync"))
+            await asyncio.gather(
+                *(jobs.offer(n) for n in range(300)), orders.offer(1, durability="fsync")
+            )
             server.restart()
             assert (await jobs.stats()).ready == 300
             assert await orders.take() == 1
 
 
-async def test_a_server_that_cannot_keep_it_refuses_before_anything_is_written(server: PrivateServer) -> None:
-    """Redis 7.0 does not know the command, and the newer servers here do not write to their disk."""
+async def test_a_server_that_cannot_keep_it_refuses_before_anything_is_written(
+    server: PrivateServer,
+) -> None:
+    """Redis 7.0 does not know the command, and the newer servers here do not write to their
+    disk.
+    """
     async with delayq.connect(server.url) as client:
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
@@ -199,7 +234,9 @@ async def test_a_server_that_cannot_keep_it_refuses_before_anything_is_written(s
         assert await orders.ready.size() == await orders.pending.size() == 0
 
 
-async def test_a_promise_that_is_none_is_refused_before_anything_is_written(server: PrivateServer) -> None:
+async def test_a_promise_that_is_none_is_refused_before_anything_is_written(
+    server: PrivateServer,
+) -> None:
     async with delayq.connect(server.url) as client:
         with pytest.raises(delayq.BadInput):
             client.reliable_queue("jobs", durability="disk")
@@ -213,7 +250,9 @@ async def test_a_promise_that_is_none_is_refused_before_anything_is_written(serv
         assert (await jobs.stats()).ready == 0
 
 
-async def test_closing_leaves_nothing_of_the_calls(pair: tuple[PrivateServer, PrivateServer]) -> None:
+async def test_closing_leaves_nothing_of_the_calls(
+    pair: tuple[PrivateServer, PrivateServer],
+) -> None:
     async with delayq.connect(pair[0].url) as client:
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
         await asyncio.gather(*(jobs.offer(n) for n in range(300)))

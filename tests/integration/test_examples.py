@@ -45,7 +45,10 @@ class Program:
         raise AssertionError(f"it ended without {text!r}:\n" + "\n".join(self.lines))
 
     async def stop(self) -> str:
-        """Ask the program to end, then do as :meth:`end` does. After its shutdown, uvicorn ends by the signal it received."""
+        """Ask the program to end, then do as :meth:`end` does.
+
+        After its shutdown, uvicorn ends by the signal it received.
+        """
         self._process.terminate()
         return await self.end(0, -signal.SIGTERM)
 
@@ -61,7 +64,9 @@ class Program:
 
 
 @asynccontextmanager
-async def program(server: PrivateServer, *arguments: str | Path, **variables: str) -> AsyncIterator[Program]:
+async def program(
+    server: PrivateServer, *arguments: str | Path, **variables: str
+) -> AsyncIterator[Program]:
     """Run Python with these arguments against this server, and kill it afterwards."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -79,7 +84,9 @@ async def program(server: PrivateServer, *arguments: str | Path, **variables: st
         await process.communicate()
 
 
-async def test_what_the_producer_offers_reaches_the_consumer_in_due_order(own_server: PrivateServer) -> None:
+async def test_what_the_producer_offers_reaches_the_consumer_in_due_order(
+    own_server: PrivateServer,
+) -> None:
     async with program(own_server, EXAMPLES / "consumer.py", "--count", "4") as consumer:
         async with program(own_server, EXAMPLES / "producer.py") as producer:
             offered = await producer.end()
@@ -90,15 +97,29 @@ async def test_what_the_producer_offers_reaches_the_consumer_in_due_order(own_se
     assert all(float(line.split()[1]) >= 0 for line in arrived.splitlines())
 
 
-async def test_an_order_that_is_not_paid_is_closed_and_one_that_is_paid_is_not(own_server: PrivateServer, tmp_path: Path) -> None:
+async def test_an_order_that_is_not_paid_is_closed_and_one_that_is_paid_is_not(
+    own_server: PrivateServer, tmp_path: Path
+) -> None:
     folder = EXAMPLES / "fastapi_orders"
     port = free_port()
     shared = {"ORDERS_DB": str(tmp_path / "orders.db"), "ORDER_TIMEOUT_SECONDS": "3"}
-    serve = ("-m", "uvicorn", "app:app", "--app-dir", folder, "--host", "127.0.0.1", "--port", str(port))
+    serve = (
+        "-m",
+        "uvicorn",
+        "app:app",
+        "--app-dir",
+        folder,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    )
     async with (
         program(own_server, *serve, **shared) as app,
         program(own_server, folder / "close_orders.py", **shared) as closer,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False) as browser,
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False
+        ) as browser,
         delayq.connect(own_server.url) as client,
     ):
         await app.line_with("Uvicorn running on")
@@ -130,7 +151,9 @@ async def test_a_message_that_meets_a_lock_comes_again(own_server: PrivateServer
 async def test_a_worker_closes_orders_and_tries_again(own_server: PrivateServer) -> None:
     async with program(own_server, EXAMPLES / "worker.py") as example:
         printed = await example.end()
-    assert {f"order {number} is closed" for number in (1, 2, 3)} <= {line.partition(",")[0] for line in printed.splitlines()}
+    assert {f"order {number} is closed" for number in (1, 2, 3)} <= {
+        line.partition(",")[0] for line in printed.splitlines()
+    }
 
 
 @asynccontextmanager
@@ -139,17 +162,31 @@ async def serving(
 ) -> AsyncIterator[tuple[Program, httpx.AsyncClient]]:
     """Serve an application with uvicorn. Yields the program, and a browser to visit it with."""
     port = free_port()
-    arguments = ("-m", "uvicorn", app, "--app-dir", folder, "--host", "127.0.0.1", "--port", str(port))
+    arguments = (
+        "-m",
+        "uvicorn",
+        app,
+        "--app-dir",
+        folder,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    )
     async with (
         program(server, *arguments, **variables) as running,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False) as browser,
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False
+        ) as browser,
     ):
         await running.line_with("Uvicorn running on")
         yield running, browser
 
 
 @pytest.mark.parametrize("name", ["starlette", "litestar", "asgi", "django"])
-async def test_every_framework_offers_handles_and_stops(own_server: PrivateServer, name: str) -> None:
+async def test_every_framework_offers_handles_and_stops(
+    own_server: PrivateServer, name: str
+) -> None:
     async with serving(own_server, EXAMPLES / "web", f"{name}_app:app") as (app, browser):
         reply = await browser.post("/mails", params={"to": "ada"})
         assert reply.status_code == 202, reply.text
@@ -170,8 +207,13 @@ async def test_metrics_are_scraped(own_server: PrivateServer) -> None:
         await app.stop()
 
 
-async def test_a_handler_that_runs_when_the_application_is_stopped_ends_first(own_server: PrivateServer) -> None:
-    async with serving(own_server, EXAMPLES / "web", "starlette_app:app", MAIL_SECONDS="1") as (app, browser):
+async def test_a_handler_that_runs_when_the_application_is_stopped_ends_first(
+    own_server: PrivateServer,
+) -> None:
+    async with serving(own_server, EXAMPLES / "web", "starlette_app:app", MAIL_SECONDS="1") as (
+        app,
+        browser,
+    ):
         await browser.post("/mails", params={"to": "ada"})
         await app.line_with("sending to ada")
         assert "sent to ada" in await app.stop()
@@ -180,10 +222,19 @@ async def test_a_handler_that_runs_when_the_application_is_stopped_ends_first(ow
     assert (stats.delayed, stats.ready, stats.leased, stats.dead) == (0, 0, 0, 0)
 
 
-async def test_a_handler_that_takes_too_long_gives_its_message_back(own_server: PrivateServer, tmp_path: Path) -> None:
-    text = (EXAMPLES / "web" / "starlette_app.py").read_text().replace("shutdown_timeout=20", "shutdown_timeout=0.2")
+async def test_a_handler_that_takes_too_long_gives_its_message_back(
+    own_server: PrivateServer, tmp_path: Path
+) -> None:
+    text = (
+        (EXAMPLES / "web" / "starlette_app.py")
+        .read_text()
+        .replace("shutdown_timeout=20", "shutdown_timeout=0.2")
+    )
     (tmp_path / "hasty_app.py").write_text(text)
-    async with serving(own_server, tmp_path, "hasty_app:app", MAIL_SECONDS="3600") as (app, browser):
+    async with serving(own_server, tmp_path, "hasty_app:app", MAIL_SECONDS="3600") as (
+        app,
+        browser,
+    ):
         await browser.post("/mails", params={"to": "ada"})
         await app.line_with("sending to ada")
         assert "sent to ada" not in await app.stop()
@@ -192,7 +243,9 @@ async def test_a_handler_that_takes_too_long_gives_its_message_back(own_server: 
         assert (message.value, message.attempt) == ("ada", 1)
 
 
-@pytest.mark.parametrize("path", sorted(path.relative_to(EXAMPLES) for path in EXAMPLES.rglob("*.py")), ids=str)
+@pytest.mark.parametrize(
+    "path", sorted(path.relative_to(EXAMPLES) for path in EXAMPLES.rglob("*.py")), ids=str
+)
 def test_the_readme_lists_every_example(path: Path) -> None:
     entry = path.name if path.parent == Path() else f"{path.parent}/"
     assert f"`{entry}`" in (EXAMPLES / "README.md").read_text()

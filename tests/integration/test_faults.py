@@ -1,4 +1,6 @@
-"""Each network call, failed on purpose: the state it leaves on the server, and which client completes it."""
+"""Each network call, failed on purpose: the state it leaves on the server, and which client
+completes it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Faults:
                 # The call is carried out, but its reply never arrives.
                 send_one(client, connection, pool, HandBack(call.request))
             call.tries += 1
-            call.note(OutcomeUnknown("planned") if fault == "lost" else ServerUnavailable("planned"))
+            call.note(
+                OutcomeUnknown("planned") if fault == "lost" else ServerUnavailable("planned")
+            )
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_result(None)
             return done
@@ -71,11 +75,14 @@ class Faults:
             if fault == "unsent":
                 asyncio.get_running_loop().call_soon(on_reply, ServerUnavailable("planned"))
                 return beside or next(iter((*(pool := _pool(server))._free, *pool._used)))
-            # If the call was not carried out, its reply is not lost: the server did not know the script.
+            # If the call was not carried out, its reply is not lost: the server did not know the
+            # script.
             lost: Callable[[Any], object] = lambda answer: on_reply(
                 answer if isinstance(answer, ServerUnavailable) else OutcomeUnknown("planned")
             )
-            wire = run_soon(server, script, keys, args, lost if fault == "lost" else on_reply, beside)
+            wire = run_soon(
+                server, script, keys, args, lost if fault == "lost" else on_reply, beside
+            )
             if wire is None:
                 # The call is made another way, which counts it again.
                 self.calls.pop()
@@ -96,7 +103,9 @@ class Faults:
             if fault == "unsent":
                 raise ServerUnavailable("planned")
             # A lost reply is never confirmed.
-            reply = await attempt(server, key, command, script, None if fault == "lost" else confirm, then, until)
+            reply = await attempt(
+                server, key, command, script, None if fault == "lost" else confirm, then, until
+            )
             if fault == "lost":
                 raise OutcomeUnknown("planned")
             return reply
@@ -145,7 +154,9 @@ async def test_what_a_lost_answer_had_handed_out_goes_back_even_if_that_fails_fi
     await queue.pending.poll_last_and_offer_first_to("orders")
     done = faults.calls.count(TRANSFER.name)
     faults.plan = lambda name, n: (
-        "lost" if (name == TRANSFER.name and n == done + 1) or (name == GIVE_BACK.name and n <= 2) else None
+        "lost"
+        if (name == TRANSFER.name and n == done + 1) or (name == GIVE_BACK.name and n <= 2)
+        else None
     )
     assert await asyncio.wait_for(queue.take(), 10) == 1
     assert faults.calls.count(GIVE_BACK.name) == 3
@@ -159,7 +170,9 @@ async def test_a_call_that_was_given_up_hands_nothing_out_when_it_arrives_late(
     async with Redis.from_url(server.url) as raw:
         await raw.rpush("orders", 1, 2)
         assert await ours.send(give_up) == 0
-        reply = await ours.transfer("late", take=5, lease_us=60_000_000, each=False, signature="", confirm=lambda: None)
+        reply = await ours.transfer(
+            "late", take=5, lease_us=60_000_000, each=False, signature="", confirm=lambda: None
+        )
         assert not reply.payloads
         assert await queue.drain() == [1, 2]
         assert await ours.send(give_up) == 0
@@ -177,7 +190,8 @@ async def test_giving_back_is_repeated_and_never_doubles(
     async with Redis.from_url(server.url) as raw:
 
         async def settled() -> bool:
-            # The marker is gone too, or expires by itself: a try whose reply was lost may have been overtaken by the next one.
+            # The marker is gone too, or expires by itself: a try whose reply was lost may have been
+            # overtaken by the next one.
             names = await raw.keys()
             lasting = [name for name in names if await raw.pttl(name) == -1]
             gone = len(names) == 1 or fault == "lost"
@@ -187,7 +201,9 @@ async def test_giving_back_is_repeated_and_never_doubles(
         assert await raw.lrange("orders", 0, -1) == [b"5", b"6", b"7", b"8", b"9"]
 
 
-async def test_what_cannot_be_given_back_goes_to_the_next_caller(queue: DelayedQueue[int], faults: Faults) -> None:
+async def test_what_cannot_be_given_back_goes_to_the_next_caller(
+    queue: DelayedQueue[int], faults: Faults
+) -> None:
     await queue.offer_many([(i, 0) for i in range(10)])
     faults.plan = lambda name, _n: "unsent" if name == GIVE_BACK.name else None
     async for value in queue:
@@ -196,7 +212,9 @@ async def test_what_cannot_be_given_back_goes_to_the_next_caller(queue: DelayedQ
     assert sorted([await asyncio.wait_for(queue.take(), 10) for _ in range(5)]) == [5, 6, 7, 8, 9]
 
 
-async def test_closing_fetches_what_a_lost_answer_had_handed_out(server: PrivateServer, faults: Faults) -> None:
+async def test_closing_fetches_what_a_lost_answer_had_handed_out(
+    server: PrivateServer, faults: Faults
+) -> None:
     async with delayq.connect(server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer(1, 0.05)
@@ -209,7 +227,10 @@ async def test_closing_fetches_what_a_lost_answer_had_handed_out(server: Private
         assert await asyncio.wait_for(client.delayed_queue("orders").take(), 5) == 1
 
 
-@pytest.mark.parametrize(("fault", "words"), [("unsent", "could not be handed back"), ("lost", "may not have been handed back")])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("unsent", "could not be handed back"), ("lost", "may not have been handed back")],
+)
 async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back(
     server: PrivateServer, faults: Faults, caplog: pytest.LogCaptureFixture, fault: str, words: str
 ) -> None:
@@ -227,13 +248,17 @@ async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back
         assert await client.delayed_queue("orders").ready.size() == (3 if fault == "unsent" else 5)
 
 
-async def test_an_offer_that_was_not_sent_is_tried_again(queue: DelayedQueue[int], faults: Faults) -> None:
+async def test_an_offer_that_was_not_sent_is_tried_again(
+    queue: DelayedQueue[int], faults: Faults
+) -> None:
     faults.plan = first(OFFER, "unsent", times=3)
     await queue.offer(1)
     assert await queue.take() == 1
 
 
-async def test_an_offer_whose_answer_is_lost_is_unknown_and_stored_once(queue: DelayedQueue[int], faults: Faults) -> None:
+async def test_an_offer_whose_answer_is_lost_is_unknown_and_stored_once(
+    queue: DelayedQueue[int], faults: Faults
+) -> None:
     faults.plan = first(OFFER, "lost")
     with pytest.raises(delayq.OutcomeUnknown):
         await queue.offer(1, 60)
@@ -241,7 +266,9 @@ async def test_an_offer_whose_answer_is_lost_is_unknown_and_stored_once(queue: D
     assert faults.calls.count(OFFER.name) == 1
 
 
-async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(queue: DelayedQueue[int], faults: Faults) -> None:
+async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(
+    queue: DelayedQueue[int], faults: Faults
+) -> None:
     # From now on the server knows the script.
     for _ in range(2):
         await (await queue.offer(0, 60)).cancel()
@@ -265,7 +292,9 @@ async def test_offer_many_that_stored_nothing_says_so(
         await queue.offer(1)
 
 
-async def test_a_poll_that_does_not_wait_tells_of_a_server_that_is_away(queue: DelayedQueue[int], faults: Faults) -> None:
+async def test_a_poll_that_does_not_wait_tells_of_a_server_that_is_away(
+    queue: DelayedQueue[int], faults: Faults
+) -> None:
     faults.plan = lambda name, _n: "unsent" if name == TRANSFER.name else None
     with pytest.raises(delayq.ServerUnavailable):
         await queue.poll()
@@ -286,7 +315,9 @@ async def test_a_poll_that_does_not_wait_gives_up_on_a_silent_server(
         assert await queue.take() == 1
 
 
-async def test_a_drain_that_fails_half_way_puts_back_what_it_had(queue: DelayedQueue[int], faults: Faults) -> None:
+async def test_a_drain_that_fails_half_way_puts_back_what_it_had(
+    queue: DelayedQueue[int], faults: Faults
+) -> None:
     await queue.offer_many([(i, 60) for i in range(300)])
     for _ in range(300):
         await queue.pending.poll_last_and_offer_first_to("orders")
@@ -323,7 +354,9 @@ async def test_an_unreadable_payload_reaches_quarantine_once_though_its_first_ca
 
         async def settled() -> bool:
             lasting = [name for name in await raw.keys() if await raw.pttl(name) == -1]
-            return faults.calls.count(SET_ASIDE.name) >= 3 and lasting == [b"delayq_quarantine:{orders}"]
+            return faults.calls.count(SET_ASIDE.name) >= 3 and lasting == [
+                b"delayq_quarantine:{orders}"
+            ]
 
         await until(settled)
         assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
@@ -351,26 +384,39 @@ async def test_a_foreign_key_gives_every_waiting_caller_one_clear_error(
 ) -> None:
     async with Redis.from_url(server.url) as raw:
         await raw.set("orders", "mine")
-        results = await asyncio.gather(*(queue.take() for _ in range(3)), queue.poll(), return_exceptions=True)
-        assert all(isinstance(result, delayq.ServerRefused) and "wrong type" in str(result) for result in results)
+        results = await asyncio.gather(
+            *(queue.take() for _ in range(3)), queue.poll(), return_exceptions=True
+        )
+        assert all(
+            isinstance(result, delayq.ServerRefused) and "wrong type" in str(result)
+            for result in results
+        )
         await raw.delete("orders")
         await queue.offer(1)
         assert await asyncio.wait_for(queue.take(), 10) == 1
 
 
 async def test_a_foreign_key_in_one_queue_does_not_hide_the_others(server: PrivateServer) -> None:
-    async with delayq.connect(server.url, resync_interval=0.1) as client, Redis.from_url(server.url) as raw:
+    async with (
+        delayq.connect(server.url, resync_interval=0.1) as client,
+        Redis.from_url(server.url) as raw,
+    ):
         await raw.set("redisson_delay_queue_timeout:{bad}", "mine")
         await raw.hset("bad", "mine", "1")
         client.delayed_queue("bad")
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         taker = asyncio.create_task(queue.take())
         await asyncio.sleep(0.05)
-        await raw.zadd("redisson_delay_queue_timeout:{orders}", {b"\x08ABCDEFGH" + (1).to_bytes(8, "little") + b"1": 1})
+        await raw.zadd(
+            "redisson_delay_queue_timeout:{orders}",
+            {b"\x08ABCDEFGH" + (1).to_bytes(8, "little") + b"1": 1},
+        )
         assert await asyncio.wait_for(taker, 5) == 1
 
 
-async def test_a_notification_that_is_no_number_does_no_harm(server: PrivateServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_notification_that_is_no_number_does_no_harm(
+    server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
     async with delayq.connect(server.url) as client, Redis.from_url(server.url) as raw:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await until(lambda: raw.publish("redisson_delay_queue_channel:{orders}", "nonsense"))
@@ -383,7 +429,9 @@ async def test_every_connection_may_be_busy(server: PrivateServer) -> None:
     async with delayq.connect(server.url, max_connections=1) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         takers = [asyncio.create_task(queue.take()) for _ in range(50)]
-        await asyncio.gather(*(queue.offer(i, 0.01) for i in range(50)), *(queue.pending.size() for _ in range(50)))
+        await asyncio.gather(
+            *(queue.offer(i, 0.01) for i in range(50)), *(queue.pending.size() for _ in range(50))
+        )
         assert sorted(await asyncio.gather(*takers)) == list(range(50))
         assert client.statistics().connections <= 3
 
@@ -397,7 +445,8 @@ async def test_while_the_server_is_away_calls_wait_and_then_say_so(
         taker = asyncio.create_task(queue.take())
         await asyncio.sleep(0.05)
         own_server.kill()
-        # From now on the event loop knows; before this, an offer could not tell whether it had been sent.
+        # From now on the event loop knows; before this, an offer could not tell whether it had been
+        # sent.
         await until(lambda: "notifications are interrupted" in caplog.text)
         with pytest.raises(delayq.ServerUnavailable) as caught:
             await queue.offer(1)
@@ -410,12 +459,16 @@ async def test_while_the_server_is_away_calls_wait_and_then_say_so(
         assert await asyncio.wait_for(taker, 5) == 2
 
 
-async def test_random_faults_everywhere_lose_and_double_nothing(server: PrivateServer, faults: Faults) -> None:
+async def test_random_faults_everywhere_lose_and_double_nothing(
+    server: PrivateServer, faults: Faults
+) -> None:
     chance = random.Random(7)
     shaky = ("transfer", "recover", "give_back", "resync")
 
     def fault(name: str, _n: int) -> str | None:
-        return chance.choice(["lost", "unsent"]) if name in shaky and chance.random() < 0.3 else None
+        return (
+            chance.choice(["lost", "unsent"]) if name in shaky and chance.random() < 0.3 else None
+        )
 
     faults.plan = fault
     got: list[int] = []

@@ -1,4 +1,7 @@
-"""The next batch is fetched while one is handled. Wherever a loop ends, nothing is lost or duplicated, and order is kept."""
+"""The next batch is fetched while one is handled.
+
+Wherever a loop ends, nothing is lost or duplicated, and order is kept.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,11 @@ class Way:
         self.name = name
 
     def open(self, client: Client) -> Any:
-        return client.reliable_queue("jobs", lease=LEASE) if self.name == "messages" else client.delayed_queue("jobs")
+        return (
+            client.reliable_queue("jobs", lease=LEASE)
+            if self.name == "messages"
+            else client.delayed_queue("jobs")
+        )
 
     async def fill(self, queue: Any, count: int = COUNT) -> None:
         if self.name == "messages":
@@ -128,7 +135,9 @@ async def test_the_next_batch_comes_while_one_is_handled(client: Client, way: Wa
 
 
 @pytest.mark.usefixtures("_quick")
-async def test_small_batches_leave_what_they_do_not_want_to_others(client: Client, way: Way) -> None:
+async def test_small_batches_leave_what_they_do_not_want_to_others(
+    client: Client, way: Way
+) -> None:
     queue, handled = way.open(client), list[int]()
     await way.fill(queue)
     async with aclosing(way.loop(queue, handled)) as loop:
@@ -159,13 +168,17 @@ async def test_a_loop_gets_all_in_order_and_then_waits_for_more(client: Client, 
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_wherever_a_loop_is_left_the_rest_goes_back_in_order(client: Client, way: Way, seed: int) -> None:
+async def test_wherever_a_loop_is_left_the_rest_goes_back_in_order(
+    client: Client, way: Way, seed: int
+) -> None:
     chance = random.Random(seed)
     queue, handled = way.open(client), list[int]()
     await way.fill(queue)
     while len(handled) < COUNT:
         # Often within a large batch, sometimes at the edge of one.
-        leave_at = min(COUNT, len(handled) + chance.choice((1, 31, 32, 63, 64, 95, chance.randrange(1, 300))))
+        leave_at = min(
+            COUNT, len(handled) + chance.choice((1, 31, 32, 63, 64, 95, chance.randrange(1, 300)))
+        )
         async with aclosing(way.loop(queue, handled)) as loop:
             async for _ in loop:
                 if len(handled) >= leave_at:
@@ -183,7 +196,9 @@ async def test_wherever_a_loop_is_left_the_rest_goes_back_in_order(client: Clien
 
 @pytest.mark.usefixtures("early")
 @pytest.mark.parametrize("seed", range(3))
-async def test_whenever_its_task_is_cancelled_the_rest_goes_back_in_order(client: Client, way: Way, seed: int) -> None:
+async def test_whenever_its_task_is_cancelled_the_rest_goes_back_in_order(
+    client: Client, way: Way, seed: int
+) -> None:
     chance = random.Random(100 + seed)
     queue, handled = way.open(client), list[int]()
     await way.fill(queue)
@@ -221,8 +236,12 @@ async def test_whenever_its_task_is_cancelled_the_rest_goes_back_in_order(client
 
 
 @pytest.mark.usefixtures("early")
-async def test_cancelled_between_any_two_turns_a_loop_keeps_what_it_had(client: Client, way: Way) -> None:
-    """The loop is cancelled before, during and after each step of the first batches; nothing here is random."""
+async def test_cancelled_between_any_two_turns_a_loop_keeps_what_it_had(
+    client: Client, way: Way
+) -> None:
+    """The loop is cancelled before, during and after each step of the first batches; nothing here
+    is random.
+    """
     queue, handled = way.open(client), list[int]()
     await way.fill(queue)
 
@@ -246,12 +265,16 @@ async def test_cancelled_between_any_two_turns_a_loop_keeps_what_it_had(client: 
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_a_queue_closed_inside_the_loop_ends_it_and_has_the_rest(client: Client, way: Way, seed: int) -> None:
+async def test_a_queue_closed_inside_the_loop_ends_it_and_has_the_rest(
+    client: Client, way: Way, seed: int
+) -> None:
     chance, handled = random.Random(200 + seed), list[int]()
     await way.fill(way.open(client))
     while len(handled) < COUNT:
         queue = way.open(client)
-        close_at = min(COUNT, len(handled) + chance.choice((1, 31, 32, 63, 64, 95, chance.randrange(1, 300))))
+        close_at = min(
+            COUNT, len(handled) + chance.choice((1, 31, 32, 63, 64, 95, chance.randrange(1, 300)))
+        )
         async with aclosing(way.loop(queue, handled)) as loop:
             async for _ in loop:
                 if len(handled) == close_at:
@@ -264,7 +287,9 @@ async def test_a_queue_closed_inside_the_loop_ends_it_and_has_the_rest(client: C
 
 @pytest.mark.usefixtures("early")
 @pytest.mark.parametrize("seed", range(2))
-async def test_a_queue_closed_by_somebody_else_ends_the_loop_and_has_the_rest(client: Client, way: Way, seed: int) -> None:
+async def test_a_queue_closed_by_somebody_else_ends_the_loop_and_has_the_rest(
+    client: Client, way: Way, seed: int
+) -> None:
     chance, handled = random.Random(300 + seed), list[int]()
     await way.fill(way.open(client))
     while len(handled) < COUNT:
@@ -289,7 +314,9 @@ async def test_a_queue_closed_by_somebody_else_ends_the_loop_and_has_the_rest(cl
     assert await way.rest(way.open(client), 0) == []
 
 
-async def test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next(server: PrivateServer, way: Way) -> None:
+async def test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next(
+    server: PrivateServer, way: Way
+) -> None:
     handled: list[int] = []
     async with delayq.connect(server.url) as client:
         queue = way.open(client)
@@ -305,7 +332,9 @@ async def test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next(serve
 # Two loops at once
 
 
-async def test_two_loops_over_one_queue_share_all_of_it_each_in_order(client: Client, way: Way) -> None:
+async def test_two_loops_over_one_queue_share_all_of_it_each_in_order(
+    client: Client, way: Way
+) -> None:
     queue = way.open(client)
     await way.fill(queue)
     both: tuple[list[int], list[int]] = ([], [])
@@ -326,7 +355,9 @@ async def test_two_loops_over_one_queue_share_all_of_it_each_in_order(client: Cl
 
 
 @pytest.mark.parametrize("end", ["left", "cancelled"])
-async def test_what_one_loop_gives_back_reaches_the_other(client: Client, way: Way, end: str) -> None:
+async def test_what_one_loop_gives_back_reaches_the_other(
+    client: Client, way: Way, end: str
+) -> None:
     queue = way.open(client)
     await way.fill(queue)
     one: list[int] = []
@@ -400,7 +431,9 @@ async def callers() -> AsyncIterator[Callers]:
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["and is left", "and goes on"])
-async def test_what_came_in_the_turn_in_which_the_queue_closed_goes_back(callers: Callers, goes_on: bool) -> None:
+async def test_what_came_in_the_turn_in_which_the_queue_closed_goes_back(
+    callers: Callers, goes_on: bool
+) -> None:
     batches = callers.taker.batches()
     batch = asyncio.ensure_future(anext(batches, None))
     await turns(3)

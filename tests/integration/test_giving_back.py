@@ -31,7 +31,9 @@ async def everything(url: str) -> list[Any]:
         return await client.delayed_queue("orders").drain()
 
 
-async def test_what_a_drain_has_taken_goes_back_when_the_client_closes_before_it_returns(own_server: PrivateServer) -> None:
+async def test_what_a_drain_has_taken_goes_back_when_the_client_closes_before_it_returns(
+    own_server: PrivateServer,
+) -> None:
     async with Links(own_server) as links:
         client = delayq.connect(links.url)
         await client.__aenter__()
@@ -56,7 +58,9 @@ async def test_what_a_drain_has_taken_goes_back_when_the_client_closes_before_it
 async def test_closing_takes_back_in_order_what_callers_were_handed_before_their_tasks_ran(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the callers would give messages back later, ahead of those that the close has given back."""
+    """Otherwise the callers would give messages back later, ahead of those that the close has given
+    back.
+    """
     client = delayq.connect(own_server.unix_url)
     await client.__aenter__()
     queue = client.delayed_queue("orders")
@@ -91,7 +95,9 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
     assert await everything(own_server.url) == [*range(20)]
 
 
-async def test_a_client_that_closes_waits_for_a_queue_that_is_closing(own_server: PrivateServer) -> None:
+async def test_a_client_that_closes_waits_for_a_queue_that_is_closing(
+    own_server: PrivateServer,
+) -> None:
     async with Links(own_server, round_trip=100) as links:
         client = delayq.connect(links.url)
         await client.__aenter__()
@@ -122,8 +128,13 @@ async def test_closing_does_not_claim_to_know_what_arrives_later(
             ready = await queue.ready.size()
             assert ready < 5
             links.stall()
-        said = [record.getMessage() for record in caplog.records if "handed back" in record.getMessage()]
-        count = f"{5 - ready} messages were taken from queue 'orders' and may not have been handed back: "
+        said = [
+            record.getMessage() for record in caplog.records if "handed back" in record.getMessage()
+        ]
+        count = (
+            f"{5 - ready} messages were taken from queue 'orders' and may not have been handed"
+            " back: "
+        )
         assert len(said) == 1
         assert said[0].startswith(count)
         links.heal()
@@ -159,7 +170,9 @@ async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: Priva
             server.call("CONFIG", "SET", "maxmemory", "0")
 
 
-async def test_closing_gives_messages_back_although_the_server_was_demoted_meanwhile(own_server: PrivateServer) -> None:
+async def test_closing_gives_messages_back_although_the_server_was_demoted_meanwhile(
+    own_server: PrivateServer,
+) -> None:
     client = delayq.connect(own_server.unix_url)
     await client.__aenter__()
     queue = client.delayed_queue("orders")
@@ -199,7 +212,9 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve(
     assert 1 <= looks < 100
 
 
-async def test_a_connection_that_blocks_or_listens_is_shared_with_no_call(own_server: PrivateServer) -> None:
+async def test_a_connection_that_blocks_or_listens_is_shared_with_no_call(
+    own_server: PrivateServer,
+) -> None:
     pool = ConnectionPool(one_server(own_server.unix_url), 8)
     wire = await pool.acquire()
     pool.release(wire)
@@ -208,7 +223,9 @@ async def test_a_connection_that_blocks_or_listens_is_shared_with_no_call(own_se
     await pool.aclose()
 
 
-async def test_no_call_shares_the_connection_by_which_others_are_proven_dead(own_server: PrivateServer) -> None:
+async def test_no_call_shares_the_connection_by_which_others_are_proven_dead(
+    own_server: PrivateServer,
+) -> None:
     async with Links(own_server) as links:
         pool = ConnectionPool(one_server(links.url), 8)
         silent = await pool.acquire()
@@ -253,7 +270,9 @@ async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
         assert await queue.pending.poll_many(150) == [*range(150)]
 
 
-async def test_claims_are_counted_as_given_back_once_and_only_when_they_are(own_server: PrivateServer) -> None:
+async def test_claims_are_counted_as_given_back_once_and_only_when_they_are(
+    own_server: PrivateServer,
+) -> None:
     async with delayq.connect(own_server.unix_url) as client:
         jobs = client.reliable_queue("jobs")
         await jobs.offer_many([delayq.Offer(n) for n in range(3)])

@@ -1,4 +1,6 @@
-"""Messages on their way to a caller, over links that are slow or break at that very moment: each one arrives or goes back."""
+"""Messages on their way to a caller, over links that are slow or break at that very moment: each
+one arrives or goes back.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,13 @@ async def test_closing_a_client_over_a_long_round_trip_brings_back_what_was_fetc
     for name in names:
         await filled(raw, name, 100)
     seen: dict[str, list[int]] = {name: [] for name in names}
-    async with Links(own_server, round_trip=round_trip) as links, delayq.connect(links.url) as client:
-        loops = [asyncio.create_task(handled(client.delayed_queue(name), seen[name])) for name in names]
+    async with (
+        Links(own_server, round_trip=round_trip) as links,
+        delayq.connect(links.url) as client,
+    ):
+        loops = [
+            asyncio.create_task(handled(client.delayed_queue(name), seen[name])) for name in names
+        ]
         await until(lambda: all(len(each) == 40 for each in seen.values()), 30)
         await client.aclose()
         for name in names:
@@ -73,7 +80,9 @@ async def is_whole(raw: Any, name: str, count: int) -> bool:
     return bool(await raw.llen(name) == count)
 
 
-async def test_closing_while_the_server_is_busy_loses_nothing(own_server: PrivateServer, raw: Any) -> None:
+async def test_closing_while_the_server_is_busy_loses_nothing(
+    own_server: PrivateServer, raw: Any
+) -> None:
     async with delayq.connect(own_server.url) as client:
         queue: DelayedQueue[str] = client.delayed_queue("orders")
         taker = asyncio.create_task(queue.take())
@@ -143,7 +152,10 @@ WAYS: list[Callable[[DelayedQueue[int]], Awaitable[list[int]]]] = [by_take, by_d
 @pytest.mark.parametrize("then", ["cut", "silence"])
 @pytest.mark.parametrize("way", WAYS, ids=["take", "drain", "loop"])
 async def test_what_a_lost_answer_has_handed_out_is_delivered_once(
-    own_server: PrivateServer, raw: Any, way: Callable[[DelayedQueue[int]], Awaitable[list[int]]], then: Any
+    own_server: PrivateServer,
+    raw: Any,
+    way: Callable[[DelayedQueue[int]], Awaitable[list[int]]],
+    then: Any,
 ) -> None:
     async with Links(own_server) as links, delayq.connect(links.url, resync_interval=0.5) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
@@ -160,7 +172,9 @@ async def test_what_a_lost_answer_has_handed_out_is_delivered_once(
         assert await queue.poll() is None
 
 
-async def test_a_poll_of_what_is_pending_whose_answer_is_lost_takes_nothing(own_server: PrivateServer, raw: Any) -> None:
+async def test_a_poll_of_what_is_pending_whose_answer_is_lost_takes_nothing(
+    own_server: PrivateServer, raw: Any
+) -> None:
     async with Links(own_server) as links, delayq.connect(links.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer_many([(number, 3600) for number in range(250)])
@@ -176,10 +190,14 @@ async def test_a_poll_of_what_is_pending_whose_answer_is_lost_takes_nothing(own_
 
 
 async def same(raw: Any, records: Any) -> bool:
-    return bool(await raw.zrange("redisson_delay_queue_timeout:{orders}", 0, -1, withscores=True) == records)
+    return bool(
+        await raw.zrange("redisson_delay_queue_timeout:{orders}", 0, -1, withscores=True) == records
+    )
 
 
-async def test_a_cancelled_poll_of_what_is_pending_takes_nothing(own_server: PrivateServer, raw: Any) -> None:
+async def test_a_cancelled_poll_of_what_is_pending_takes_nothing(
+    own_server: PrivateServer, raw: Any
+) -> None:
     async with Links(own_server, round_trip=30) as links, delayq.connect(links.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer_many([(number, 3600) for number in range(1000)])
@@ -225,7 +243,8 @@ async def test_a_confirmation_that_is_lost_is_repeated_and_doubles_nothing(
     async with Links(own_server) as links, delayq.connect(links.url, resync_interval=0.2) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await filled(raw, "orders", 1)
-        # The link breaks right behind the confirmation: its reply is lost, whether or not the request arrived.
+        # The link breaks right behind the confirmation: its reply is lost, whether or not the
+        # request arrived.
         links.lose_replies(b"HDEL")
         assert await queue.take() == 0
         await until(lambda: is_confirmed(raw), 20)
@@ -255,14 +274,17 @@ async def half_confirmed(raw: Any) -> bool:
     return bool(await raw.exists("delayq_leased:{orders}", "delayq_leases:{orders}") == 1)
 
 
-async def test_a_confirmation_that_a_new_master_lacks_is_repeated(own_server: PrivateServer, raw: Any) -> None:
+async def test_a_confirmation_that_a_new_master_lacks_is_repeated(
+    own_server: PrivateServer, raw: Any
+) -> None:
     async with delayq.connect(own_server.url, resync_interval=0.1) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await filled(raw, "orders", 1)
         assert await queue.poll(5) == 0
         confirmed = queue._open.transfer.hand_outs._confirmed
         await until(lambda: confirmed._tokens and confirmed._path)
-        # Pretend that a replica has become the master, having received the call but not its confirmation.
+        # Pretend that a replica has become the master, having received the call but not its
+        # confirmation.
         (_, token), *_ = confirmed._tokens
         await raw.hset("delayq_leased:{orders}", token, "1:0")
         await raw.zadd("delayq_leases:{orders}", {token: int(time.time() * 1000) + 300_000})
@@ -274,7 +296,9 @@ async def test_a_confirmation_that_a_new_master_lacks_is_repeated(own_server: Pr
 async def test_what_went_back_is_not_confirmed_once_more(
     own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new master has the only copy if neither the confirmation nor the hand-back has reached it."""
+    """The new master has the only copy if neither the confirmation nor the hand-back has reached
+    it.
+    """
     tokens: list[str] = []
     add = Confirmed.add
 
@@ -327,7 +351,9 @@ async def test_the_fence_of_a_call_stays_until_it_is_known_to_be_over(
         assert await raw.exists(fence)
         over.set()
         await asyncio.wait({calling})
-        assert isinstance(calling.exception(), delayq.OutcomeUnknown if not answered else type(None))
+        assert isinstance(
+            calling.exception(), delayq.OutcomeUnknown if not answered else type(None)
+        )
         await client.server_time()
         assert await raw.exists(fence) == (not answered)
 
@@ -358,7 +384,9 @@ async def test_many_messages_go_back_in_short_scripts(
 
 
 @pytest.mark.parametrize("payload", [100_000, 400_000])
-async def test_pages_of_large_messages_cross_a_slow_link(own_server: PrivateServer, payload: int) -> None:
+async def test_pages_of_large_messages_cross_a_slow_link(
+    own_server: PrivateServer, payload: int
+) -> None:
     async with delayq.connect(own_server.url) as near:
         queue: DelayedQueue[str] = near.delayed_queue("orders")
         await queue.offer_many([("x" * payload + str(number), 3600) for number in range(60)])

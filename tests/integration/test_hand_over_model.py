@@ -1,6 +1,8 @@
-"""The server's record of messages on their way to a caller, checked against a plain model, whatever happens in between.
+"""The server's record of messages on their way to a caller, checked against a plain model, whatever
+happens in between.
 
-Calls are carried out, repeated, given up before or after that, confirmed or never heard of again; clients die, and time passes.
+Calls are carried out, repeated, given up before or after that, confirmed or never heard of again;
+clients die, and time passes.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Desk:
     """A server, the calls of its clients, and the place where each message must be.
 
     Attributes:
-        out: By call, the messages it has handed out that have been neither confirmed nor given back.
+        out: By call, the messages it has handed out that have been neither confirmed nor given
+            back.
         fenced: Calls that were given up, or carried out as hand-backs.
         done: Messages that callers have for good.
     """
@@ -74,7 +77,15 @@ class Desk:
 
     def transfer(self, call: str, take: int) -> None:
         before = self.ready()
-        args = {"limit": 100, "take": take, "most_bytes": 1000, "lease_us": HOUR_US, "each": 0, "call": call, "signature": ""}
+        args = {
+            "limit": 100,
+            "take": take,
+            "most_bytes": 1000,
+            "lease_us": HOUR_US,
+            "each": 0,
+            "call": call,
+            "signature": "",
+        }
         handed = self.run(TRANSFER, {"fence": KEYS.fence(call)}, args)[-1]
         assert handed == ([] if call in self.fenced else before[:take])
         if handed:
@@ -82,7 +93,13 @@ class Desk:
 
     def poll(self, call: str, limit: int) -> None:
         before = self.pending()
-        args = {"limit": limit, "most_bytes": 1000, "listed": 1, "lease_us": HOUR_US, "token": f"{call}:pending"}
+        args = {
+            "limit": limit,
+            "most_bytes": 1000,
+            "listed": 1,
+            "lease_us": HOUR_US,
+            "token": f"{call}:pending",
+        }
         taken, handed = self.run(POLL_PENDING, {"fence": KEYS.fence(call)}, args)
         assert handed == ([] if call in self.fenced else before[:limit])
         assert taken == len(handed)
@@ -95,7 +112,12 @@ class Desk:
 
     def give_back(self, token: str, payloads: list[bytes]) -> None:
         call = token.partition(":")[0]
-        count = self.run(GIVE_BACK, {"fence": KEYS.fence(call)}, {"fence_ms": 3_600_000, "call": token, "places": 0}, *payloads)
+        count = self.run(
+            GIVE_BACK,
+            {"fence": KEYS.fence(call)},
+            {"fence_ms": 3_600_000, "call": token, "places": 0},
+            *payloads,
+        )
         expected = [] if call in self.fenced else [*self.out.pop(token, []), *payloads]
         self.fenced.add(call)
         assert count == len(expected)
@@ -104,17 +126,33 @@ class Desk:
         """Let time pass until all leases have ended, then have a client look."""
         for token in self.out:
             self.raw.zadd(KEYS.leases, {token: 1})
-        args = {"limit": 100, "take": 0, "most_bytes": 0, "lease_us": 1, "each": 0, "call": "look", "signature": ""}
-        assert self.run(TRANSFER, {"fence": KEYS.fence("look")}, args)[4] == sum(map(len, self.out.values()))
+        args = {
+            "limit": 100,
+            "take": 0,
+            "most_bytes": 0,
+            "lease_us": 1,
+            "each": 0,
+            "call": "look",
+            "signature": "",
+        }
+        assert self.run(TRANSFER, {"fence": KEYS.fence("look")}, args)[4] == sum(
+            map(len, self.out.values())
+        )
         self.out.clear()
 
     def check(self) -> None:
         held = [payload for payloads in self.out.values() for payload in payloads]
         everywhere = Counter([*self.ready(), *self.pending(), *held, *self.done])
-        assert everywhere == Counter(b"%d" % number for number in range(self.offered)), "each message is in one place"
+        assert everywhere == Counter(b"%d" % number for number in range(self.offered)), (
+            "each message is in one place"
+        )
         assert self.raw.hlen(KEYS.leased) == self.raw.zcard(KEYS.leases) == len(self.out)
-        assert self.raw.zcard(KEYS.timeout) == len(self.pending()), "what comes back to the pending ones has its due time again"
-        assert {score for _, score in self.raw.zrange(KEYS.timeout, 0, -1, withscores=True)} <= {FAR_MS}
+        assert self.raw.zcard(KEYS.timeout) == len(self.pending()), (
+            "what comes back to the pending ones has its due time again"
+        )
+        assert {score for _, score in self.raw.zrange(KEYS.timeout, 0, -1, withscores=True)} <= {
+            FAR_MS
+        }
 
 
 CALLS = st.sampled_from(["a", "b"])
@@ -138,7 +176,9 @@ def raw(server: PrivateServer) -> Iterator[Any]:
 
 @settings(max_examples=examples(500), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=8, max_size=30))
-def test_every_message_is_in_one_place_whatever_becomes_of_the_calls(raw: Any, steps: list[Any]) -> None:
+def test_every_message_is_in_one_place_whatever_becomes_of_the_calls(
+    raw: Any, steps: list[Any]
+) -> None:
     raw.flushall()
     desk = Desk(raw)
     handed_back: dict[str, list[bytes]] = {}
@@ -190,7 +230,8 @@ def test_an_answer_is_bounded_by_bytes_but_never_empty(raw: Any) -> None:
     sizes = []
     for number in range(3):
         args = {
-            "limit": 100, "take": 100, "most_bytes": 1000, "lease_us": HOUR_US, "each": 0, "call": f"n{number}", "signature": ""
+            "limit": 100, "take": 100, "most_bytes": 1000, "lease_us": HOUR_US, "each": 0,
+            "call": f"n{number}", "signature": "",
         }  # fmt: skip
         sizes.append(len(desk.run(TRANSFER, {"fence": KEYS.fence(f"n{number}")}, args)[-1]))
     assert sizes == [2, 2, 1]

@@ -1,4 +1,6 @@
-"""Whatever the keys hold, each well-formed message is delivered once, the rest goes to quarantine, and then there is quiet."""
+"""Whatever the keys hold, each well-formed message is delivered once, the rest goes to quarantine,
+and then there is quiet.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ KEYS = DelayedKeys.of("orders")
 
 
 def hostile(chance: random.Random, number: int) -> bytes:
-    """Make a record that another program may have left: of any form, truncated, lengthened, or noise."""
+    """Make a record that another program may have left: of any form, truncated, lengthened, or
+    noise.
+    """
     payload = b"%d" % number
     record_id = chance.randbytes(8)
     length = len(payload)
@@ -56,10 +60,14 @@ async def test_hostile_records_do_no_harm(server: PrivateServer, seed: int) -> N
     records = list(dict.fromkeys(hostile(chance, number) for number in range(600)))
     scores = [-math.inf, -1e300, -5.0, 0.0, 0.5, 1.0, 1e3, 1e12, 1.7e12]
     raw: Any
-    async with Redis.from_url(server.url) as raw, delayq.connect(server.url, resync_interval=0.2) as client:
+    async with (
+        Redis.from_url(server.url) as raw,
+        delayq.connect(server.url, resync_interval=0.2) as client,
+    ):
         codec = Opaque()
         await raw.zadd(KEYS.timeout, {record: chance.choice(scores) for record in records})
-        # The list has some of the records, in another order, some twice, and one that the sorted set does not have.
+        # The list has some of the records, in another order, some twice, and one that the sorted
+        # set does not have.
         listed = [chance.choice(records) for _ in range(400)] + [b"stray"]
         await raw.rpush(KEYS.ordered, *listed)
         never = pack(b"ABCDEFGH", b"never", 8)

@@ -28,14 +28,24 @@ if TYPE_CHECKING:
     ],
 )
 def test_what_is_missing_is_named(module: str, library: str, remedy: str) -> None:
-    program = f"import sys; import delayq; sys.modules[{library!r}] = None; import delayq.integrations.{module}"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    program = (
+        f"import sys; import delayq; sys.modules[{library!r}] = None; import"
+        f" delayq.integrations.{module}"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert remedy in result.stderr.splitlines()[-1]
 
 
 def test_asgi_needs_nothing() -> None:
-    program = "import sys, delayq.integrations.asgi; print({'starlette', 'fastapi', 'prometheus_client'} & set(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import sys, delayq.integrations.asgi; print({'starlette', 'fastapi', 'prometheus_client'}"
+        " & set(sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "set()"
 
 
@@ -55,7 +65,9 @@ async def test_a_dependency_is_the_client_of_the_application(server: PrivateServ
     for number in range(2):
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as browser,
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://test"
+            ) as browser,
         ):
             assert (await browser.post("/offer", params={"number": number})).status_code == 200
     async with delayq.connect(server.url) as client:
@@ -70,7 +82,9 @@ async def test_a_client_that_is_open_stays_open(client: delayq.Client) -> None:
 
 
 async def test_an_application_that_does_not_run_has_no_client(server: PrivateServer) -> None:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(fastapi_app(server.url)), base_url="http://test") as browser:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(fastapi_app(server.url)), base_url="http://test"
+    ) as browser:
         with pytest.raises(delayq.Closed, match="lifespan"):
             await browser.post("/offer", params={"number": 1})
 

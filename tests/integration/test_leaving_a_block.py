@@ -1,4 +1,6 @@
-"""``async with message`` and ``async with delivery``: the block's own error propagates, whatever the outcome of settling."""
+"""``async with message`` and ``async with delivery``: the block's own error propagates, whatever
+the outcome of settling.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,11 @@ async def test_an_error_goes_on_though_the_lease_was_lost(
 
 @HOLD
 async def test_an_error_goes_on_though_the_server_is_away(
-    client: Client, own_server: PrivateServer, hold: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    client: Client,
+    own_server: PrivateServer,
+    hold: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
     held: Held = await hold(client)
@@ -69,7 +75,10 @@ async def test_an_error_goes_on_though_the_server_is_away(
             own_server.kill()
             raise ZeroDivisionError
     # The outcome depends on which side notices first that the connection is gone.
-    assert re.search("could not be handed back: ServerUnavailable|may not have been handed back: OutcomeUnknown", caplog.text)
+    assert re.search(
+        "could not be handed back: ServerUnavailable|may not have been handed back: OutcomeUnknown",
+        caplog.text,
+    )
 
 
 @HOLD
@@ -94,7 +103,9 @@ async def test_a_cancellation_goes_on_though_the_server_is_away(
 
 
 @HOLD
-async def test_a_cancellation_while_an_error_is_settled_goes_on(client: Client, own_server: PrivateServer, hold: Any) -> None:
+async def test_a_cancellation_while_an_error_is_settled_goes_on(
+    client: Client, own_server: PrivateServer, hold: Any
+) -> None:
     held: Held = await hold(client)
     inside = asyncio.Event()
 
@@ -112,7 +123,9 @@ async def test_a_cancellation_while_an_error_is_settled_goes_on(client: Client, 
             await task
 
 
-async def test_an_instruction_that_cannot_be_carried_out_says_so(client: Client, own_server: PrivateServer) -> None:
+async def test_an_instruction_that_cannot_be_carried_out_says_so(
+    client: Client, own_server: PrivateServer
+) -> None:
     # The error hides none of the block's own; without it, the block would end as if all were well.
     message = await of_a_reliable_queue(client)
     with pytest.raises(delayq.LeaseLost):  # noqa: PT012

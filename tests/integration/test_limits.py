@@ -37,8 +37,14 @@ async def test_nothing_is_written_of_what_is_too_much(server: PrivateServer) -> 
             lambda: jobs.offer(b"", id=""),
             lambda: jobs.offer(b"", headers={"a": "x" * 16_384}),
             lambda: jobs.offer(b"", headers={"a": "é" * 8_192}),
-            *(lambda priority=priority: jobs.offer(b"", priority=priority) for priority in (-1, 10, True, 1.0, "1")),
-            *(lambda ttl=ttl: jobs.offer(b"", ttl=ttl) for ttl in (0, -1, float("nan"), float("inf"), 2.0**53, "1")),
+            *(
+                lambda priority=priority: jobs.offer(b"", priority=priority)
+                for priority in (-1, 10, True, 1.0, "1")
+            ),
+            *(
+                lambda ttl=ttl: jobs.offer(b"", ttl=ttl)
+                for ttl in (0, -1, float("nan"), float("inf"), 2.0**53, "1")
+            ),
             lambda: jobs.schedule(LONG, every=1, value=b""),
             lambda: jobs.schedule("", every=1, value=b""),
             lambda: jobs.schedule("a", cron="* * * * " + "1," * 300 + "1", value=b""),

@@ -1,4 +1,6 @@
-"""Many clients wait on one queue: each message comes once, and one call per due moment is enough, even as clients come and go."""
+"""Many clients wait on one queue: each message comes once, and one call per due moment is enough,
+even as clients come and go.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ["raw"]
 
-# The re-check interval: longer than any test, so every message that arrives does so without the re-check.
+# The re-check interval: longer than any test, so every message that arrives does so without the
+# re-check.
 NEVER = HOUR
 # Seconds between two due moments: longer than a stagger.
 APART = 0.025
-# A machine that is busy with other work wakes all clients late and together, but not in every round.
+# A machine that is busy with other work wakes all clients late and together, but not in every
+# round.
 ROUNDS = 12
 
 
@@ -46,11 +50,17 @@ class Kind:
         self.script = (CLAIM if self.reliable else TRANSFER).name
 
     def open(self, client: Client) -> Any:
-        return client.reliable_queue("jobs", lease=LEASE) if self.reliable else client.delayed_queue("jobs")
+        return (
+            client.reliable_queue("jobs", lease=LEASE)
+            if self.reliable
+            else client.delayed_queue("jobs")
+        )
 
     async def offer(self, queue: Any, delays: dict[int, float]) -> None:
         if self.reliable:
-            await queue.offer_many([Offer(value=value, delay=delay) for value, delay in delays.items()])
+            await queue.offer_many(
+                [Offer(value=value, delay=delay) for value, delay in delays.items()]
+            )
         else:
             await queue.offer_many(list(delays.items()))
 
@@ -95,7 +105,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[RedisClient]:
 
 
 class Crowd:
-    """A group of clients that all consume one queue, with a record of which client got which message."""
+    """A group of clients that all consume one queue, with a record of which client got which
+    message.
+    """
 
     def __init__(self, kind: Kind, url: str, *, resync: float = NEVER) -> None:
         self.kind = kind
@@ -121,7 +133,9 @@ class Crowd:
                 await asyncio.gather(*self.consumers, return_exceptions=True)
 
     async def _join(self, place: int) -> None:
-        client = await self._stack.enter_async_context(delayq.connect(self.url, resync_interval=self.resync))
+        client = await self._stack.enter_async_context(
+            delayq.connect(self.url, resync_interval=self.resync)
+        )
         queue = self.kind.open(client)
         self.clients.append(client)
         self.queues.append(queue)
@@ -160,7 +174,9 @@ class Crowd:
 
 
 async def one_of_many(a_round: Callable[[], Awaitable[float]], most: float) -> None:
-    """Require that one of several rounds costs at most ``most``: in the others, the machine may have been busy."""
+    """Require that one of several rounds costs at most ``most``: in the others, the machine may
+    have been busy.
+    """
     costs: list[float] = []
     for _ in range(ROUNDS):
         costs.append(await a_round())
@@ -202,10 +218,17 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
         alive = set(range(4))
         at = 0
         while len(alive) > 1:
-            await crowd.offer({at + n: 0.02 + n * APART for n in range(6)} | {at + 6: 0.4, at + 7: 0.45}, by=queue)
-            # An offer announces only when its first message is due. The others learn of the last ones from notices alone.
+            await crowd.offer(
+                {at + n: 0.02 + n * APART for n in range(6)} | {at + 6: 0.4, at + 7: 0.45}, by=queue
+            )
+            # An offer announces only when its first message is due. The others learn of the last
+            # ones from notices alone.
             await until(lambda at=at: at + 5 in crowd.values)  # type: ignore[misc]
-            first = [place for place in sorted(alive) if not crowd.queues[place]._open.wakeups.plan.stagger.delay(demand=True)]
+            first = [
+                place
+                for place in sorted(alive)
+                if not crowd.queues[place]._open.wakeups.plan.stagger.delay(demand=True)
+            ]
             for place in first[: len(alive) - 1]:
                 alive.remove(place)
                 if fate == "silent":
@@ -219,7 +242,9 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
         crowd.check()
 
 
-async def test_a_lone_client_gives_hardly_any_notices(server: PrivateServer, kind: Kind, raw: Any) -> None:
+async def test_a_lone_client_gives_hardly_any_notices(
+    server: PrivateServer, kind: Kind, raw: Any
+) -> None:
     crowd = Crowd(kind, server.url)
     async with crowd.of(1):
         await crowd.subscribed(raw)
@@ -242,7 +267,8 @@ async def test_several_clients_do_give_notices(server: PrivateServer, kind: Kind
         await raw.config_resetstat()
         await crowd.complete()
         published = (await raw.info("commandstats"))["cmdstat_publish"]["calls"]
-        # There are no notices for messages that came due together because the machine was busy with other work.
+        # There are no notices for messages that came due together because the machine was busy with
+        # other work.
         assert published >= 5
         crowd.check()
 
@@ -321,7 +347,9 @@ async def test_lost_notices_double_nothing_and_delay_nothing_for_ever(
         rager: asyncio.Task[None] | None = None
         if lost == "one client is deaf":
             # A half-open link looks like silence.
-            monkeypatch.setattr(crowd.clients[0]._open_session().scheduler.subscriber, "_handle", lambda _: None)
+            monkeypatch.setattr(
+                crowd.clients[0]._open_session().scheduler.subscriber, "_handle", lambda _: None
+            )
         else:
             rager = asyncio.create_task(rage())
         for start in range(0, 120, 12):
@@ -337,7 +365,10 @@ async def test_lost_notices_double_nothing_and_delay_nothing_for_ever(
 async def test_a_message_without_delay_reaches_a_call_that_waits_and_did_not_ask(
     server: PrivateServer, kind: Kind, calls: Counter[RedisClient], raw: Any
 ) -> None:
-    async with delayq.connect(server.url, resync_interval=NEVER) as client, delayq.connect(server.url) as other:
+    async with (
+        delayq.connect(server.url, resync_interval=NEVER) as client,
+        delayq.connect(server.url) as other,
+    ):
         queue, theirs = kind.open(client), kind.open(other)
         await kind.offer(theirs, {0: 0})
         assert await kind.take(queue) == 0
@@ -350,22 +381,33 @@ async def test_a_message_without_delay_reaches_a_call_that_waits_and_did_not_ask
             assert calls[queue._session.server] > made
 
 
-async def test_a_message_that_came_while_nobody_waited_reaches_whoever_waits_next(server: PrivateServer, kind: Kind) -> None:
-    """The client believes that nothing is due; the announcement comes before, while, or after the call begins."""
+async def test_a_message_that_came_while_nobody_waited_reaches_whoever_waits_next(
+    server: PrivateServer, kind: Kind
+) -> None:
+    """The client believes that nothing is due; the announcement comes before, while, or after the
+    call begins.
+    """
     chance = random.Random(5)
-    async with delayq.connect(server.url, resync_interval=NEVER) as client, delayq.connect(server.url) as other:
+    async with (
+        delayq.connect(server.url, resync_interval=NEVER) as client,
+        delayq.connect(server.url) as other,
+    ):
         queue, theirs = kind.open(client), kind.open(other)
         await kind.offer(theirs, {-1: 0})
         assert await kind.take(queue) == -1
         for value in range(200):
-            offering = asyncio.create_task(kind.offer(theirs, {value: chance.choice((0, 0, 0.001, 0.004))}))
+            offering = asyncio.create_task(
+                kind.offer(theirs, {value: chance.choice((0, 0, 0.001, 0.004))})
+            )
             for _ in range(chance.randrange(12)):
                 await asyncio.sleep(chance.choice((0, 0, 0.0005)))
             assert await asyncio.wait_for(kind.take(queue), 20) == value
             await offering
 
 
-async def test_what_comes_in_large_offers_reaches_all_who_wait_without_the_recheck(server: PrivateServer, kind: Kind) -> None:
+async def test_what_comes_in_large_offers_reaches_all_who_wait_without_the_recheck(
+    server: PrivateServer, kind: Kind
+) -> None:
     """A batch is backdated slightly to keep its order. No earlier claim may hide it."""
     crowd = Crowd(kind, server.url)
     async with crowd.of(3), delayq.connect(server.url) as producer:
@@ -378,11 +420,18 @@ async def test_what_comes_in_large_offers_reaches_all_who_wait_without_the_reche
         crowd.check()
 
 
-async def test_clients_that_take_one_by_one_get_all_that_others_offer(server: PrivateServer, kind: Kind) -> None:
-    """The re-check never helps here: a message that one client knows of, or leaves to another, must not be forgotten."""
+async def test_clients_that_take_one_by_one_get_all_that_others_offer(
+    server: PrivateServer, kind: Kind
+) -> None:
+    """The re-check never helps here: a message that one client knows of, or leaves to another, must
+    not be forgotten.
+    """
     chance, got = random.Random(3), list[int]()
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(delayq.connect(server.url, resync_interval=NEVER)) for _ in range(3)]
+        clients = [
+            await stack.enter_async_context(delayq.connect(server.url, resync_interval=NEVER))
+            for _ in range(3)
+        ]
         queues = [kind.open(client) for client in clients]
 
         async def take(queue: Any) -> None:
@@ -393,7 +442,11 @@ async def test_clients_that_take_one_by_one_get_all_that_others_offer(server: Pr
         takers = [asyncio.create_task(take(queue)) for queue in queues for _ in range(2)]
         for start in range(0, 600, 6):
             await kind.offer(
-                chance.choice(queues), {start + n: chance.choice((0, 0.001, 0.01, chance.random() * 0.1)) for n in range(6)}
+                chance.choice(queues),
+                {
+                    start + n: chance.choice((0, 0.001, 0.01, chance.random() * 0.1))
+                    for n in range(6)
+                },
             )
             await asyncio.sleep(chance.choice((0, 0.005)))
         await until(lambda: len(got) >= 600, 30)
@@ -404,7 +457,10 @@ async def test_clients_that_take_one_by_one_get_all_that_others_offer(server: Pr
 
 
 async def test_a_pause_is_known_and_its_end_too(server: PrivateServer, raw: Any) -> None:
-    async with delayq.connect(server.url, resync_interval=NEVER) as client, delayq.connect(server.url) as other:
+    async with (
+        delayq.connect(server.url, resync_interval=NEVER) as client,
+        delayq.connect(server.url) as other,
+    ):
         queue: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE)
         theirs: ReliableQueue[int] = other.reliable_queue("jobs", lease=LEASE)
         await theirs.pause()

@@ -1,4 +1,6 @@
-"""Old records become current ones, and nothing else changes: not the messages, their order, or their due times."""
+"""Old records become current ones, and nothing else changes: not the messages, their order, or
+their due times.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,12 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 def packed(form: str, record_id: bytes, payload: bytes) -> bytes:
     marker = b"\x08" if form in (CURRENT, CURRENT_4) else b""
-    return marker + record_id + struct.pack("<Q" if form in (CURRENT, OLD) else "<I", len(payload)) + payload
+    return (
+        marker
+        + record_id
+        + struct.pack("<Q" if form in (CURRENT, OLD) else "<I", len(payload))
+        + payload
+    )
 
 
 def current(record: bytes) -> bytes:
@@ -71,7 +78,10 @@ def current(record: bytes) -> bytes:
 def some_records(count: int, forms: tuple[str, ...] = READABLE, seed: int = 1) -> list[bytes]:
     chance = random.Random(seed)
     # Use few payloads, so that many are equal.
-    return [packed(chance.choice(forms), chance.randbytes(8), b"%d" % chance.randrange(9)) for _ in range(count)]
+    return [
+        packed(chance.choice(forms), chance.randbytes(8), b"%d" % chance.randrange(9))
+        for _ in range(count)
+    ]
 
 
 class Raw:
@@ -122,8 +132,11 @@ async def done(client: delayq.Client, **options: Any) -> Migration:
 
 @pytest.mark.parametrize("where", ["both", "list", "set"])
 @pytest.mark.parametrize("form", READABLE)
-async def test_each_form_becomes_current(client: delayq.Client, raw: Raw, form: str, where: str) -> None:
-    # Include an id that begins with the first byte of the current form, and a payload with every byte value.
+async def test_each_form_becomes_current(
+    client: delayq.Client, raw: Raw, form: str, where: str
+) -> None:
+    # Include an id that begins with the first byte of the current form, and a payload with every
+    # byte value.
     for record_id in (b"ABCDEFGH", b"\x08BCDEFGH"):
         raw.redis.flushall()
         payload = bytes(range(256))
@@ -157,7 +170,12 @@ async def test_order_and_due_times_stay(client: delayq.Client, raw: Raw) -> None
     assert raw.dues() == {current(record): score for record, score in scores.items()}
     forms = Counter(migration.form_of(record) for record in records)
     assert result.found == forms
-    assert (result.looked_at, result.current, result.malformed, result.merged) == (1500, forms[CURRENT], 0, 0)
+    assert (result.looked_at, result.current, result.malformed, result.merged) == (
+        1500,
+        forms[CURRENT],
+        0,
+        0,
+    )
     assert result.rewritten == 1500 - forms[CURRENT] == sum(result.outdated.values())
     assert (result.complete, result.passes) == (True, 2)
 
@@ -171,8 +189,12 @@ async def test_a_second_run_finds_nothing_to_do(client: delayq.Client, raw: Raw)
     assert raw.dump() == before
 
 
-@pytest.mark.parametrize("score", [-math.inf, math.inf, -5.0, 0.0, 0.1, 1795220531738.5, 2.0**53 - 1, 1e300])
-async def test_a_due_time_is_not_touched_even_if_it_is_none(client: delayq.Client, raw: Raw, score: float) -> None:
+@pytest.mark.parametrize(
+    "score", [-math.inf, math.inf, -5.0, 0.0, 0.1, 1795220531738.5, 2.0**53 - 1, 1e300]
+)
+async def test_a_due_time_is_not_touched_even_if_it_is_none(
+    client: delayq.Client, raw: Raw, score: float
+) -> None:
     for where in ("both", "set"):
         raw.redis.flushall()
         (record,) = some_records(1, (OLD,))
@@ -191,7 +213,12 @@ async def test_what_is_malformed_stays(client: delayq.Client, raw: Raw) -> None:
     result = await done(client)
     assert raw.ordered() == [in_both, current(good[0]), listed, *map(current, good[1:])]
     assert set(raw.dues()) == {in_both, in_set, b"", *map(current, good)}
-    assert (result.looked_at, result.rewritten, result.malformed, result.complete) == (8, 4, 4, True)
+    assert (result.looked_at, result.rewritten, result.malformed, result.complete) == (
+        8,
+        4,
+        4,
+        True,
+    )
 
 
 async def test_what_stands_in_one_place_alone(client: delayq.Client, raw: Raw) -> None:
@@ -206,7 +233,9 @@ async def test_what_stands_in_one_place_alone(client: delayq.Client, raw: Raw) -
     assert result.found == Counter(migration.form_of(record) for record in both + listed + in_set)
 
 
-async def test_a_queue_without_an_ordered_list(client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_queue_without_an_ordered_list(
+    client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Hold few records at a time, so that the queue is rewritten in portions, like a large one.
     monkeypatch.setattr(migration, "_HELD", 1000)
     records = some_records(1500)
@@ -228,7 +257,9 @@ async def test_a_record_listed_twice_stays_listed_twice(client: delayq.Client, r
 
 
 @pytest.mark.parametrize("listed", ["old", "current", "neither"])
-async def test_a_record_in_both_forms_is_one_message(client: delayq.Client, raw: Raw, listed: str) -> None:
+async def test_a_record_in_both_forms_is_one_message(
+    client: delayq.Client, raw: Raw, listed: str
+) -> None:
     old = packed(OLD, b"ABCDEFGH", b"5")
     new = current(old)
     others = some_records(3, (OLD,))
@@ -236,14 +267,20 @@ async def test_a_record_in_both_forms_is_one_message(client: delayq.Client, raw:
     # The current record is the one that was rescheduled: no reschedule ever touches the other.
     raw.redis.zadd(Z, {old: 1000, new: 2000})
     result = await done(client)
-    assert raw.ordered() == [current(others[0]), *([] if listed == "neither" else [new]), *map(current, others[1:])]
+    assert raw.ordered() == [
+        current(others[0]),
+        *([] if listed == "neither" else [new]),
+        *map(current, others[1:]),
+    ]
     assert raw.dues()[new] == 2000
     assert len(raw.dues()) == 4
     assert (result.merged, result.complete) == (1, True)
     assert result.looked_at == 5
 
 
-async def test_a_list_that_another_tool_left_behind_follows_its_set(client: delayq.Client, raw: Raw) -> None:
+async def test_a_list_that_another_tool_left_behind_follows_its_set(
+    client: delayq.Client, raw: Raw
+) -> None:
     # The other tool stopped after rewriting only one of the two structures.
     a, b = some_records(2, (OLD,))
     raw.put(a, current(b), where="list")
@@ -256,7 +293,13 @@ async def test_a_list_that_another_tool_left_behind_follows_its_set(client: dela
 async def test_every_message_comes_once_afterwards(client: delayq.Client, raw: Raw) -> None:
     chance = random.Random(4)
     numbers = range(300)
-    raw.put(*(packed(chance.choice(READABLE), chance.randbytes(8), b"%d" % number) for number in numbers), due=1000)
+    raw.put(
+        *(
+            packed(chance.choice(READABLE), chance.randbytes(8), b"%d" % number)
+            for number in numbers
+        ),
+        due=1000,
+    )
     await done(client)
     queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
     got: list[int] = []
@@ -313,7 +356,9 @@ def narrow() -> Script:
     return script
 
 
-async def test_a_32_bit_server_gets_its_own_form(client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_32_bit_server_gets_its_own_form(
+    client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scripts, "MIGRATE", narrow())
     records = some_records(100)
     raw.put(*records[:60])
@@ -330,7 +375,9 @@ async def test_a_32_bit_server_gets_its_own_form(client: delayq.Client, raw: Raw
 # Dry runs
 
 
-async def test_a_dry_run_changes_nothing_and_counts_as_a_real_one(client: delayq.Client, raw: Raw) -> None:
+async def test_a_dry_run_changes_nothing_and_counts_as_a_real_one(
+    client: delayq.Client, raw: Raw
+) -> None:
     raw.put(*some_records(200), b"noise")
     raw.put(*some_records(30, seed=2), b"more noise", where="set")
     raw.put(*some_records(20, seed=3), where="list")
@@ -350,7 +397,10 @@ async def test_a_dry_run_changes_nothing_and_counts_as_a_real_one(client: delayq
 async def test_list_and_set_are_read_alike(client: delayq.Client, raw: Raw, seed: int) -> None:
     # The script reads the list; Python reads the set.
     chance = random.Random(seed)
-    records = [record[: len(record) - chance.choice((0, 0, 0, 1, 9))] for record in some_records(400, seed=seed)]
+    records = [
+        record[: len(record) - chance.choice((0, 0, 0, 1, 9))]
+        for record in some_records(400, seed=seed)
+    ]
     records += [chance.randbytes(chance.randrange(24)) for _ in range(100)]
     records = list(dict.fromkeys(records))
     raw.put(*records, where="list")
@@ -373,7 +423,9 @@ def removals(chance: random.Random, raw: Raw, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["head", "tail", "anywhere"])
-async def test_nothing_is_skipped_while_others_remove(client: delayq.Client, raw: Raw, how: str) -> None:
+async def test_nothing_is_skipped_while_others_remove(
+    client: delayq.Client, raw: Raw, how: str
+) -> None:
     chance = random.Random(how)
     records = some_records(400, (OLD, OLD_4))
     raw.put(*records)
@@ -381,7 +433,8 @@ async def test_nothing_is_skipped_while_others_remove(client: delayq.Client, raw
     async for step in migrate(client, "orders", batch=7):
         if first_pass and step.phase.startswith("sorted set"):
             first_pass = False
-            # One walk is enough: every record that was there when it began, and still is, is current.
+            # One walk is enough: every record that was there when it began, and still is, is
+            # current.
             left = raw.ordered()
             assert left
             assert all(record == current(record) for record in left)
@@ -455,14 +508,18 @@ async def test_what_is_offered_while_the_set_is_read_keeps_both_its_places(
     assert raw.ordered() == [current(record) for record in listed]
 
 
-async def test_a_step_may_be_repeated(server: PrivateServer, client: delayq.Client, raw: Raw) -> None:
+async def test_a_step_may_be_repeated(
+    server: PrivateServer, client: delayq.Client, raw: Raw
+) -> None:
     # A step is repeated after a lost answer; the list may have changed in the meantime.
     records = some_records(50)
     raw.put(*records)
     caller: RedisClient = client._open_session().server
     reply = await caller.run(MIGRATE, (Z, L), (1, 40, 20))
     assert reply[:3] == [8, 50, 20]
-    expected = [current(record) if 20 <= place < 40 else record for place, record in enumerate(records)]
+    expected = [
+        current(record) if 20 <= place < 40 else record for place, record in enumerate(records)
+    ]
     assert raw.ordered() == expected
     reply = await caller.run(MIGRATE, (Z, L), (1, 40, 20))
     assert reply[4:] == [20, 20, *[0] * 13]
@@ -476,7 +533,12 @@ async def test_a_step_may_be_repeated(server: PrivateServer, client: delayq.Clie
 
 
 SCORES = st.sampled_from([0.0, 5.0, 1e12, 1.9e12, 1.9e12 + 1, 0.5, -1.0, math.inf])
-MESSAGES = st.tuples(st.sampled_from(READABLE), st.binary(max_size=6), SCORES, st.sampled_from(["both"] * 6 + ["list", "set"]))
+MESSAGES = st.tuples(
+    st.sampled_from(READABLE),
+    st.binary(max_size=6),
+    SCORES,
+    st.sampled_from(["both"] * 6 + ["list", "set"]),
+)
 CHANGES = st.one_of(
     st.tuples(st.just("offer"), MESSAGES),
     st.tuples(st.sampled_from(["transfer", "cancel", "poll"]), st.integers(0, 1000)),
@@ -484,14 +546,23 @@ CHANGES = st.one_of(
 )
 
 
-@given(st.lists(MESSAGES, max_size=40), st.lists(CHANGES, max_size=40), st.integers(1, 9), st.integers(0, 2**32))
-@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    st.lists(MESSAGES, max_size=40),
+    st.lists(CHANGES, max_size=40),
+    st.integers(1, 9),
+    st.integers(0, 2**32),
+)
+@settings(
+    max_examples=examples(200),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_a_migration_changes_nothing_but_the_form(
     server: PrivateServer, messages: list[Any], changes: list[Any], batch: int, seed: int
 ) -> None:
     server.flush()
     chance = random.Random(seed)
-    # The model: messages in offer order and their due times, both by the current form of the record.
+    # The model: messages in offer order and their due times, both by the current form of the
+    # record.
     listed: list[bytes] = []
     dues: dict[bytes, float] = {}
 
@@ -528,7 +599,11 @@ def test_a_migration_changes_nothing_but_the_form(
                     case (what, place):
                         change(raw, what, place)
             # Every record that was there at first is current, whatever happened in the meantime.
-            assert all(record == current(record) for record in [*raw.ordered(), *raw.dues()] if current(record) in started)
+            assert all(
+                record == current(record)
+                for record in [*raw.ordered(), *raw.dues()]
+                if current(record) in started
+            )
             assert (await done(client)).complete
 
     with redis.Redis.from_url(server.url) as connection:
@@ -542,7 +617,9 @@ def test_a_migration_changes_nothing_but_the_form(
 
 
 @pytest.mark.parametrize("key", [Z, L])
-async def test_a_key_of_a_foreign_type_is_refused_and_nothing_changed(client: delayq.Client, raw: Raw, key: str) -> None:
+async def test_a_key_of_a_foreign_type_is_refused_and_nothing_changed(
+    client: delayq.Client, raw: Raw, key: str
+) -> None:
     raw.put(*some_records(5, (OLD,)))
     raw.redis.set(key, "x")
     before = raw.dump()
@@ -604,7 +681,9 @@ def pace_after(pace: migration._Pace, *milliseconds: float, monkeypatch: pytest.
     return pace.size
 
 
-def test_steps_grow_while_they_are_quick_and_shrink_when_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_grow_while_they_are_quick_and_shrink_when_they_are_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pace = migration._Pace(100)
     pace._way = 0.0002
     assert pace.size == 10
@@ -656,7 +735,9 @@ def test_the_command_sums_up(server: PrivateServer, raw: Raw) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_the_command_has_json(server: PrivateServer, raw: Raw, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_has_json(
+    server: PrivateServer, raw: Raw, capsys: pytest.CaptureFixture[str]
+) -> None:
     raw.put(*some_records(20, (OLD_4,)), b"noise")
     assert command(["migrate", "orders", "--url", server.url, "--json", "--batch", "3"]) == 0
     figures = json.loads(capsys.readouterr().out)
@@ -678,7 +759,10 @@ def test_the_command_has_json(server: PrivateServer, raw: Raw, capsys: pytest.Ca
 
 
 def test_the_dry_run_of_the_command_changes_nothing(
-    server: PrivateServer, raw: Raw, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: PrivateServer,
+    raw: Raw,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     raw.put(*some_records(7, (OLD,)), *some_records(5, (CURRENT_4,)), due=5)
     before = raw.dump()
@@ -690,7 +774,9 @@ def test_the_dry_run_of_the_command_changes_nothing(
     assert err == ""
 
 
-def test_a_queue_with_nothing_pending_is_current(server: PrivateServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_queue_with_nothing_pending_is_current(
+    server: PrivateServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command(["migrate", "ordres", "--url", server.url]) == 0
     assert "queue 'ordres' has no pending messages" in capsys.readouterr().out
     assert server.call("DBSIZE") == b":0"
@@ -724,14 +810,18 @@ def test_an_error_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_without_an_address_no_server_is_made_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_address_no_server_is_made_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("DELAYQ_URL", raising=False)
     assert command(["migrate", "orders"]) == 2
     assert "DELAYQ_URL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", [Z, L])
-def test_a_foreign_type_is_one_line(server: PrivateServer, raw: Raw, capsys: pytest.CaptureFixture[str], key: str) -> None:
+def test_a_foreign_type_is_one_line(
+    server: PrivateServer, raw: Raw, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
     raw.put(*some_records(5, (OLD,)))
     raw.redis.set(key, "x")
     assert command(["migrate", "orders", "--url", server.url]) == 2
@@ -741,7 +831,10 @@ def test_a_foreign_type_is_one_line(server: PrivateServer, raw: Raw, capsys: pyt
 
 
 def test_an_incomplete_migration_is_a_bad_result(
-    server: PrivateServer, raw: Raw, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: PrivateServer,
+    raw: Raw,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(migration, "_MAX_PASSES", 1)
     raw.put(*some_records(5, (OLD,)))
@@ -749,7 +842,9 @@ def test_an_incomplete_migration_is_a_bad_result(
     assert "NOT FINISHED" in capsys.readouterr().out
 
 
-def in_a_terminal(*arguments: str, act: Callable[[subprocess.Popen[bytes], str], None] | None = None) -> tuple[str, int]:
+def in_a_terminal(
+    *arguments: str, act: Callable[[subprocess.Popen[bytes], str], None] | None = None
+) -> tuple[str, int]:
     """Run the command in a terminal of 80 columns, and return its output and its exit status."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -797,7 +892,9 @@ def test_ctrl_c_leaves_whole_records(own_server: PrivateServer) -> None:
                 sent.append(signal.SIGINT)
                 process.send_signal(signal.SIGINT)
 
-        written, status = in_a_terminal("orders", "--url", own_server.url, "--batch", "1", act=interrupt)
+        written, status = in_a_terminal(
+            "orders", "--url", own_server.url, "--batch", "1", act=interrupt
+        )
         assert status == 130
         assert "stopped" in written
         assert "Traceback" not in written

@@ -1,7 +1,8 @@
-"""A user without channels, as ``ACL SETUSER name on >password ~* +@all`` creates on Redis 7 and Valkey, loses nothing.
+"""A user without channels, as ``ACL SETUSER name on >password ~* +@all`` creates on Redis 7 and
+Valkey, loses nothing.
 
-An announcement that only delayq hears is a hint, so the call does its work without it. A call whose announcement Redisson's
-clients depend on is refused, and changes nothing.
+An announcement that only delayq hears is a hint, so the call does its work without it. A call whose
+announcement Redisson's clients depend on is refused, and changes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ KEYS = DelayedKeys.of(NAME)
 @pytest.fixture
 async def silent(server: PrivateServer) -> AsyncIterator[delayq.Client]:
     """Open a client as that user."""
-    async with granted(server, WITHOUT_CHANNELS) as url, delayq.connect(url, resync_interval=0.1) as client:
+    async with (
+        granted(server, WITHOUT_CHANNELS) as url,
+        delayq.connect(url, resync_interval=0.1) as client,
+    ):
         yield client
 
 
@@ -62,7 +66,9 @@ async def test_a_new_head_for_redisson_is_refused_and_nothing_changed(
     receipt = await theirs.offer("pending", 60)
     await theirs.aclose()
     queue: delayq.DelayedQueue[Any] = silent.delayed_queue(NAME)
-    mine = delayq.Receipt(queue, receipt._payload, (receipt._id, receipt._score, receipt._length_bytes))
+    mine = delayq.Receipt(
+        queue, receipt._payload, (receipt._id, receipt._score, receipt._length_bytes)
+    )
     before = await contents(raw)
     for change in (lambda: queue.offer("sooner", 30), lambda: mine.reschedule(30)):
         with pytest.raises(delayq.ServerRefused):
@@ -73,7 +79,9 @@ async def test_a_new_head_for_redisson_is_refused_and_nothing_changed(
     assert await queue.pending.size() == 2
 
 
-async def test_the_reschedule_of_a_head_is_announced_while_it_stays_the_head(client: delayq.Client, raw: Any) -> None:
+async def test_the_reschedule_of_a_head_is_announced_while_it_stays_the_head(
+    client: delayq.Client, raw: Any
+) -> None:
     queue = client.delayed_queue(NAME)
     first, second = await queue.offer_many([("a", 60), ("b", 70)])
     async with raw.pubsub(ignore_subscribe_messages=True) as listener:
@@ -81,7 +89,8 @@ async def test_the_reschedule_of_a_head_is_announced_while_it_stays_the_head(cli
         while (message := await listener.get_message(timeout=1)) is not None:
             assert message["type"] == "subscribe"
         await first.reschedule(65)
-        await first.reschedule(80)  # no longer the head: the others wake up at 65 s, and learn of the next one
+        # No longer the head: the others wake up at 65 s, and learn of the next one.
+        await first.reschedule(80)
         await first.reschedule(90)
         await second.reschedule(10)
         heard = [int((await listener.get_message(timeout=5))["data"]) for _ in range(2)]
@@ -105,7 +114,9 @@ async def test_a_nack_for_redisson_is_refused_and_the_message_stays_under_its_le
     assert await nothing_left(raw)
 
 
-async def test_a_reliable_queue_does_all_its_work(silent: delayq.Client, raw: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reliable_queue_does_all_its_work(
+    silent: delayq.Client, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     queue = silent.reliable_queue(NAME, lease=60, max_attempts=3)
     await queue.offer_many([delayq.Offer(n, id=str(n), priority=n % 2) for n in range(4)])
     await queue.offer("instead", id="3", on_duplicate="replace")
@@ -121,14 +132,22 @@ async def test_a_reliable_queue_does_all_its_work(silent: delayq.Client, raw: An
     await queue.pause()
     assert await queue.resume()
     again = await queue.claim(10, wait=5)
-    assert sorted((message.id, message.attempt) for message in again) == [("0", 2), ("1", 1), ("2", 1)]
+    assert sorted((message.id, message.attempt) for message in again) == [
+        ("0", 2),
+        ("1", 1),
+        ("2", 1),
+    ]
     for message in again:
         await message.ack()
     await queue.schedule("often", every=0.02, value=1)
     (occurrence,) = await queue.claim(wait=5)
     await occurrence.ack()
     assert await queue.unschedule("often")
-    told = [record.getMessage() for record in caplog.records if "no permission to PUBLISH" in record.getMessage()]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if "no permission to PUBLISH" in record.getMessage()
+    ]
     # Once by the call that offers, once by the call that claims.
     assert len(told) <= 2
     assert any(repr(NAME) in line for line in told)

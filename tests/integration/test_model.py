@@ -1,6 +1,7 @@
 """Run random operations on a real queue and on a plain model of it, and compare them.
 
-Time does not pass in the model: a message is due either now or in an hour, so nothing here depends on the speed of the machine.
+Time does not pass in the model: a message is due either now or in an hour, so nothing here depends
+on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 import delayq
 from tests.support.depth import examples
@@ -37,7 +44,8 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
             self.runner = asyncio.Runner()
             self.client = delayq.connect(server.url)
             self.queue: delayq.DelayedQueue[int] = self.run(self.open())
-            # Pending messages in offer order. Those due in an hour all come after those due now, in the order of due_at.
+            # Pending messages in offer order. Those due in an hour all come after those due now, in
+            # the order of due_at.
             self.pending: list[delayq.Receipt[int]] = []
             self.values: dict[str, int] = {}
             # Due messages in delivery order.
@@ -71,7 +79,9 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
 
         @rule(values=st.lists(VALUES, min_size=1, max_size=5))
         def offer_for_later(self, values: list[int]) -> None:
-            for receipt, value in zip(self.run(self.queue.offer_many([(v, HOUR) for v in values])), values, strict=True):
+            for receipt, value in zip(
+                self.run(self.queue.offer_many([(v, HOUR) for v in values])), values, strict=True
+            ):
                 self.pending.append(receipt)
                 self.values[receipt.id] = value
 
@@ -211,14 +221,18 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
         @rule(n=st.integers(1, 3))
         def poll_pending(self, n: int) -> None:
             expected = self.in_poll_order()[:n]
-            assert self.run(self.queue.pending.poll_many(n)) == [self.values[receipt.id] for receipt in expected]
+            assert self.run(self.queue.pending.poll_many(n)) == [
+                self.values[receipt.id] for receipt in expected
+            ]
             self.forget(expected)
 
         @rule()
         def poll_last(self) -> None:
             last = self.in_poll_order()[-1:]
             expected = [self.values[receipt.id] for receipt in last]
-            assert self.run(self.queue.pending.poll_last_and_offer_first_to("orders")) == (expected[0] if expected else None)
+            assert self.run(self.queue.pending.poll_last_and_offer_first_to("orders")) == (
+                expected[0] if expected else None
+            )
             self.forget(last)
             self.due[:0] = expected
 
@@ -230,7 +244,11 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
 
         @rule(values=st.lists(VALUES, max_size=2), keep=st.booleans())
         def remove_all_or_retain_all(self, values: list[int], keep: bool) -> None:
-            hits = [receipt for receipt in self.pending if (self.values[receipt.id] in values) is not keep]
+            hits = [
+                receipt
+                for receipt in self.pending
+                if (self.values[receipt.id] in values) is not keep
+            ]
             method = self.queue.pending.retain_all if keep else self.queue.pending.remove_all
             assert self.run(method(values)) == bool(hits)
             self.forget(hits)
@@ -282,5 +300,6 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
 @pytest.mark.parametrize("listed", [True, False], ids=["with ordered list", "without"])
 def test_a_queue_behaves_like_its_model(server: PrivateServer, listed: bool) -> None:
     run_state_machine_as_test(
-        queue_machine(server, listed=listed), settings=settings(max_examples=examples(200), stateful_step_count=25)
+        queue_machine(server, listed=listed),
+        settings=settings(max_examples=examples(200), stateful_step_count=25),
     )

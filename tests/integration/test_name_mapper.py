@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 async def test_the_mapper_comes_before_the_rule_of_braces(server: PrivateServer) -> None:
-    async with delayq.connect(server.url, name_mapper="prod:{}".format) as client, Redis.from_url(server.url) as raw:
+    async with (
+        delayq.connect(server.url, name_mapper="prod:{}".format) as client,
+        Redis.from_url(server.url) as raw,
+    ):
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         assert queue.name == "orders"
         await queue.offer(1, 60)

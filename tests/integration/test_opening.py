@@ -1,4 +1,6 @@
-"""How a client finds its server: over long round trips, past servers that do not answer, and with a clear error if it cannot."""
+"""How a client finds its server: over long round trips, past servers that do not answer, and with a
+clear error if it cannot.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KIND = next(iter(FOUND.values()))
-needs_tls = pytest.mark.skipif("redis-7" not in FOUND, reason=f"TLS NOT TESTED: {MISSING.get('redis-7', 'not among --servers')}")
-needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="TLS NOT TESTED: no openssl program on the PATH")
+needs_tls = pytest.mark.skipif(
+    "redis-7" not in FOUND,
+    reason=f"TLS NOT TESTED: {MISSING.get('redis-7', 'not among --servers')}",
+)
+needs_openssl = pytest.mark.skipif(
+    OPENSSL is None, reason="TLS NOT TESTED: no openssl program on the PATH"
+)
 
 
 @pytest.fixture
 def some_kind(server_kind: Kind) -> Iterator[PrivateServer]:
     """Start a private server that listens on a port."""
-    with PrivateServer(server_kind, tcp=True, options=("--repl-diskless-sync-delay", "0")) as server:
+    with PrivateServer(
+        server_kind, tcp=True, options=("--repl-diskless-sync-delay", "0")
+    ) as server:
         yield server
 
 
@@ -70,7 +79,9 @@ async def test_the_whole_greeting_leaves_before_anything_is_answered(tmp_path: P
 
 @pytest.mark.parametrize("round_trip", [thorough(20), 250])
 @pytest.mark.parametrize("password", [thorough(""), "secret"])
-async def test_a_cluster_opens_over_a_long_round_trip(opened: AsyncExitStack, round_trip: int, password: str) -> None:
+async def test_a_cluster_opens_over_a_long_round_trip(
+    opened: AsyncExitStack, round_trip: int, password: str
+) -> None:
     port = free_port()
     options: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
     options += ("--cluster-port", str(free_port()), "--cluster-announce-port", str(port))
@@ -79,15 +90,21 @@ async def test_a_cluster_opens_over_a_long_round_trip(opened: AsyncExitStack, ro
     await opened.enter_async_context(Links(server, tcp=port, round_trip=round_trip))
     with admin(server) as redis:
         redis.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        wait_for(lambda: _is_served(redis.execute_command("CLUSTER", "INFO")), "the cluster's state")
+        wait_for(
+            lambda: _is_served(redis.execute_command("CLUSTER", "INFO")), "the cluster's state"
+        )
         if password:
             redis.config_set("requirepass", password)
-    async with delayq.connect(f"redis+cluster://{':secret@' if password else ''}127.0.0.1:{port}") as client:
+    async with delayq.connect(
+        f"redis+cluster://{':secret@' if password else ''}127.0.0.1:{port}"
+    ) as client:
         await client.reliable_queue("jobs").offer(1)
 
 
 @pytest.mark.parametrize("round_trip", [thorough(20), 250])
-async def test_a_server_behind_a_sentinel_opens_over_a_long_round_trip(opened: AsyncExitStack, round_trip: int) -> None:
+async def test_a_server_behind_a_sentinel_opens_over_a_long_round_trip(
+    opened: AsyncExitStack, round_trip: int
+) -> None:
     ports = free_port(), free_port()
     master = opened.enter_context(PrivateServer(KIND, tcp=True))
     master.call("CONFIG", "SET", "requirepass", "secret")
@@ -133,11 +150,15 @@ async def test_a_wrong_password_for_the_sentinel_is_told_at_once(some_kind: Priv
     with SentinelServer(some_kind.kind, some_kind.port, password="right") as sentinel:
         for given in ("", "?sentinel_password=wrong"):
             with pytest.raises(delayq.ServerRefused, match="sentinel_password") as caught:
-                await delayq.connect(f"redis+sentinel://127.0.0.1:{sentinel.port}/shop{given}").__aenter__()
+                await delayq.connect(
+                    f"redis+sentinel://127.0.0.1:{sentinel.port}/shop{given}"
+                ).__aenter__()
             assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
 
 
-async def test_the_address_of_a_replica_is_told_at_the_first_write_and_serves_reads(some_kind: PrivateServer) -> None:
+async def test_the_address_of_a_replica_is_told_at_the_first_write_and_serves_reads(
+    some_kind: PrivateServer,
+) -> None:
     with PrivateServer(some_kind.kind, tcp=True) as replica:
         replica.call("REPLICAOF", "127.0.0.1", str(some_kind.port))
         async with delayq.connect(some_kind.url) as client:
@@ -161,12 +182,17 @@ async def test_a_server_that_is_full_may_have_room_later(some_kind: PrivateServe
         await client.reliable_queue("jobs").offer(1)
 
 
-@pytest.mark.skipif("redis-7" not in FOUND, reason="newer servers want a password even for a command that they do not know")
+@pytest.mark.skipif(
+    "redis-7" not in FOUND,
+    reason="newer servers want a password even for a command that they do not know",
+)
 async def test_a_server_without_hello_is_greeted_as_of_old() -> None:
     options = ("--rename-command", "HELLO", "")
     with PrivateServer(FOUND["redis-7"], tcp=True, options=options) as server:
         server.call("CONFIG", "SET", "requirepass", "secret")
-        async with delayq.connect(server.url.replace("//", "//:secret@").replace("/0", "/2")) as client:
+        async with delayq.connect(
+            server.url.replace("//", "//:secret@").replace("/0", "/2")
+        ) as client:
             await client.reliable_queue("jobs").offer(1)
         with pytest.raises(delayq.ServerRefused, match="check user and password"):
             await delayq.connect(server.url.replace("//", "//:wrong@")).__aenter__()
@@ -204,10 +230,16 @@ async def test_a_credential_provider_that_fails_is_asked_again(some_kind: Privat
 
 @needs_tls
 @needs_openssl
-async def test_a_client_certificate_that_is_wanted_or_cannot_be_loaded_is_told_at_once(tmp_path: Path) -> None:
+async def test_a_client_certificate_that_is_wanted_or_cannot_be_loaded_is_told_at_once(
+    tmp_path: Path,
+) -> None:
     authority = Authority.new(tmp_path / "ours")
     port = free_port()
-    options = [*authority.server_options("IP:127.0.0.1", port), "--tls-ca-cert-file", str(authority.certificate)]
+    options = [
+        *authority.server_options("IP:127.0.0.1", port),
+        "--tls-ca-cert-file",
+        str(authority.certificate),
+    ]
     options[options.index("--tls-auth-clients") + 1] = "yes"
     for protocols in ("TLSv1.2", "TLSv1.3"):
         with PrivateServer(FOUND["redis-7"], options=(*options, "--tls-protocols", protocols)):
@@ -215,9 +247,12 @@ async def test_a_client_certificate_that_is_wanted_or_cannot_be_loaded_is_told_a
             with pytest.raises(delayq.ServerRefused, match="client certificate, add ssl_certfile="):
                 await delayq.connect(url).__aenter__()
             with pytest.raises(delayq.ServerRefused, match="certificates cannot be loaded"):
-                await delayq.connect(f"{url}&ssl_certfile={tmp_path}/none.crt&ssl_keyfile={tmp_path}/none.key").__aenter__()
-            own = f"&ssl_certfile={authority.folder}/server.crt&ssl_keyfile={authority.folder}/server.key"
-            async with delayq.connect(url + own) as client:
+                await delayq.connect(
+                    f"{url}&ssl_certfile={tmp_path}/none.crt&ssl_keyfile={tmp_path}/none.key"
+                ).__aenter__()
+            own = f"{authority.folder}/server"
+            url += f"&ssl_certfile={own}.crt&ssl_keyfile={own}.key"
+            async with delayq.connect(url) as client:
                 await client.reliable_queue("jobs").offer(1)
 
 
@@ -233,7 +268,10 @@ class Loops:
         self.others: delayq.DelayedQueue[int] = client.delayed_queue("others")
         self.jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
         self.more: delayq.ReliableQueue[int] = client.reliable_queue("more")
-        self.tasks = [asyncio.create_task(each) for each in (self._loop(), self._take(), self._messages(), self._claim())]
+        self.tasks = [
+            asyncio.create_task(each)
+            for each in (self._loop(), self._take(), self._messages(), self._claim())
+        ]
 
     async def _loop(self) -> int:
         async for value in self.orders:
@@ -270,14 +308,20 @@ async def test_loops_wait_for_a_server_whose_disk_is_full(some_kind: PrivateServ
         with admin(some_kind) as redis:
             redis.config_set("save", "3600 1000000")
             redis.execute_command("BGSAVE")
-            wait_for(lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "err", "the snapshot fails")
+            wait_for(
+                lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "err",
+                "the snapshot fails",
+            )
             asked = client.statistics().errors
             await until(lambda: client.statistics().errors > asked + 5)
             assert not any(task.done() for task in loops.tasks)
             (some_kind.directory / "dump.rdb" / "in the way").rmdir()
             (some_kind.directory / "dump.rdb").rmdir()
             redis.execute_command("BGSAVE")
-            wait_for(lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "ok", "the snapshot succeeds")
+            wait_for(
+                lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "ok",
+                "the snapshot succeeds",
+            )
         await loops.end()
 
 
@@ -295,7 +339,9 @@ async def test_loops_wait_for_a_server_that_is_busy_while_they_connect_again(
     async with delayq.connect(url, resync_interval=0.5) as client:
         loops = Loops(client)
         await loops.offer(0.5)
-        script = asyncio.create_task(asyncio.to_thread(some_kind.call, "EVAL", "while true do end", "0", timeout=30.0))
+        script = asyncio.create_task(
+            asyncio.to_thread(some_kind.call, "EVAL", "while true do end", "0", timeout=30.0)
+        )
         await until(lambda: _says(some_kind, b"-BUSY"))
         links.cut()
         asked = client.statistics().errors

@@ -1,4 +1,6 @@
-"""A trace leads from the request that offers a message to the handler that processes it hours later."""
+"""A trace leads from the request that offers a message to the handler that processes it hours
+later.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def span_id(span: ReadableSpan) -> int:
     return int(span.context.span_id)
 
 
-async def test_request_offer_delay_handler_are_linked_spans(client: Client, traces: Traces, jobs: ReliableQueue[Any]) -> None:
+async def test_request_offer_delay_handler_are_linked_spans(
+    client: Client, traces: Traces, jobs: ReliableQueue[Any]
+) -> None:
     tracer = traces.provider.get_tracer("shop")
     with tracer.start_as_current_span("POST /orders") as request:
         id_ = await jobs.offer({"order": 1}, delay=7200)
@@ -74,7 +78,11 @@ async def test_request_offer_delay_handler_are_linked_spans(client: Client, trac
     await jobs.reschedule(id_, 0)
     await worker.run(burst=True)
 
-    send, process, inner = traces.one("send jobs"), traces.one("process jobs"), traces.one("close order")
+    send, process, inner = (
+        traces.one("send jobs"),
+        traces.one("process jobs"),
+        traces.one("close order"),
+    )
     assert send.parent is not None
     assert send.parent.span_id == request.get_span_context().span_id
     assert send.kind is SpanKind.PRODUCER
@@ -104,7 +112,9 @@ async def test_request_offer_delay_handler_are_linked_spans(client: Client, trac
     assert not trace.get_current_span().get_span_context().is_valid
 
 
-async def test_a_loop_is_traced_and_leaves_nothing_behind(traces: Traces, jobs: ReliableQueue[Any]) -> None:
+async def test_a_loop_is_traced_and_leaves_nothing_behind(
+    traces: Traces, jobs: ReliableQueue[Any]
+) -> None:
     await jobs.offer_many([Offer(number, headers={"mine": "kept"}) for number in range(3)])
     seen = 0
     async for message in jobs:
@@ -169,7 +179,9 @@ async def test_what_failed_is_told(
     assert [event.name for event in span.events] == (["exception"] if kind else [])
 
 
-async def test_a_message_that_cannot_be_read_is_a_failed_span(client: Client, traces: Traces, jobs: ReliableQueue[Any]) -> None:
+async def test_a_message_that_cannot_be_read_is_a_failed_span(
+    client: Client, traces: Traces, jobs: ReliableQueue[Any]
+) -> None:
     await jobs.offer("no number")
     worker = delayq.Worker(client)
 
@@ -183,7 +195,9 @@ async def test_a_message_that_cannot_be_read_is_a_failed_span(client: Client, tr
     assert links(span) == [span_id(traces.one("send jobs"))]
 
 
-async def test_the_second_attempt_links_to_the_same_offer(client: Client, own_server: PrivateServer) -> None:
+async def test_the_second_attempt_links_to_the_same_offer(
+    client: Client, own_server: PrivateServer
+) -> None:
     traces = Traces()
     async with delayq.connect(own_server.url) as other:
         instrument(other, traces.provider)
@@ -197,14 +211,21 @@ async def test_the_second_attempt_links_to_the_same_offer(client: Client, own_se
                 if len(attempts) == 1:
                     raise RetryAfter(0)
     assert attempts == [1, 2]
-    assert [links(span) for span in traces.named("process jobs")] == [[span_id(traces.one("send jobs"))]] * 2
-    assert [(span.attributes or {})["messaging.delayq.message.delivery_attempt"] for span in traces.named("process jobs")] == [
+    assert [links(span) for span in traces.named("process jobs")] == [
+        [span_id(traces.one("send jobs"))]
+    ] * 2
+    assert [
+        (span.attributes or {})["messaging.delayq.message.delivery_attempt"]
+        for span in traces.named("process jobs")
+    ] == [
         1,
         2,
     ]
 
 
-async def test_redissons_format_has_no_headers_so_the_offer_alone_is_a_span(traces: Traces, queue: DelayedQueue[int]) -> None:
+async def test_redissons_format_has_no_headers_so_the_offer_alone_is_a_span(
+    traces: Traces, queue: DelayedQueue[int]
+) -> None:
     receipt = await queue.offer(1, 3600)
     await queue.offer_many([(2, 3600), (3, 3600)])
     one, many = traces.named("send orders")
@@ -214,7 +235,9 @@ async def test_redissons_format_has_no_headers_so_the_offer_alone_is_a_span(trac
     assert await queue.pending.read_all() == [1, 2, 3]
 
 
-async def test_an_offer_that_fails_is_a_failed_span(traces: Traces, jobs: ReliableQueue[Any]) -> None:
+async def test_an_offer_that_fails_is_a_failed_span(
+    traces: Traces, jobs: ReliableQueue[Any]
+) -> None:
     await jobs.offer(1, id="one")
     with pytest.raises(delayq.DuplicateMessage):
         await jobs.offer(2, id="one")
@@ -235,7 +258,9 @@ async def test_partitions_are_traced(client: Client, traces: Traces) -> None:
     assert [links(span) for span in traces.named("process parts")] == [[span_id(send)]] * 8
 
 
-async def test_headers_that_are_none_are_refused_as_without_traces(jobs: ReliableQueue[Any], traces: Traces) -> None:
+async def test_headers_that_are_none_are_refused_as_without_traces(
+    jobs: ReliableQueue[Any], traces: Traces
+) -> None:
     with pytest.raises(delayq.BadInput, match="headers must be a mapping"):
         await jobs.offer(1, headers=[("a", "b")])  # type: ignore[arg-type]
     assert (traces.one("send jobs").attributes or {})["error.type"] == "BadInput"

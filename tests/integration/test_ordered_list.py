@@ -1,4 +1,6 @@
-"""Removing records from the ordered list leaves exactly the others, in order, whichever program wrote them."""
+"""Removing records from the ordered list leaves exactly the others, in order, whichever program
+wrote them.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +29,37 @@ KEYS = DelayedKeys.of("orders")
 
 @st.composite
 def lists(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
-    """Draw records in offer order, both delayq's and Java's, and the positions of those that leave."""
+    """Draw records in offer order, both delayq's and Java's, and the positions of those that
+    leave.
+    """
     size = draw(st.integers(1, 400))
     seed = draw(st.randoms(use_true_random=False))
     java = draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]))
     # Spaced evenly, in bursts, or with a gap of a year.
-    steps = draw(st.sampled_from([[1000], [1, 1, 1, 10**9], [1, 10**6], [1] * 50 + [365 * 86_400 * 10**6]]))
+    steps = draw(
+        st.sampled_from([[1000], [1, 1, 1, 10**9], [1, 10**6], [1] * 50 + [365 * 86_400 * 10**6]])
+    )
     moment = int(time.time() * 1_000_000) - 40_000_000_000_000
     records = []
     for place in range(size):
         moment += seed.choice(steps)
-        record_id = (moment * 4096 + seed.randrange(3)).to_bytes(8, "big") if seed.random() >= java else seed.randbytes(8)
+        record_id = (
+            (moment * 4096 + seed.randrange(3)).to_bytes(8, "big")
+            if seed.random() >= java
+            else seed.randbytes(8)
+        )
         if seed.random() < 0.02:
-            records.append(seed.randbytes(8) + (4).to_bytes(8, "little") + b"%4d" % place)  # before Redisson 3.21.1
+            # Before Redisson 3.21.1.
+            records.append(seed.randbytes(8) + (4).to_bytes(8, "little") + b"%4d" % place)
         else:
             records.append(pack(record_id, b"%d" % place, 8))
     share = draw(st.sampled_from([0.01, 0.1, 0.5, 1.0]))
     leaving = [place for place in range(size) if seed.random() < share]
     where = draw(st.sampled_from(["anywhere", "head", "tail"]))
     if where != "anywhere":
-        leaving = list(range(len(leaving))) if where == "head" else list(range(size - len(leaving), size))
+        leaving = (
+            list(range(len(leaving))) if where == "head" else list(range(size - len(leaving), size))
+        )
     seed.shuffle(leaving)
     return records, leaving[:100]
 
@@ -57,23 +70,34 @@ def run(raw: Any, script: Any, *args: Any) -> Any:
 
 @settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lists())
-def test_cancelled_records_leave_the_list_and_no_other(server: PrivateServer, case: tuple[list[bytes], list[int]]) -> None:
+def test_cancelled_records_leave_the_list_and_no_other(
+    server: PrivateServer, case: tuple[list[bytes], list[int]]
+) -> None:
     records, leaving = case
     with Redis.from_url(server.url) as raw:
         raw.flushall()
         raw.zadd(KEYS.timeout, dict.fromkeys(records, 4e12))
         raw.rpush(KEYS.ordered, *records)
-        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, 0, *(records[place] for place in leaving)) == len(leaving)
+        assert run(
+            raw, CANCEL, KEYS.timeout, KEYS.ordered, 0, *(records[place] for place in leaving)
+        ) == len(leaving)
         gone = set(leaving)
-        assert raw.lrange(KEYS.ordered, 0, -1) == [record for place, record in enumerate(records) if place not in gone]
+        assert raw.lrange(KEYS.ordered, 0, -1) == [
+            record for place, record in enumerate(records) if place not in gone
+        ]
         assert raw.zcard(KEYS.timeout) == len(records) - len(leaving)
 
 
 @pytest.mark.parametrize("order", ["in offer order", "newest first", "scattered", "all at once"])
-def test_what_is_due_leaves_in_due_order_and_the_list_stays_in_step(server: PrivateServer, order: str) -> None:
+def test_what_is_due_leaves_in_due_order_and_the_list_stays_in_step(
+    server: PrivateServer, order: str
+) -> None:
     size = 5000
     start = int(time.time() * 1_000_000) - size * 1000
-    records = [pack(((start + place * 1000) * 4096).to_bytes(8, "big"), b"%d" % place, 8) for place in range(size)]
+    records = [
+        pack(((start + place * 1000) * 4096).to_bytes(8, "big"), b"%d" % place, 8)
+        for place in range(size)
+    ]
     orders: dict[str, Callable[[int], int]] = {
         "in offer order": lambda place: 1000 + place,
         "newest first": lambda place: 1000 + size - place,
@@ -84,7 +108,16 @@ def test_what_is_due_leaves_in_due_order_and_the_list_stays_in_step(server: Priv
     with Redis.from_url(server.url) as raw:
         raw.zadd(KEYS.timeout, {record: due(place) for place, record in enumerate(records)})
         raw.rpush(KEYS.ordered, *records)
-        keys = (KEYS.ready, KEYS.timeout, KEYS.ordered, KEYS.quarantine, "fence", KEYS.leases, KEYS.leased, KEYS.turns)
+        keys = (
+            KEYS.ready,
+            KEYS.timeout,
+            KEYS.ordered,
+            KEYS.quarantine,
+            "fence",
+            KEYS.leases,
+            KEYS.leased,
+            KEYS.turns,
+        )
         arguments = (*keys, 100, 0, 0, 1000, 0, "call", "")
         for step in range(1, 6):
             assert run(raw, TRANSFER, *arguments)[2:4] == [100, 0]
@@ -92,7 +125,9 @@ def test_what_is_due_leaves_in_due_order_and_the_list_stays_in_step(server: Priv
         expected = sorted(range(size), key=lambda place: (due(place), place))
         assert [int(payload) for payload in raw.lrange(KEYS.ready, 0, -1)] == expected[:500]
         gone = set(expected[:500])
-        assert raw.lrange(KEYS.ordered, 0, -1) == [record for place, record in enumerate(records) if place not in gone]
+        assert raw.lrange(KEYS.ordered, 0, -1) == [
+            record for place, record in enumerate(records) if place not in gone
+        ]
 
 
 def test_a_record_that_the_list_does_not_have_is_no_trouble(server: PrivateServer) -> None:
@@ -104,7 +139,9 @@ def test_a_record_that_the_list_does_not_have_is_no_trouble(server: PrivateServe
         assert raw.llen(KEYS.ordered) == 2
 
 
-def test_a_record_that_stands_only_in_the_list_goes_when_that_is_asked_for(server: PrivateServer) -> None:
+def test_a_record_that_stands_only_in_the_list_goes_when_that_is_asked_for(
+    server: PrivateServer,
+) -> None:
     stale, other = pack(b"ABCDEFGH", b"1", 8), pack(b"ABCDEFGI", b"2", 8)
     with Redis.from_url(server.url) as raw:
         raw.zadd(KEYS.timeout, {other: 4e12})

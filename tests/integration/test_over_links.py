@@ -86,7 +86,9 @@ class Distant:
 
 
 @pytest.fixture(params=LINKS)
-async def server(request: pytest.FixtureRequest, _session_server: Callable[[str], PrivateServer]) -> AsyncIterator[Distant]:
+async def server(
+    request: pytest.FixtureRequest, _session_server: Callable[[str], PrivateServer]
+) -> AsyncIterator[Distant]:
     if not FOUND:
         pytest.skip("no server found on this machine")
     server = _session_server(next(iter(FOUND)))

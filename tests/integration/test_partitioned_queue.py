@@ -1,4 +1,6 @@
-"""A partitioned queue does what a single queue does: ids decide where a message lies, and consumers take from all in turn."""
+"""A partitioned queue does what a single queue does: ids decide where a message lies, and consumers
+take from all in turn.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class TestRouting:
 
     @pytest.mark.parametrize("masters", [2, 3, 5, 6])
     @pytest.mark.parametrize("name", ["jobs", "{tag}:jobs", "a}b", "Aufträge"])
-    def test_they_lie_evenly_over_any_number_of_masters_however_many_there_are(self, name: str, masters: int) -> None:
+    def test_they_lie_evenly_over_any_number_of_masters_however_many_there_are(
+        self, name: str, masters: int
+    ) -> None:
         on: Counter[int] = Counter(dict.fromkeys(range(masters), 0))
         for partition in range(40):
             keys = ReliableKeys.of(name, partition=partition)
@@ -74,14 +78,26 @@ class TestRouting:
             if partition + 1 >= masters * 2:
                 # The boundaries between masters fall inside the partitions' ranges of slots.
                 assert max(on.values()) - min(on.values()) <= 3
-        assert len({hash_tag(ReliableKeys.of(name, partition=partition).wake) for partition in range(40)}) == 40
+        assert (
+            len(
+                {
+                    hash_tag(ReliableKeys.of(name, partition=partition).wake)
+                    for partition in range(40)
+                }
+            )
+            == 40
+        )
 
     def test_where_one_lies_never_changes(self) -> None:
         assert ReliableKeys.of("jobs", partition=3).wake == "delayq:part:{3:027:jobs}:wake"
-        assert ReliableKeys.of("Aufträge", partition=12).wake == "delayq:part:{12:021:Aufträge}:wake"
+        assert (
+            ReliableKeys.of("Aufträge", partition=12).wake == "delayq:part:{12:021:Aufträge}:wake"
+        )
 
     @given(st.text(min_size=1), st.text(min_size=1), st.integers(0, 99), st.integers(0, 99))
-    def test_no_partition_has_a_key_of_another_or_of_a_queue(self, one: str, other: str, here: int, there: int) -> None:
+    def test_no_partition_has_a_key_of_another_or_of_a_queue(
+        self, one: str, other: str, here: int, there: int
+    ) -> None:
         def keys(of: Any) -> set[str]:
             facts = [getattr(of, name) for name in of.__slots__ if name not in ("name", "whole")]
             return {key for fact in facts for key in ([fact] if isinstance(fact, str) else fact)}
@@ -98,7 +114,9 @@ class TestRouting:
             assert not mine & keys(ReliableKeys.of(other, partition=there))
 
 
-async def test_messages_spread_over_all_partitions_and_come_all_once(jobs: PartitionedQueue[int]) -> None:
+async def test_messages_spread_over_all_partitions_and_come_all_once(
+    jobs: PartitionedQueue[int],
+) -> None:
     assert len(await jobs.offer_many([Offer(n) for n in range(500)])) == 500
     stored = [(await queue.stats()).ready for queue in jobs.partitions]
     assert sum(stored) == 500
@@ -132,7 +150,9 @@ async def test_order_holds_within_a_partition(jobs: PartitionedQueue[int]) -> No
 
 async def test_ids_find_their_message(jobs: PartitionedQueue[int]) -> None:
     for n in range(20):
-        assert await jobs.offer(n, 3600, id=f"m{n}", priority=n % 3, headers={"n": str(n)}) == f"m{n}"
+        assert (
+            await jobs.offer(n, 3600, id=f"m{n}", priority=n % 3, headers={"n": str(n)}) == f"m{n}"
+        )
     with pytest.raises(delayq.DuplicateMessage):
         await jobs.offer(5, id="m5")
     assert await jobs.offer(5, 3600, id="m5", on_duplicate="ignore") == "m5"
@@ -150,7 +170,9 @@ async def test_ids_find_their_message(jobs: PartitionedQueue[int]) -> None:
     assert await jobs.cancel(made_up)
 
 
-async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(jobs: PartitionedQueue[int]) -> None:
+async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(
+    jobs: PartitionedQueue[int],
+) -> None:
     await jobs.offer_many([Offer(n) for n in range(100)])
     for _ in range(4):
         messages = await jobs.claim(20)
@@ -166,7 +188,9 @@ async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(
 
 
 @pytest.mark.parametrize("turns", range(12))
-async def test_what_came_for_a_caller_who_is_cancelled_goes_back_untried(jobs: PartitionedQueue[int], turns: int) -> None:
+async def test_what_came_for_a_caller_who_is_cancelled_goes_back_untried(
+    jobs: PartitionedQueue[int], turns: int
+) -> None:
     claiming = asyncio.create_task(jobs.claim(20, wait=60))
     await until(lambda: all(queue._open.claims.taker.waiting for queue in jobs.partitions))
     await jobs.offer_many([Offer(n) for n in range(20)])
@@ -198,9 +222,13 @@ async def test_a_partition_that_nobody_may_read_ends_the_loop_though_others_have
         await handled(jobs, 800)
 
 
-async def test_while_the_server_is_away_claims_that_wait_go_on_and_the_others_say_so(own_server: PrivateServer) -> None:
+async def test_while_the_server_is_away_claims_that_wait_go_on_and_the_others_say_so(
+    own_server: PrivateServer,
+) -> None:
     async with delayq.connect(own_server.url) as client:
-        jobs: PartitionedQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
+        jobs: PartitionedQueue[int] = client.reliable_queue(
+            "jobs", lease=LEASE, partitions=PARTITIONS
+        )
         await jobs.offer(0)
         assert await handled(jobs, 1) == [0]
         own_server.kill()
@@ -217,7 +245,10 @@ async def test_while_the_server_is_away_claims_that_wait_go_on_and_the_others_sa
 async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_others(
     jobs: PartitionedQueue[int], server: PrivateServer
 ) -> None:
-    """By then each partition has a message at hand for the loop. Those messages go back without an attempt counted."""
+    """By then each partition has a message at hand for the loop.
+
+    Those messages go back without an attempt counted.
+    """
     done = asyncio.Event()
     began = asyncio.Event()
     first: list[int] = []
@@ -231,21 +262,26 @@ async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_oth
 
     home = jobs.partitions[0]
     here = [name for name in (f"h{n}" for n in range(5000)) if jobs.partition(name) is home]
-    elsewhere, again = ([name for name in (f"{kind}{n}" for n in range(50)) if jobs.partition(name) is not home] for kind in "ea")
+    elsewhere, again = (
+        [name for name in (f"{kind}{n}" for n in range(50)) if jobs.partition(name) is not home]
+        for kind in "ea"
+    )
     await jobs.offer_many([Offer(n, id=name) for n, name in enumerate(elsewhere)])
     slow = asyncio.create_task(handle_long())
     await began.wait()
     attempts = []
     async with delayq.connect(server.url) as other:
-        others: PartitionedQueue[int] = other.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
+        others: PartitionedQueue[int] = other.reliable_queue(
+            "jobs", lease=LEASE, partitions=PARTITIONS
+        )
         async for message in others:
             async with message:
                 attempts.append(message.attempt)
             if len(attempts) == len(elsewhere) - 1:
                 break
     assert attempts == [1] * (len(elsewhere) - 1)
-    # When the loop continues, it fetches from all partitions again, although one of them has had a message at hand since
-    # then, and always has more.
+    # When the loop continues, it fetches from all partitions again, although one of them has had a
+    # message at hand since then, and always has more.
     await jobs.offer_many([Offer(1000 + n, id=name) for n, name in enumerate(here)])
     await jobs.offer_many([Offer(100 + n, id=name) for n, name in enumerate(again)])
     await until(lambda: home._open.claims.taker.wanted == 0)
@@ -287,7 +323,9 @@ async def test_claiming_waits_for_whichever_comes_first(jobs: PartitionedQueue[i
     assert len(await handled(jobs, 50)) == 50
 
 
-async def test_what_is_fetched_ahead_goes_back_when_a_loop_is_left(jobs: PartitionedQueue[int]) -> None:
+async def test_what_is_fetched_ahead_goes_back_when_a_loop_is_left(
+    jobs: PartitionedQueue[int],
+) -> None:
     await jobs.offer_many([Offer(n) for n in range(400)])
     await handled(jobs, 100)
     await until_ready(jobs, 300)
@@ -306,7 +344,13 @@ async def test_stats_lists_and_purges_are_of_all_partitions(jobs: PartitionedQue
     await jobs.offer_many([Offer(n, delay=1000 + n, id=f"d{n}") for n in range(30)])
     await jobs.offer_many([Offer(100 + n, id=f"r{n}", priority=n % 2) for n in range(10)])
     stats = await jobs.stats()
-    assert (stats.delayed, stats.ready, stats.leased, stats.dead, stats.paused) == (30, 10, 0, 0, False)
+    assert (stats.delayed, stats.ready, stats.leased, stats.dead, stats.paused) == (
+        30,
+        10,
+        0,
+        0,
+        False,
+    )
     assert [message.value for message in await jobs.list("delayed", limit=30)] == list(range(30))
     assert [message.value for message in await jobs.list("delayed", offset=5, limit=3)] == [5, 6, 7]
     ready = await jobs.peek(12)
@@ -353,7 +397,9 @@ async def test_what_recurs_does_so_in_one_partition(jobs: PartitionedQueue[int])
     assert await jobs.schedules() == []
 
 
-async def test_what_was_refused_and_what_is_stored_is_told_of_all_partitions(jobs: PartitionedQueue[int]) -> None:
+async def test_what_was_refused_and_what_is_stored_is_told_of_all_partitions(
+    jobs: PartitionedQueue[int],
+) -> None:
     await jobs.offer_many([Offer(n, delay=3600, id=f"m{n}") for n in range(5)])
     with pytest.raises(delayq.DuplicateMessage) as caught:
         await jobs.offer_many([Offer(n, delay=3600, id=f"m{n}") for n in range(3, 20)])
@@ -378,7 +424,9 @@ async def test_an_answer_that_is_lost_leaves_open_only_what_it_concerns(
     assert set(caught.value.stored) == elsewhere | {"x"}
 
 
-async def test_closing_ends_loops_and_waiting_claims(client: delayq.Client, jobs: PartitionedQueue[int]) -> None:
+async def test_closing_ends_loops_and_waiting_claims(
+    client: delayq.Client, jobs: PartitionedQueue[int]
+) -> None:
     looping = asyncio.create_task(handled(jobs, 1))
     claiming = asyncio.create_task(jobs.claim(1, wait=60))
     await asyncio.sleep(0.05)
@@ -393,7 +441,9 @@ async def test_closing_ends_loops_and_waiting_claims(client: delayq.Client, jobs
     assert "5 partitions" in repr(again)
 
 
-async def test_a_worker_handles_all_partitions(client: delayq.Client, jobs: PartitionedQueue[int]) -> None:
+async def test_a_worker_handles_all_partitions(
+    client: delayq.Client, jobs: PartitionedQueue[int]
+) -> None:
     worker, got, running, most = delayq.Worker(client, concurrency=7), [], 0, 0
 
     @worker.listener("jobs", lease=LEASE, partitions=PARTITIONS)
@@ -411,7 +461,9 @@ async def test_a_worker_handles_all_partitions(client: delayq.Client, jobs: Part
     assert most <= 7
 
 
-async def test_a_worker_with_fewer_hands_than_partitions_handles_all_of_them(client: delayq.Client) -> None:
+async def test_a_worker_with_fewer_hands_than_partitions_handles_all_of_them(
+    client: delayq.Client,
+) -> None:
     worker, got, running, most = delayq.Worker(client, concurrency=2), [], 0, 0
 
     @worker.listener("jobs", lease=LEASE, partitions=16)
@@ -430,7 +482,9 @@ async def test_a_worker_with_fewer_hands_than_partitions_handles_all_of_them(cli
     assert most <= 2
 
 
-async def test_all_hands_of_a_worker_serve_the_one_busy_partition(client: delayq.Client, jobs: PartitionedQueue[int]) -> None:
+async def test_all_hands_of_a_worker_serve_the_one_busy_partition(
+    client: delayq.Client, jobs: PartitionedQueue[int]
+) -> None:
     worker, together = delayq.Worker(client), asyncio.Barrier(7)
 
     @worker.listener("jobs", lease=LEASE, partitions=PARTITIONS, concurrency=7, timeout=10)
@@ -444,7 +498,9 @@ async def test_all_hands_of_a_worker_serve_the_one_busy_partition(client: delayq
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 1.5, 100_000])
-async def test_a_number_of_partitions_that_cannot_be_is_refused(client: delayq.Client, bad: Any) -> None:
+async def test_a_number_of_partitions_that_cannot_be_is_refused(
+    client: delayq.Client, bad: Any
+) -> None:
     with pytest.raises(delayq.BadInput, match="partitions"):
         client.reliable_queue("jobs", partitions=bad)
 
@@ -455,7 +511,9 @@ def cluster(cluster_kind: Kind) -> Iterator[TestCluster]:
         yield cluster
 
 
-async def test_on_a_cluster_every_master_has_a_share_and_slots_may_move(cluster: TestCluster) -> None:
+async def test_on_a_cluster_every_master_has_a_share_and_slots_may_move(
+    cluster: TestCluster,
+) -> None:
     def size(node: PrivateServer) -> int:
         with admin(node) as redis:
             return int(redis.dbsize())
@@ -478,7 +536,9 @@ async def test_on_a_cluster_every_master_has_a_share_and_slots_may_move(cluster:
             target = next(node for node in cluster.nodes if node is not cluster.owner(key))
             moving = asyncio.create_task(asyncio.to_thread(cluster.move, key, target))
             while not moving.done():
-                await asyncio.gather(*(jobs.offer(offered + n, id=f"m{offered + n}") for n in range(20)))
+                await asyncio.gather(
+                    *(jobs.offer(offered + n, id=f"m{offered + n}") for n in range(20))
+                )
                 offered += 20
             await moving
         assert await jobs.cancel("later7")
@@ -492,7 +552,9 @@ async def test_on_a_cluster_every_master_has_a_share_and_slots_may_move(cluster:
         assert await jobs.purge() == 98
 
 
-async def test_a_claim_that_does_not_wait_finds_what_is_due_although_others_claim_too(server: PrivateServer) -> None:
+async def test_a_claim_that_does_not_wait_finds_what_is_due_although_others_claim_too(
+    server: PrivateServer,
+) -> None:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(delayq.connect(server.url)) for _ in range(6)]
         queues = [client.reliable_queue("jobs", partitions=6) for client in clients]

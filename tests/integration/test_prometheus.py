@@ -50,13 +50,18 @@ async def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     """Return the values by name and labels."""
     text = (await metrics.render())[0].decode()
     return {
-        (sample.name, *(sample.labels[name] for name in LABELS if name in sample.labels)): sample.value
+        (
+            sample.name,
+            *(sample.labels[name] for name in LABELS if name in sample.labels),
+        ): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
 
 
-async def test_depths_are_the_stats_of_the_queue(metrics: Metrics, jobs: ReliableQueue[Any]) -> None:
+async def test_depths_are_the_stats_of_the_queue(
+    metrics: Metrics, jobs: ReliableQueue[Any]
+) -> None:
     await jobs.offer_many([Offer(1, delay=3600), Offer(2), Offer(3), Offer(4)])
     leased, rejected = await jobs.claim(2)
     await rejected.bury("no")
@@ -64,7 +69,12 @@ async def test_depths_are_the_stats_of_the_queue(metrics: Metrics, jobs: Reliabl
     assert (stats.delayed, stats.ready, stats.leased, stats.dead) == (1, 1, 1, 1)
     for state in ("delayed", "ready", "leased", "dead"):
         assert seen["delayq_queue_messages", "jobs", "reliable", state] == getattr(stats, state)
-    assert 0 < stats.oldest_due_age <= seen["delayq_queue_oldest_due_age_seconds", "jobs", "reliable"] < stats.oldest_due_age + 20
+    assert (
+        0
+        < stats.oldest_due_age
+        <= seen["delayq_queue_oldest_due_age_seconds", "jobs", "reliable"]
+        < stats.oldest_due_age + 20
+    )
     assert seen["delayq_queue_paused", "jobs", "reliable"] == 0
     await leased.release()
     await jobs.pause()
@@ -85,7 +95,11 @@ async def test_a_queue_in_partitions_is_one_queue(client: Client, metrics: Metri
     assert seen["delayq_acked_total", "parts", "reliable"] == 1
     assert seen["delayq_queue_paused", "parts", "reliable"] == 1
     assert seen["delayq_lateness_seconds_count", "parts"] == 1
-    assert 0 < stats.oldest_due_age - seen["delayq_queue_oldest_due_age_seconds", "parts", "reliable"] < 20
+    assert (
+        0
+        < stats.oldest_due_age - seen["delayq_queue_oldest_due_age_seconds", "parts", "reliable"]
+        < 20
+    )
     assert not [key for key in seen if "parts/" in str(key)]
 
 
@@ -95,9 +109,19 @@ async def test_depths_of_a_delayed_queue(metrics: Metrics, queue: DelayedQueue[i
     deliveries = queue.deliveries(LEASE)
     async for _ in deliveries:
         seen = await samples(metrics)
-        assert seen["delayq_queue_messages", "orders", "delayed", "delayed"] == await queue.pending.size() == 2
-        assert seen["delayq_queue_messages", "orders", "delayed", "ready"] == await queue.ready.size()
-        assert seen["delayq_queue_messages", "orders", "delayed", "leased"] == await queue.ready.leased() > 0
+        assert (
+            seen["delayq_queue_messages", "orders", "delayed", "delayed"]
+            == await queue.pending.size()
+            == 2
+        )
+        assert (
+            seen["delayq_queue_messages", "orders", "delayed", "ready"] == await queue.ready.size()
+        )
+        assert (
+            seen["delayq_queue_messages", "orders", "delayed", "leased"]
+            == await queue.ready.leased()
+            > 0
+        )
         assert seen["delayq_delivered_total", "orders", "delayed"] == 1
         break
     await deliveries.aclose()  # type: ignore[attr-defined]
@@ -121,7 +145,8 @@ async def test_counters_count_what_happened(metrics: Metrics, jobs: ReliableQueu
             raise AssertionError(message.value) from None
     seen = await samples(metrics)
     found = {
-        name: seen[f"delayq_{name}_total", "jobs", "reliable"] for name in ("offered", "delivered", "acked", "retried", "dead")
+        name: seen[f"delayq_{name}_total", "jobs", "reliable"]
+        for name in ("offered", "delivered", "acked", "retried", "dead")
     }
     assert found == {"offered": 4, "delivered": 4, "acked": 1, "retried": 1, "dead": 1}
     assert seen["delayq_released_total", "jobs", "reliable"] == 1
@@ -130,7 +155,9 @@ async def test_counters_count_what_happened(metrics: Metrics, jobs: ReliableQueu
     assert 0 <= seen["delayq_lateness_seconds_sum", "jobs"] < 60
 
 
-async def test_a_worker_and_loops_count_too(client: Client, metrics: Metrics, jobs: ReliableQueue[Any]) -> None:
+async def test_a_worker_and_loops_count_too(
+    client: Client, metrics: Metrics, jobs: ReliableQueue[Any]
+) -> None:
     worker = delayq.Worker(client)
 
     @worker.listener("jobs", lease=LEASE, backoff=Backoff.fixed(3600), max_attempts=2)
@@ -154,7 +181,9 @@ async def test_a_worker_and_loops_count_too(client: Client, metrics: Metrics, jo
     assert seen["delayq_retried_total", "jobs", "reliable"] == 1
 
 
-async def test_what_the_client_says_of_itself(client: Client, metrics: Metrics, queue: DelayedQueue[int]) -> None:
+async def test_what_the_client_says_of_itself(
+    client: Client, metrics: Metrics, queue: DelayedQueue[int]
+) -> None:
     await queue.offer(1, 0.05)
     assert await queue.take() == 1
     seen, facts = await samples(metrics), client.statistics()
@@ -166,7 +195,9 @@ async def test_what_the_client_says_of_itself(client: Client, metrics: Metrics, 
     assert seen["delayq_transfer_errors_total", "orders", "delayed"] == 0
 
 
-async def test_a_thread_may_collect_and_finds_what_was_seen_last(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_a_thread_may_collect_and_finds_what_was_seen_last(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     registry = CollectorRegistry()
     async with Metrics(client, registry=registry, interval=0.05):
         await jobs.offer(1)
@@ -176,7 +207,10 @@ async def test_a_thread_may_collect_and_finds_what_was_seen_last(client: Client,
             thread = threading.Thread(target=lambda: found.append(generate_latest(registry)))
             thread.start()
             thread.join()
-            return b'delayq_queue_messages{kind="reliable",queue="jobs",state="ready"} 1.0' in found[-1]
+            return (
+                b'delayq_queue_messages{kind="reliable",queue="jobs",state="ready"} 1.0'
+                in found[-1]
+            )
 
         await until(scrape)
     assert generate_latest(registry) == b""
@@ -198,11 +232,17 @@ async def test_a_server_that_is_away_holds_up_no_scrape(own_server: PrivateServe
 
 
 @pytest.mark.parametrize("role", ["producer", "consumer"])
-async def test_what_a_user_may_not_see_is_no_failure_and_not_asked_again(server: PrivateServer, role: Role) -> None:
+async def test_what_a_user_may_not_see_is_no_failure_and_not_asked_again(
+    server: PrivateServer, role: Role
+) -> None:
     # Otherwise an alert on failed calls would never clear.
-    server.call("ACL", "SETUSER", role, "reset", "on", ">secret", *acl_rules(role, reliable=["jobs"]))
+    server.call(
+        "ACL", "SETUSER", role, "reset", "on", ">secret", *acl_rules(role, reliable=["jobs"])
+    )
     try:
-        async with delayq.connect(server.url.replace("unix://", f"unix://{role}:secret@")) as client:
+        async with delayq.connect(
+            server.url.replace("unix://", f"unix://{role}:secret@")
+        ) as client:
             client.reliable_queue("jobs")
             async with Metrics(client, registry=CollectorRegistry(), interval=0) as metrics:
                 before = client.statistics().errors
@@ -214,7 +254,9 @@ async def test_what_a_user_may_not_see_is_no_failure_and_not_asked_again(server:
     assert seen[("delayq_metrics_unanswered_total",)] == 0
 
 
-async def test_what_is_refused_for_another_reason_is_asked_again(server: PrivateServer, metrics: Metrics, client: Client) -> None:
+async def test_what_is_refused_for_another_reason_is_asked_again(
+    server: PrivateServer, metrics: Metrics, client: Client
+) -> None:
     key = ReliableKeys.of("jobs").live[0]
     server.call("SET", key, "no sorted set")
     jobs = client.reliable_queue("jobs")
@@ -226,7 +268,9 @@ async def test_what_is_refused_for_another_reason_is_asked_again(server: Private
     assert (await samples(metrics))["delayq_queue_messages", "jobs", "reliable", "ready"] == 1
 
 
-async def test_they_are_served_at_a_port_while_the_event_loop_is_blocked(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_they_are_served_at_a_port_while_the_event_loop_is_blocked(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     await jobs.offer(1)
     port = free_port()
     async with serve(client, port, registry=CollectorRegistry()):
@@ -239,7 +283,9 @@ async def test_they_are_served_at_a_port_while_the_event_loop_is_blocked(client:
 
 async def test_it_is_an_asgi_application(metrics: Metrics, jobs: ReliableQueue[Any]) -> None:
     await jobs.offer(1)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(metrics), base_url="http://test") as browser:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(metrics), base_url="http://test"
+    ) as browser:
         reply = await browser.get("/metrics")
         assert reply.headers["content-type"].startswith("text/plain")
         assert 'delayq_offered_total{kind="reliable",queue="jobs"} 1.0' in reply.text
@@ -269,15 +315,29 @@ def test_settings_that_cannot_work(wrong: dict[str, Any]) -> None:
 
 def names() -> set[str]:
     """Return the names of all series."""
-    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}
-    families = Metrics(delayq.connect("redis://127.0.0.1:1"), registry=CollectorRegistry()).describe()
-    return {family.name + suffix for family in families for suffix in suffixes.get(family.type, ("",))}
+    suffixes = {
+        "counter": ("_total",),
+        "histogram": ("_bucket", "_count", "_sum"),
+        "summary": ("_count", "_sum"),
+    }
+    families = Metrics(
+        delayq.connect("redis://127.0.0.1:1"), registry=CollectorRegistry()
+    ).describe()
+    return {
+        family.name + suffix for family in families for suffix in suffixes.get(family.type, ("",))
+    }
 
 
 def test_the_dashboard_shows_metrics_that_exist() -> None:
     dashboard = json.loads((MONITORING / "dashboard.json").read_text())
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
-    queries += [variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
+    queries = [
+        target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())
+    ]
+    queries += [
+        variable["query"]
+        for variable in dashboard["templating"]["list"]
+        if variable["type"] == "query"
+    ]
     used = {name for query in queries for name in re.findall(r"\bdelayq_\w+", query)}
     assert used
     assert used <= names()
@@ -289,8 +349,12 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
 def test_the_documentation_lists_every_metric_and_no_other() -> None:
     page = (ROOT / "docs" / "monitoring.md").read_text()
     listed = set(re.findall(r"^\| `(delayq_\w+)`", page, re.MULTILINE))
-    families = Metrics(delayq.connect("redis://127.0.0.1:1"), registry=CollectorRegistry()).describe()
-    assert listed == {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    families = Metrics(
+        delayq.connect("redis://127.0.0.1:1"), registry=CollectorRegistry()
+    ).describe()
+    assert listed == {
+        family.name + ("_total" if family.type == "counter" else "") for family in families
+    }
 
 
 async def test_who_is_cancelled_while_the_server_is_asked_first_leaves_nothing_registered(

@@ -1,4 +1,7 @@
-"""The examples in the documentation run as shown. Blocks that are not whole programs are marked ``notest`` there."""
+"""The examples in the documentation run as shown.
+
+Blocks that are not whole programs are marked ``notest`` there.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [
     pytest.param(block, id=f"{page.name} block {number}")
     for page in PAGES
-    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE), 1)
+    for number, block in enumerate(
+        re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE), 1
+    )
 ]
 
 

@@ -69,7 +69,9 @@ def facts(record: bytes) -> Any:
 # Definitions
 
 
-async def test_the_first_is_due_after_one_period_and_they_do_not_drift(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_the_first_is_due_after_one_period_and_they_do_not_drift(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     before = await client.server_time()
     first = await jobs.schedule("tick", every=60, value="tick")
     assert timedelta(seconds=60) <= first - before < timedelta(seconds=65)
@@ -91,24 +93,47 @@ async def test_the_first_is_due_after_one_period_and_they_do_not_drift(client: C
     assert datetime.now(UTC) - started < timedelta(seconds=40)
 
 
-async def test_saying_the_same_again_changes_nothing(client: Client, jobs: ReliableQueue[Any], raw: Any) -> None:
-    due = await jobs.schedule("tick", every=60, value={"a": 1}, headers={"h": "x"}, priority=2, ttl=30)
+async def test_saying_the_same_again_changes_nothing(
+    client: Client, jobs: ReliableQueue[Any], raw: Any
+) -> None:
+    due = await jobs.schedule(
+        "tick", every=60, value={"a": 1}, headers={"h": "x"}, priority=2, ttl=30
+    )
     stored = facts(await raw.hget(SCHEDULES, "tick"))
     body = await raw.hgetall("delayq:{jobs}:bodies")
     await asyncio.sleep(0.01)
     again = client.reliable_queue("jobs")
-    assert await again.schedule("tick", every=timedelta(minutes=1), value={"a": 1}, headers={"h": "x"}, priority=2, ttl=30) == due
+    assert (
+        await again.schedule(
+            "tick",
+            every=timedelta(minutes=1),
+            value={"a": 1},
+            headers={"h": "x"},
+            priority=2,
+            ttl=30,
+        )
+        == due
+    )
     assert facts(await raw.hget(SCHEDULES, "tick")) == stored
     assert await raw.hgetall("delayq:{jobs}:bodies") == body
     (message,) = await jobs.list("delayed")
-    assert (message.value, message.headers, message.priority, message.due_at) == ({"a": 1}, {"h": "x"}, 2, due)
+    assert (message.value, message.headers, message.priority, message.due_at) == (
+        {"a": 1},
+        {"h": "x"},
+        2,
+        due,
+    )
     assert message.id == f"tick@{due.timestamp() * 1_000_000:.0f}"
 
 
-async def test_another_value_takes_the_place_of_the_one_that_waits_and_is_due_when_that_was(jobs: ReliableQueue[Any]) -> None:
+async def test_another_value_takes_the_place_of_the_one_that_waits_and_is_due_when_that_was(
+    jobs: ReliableQueue[Any],
+) -> None:
     due = await jobs.schedule("tick", every=60, value="old")
     await advance(jobs, 20)
-    assert await jobs.schedule("tick", every=60, value="new", priority=3) == due - timedelta(seconds=20)
+    assert await jobs.schedule("tick", every=60, value="new", priority=3) == due - timedelta(
+        seconds=20
+    )
     assert await waiting(jobs) == ["new"]
     await advance(jobs, 41)
     message = await take(jobs)
@@ -143,7 +168,9 @@ async def test_the_higher_version_wins_whoever_comes_last(jobs: ReliableQueue[An
     assert await waiting(jobs) == ["v2 again"]
 
 
-async def test_what_cannot_work_is_refused_before_anything_is_written(jobs: ReliableQueue[Any], raw: Any) -> None:
+async def test_what_cannot_work_is_refused_before_anything_is_written(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
     wrongs: list[dict[str, Any]] = [
         {"every": 0},
         {},
@@ -184,7 +211,9 @@ async def test_names_may_be_anything_and_do_not_mix(jobs: ReliableQueue[Any]) ->
     assert sorted(known.name for known in await jobs.schedules()) == sorted(names)
 
 
-async def test_a_message_of_another_making_with_such_an_id_is_a_plain_message(jobs: ReliableQueue[Any], raw: Any) -> None:
+async def test_a_message_of_another_making_with_such_an_id_is_a_plain_message(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
     await jobs.offer("plain", id="me@1780000000000000")
     async for message in jobs:
         assert message.value == "plain"
@@ -208,10 +237,14 @@ asyncio.run(main())
 """
 
 
-async def test_eight_processes_that_schedule_at_once_leave_one_message(server: PrivateServer, jobs: ReliableQueue[Any]) -> None:
+async def test_eight_processes_that_schedule_at_once_leave_one_message(
+    server: PrivateServer, jobs: ReliableQueue[Any]
+) -> None:
     pipe = asyncio.subprocess.PIPE
     processes = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", _PROCESS, server.url, stdin=pipe, stdout=pipe)
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _PROCESS, server.url, stdin=pipe, stdout=pipe
+        )
         for _ in range(8)
     ]
     for process in processes:
@@ -238,12 +271,18 @@ async def test_each_occurrence_is_handled_once_however_many_schedule_and_work(
         await client.__aenter__()
     queues: list[ReliableQueue[Any]] = [client.reliable_queue("jobs") for client in clients]
     workers = [asyncio.create_task(work(queue)) for queue in queues]
-    await asyncio.gather(*(queue.schedule("tick", every=60, value=1) for queue in queues for _ in range(5)))
+    await asyncio.gather(
+        *(queue.schedule("tick", every=60, value=1) for queue in queues for _ in range(5))
+    )
     for count in range(1, 20):
         await advance(jobs, 60)
 
         async def done(count: int = count) -> bool:
-            return len(handled) >= count and len(await waiting(jobs)) == 1 and (await jobs.stats()).leased == 0
+            return (
+                len(handled) >= count
+                and len(await waiting(jobs)) == 1
+                and (await jobs.stats()).leased == 0
+            )
 
         await until(done)
         await queues[count % 8].schedule("tick", every=60, value=1)
@@ -277,7 +316,9 @@ async def test_a_worker_that_is_killed_does_not_end_the_recurrence(
 ) -> None:
     await jobs.schedule("tick", every=60, value="tick")
     await advance(jobs, 60)
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _DYING, server.url, when, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _DYING, server.url, when, stdout=asyncio.subprocess.PIPE
+    )
     assert process.stdout
     assert await asyncio.wait_for(process.stdout.readline(), 20) == b"claimed\n"
     os.kill(process.pid, signal.SIGKILL)
@@ -318,7 +359,9 @@ async def _answers(client: Client) -> bool:
 # The life of an occurrence
 
 
-async def test_the_next_one_waits_before_the_handler_has_the_one_before(jobs: ReliableQueue[Any]) -> None:
+async def test_the_next_one_waits_before_the_handler_has_the_one_before(
+    jobs: ReliableQueue[Any],
+) -> None:
     await jobs.schedule("tick", every=60, value="tick")
     await advance(jobs, 60)
     async for message in jobs:
@@ -362,7 +405,9 @@ async def test_however_it_ends_one_waits(jobs: ReliableQueue[Any], end: str) -> 
     assert len(await waiting(jobs)) == 1
 
 
-async def test_one_that_comes_due_while_the_one_before_is_alive_is_passed_over(jobs: ReliableQueue[Any], raw: Any) -> None:
+async def test_one_that_comes_due_while_the_one_before_is_alive_is_passed_over(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
     await jobs.schedule("tick", every=60, value="tick")
     await advance(jobs, 60)
     slow = await take(jobs)
@@ -385,7 +430,9 @@ async def test_one_that_comes_due_while_the_one_before_is_alive_is_passed_over(j
     assert await raw.hlen("delayq:{jobs}:bodies") == 2
 
 
-async def test_a_claim_that_finds_only_what_is_passed_over_waits_on(jobs: ReliableQueue[Any]) -> None:
+async def test_a_claim_that_finds_only_what_is_passed_over_waits_on(
+    jobs: ReliableQueue[Any],
+) -> None:
     await jobs.schedule("tick", every=60, value="tick")
     await advance(jobs, 60)
     slow = await take(jobs)
@@ -404,7 +451,9 @@ async def test_a_claim_that_finds_only_what_is_passed_over_waits_on(jobs: Reliab
 
 
 @pytest.mark.parametrize("how", ["cancel", "purge", "expire"])
-async def test_one_that_is_lost_is_replaced_by_the_one_after_it(server: PrivateServer, how: str) -> None:
+async def test_one_that_is_lost_is_replaced_by_the_one_after_it(
+    server: PrivateServer, how: str
+) -> None:
     async with delayq.connect(server.url, resync_interval=0.05) as client:
         jobs = client.reliable_queue("jobs")
         due = await jobs.schedule("tick", every=60, value="tick", ttl=5)
@@ -427,7 +476,9 @@ async def _one_waits(jobs: ReliableQueue[Any]) -> bool:
     return len(await waiting(jobs)) == 1
 
 
-async def test_scheduling_again_does_not_bring_a_cancelled_one_back(jobs: ReliableQueue[Any]) -> None:
+async def test_scheduling_again_does_not_bring_a_cancelled_one_back(
+    jobs: ReliableQueue[Any],
+) -> None:
     due = await jobs.schedule("tick", every=60, value="tick")
     (message,) = await jobs.list("delayed")
     await jobs.cancel(message.id)
@@ -496,7 +547,10 @@ async def test_nobody_brings_an_unscheduled_one_back(server: PrivateServer) -> N
         delayq.connect(server.url, resync_interval=0.05) as one,
         delayq.connect(server.url, resync_interval=0.05) as other,
     ):
-        queues: list[ReliableQueue[Any]] = [one.reliable_queue("jobs"), other.reliable_queue("jobs")]
+        queues: list[ReliableQueue[Any]] = [
+            one.reliable_queue("jobs"),
+            other.reliable_queue("jobs"),
+        ]
         for queue in queues:
             await queue.schedule("tick", every=60, value="tick")
         assert await queues[0].unschedule("tick")
@@ -564,7 +618,9 @@ async def test_a_queue_without_schedules_pays_nothing_and_one_with_pays_one_call
         await jobs.offer(1)
         await (await take(jobs)).ack()
         await asyncio.sleep(0.5)
-        assert not {name for name in faults.calls if name in (OCCUR.name, RECUR.name, SCHEDULE.name)}
+        assert not {
+            name for name in faults.calls if name in (OCCUR.name, RECUR.name, SCHEDULE.name)
+        }
         handles: list[ReliableQueue[Any]] = [client.reliable_queue("jobs") for _ in range(5)]
         for handle in handles:
             await handle.schedule("a", every=60, value=1)
@@ -574,7 +630,9 @@ async def test_a_queue_without_schedules_pays_nothing_and_one_with_pays_one_call
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
-async def test_calls_that_fail_are_made_again(jobs: ReliableQueue[Any], faults: Faults, fault: str) -> None:
+async def test_calls_that_fail_are_made_again(
+    jobs: ReliableQueue[Any], faults: Faults, fault: str
+) -> None:
     faults.plan = lambda name, n: fault if name in (SCHEDULE.name, OCCUR.name) and n <= 2 else None
     await jobs.schedule("tick", every=60, value="tick")
     assert await waiting(jobs) == ["tick"]
@@ -630,7 +688,9 @@ async def test_a_caller_who_is_cancelled_before_the_next_one_is_in_place_gives_h
 
 
 @needs_cron
-async def test_cron_in_a_time_zone_over_two_years_of_daylight_saving(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_cron_in_a_time_zone_over_two_years_of_daylight_saving(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     zone = ZoneInfo("Europe/Berlin")
     clock = Clock(jobs)
     start = await clock.now()
@@ -640,7 +700,9 @@ async def test_cron_in_a_time_zone_over_two_years_of_daylight_saving(client: Cli
         # Advance by irregular steps, so that nothing depends on whole days.
         (known,) = await jobs.schedules()
         assert known.next_at is not None
-        await clock.advance(known.next_at - await client.server_time() + timedelta(milliseconds=500))
+        await clock.advance(
+            known.next_at - await client.server_time() + timedelta(milliseconds=500)
+        )
         message = await take(jobs)
         seen.append(datetime.fromtimestamp(int(message.id[-16:]) / 1_000_000, UTC))
         await message.ack()
@@ -653,7 +715,10 @@ async def test_cron_in_a_time_zone_over_two_years_of_daylight_saving(client: Cli
 
 @needs_cron
 async def test_a_process_that_cannot_compute_moments_lives_on_those_that_are_known(
-    server: PrivateServer, jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: PrivateServer,
+    jobs: ReliableQueue[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     await jobs.schedule("tick", cron="0 * * * *", value="tick")
     await jobs.aclose()
@@ -674,7 +739,9 @@ async def test_a_process_that_cannot_compute_moments_lives_on_those_that_are_kno
 
 
 @needs_cron
-async def test_moments_are_computed_ahead_while_there_are_some_left(jobs: ReliableQueue[Any], raw: Any) -> None:
+async def test_moments_are_computed_ahead_while_there_are_some_left(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
     await jobs.schedule("tick", cron="*/1 * * * *", value="tick")
     for _ in range(80):
         await advance(jobs, 60)
@@ -687,13 +754,16 @@ async def test_moments_are_computed_ahead_while_there_are_some_left(jobs: Reliab
     await until(enough)
 
 
-async def test_a_consumer_that_never_scheduled_keeps_a_recurrence_going(server: PrivateServer) -> None:
+async def test_a_consumer_that_never_scheduled_keeps_a_recurrence_going(
+    server: PrivateServer,
+) -> None:
     async with delayq.connect(server.url) as deploying:
         queue = deploying.reliable_queue("jobs")
         await queue.schedule("tick", every=60, value="tick", ttl=10)
     async with delayq.connect(server.url, resync_interval=0.1) as client:
         queue = client.reliable_queue("jobs")
-        # No worker has run for so long that the occurrence has expired. The claim that drops it schedules the next one.
+        # No worker has run for so long that the occurrence has expired. The claim that drops it
+        # schedules the next one.
         await advance(queue, 100)
         assert await queue.claim() == []
         await until(lambda: is_waiting(queue))
@@ -710,7 +780,9 @@ async def is_waiting(queue: ReliableQueue[Any]) -> bool:
     return (await queue.stats()).delayed == 1
 
 
-async def test_a_schedule_that_begins_again_waits_for_the_occurrence_at_work(jobs: ReliableQueue[Any]) -> None:
+async def test_a_schedule_that_begins_again_waits_for_the_occurrence_at_work(
+    jobs: ReliableQueue[Any],
+) -> None:
     await jobs.schedule("tick", every=60, value=1)
     await advance(jobs, 60)
     (message,) = await jobs.claim()

@@ -82,7 +82,9 @@ async def test_ten_thousand_short_claims_that_race_with_offers_lose_and_double_n
 
     async def offer() -> None:
         for at in range(0, messages, 10):
-            await jobs.offer_many([Offer(value=at + i, delay=chance.random() * 0.002) for i in range(10)])
+            await jobs.offer_many(
+                [Offer(value=at + i, delay=chance.random() * 0.002) for i in range(10)]
+            )
             if chance.random() < 0.2:
                 await asyncio.sleep(0.001)
 
@@ -92,11 +94,15 @@ async def test_ten_thousand_short_claims_that_race_with_offers_lose_and_double_n
     assert {message.attempt for message in got} == {1}
 
 
-async def test_workers_that_come_and_go_handle_everything(server: PrivateServer, store: Store) -> None:
+async def test_workers_that_come_and_go_handle_everything(
+    server: PrivateServer, store: Store
+) -> None:
     chance = random.Random(4)
     handled: list[int] = []
     async with delayq.connect(server.url) as one, delayq.connect(server.url) as two:
-        queues = [client.reliable_queue("jobs", lease=LEASE, max_attempts=1) for client in (one, two)]
+        queues = [
+            client.reliable_queue("jobs", lease=LEASE, max_attempts=1) for client in (one, two)
+        ]
 
         async def work(queue: ReliableQueue[int]) -> None:
             async for message in queue:
@@ -116,14 +122,17 @@ async def test_workers_that_come_and_go_handle_everything(server: PrivateServer,
         await until(lambda: set(handled) == set(range(3_000)))
         workers[0].cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        # Each message has a single attempt: if a cancellation had been counted, some would be dead letters.
+        # Each message has a single attempt: if a cancellation had been counted, some would be dead
+        # letters.
         assert (await queues[0].stats()).dead == 0
     stored = await store.look()
     stored.demand_no_orphans()
     assert stored.bodies == {}
 
 
-async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     chance = random.Random(3)
     finished = set()
 
@@ -145,7 +154,9 @@ async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(jobs: ReliableQue
 
 
 @pytest.mark.parametrize("wait", ["claim", "loop"])
-async def test_closing_ends_every_waiting_call_within_a_second(server: PrivateServer, wait: str) -> None:
+async def test_closing_ends_every_waiting_call_within_a_second(
+    server: PrivateServer, wait: str
+) -> None:
     client = delayq.connect(server.url)
     await client.__aenter__()
     queue = client.reliable_queue("empty")
@@ -155,7 +166,9 @@ async def test_closing_ends_every_waiting_call_within_a_second(server: PrivateSe
             pass
         return "ended"
 
-    waiting = [asyncio.create_task(loop() if wait == "loop" else queue.claim(wait=60)) for _ in range(10)]
+    waiting = [
+        asyncio.create_task(loop() if wait == "loop" else queue.claim(wait=60)) for _ in range(10)
+    ]
     await until(lambda: client.statistics().waiting)
     start = asyncio.get_running_loop().time()
     await client.aclose()
@@ -180,7 +193,11 @@ async def test_closing_is_quick_while_the_server_does_not_answer(own_server: Pri
     assert asyncio.get_running_loop().time() - start < 4
     results = await asyncio.gather(claim, offer, ack, return_exceptions=True)
     own_server.resume()
-    assert [type(result) for result in results] == [delayq.Closed, delayq.OutcomeUnknown, delayq.OutcomeUnknown]
+    assert [type(result) for result in results] == [
+        delayq.Closed,
+        delayq.OutcomeUnknown,
+        delayq.OutcomeUnknown,
+    ]
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside its block", "where its block ends"])
@@ -188,7 +205,9 @@ async def test_closing_is_quick_while_the_server_does_not_answer(own_server: Pri
 async def test_an_ack_whose_caller_is_cancelled_is_carried_out(
     server: PrivateServer, jobs: ReliableQueue[int], store: Store, inside: bool, turns: int
 ) -> None:
-    """The ack proceeds wherever the cancellation arrives: the message was handled, and is not given back."""
+    """The ack proceeds wherever the cancellation arrives: the message was handled, and is not given
+    back.
+    """
     await jobs.offer(1)
     (message,) = await jobs.claim()
     handled = asyncio.Event()
@@ -216,7 +235,9 @@ async def test_an_ack_whose_caller_is_cancelled_is_carried_out(
     (await store.look()).demand_no_orphans()
 
 
-async def test_an_ack_in_a_scope_that_is_cancelled_is_carried_out(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_an_ack_in_a_scope_that_is_cancelled_is_carried_out(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer(1)
     (message,) = await jobs.claim()
     with anyio.CancelScope() as scope:
@@ -229,7 +250,9 @@ async def test_an_ack_in_a_scope_that_is_cancelled_is_carried_out(jobs: Reliable
     await until(gone)
 
 
-async def test_closing_inside_a_loop_hands_back_what_was_claimed_ahead(server: PrivateServer, store: Store) -> None:
+async def test_closing_inside_a_loop_hands_back_what_was_claimed_ahead(
+    server: PrivateServer, store: Store
+) -> None:
     seen = []
     async with delayq.connect(server.url) as client:
         queue = client.reliable_queue("jobs", lease=LEASE)
@@ -242,7 +265,9 @@ async def test_closing_inside_a_loop_hands_back_what_was_claimed_ahead(server: P
     assert seen == list(range(40))
     async with delayq.connect(server.url) as client:
         messages = await rest(client.reliable_queue("jobs", lease=LEASE), store, 0)
-        assert [(message.value, message.attempt) for message in messages] == [(n, 1) for n in range(40, 300)]
+        assert [(message.value, message.attempt) for message in messages] == [
+            (n, 1) for n in range(40, 300)
+        ]
 
 
 async def test_nothing_is_left_behind_by_a_client(server: PrivateServer) -> None:

@@ -1,4 +1,6 @@
-"""Workers and the server are killed again and again: nothing is lost, and nothing is handled twice without a cause."""
+"""Workers and the server are killed again and again: nothing is lost, and nothing is handled twice
+without a cause.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ class Killer:
 
     def start(self) -> None:
         name = next(self._names)
-        process = FORKS.Process(target=crash_worker.main, args=(self._url, self._folder / name, name, self._way), daemon=True)
+        process = FORKS.Process(
+            target=crash_worker.main,
+            args=(self._url, self._folder / name, name, self._way),
+            daemon=True,
+        )
         process.start()
         self._workers.append((name, process))
 
@@ -122,7 +128,9 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
             killer.start()
             await asyncio.to_thread(killer.kill)
 
-    async def kill_the_server(queue: delayq.ReliableQueue[int], offering: asyncio.Task[None]) -> None:
+    async def kill_the_server(
+        queue: delayq.ReliableQueue[int], offering: asyncio.Task[None]
+    ) -> None:
         async def busy() -> bool:
             return offering.done() or (await queue.stats()).leased >= BUSY
 
@@ -134,7 +142,8 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
             log.write(DOWN)
             server.kill()
             if restart == restarts:
-                # The last time, the server stays down until an offer has been given up; leases end in the meantime.
+                # The last time, the server stays down until an offer has been given up; leases end
+                # in the meantime.
                 await until(lambda: offers.unknown or offers.refused, 60)
             else:
                 await asyncio.sleep(0.2)
@@ -150,7 +159,10 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
         ):
             queue: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
             offering = asyncio.create_task(offer_all(queue, offers, count))
-            killing = [asyncio.create_task(kill_workers()), asyncio.create_task(kill_the_server(queue, offering))]
+            killing = [
+                asyncio.create_task(kill_workers()),
+                asyncio.create_task(kill_the_server(queue, offering)),
+            ]
             await offering
             await killing[1]
 
@@ -163,14 +175,29 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
             await killing[0]
             await queue.aclose()
             # Records of repeated calls remain for a while.
-            assert [key for key in await raw.keys("*") if b":call:" not in key or await raw.ttl(key) < 0] == []
+            assert [
+                key for key in await raw.keys("*") if b":call:" not in key or await raw.ttl(key) < 0
+            ] == []
     finally:
         done.set()
         await asyncio.to_thread(killer.close)
         log.close()
     verdict = check(read(tmp_path.iterdir()), offers, LEASE)
-    told = {"stored": len(offers.stored), "unknown": len(offers.unknown), "refused": len(offers.refused)}
-    print(server.kind.name, told, "handled", verdict.handled, "again", dict(verdict.again), "killed", killer.kills)
+    told = {
+        "stored": len(offers.stored),
+        "unknown": len(offers.unknown),
+        "refused": len(offers.refused),
+    }
+    print(
+        server.kind.name,
+        told,
+        "handled",
+        verdict.handled,
+        "again",
+        dict(verdict.again),
+        "killed",
+        killer.kills,
+    )
     assert verdict.problems == []
     assert sum(told.values()) == count
     # Without redeliveries after a death, the test would prove nothing.

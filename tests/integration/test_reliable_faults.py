@@ -1,4 +1,6 @@
-"""Each server call of a reliable queue fails in turn: the tests check the data left on the server and what the caller is told."""
+"""Each server call of a reliable queue fails in turn: the tests check the data left on the server
+and what the caller is told.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,16 @@ def meaning(stored: Stored) -> dict[str, Any]:
 
     def facts(record: bytes) -> dict[str, Any]:
         known = json.loads(record.partition(b"\n")[0])
-        return {name: fact for name, fact in known.items() if name in ("timing", "version", "priority", "ttl", "every", "last")}
+        return {
+            name: fact
+            for name, fact in known.items()
+            if name in ("timing", "version", "priority", "ttl", "every", "last")
+        }
 
     return {
-        "live": [(plain(key), *stored.live[key][:1], hours(stored.live[key][1])) for key in stored.order],
+        "live": [
+            (plain(key), *stored.live[key][:1], hours(stored.live[key][1])) for key in stored.order
+        ],
         "payloads": {plain(key): body.partition(b"\n")[2] for key, body in stored.bodies.items()},
         "schedules": {name: facts(record) for name, record in stored.schedules.items()},
         "leased": set(stored.leases),
@@ -67,7 +75,8 @@ def meaning(stored: Stored) -> dict[str, Any]:
     }
 
 
-# The operations. Each finds what it needs: "held" is leased to us, "later" waits, "dead" is a dead letter; the queue is paused.
+# The operations. Each finds what it needs: "held" is leased to us, "later" waits, "dead" is a dead
+# letter; the queue is paused.
 
 
 async def handle(message: Message[int]) -> None:
@@ -91,7 +100,9 @@ async def be_cancelled(message: Message[int]) -> None:
 OPERATIONS: dict[str, Any] = {
     "offer": lambda queue, _: queue.offer(7, HOUR, id="new"),
     "replace": lambda queue, _: queue.offer(7, HOUR, id="later", on_duplicate="replace"),
-    "offer_many": lambda queue, _: queue.offer_many([Offer(value=n, id=f"new {n}", delay=HOUR) for n in range(5)]),
+    "offer_many": lambda queue, _: queue.offer_many(
+        [Offer(value=n, id=f"new {n}", delay=HOUR) for n in range(5)]
+    ),
     "ack": lambda _, message: message.ack(),
     "nack": lambda _, message: message.nack(2 * HOUR, "it broke"),
     "nack at once": lambda _, message: message.nack(0),
@@ -130,14 +141,22 @@ PLANS: dict[str, Callable[[int, int], str | None]] = {
     "lost": lambda call, n: "lost" if call == n else None,
     "unsent ever after": lambda call, n: "unsent" if call >= n else None,
     "lost ever after": lambda call, n: "lost" if call >= n else None,
-    "lost, then unsent ever after": lambda call, n: "lost" if call == n else "unsent" if call > n else None,
-    "unsent, then lost ever after": lambda call, n: "unsent" if call == n else "lost" if call > n else None,
+    "lost, then unsent ever after": lambda call, n: (
+        "lost" if call == n else "unsent" if call > n else None
+    ),
+    "unsent, then lost ever after": lambda call, n: (
+        "unsent" if call == n else "lost" if call > n else None
+    ),
 }
 
 
-async def prepare(client: Client, name: str, operation: str) -> tuple[ReliableQueue[int], Message[int]]:
+async def prepare(
+    client: Client, name: str, operation: str
+) -> tuple[ReliableQueue[int], Message[int]]:
     # With dedup_window, an ack has more to do.
-    queue = client.reliable_queue(name, lease=LEASE, backoff=delayq.Backoff.fixed(3 * HOUR), dedup_window=HOUR)
+    queue = client.reliable_queue(
+        name, lease=LEASE, backoff=delayq.Backoff.fixed(3 * HOUR), dedup_window=HOUR
+    )
     await queue.offer(1, id="dead", priority=3)
     (dead,) = await queue.claim()
     await dead.bury("no good", "it broke")
@@ -153,7 +172,9 @@ async def prepare(client: Client, name: str, operation: str) -> tuple[ReliableQu
 
 def logged(caplog: pytest.LogCaptureFixture) -> Exception | None:
     """Return the error that a block has logged, if any. Its wording and its type agree."""
-    lines = [record.getMessage() for record in caplog.records if "handed back" in record.getMessage()]
+    lines = [
+        record.getMessage() for record in caplog.records if "handed back" in record.getMessage()
+    ]
     if not lines:
         return None
     (line,) = lines
@@ -187,7 +208,9 @@ async def test_an_operation_has_its_whole_effect_or_none_and_tells_truly(
         queue, held = await prepare(client, name, operation)
         caplog.clear()
         before = len(faults.calls)
-        faults.plan = lambda _name, _n, before=before, n=n: PLANS[plan](len(faults.calls) - before, n)  # type: ignore[misc]
+        faults.plan = lambda _name, _n, before=before, n=n: PLANS[plan](
+            len(faults.calls) - before, n
+        )  # type: ignore[misc]
         error: Exception | None = None
         with monkeypatch.context() as patch:
             if plan.endswith("ever after"):
@@ -203,14 +226,19 @@ async def test_an_operation_has_its_whole_effect_or_none_and_tells_truly(
             error = logged(caplog)
         if error is None:
             assert after == whole
-            # If the answer was lost, there is no telling whether the queue was paused, or how many messages were dropped.
-            if operation not in ("resume", "purge", "get", "list", "peek", "dead.list", "stats") and "schedule" not in operation:
+            # If the answer was lost, there is no telling whether the queue was paused, or how many
+            # messages were dropped.
+            if (
+                operation not in ("resume", "purge", "get", "list", "peek", "dead.list", "stats")
+                and "schedule" not in operation
+            ):
                 assert again == answer
         elif isinstance(error, delayq.OutcomeUnknown):
             assert after in (none, whole)
         else:
             assert after == none, "it says that nothing was done"
-        # A cancelled or unscheduled message may exist again by the time of a repetition, so a lost call is not repeated.
+        # A cancelled or unscheduled message may exist again by the time of a repetition, so a lost
+        # call is not repeated.
         if plan == "unsent" or (plan == "lost" and operation not in ("cancel", "unschedule")):
             assert error is None, "one fault is overcome"
 
@@ -247,11 +275,15 @@ async def test_a_call_that_arrives_after_later_ones_stores_nothing(
     session = jobs._open.offers._used[0].rpartition(":")[2]
     late = NewMessage("late", 0, 0, 0, "raise", b"\n1")
     with pytest.raises(delayq.ServerRefused, match="LATE"):
-        await jobs._store.client.run(*jobs._store.offer_request(jobs._store.offer_keys(session), 1, 0, [late]))
+        await jobs._store.client.run(
+            *jobs._store.offer_request(jobs._store.offer_keys(session), 1, 0, [late])
+        )
     assert len((await store.look()).bodies) == 2
 
 
-async def test_every_client_numbers_its_own_calls(server: PrivateServer, jobs: ReliableQueue[int], store: Store) -> None:
+async def test_every_client_numbers_its_own_calls(
+    server: PrivateServer, jobs: ReliableQueue[int], store: Store
+) -> None:
     async with delayq.connect(server.url) as other:
         for queue in (jobs, other.reliable_queue("jobs")):
             for n in range(3):
@@ -259,7 +291,9 @@ async def test_every_client_numbers_its_own_calls(server: PrivateServer, jobs: R
     assert len((await store.look()).bodies) == 6
 
 
-async def test_the_record_of_calls_goes_with_the_client_or_by_itself(server: PrivateServer, raw: Any) -> None:
+async def test_the_record_of_calls_goes_with_the_client_or_by_itself(
+    server: PrivateServer, raw: Any
+) -> None:
     async with delayq.connect(server.url) as client:
         await client.reliable_queue("jobs").offer(1)
         (key,) = await raw.keys("*:call:*")
@@ -299,15 +333,23 @@ async def test_offer_many_of_which_nothing_could_be_sent_is_not_unknown(
     assert (await store.look()).bodies == {}
 
 
-async def test_one_message_whose_outcome_is_unknown_makes_that_of_offer_many_unknown(jobs: ReliableQueue[int]) -> None:
+async def test_one_message_whose_outcome_is_unknown_makes_that_of_offer_many_unknown(
+    jobs: ReliableQueue[int],
+) -> None:
     with pytest.raises(delayq.OutcomeUnknown):
-        jobs._offering.raise_for(("a", "b"), (delayq.ServerUnavailable("it was not sent"), delayq.OutcomeUnknown("lost")))
+        jobs._offering.raise_for(
+            ("a", "b"), (delayq.ServerUnavailable("it was not sent"), delayq.OutcomeUnknown("lost"))
+        )
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_offers_of_made_up_ids_are_stored_once_whatever_fails(server: PrivateServer, faults: Faults) -> None:
+async def test_offers_of_made_up_ids_are_stored_once_whatever_fails(
+    server: PrivateServer, faults: Faults
+) -> None:
     chance = random.Random(3)
-    faults.plan = lambda name, _n: chance.choice(["lost", "unsent", None]) if name == OFFER.name else None
+    faults.plan = lambda name, _n: (
+        chance.choice(["lost", "unsent", None]) if name == OFFER.name else None
+    )
     sure: list[int] = []
     unsure: list[int] = []
     got: list[int] = []
@@ -356,7 +398,9 @@ async def test_a_claim_that_fails_loses_nothing_and_counts_no_attempt(
     assert [(message.value, message.attempt) for message in got] == [(n, 1) for n in range(20)]
 
 
-@pytest.mark.parametrize(("fault", "error"), [("unsent", delayq.ServerUnavailable), ("lost", delayq.OutcomeUnknown)])
+@pytest.mark.parametrize(
+    ("fault", "error"), [("unsent", delayq.ServerUnavailable), ("lost", delayq.OutcomeUnknown)]
+)
 async def test_a_claim_that_does_not_wait_tells_of_a_server_that_is_away(
     jobs: ReliableQueue[int], faults: Faults, fault: str, error: type[Exception]
 ) -> None:
@@ -375,7 +419,9 @@ async def test_what_a_lost_answer_had_claimed_goes_back_even_if_that_fails_first
     jobs: ReliableQueue[int], faults: Faults, failing: str
 ) -> None:
     await jobs.offer_many([Offer(value=n, priority=n) for n in range(3)])
-    faults.plan = lambda name, n: "lost" if (name == CLAIM.name and n == 1) or (name == failing and n <= 2) else None
+    faults.plan = lambda name, n: (
+        "lost" if (name == CLAIM.name and n == 1) or (name == failing and n <= 2) else None
+    )
     got = await jobs.claim(3, wait=10)
     assert [(message.value, message.attempt) for message in got] == [(2, 1), (1, 1), (0, 1)]
 
@@ -402,14 +448,23 @@ async def loop_and_leave(queue: ReliableQueue[int]) -> list[Message[int]]:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("operation", [claim_without_waiting, claim_and_wait, loop_and_leave])
 async def test_a_call_that_claims_hands_each_message_out_once_whatever_fails(
-    client: Client, raw: Any, faults: Faults, operation: Callable[[ReliableQueue[int]], Any], plan: str
+    client: Client,
+    raw: Any,
+    faults: Faults,
+    operation: Callable[[ReliableQueue[int]], Any],
+    plan: str,
 ) -> None:
-    # The longest path: claim, look for messages claimed in vain, read their priorities, give them back, claim again.
+    # The longest path: claim, look for messages claimed in vain, read their priorities, give them
+    # back, claim again.
     for n in range(1, 7):
         queue = client.reliable_queue(f"disturbed {n}", lease=LEASE)
-        await queue.offer_many([Offer(value=value, id=str(value), priority=value % 2) for value in range(5)])
+        await queue.offer_many(
+            [Offer(value=value, id=str(value), priority=value % 2) for value in range(5)]
+        )
         before = len(faults.calls)
-        faults.plan = lambda _name, _n, before=before, n=n: PLANS[plan](len(faults.calls) - before, n)  # type: ignore[misc]
+        faults.plan = lambda _name, _n, before=before, n=n: PLANS[plan](
+            len(faults.calls) - before, n
+        )  # type: ignore[misc]
         got: list[Message[int]] = []
         with suppress(delayq.ServerError):
             got += await operation(queue)
@@ -418,7 +473,9 @@ async def test_a_call_that_claims_hands_each_message_out_once_whatever_fails(
         async with asyncio.timeout(20):
             while len(got) < 5:
                 got += await queue.claim(5, wait=10)
-        assert sorted((message.id, message.attempt) for message in got) == [(str(value), 1) for value in range(5)]
+        assert sorted((message.id, message.attempt) for message in got) == [
+            (str(value), 1) for value in range(5)
+        ]
         assert await queue.claim(5) == []
         await asyncio.gather(*(message.ack() for message in got))
         stored = await Store(raw, queue.name).look()
@@ -478,7 +535,9 @@ async def test_acks_of_concurrent_handlers_share_a_call_that_may_fail(
 
 
 async def test_an_ack_that_may_have_come_too_late_says_so(client: Client, faults: Faults) -> None:
-    """Either the ack took effect or the lease had ended: close to the end of a lease, there is no way to tell."""
+    """Either the ack took effect or the lease had ended: close to the end of a lease, there is no
+    way to tell.
+    """
     queue = client.reliable_queue("short", lease=0.5)
     await queue.offer(1)
     (message,) = await queue.claim()
@@ -527,9 +586,13 @@ async def test_dead_letters_redriven_or_dropped_in_steps_survive_a_fault(
     assert await store.values() == []
 
 
-async def test_random_faults_everywhere_lose_nothing(server: PrivateServer, faults: Faults, raw: Any) -> None:
+async def test_random_faults_everywhere_lose_nothing(
+    server: PrivateServer, faults: Faults, raw: Any
+) -> None:
     chance = random.Random(7)
-    faults.plan = lambda _name, _n: chance.choice(["lost", "unsent"]) if chance.random() < 0.1 else None
+    faults.plan = lambda _name, _n: (
+        chance.choice(["lost", "unsent"]) if chance.random() < 0.1 else None
+    )
     handled: list[int] = []
     offered: set[int] = set()
 
@@ -543,8 +606,13 @@ async def test_random_faults_everywhere_lose_nothing(server: PrivateServer, faul
                             raise delayq.RetryAfter(0)
                         handled.append(message.value)
 
-    async with delayq.connect(server.url, resync_interval=0.2) as one, delayq.connect(server.url, resync_interval=0.2) as two:
-        queues = [client.reliable_queue("jobs", lease=2, max_attempts=None) for client in (one, two)]
+    async with (
+        delayq.connect(server.url, resync_interval=0.2) as one,
+        delayq.connect(server.url, resync_interval=0.2) as two,
+    ):
+        queues = [
+            client.reliable_queue("jobs", lease=2, max_attempts=None) for client in (one, two)
+        ]
         consumers = [asyncio.create_task(consume(queue)) for queue in queues for _ in range(3)]
         for value in range(300):
             with suppress(delayq.ServerError):
@@ -575,7 +643,9 @@ FULL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("operation", FULL)
-async def test_a_full_server_refuses_offers_and_lets_everything_else_go_on(client: Client, raw: Any, operation: str) -> None:
+async def test_a_full_server_refuses_offers_and_lets_everything_else_go_on(
+    client: Client, raw: Any, operation: str
+) -> None:
     queue, message = await prepare(client, "jobs", operation)
     await queue.offer(4, id="due")
     store = Store(raw, "jobs")
@@ -595,7 +665,9 @@ async def test_a_full_server_refuses_offers_and_lets_everything_else_go_on(clien
     (await store.look()).demand_no_orphans()
 
 
-async def test_a_full_server_still_lets_expired_and_exhausted_messages_die(client: Client, raw: Any) -> None:
+async def test_a_full_server_still_lets_expired_and_exhausted_messages_die(
+    client: Client, raw: Any
+) -> None:
     queue = client.reliable_queue("jobs", lease=LEASE, max_attempts=1, expired="dead")
     await queue.offer(1, id="expires", ttl=HOUR)
     await queue.offer(2, id="dies", priority=1)
@@ -607,10 +679,16 @@ async def test_a_full_server_still_lets_expired_and_exhausted_messages_die(clien
         assert await queue.claim() == []
     finally:
         await raw.config_set("maxmemory", 0)
-    assert {letter.id: letter.reason for letter in await queue.dead.list()} == {"expires": "expired", "dies": "attempts"}
+    assert {letter.id: letter.reason for letter in await queue.dead.list()} == {
+        "expires": "expired",
+        "dies": "attempts",
+    }
 
 
-@pytest.mark.parametrize(("operation", "n", "done"), [("purge", 3, 400), ("dead.redrive", 4, 100), ("dead.purge", 3, 100)])
+@pytest.mark.parametrize(
+    ("operation", "n", "done"),
+    [("purge", 3, 400), ("dead.redrive", 4, 100), ("dead.purge", 3, 100)],
+)
 async def test_work_in_steps_that_fails_half_way_does_not_say_that_nothing_was_done(
     jobs: ReliableQueue[int],
     faults: Faults,
@@ -633,12 +711,16 @@ async def test_work_in_steps_that_fails_half_way_does_not_say_that_nothing_was_d
 
     faults.plan = plan
     be_impatient(monkeypatch)
-    with pytest.raises(delayq.OutcomeUnknown, match=f"^{done} messages were processed, then: planned$"):
+    with pytest.raises(
+        delayq.OutcomeUnknown, match=f"^{done} messages were processed, then: planned$"
+    ):
         await OPERATIONS[operation](jobs, None)
     (await store.look()).demand_no_orphans()
 
 
-async def test_an_offer_that_may_be_stored_is_unknown_though_its_repetition_is_refused(own_server: PrivateServer) -> None:
+async def test_an_offer_that_may_be_stored_is_unknown_though_its_repetition_is_refused(
+    own_server: PrivateServer,
+) -> None:
     async with (
         Links(own_server, tcp=True) as links,
         delayq.connect(links.url) as client,

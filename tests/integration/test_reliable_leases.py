@@ -45,7 +45,9 @@ async def steal(raw: Any, message: Message[Any]) -> None:
 # Duration
 
 
-async def test_a_lease_ends_by_the_servers_clock(client: Client, jobs: ReliableQueue[int], store: Store) -> None:
+async def test_a_lease_ends_by_the_servers_clock(
+    client: Client, jobs: ReliableQueue[int], store: Store
+) -> None:
     before = await client.server_time()
     await jobs.offer(1, id="a")
     (message,) = await jobs.claim()
@@ -76,13 +78,19 @@ async def test_when_a_lease_ends_the_message_comes_to_whoever_waits(server: Priv
         assert second.due_at == first.due_at
 
 
-async def test_whoever_lost_the_lease_is_told_and_changes_nothing(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_whoever_lost_the_lease_is_told_and_changes_nothing(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer(1, id="a")
     late = [message for _ in range(6) for message in await again(jobs, store)]
     (holder,) = await jobs.claim()
     before = await store.look()
     calls = ("ack", "nack", "extend", "bury", "release")
-    arguments: dict[str, tuple[Any, ...]] = {"extend": (HOUR,), "bury": ("no good",), "nack": (HOUR, "it broke")}
+    arguments: dict[str, tuple[Any, ...]] = {
+        "extend": (HOUR,),
+        "bury": ("no good",),
+        "nack": (HOUR, "it broke"),
+    }
     for message, call in zip(late, calls, strict=False):
         with pytest.raises(delayq.LeaseLost, match="another worker may have the message"):
             await getattr(message, call)(*arguments.get(call, ()))
@@ -117,7 +125,9 @@ async def test_a_lease_that_ended_can_still_be_used_while_nobody_else_has_the_me
     assert (await store.look()).bodies == {}
 
 
-async def test_what_was_cancelled_after_its_lease_had_ended_is_lost_to_its_worker(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_what_was_cancelled_after_its_lease_had_ended_is_lost_to_its_worker(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer(1, id="a")
     (late,) = await again(jobs, store)
     assert await jobs.cancel("a")
@@ -147,7 +157,10 @@ async def test_leases_that_end_use_up_attempts(client: Client, raw: Any) -> None
 
 async def test_a_handler_may_take_longer_than_the_lease(server: PrivateServer) -> None:
     handled: list[tuple[int, int]] = []
-    async with delayq.connect(server.url) as client, delayq.connect(server.url, resync_interval=0.05) as other:
+    async with (
+        delayq.connect(server.url) as client,
+        delayq.connect(server.url, resync_interval=0.05) as other,
+    ):
         # Long enough for a busy machine to renew the lease in time.
         queues = [c.reliable_queue("jobs", lease=3 * SHORT) for c in (client, other)]
         await queues[0].offer_many([Offer(value=n) for n in range(4)])
@@ -209,7 +222,9 @@ async def test_renewals_that_fail_for_a_while_cost_no_lease(client: Client, faul
     assert await empty(queue)
 
 
-async def test_a_message_that_waited_long_for_its_handler_is_renewed_first(client: Client, raw: Any) -> None:
+async def test_a_message_that_waited_long_for_its_handler_is_renewed_first(
+    client: Client, raw: Any
+) -> None:
     lease = 1.5
     queue, store = client.reliable_queue("jobs", lease=lease), Store(raw, "jobs")
     await queue.offer_many([Offer(value=n, id=str(n)) for n in range(2)])
@@ -222,7 +237,9 @@ async def test_a_message_that_waited_long_for_its_handler_is_renewed_first(clien
     assert await empty(queue)
 
 
-async def test_a_message_lost_while_it_waited_for_its_handler_is_not_handled(client: Client, raw: Any) -> None:
+async def test_a_message_lost_while_it_waited_for_its_handler_is_not_handled(
+    client: Client, raw: Any
+) -> None:
     queue = client.reliable_queue("jobs", lease=SHORT)
     await queue.offer(1)
     (message,) = await queue.claim()
@@ -257,7 +274,9 @@ async def test_what_was_claimed_ahead_and_lost_is_passed_over(client: Client, ra
 # Leases that are lost in spite of renewal
 
 
-async def test_a_handler_whose_lease_is_lost_is_cancelled_and_told(client: Client, raw: Any) -> None:
+async def test_a_handler_whose_lease_is_lost_is_cancelled_and_told(
+    client: Client, raw: Any
+) -> None:
     queue = client.reliable_queue("jobs", lease=SHORT)
     await queue.offer(1)
     (message,) = await queue.claim()
@@ -292,7 +311,9 @@ async def test_a_handler_that_takes_no_notice_is_told_at_its_end(client: Client,
     await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("instruction", [delayq.RetryAfter(1), delayq.Reject("bad")], ids=["retry", "reject"])
+@pytest.mark.parametrize(
+    "instruction", [delayq.RetryAfter(1), delayq.Reject("bad")], ids=["retry", "reject"]
+)
 async def test_an_instruction_of_a_handler_that_lost_its_lease_cannot_be_followed(
     client: Client, raw: Any, instruction: Exception
 ) -> None:
@@ -324,7 +345,9 @@ async def test_another_error_of_such_a_handler_goes_on(client: Client, raw: Any)
     assert task.cancelling() == 0
 
 
-async def test_who_finds_out_by_extending_is_not_cancelled_as_well(jobs: ReliableQueue[int], raw: Any) -> None:
+async def test_who_finds_out_by_extending_is_not_cancelled_as_well(
+    jobs: ReliableQueue[int], raw: Any
+) -> None:
     await jobs.offer(1)
     (message,) = await jobs.claim()
     with pytest.raises(delayq.LeaseLost):  # noqa: PT012
@@ -337,7 +360,9 @@ async def test_who_finds_out_by_extending_is_not_cancelled_as_well(jobs: Reliabl
     assert task.cancelling() == 0
 
 
-async def test_a_handler_cancelled_from_outside_too_stays_cancelled(client: Client, raw: Any) -> None:
+async def test_a_handler_cancelled_from_outside_too_stays_cancelled(
+    client: Client, raw: Any
+) -> None:
     queue = client.reliable_queue("jobs", lease=SHORT)
     await queue.offer(1)
     (message,) = await queue.claim()
@@ -356,7 +381,9 @@ async def test_a_handler_cancelled_from_outside_too_stays_cancelled(client: Clie
         await worker
 
 
-async def test_a_task_that_swallowed_a_cancellation_before_is_told_all_the_same(client: Client, raw: Any) -> None:
+async def test_a_task_that_swallowed_a_cancellation_before_is_told_all_the_same(
+    client: Client, raw: Any
+) -> None:
     queue = client.reliable_queue("jobs", lease=SHORT)
     await queue.offer(1)
     (message,) = await queue.claim()
@@ -379,7 +406,9 @@ async def test_a_task_that_swallowed_a_cancellation_before_is_told_all_the_same(
 async def test_a_renewal_that_finds_what_was_just_settled_tells_nobody_that_it_is_lost(
     jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """The message is settled on the server, but the answer is still on its way when the lease is due for renewal."""
+    """The message is settled on the server, but the answer is still on its way when the lease is
+    due for renewal.
+    """
     await jobs.offer(1)
     (message,) = await jobs.claim()
     settle = getattr(jobs._open.settling, how)
@@ -431,7 +460,9 @@ async def test_while_the_server_is_away_a_handler_is_told_when_its_lease_ends(
 # Handlers that end in other ways
 
 
-async def test_a_handler_that_is_cancelled_gives_its_message_back_at_once(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_a_handler_that_is_cancelled_gives_its_message_back_at_once(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer_many([Offer(value=1), Offer(value=2)])
     inside = asyncio.Event()
 
@@ -450,7 +481,9 @@ async def test_a_handler_that_is_cancelled_gives_its_message_back_at_once(jobs: 
     assert [(m.value, m.attempt) for m in await jobs.claim(2)] == [(1, 1), (2, 1)]
 
 
-async def test_a_handler_under_a_cancelled_scope_gives_its_message_back(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_a_handler_under_a_cancelled_scope_gives_its_message_back(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer(1)
     (message,) = await jobs.claim()
     with anyio.move_on_after(0.02) as scope:
@@ -461,7 +494,9 @@ async def test_a_handler_under_a_cancelled_scope_gives_its_message_back(jobs: Re
     assert (stored.leases, stored.attempts) == ({}, {})
 
 
-async def test_a_deadline_around_the_block_gives_its_message_back(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_a_deadline_around_the_block_gives_its_message_back(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer(1)
     (message,) = await jobs.claim()
     with pytest.raises(TimeoutError):
@@ -471,7 +506,9 @@ async def test_a_deadline_around_the_block_gives_its_message_back(jobs: Reliable
     assert (stored.leases, stored.attempts) == ({}, {})
 
 
-async def test_who_is_cancelled_while_acknowledging_has_acknowledged(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_who_is_cancelled_while_acknowledging_has_acknowledged(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer(1)
     (message,) = await jobs.claim()
 
@@ -497,11 +534,15 @@ async def test_what_was_settled_inside_the_block_is_left_alone_at_its_end(
             await getattr(message, how)(*{"nack": (HOUR,), "bury": ("no good",)}.get(how, ()))
             raise ZeroDivisionError
     stored = await store.look()
-    assert (len(stored.bodies), len(stored.dead)) == {"ack": (0, 0), "bury": (0, 1)}.get(how, (1, 0))
+    assert (len(stored.bodies), len(stored.dead)) == {"ack": (0, 0), "bury": (0, 1)}.get(
+        how, (1, 0)
+    )
     assert stored.errors == {}
 
 
-async def test_closing_the_client_while_handlers_run(server: PrivateServer, jobs: ReliableQueue[int], store: Store) -> None:
+async def test_closing_the_client_while_handlers_run(
+    server: PrivateServer, jobs: ReliableQueue[int], store: Store
+) -> None:
     """Handlers are left alone, and their messages are redelivered when the leases end."""
     await jobs.offer_many([Offer(value=n) for n in range(20)])
     results: list[str] = []
@@ -556,7 +597,9 @@ asyncio.run(main())
 """
 
 
-async def test_what_a_killed_process_had_comes_to_the_others_when_the_lease_ends(server: PrivateServer) -> None:
+async def test_what_a_killed_process_had_comes_to_the_others_when_the_lease_ends(
+    server: PrivateServer,
+) -> None:
     async with delayq.connect(server.url, resync_interval=HOUR) as client:
         queue = client.reliable_queue("jobs", lease=1)
         await queue.offer(1)
@@ -606,7 +649,9 @@ async def test_the_loop_ends_when_the_queue_closes(jobs: ReliableQueue[int]) -> 
     await asyncio.wait_for(asyncio.gather(*loops), 10)
 
 
-async def test_breaking_the_loop_hands_back_what_was_claimed_ahead(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_breaking_the_loop_hands_back_what_was_claimed_ahead(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer_many([Offer(value=n) for n in range(300)])
     seen = []
     async for message in jobs:

@@ -1,7 +1,8 @@
 """Run random operations on a real reliable queue and on a plain model of it, and compare them.
 
-Time passes in whole hours, by changing what is stored: see reliable_store.py. A test itself takes only a fraction of a second,
-so the speed of the machine does not matter: operations that fall on the same hour keep the order in which they were made.
+Time passes in whole hours, by changing what is stored: see reliable_store.py. A test itself takes
+only a fraction of a second, so the speed of the machine does not matter: operations that fall on
+the same hour keep the order in which they were made.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from redis.asyncio import Redis
 
 import delayq
@@ -39,7 +47,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 Moment = tuple[float, int, float]
-"""When something is due: the hour, the operation that set it, and its place within that operation. Sorts as on the server."""
+"""When something is due: the hour, the operation that set it, and its place within that operation.
+
+Sorts as on the server.
+"""
 
 # Few ids, so that they are often taken. With None, an id is generated.
 IDS = st.sampled_from(["a", "b", "c", "é", None, None])
@@ -80,7 +91,8 @@ class Live:
 
 @dataclass
 class Dead:
-    # Sorts like the letter's name on the server: another letter with the same id sorts after the first.
+    # Sorts like the letter's name on the server: another letter with the same id sorts after the
+    # first.
     name: str
     id: str
     value: int
@@ -125,8 +137,14 @@ class Model:
         return "leased" if message.lease else "delayed"
 
     def is_gone(self, message: Live) -> bool:
-        """Return whether the message counts as absent: it has expired and is not leased, but no claim has dropped it yet."""
-        return message.expires is not None and message.expires <= self.now and self.state(message) != "leased"
+        """Return whether the message counts as absent: it has expired and is not leased, but no
+        claim has dropped it yet.
+        """
+        return (
+            message.expires is not None
+            and message.expires <= self.now
+            and self.state(message) != "leased"
+        )
 
     def find(self, key: str) -> Live | None:
         known = self.live.get(key)
@@ -141,13 +159,26 @@ class Model:
             self.live[known.id] = known
 
     def of(self, state: str) -> list[Live]:
-        found = [message for message in self.in_order() if self.state(message) == state and not self.is_gone(message)]
+        found = [
+            message
+            for message in self.in_order()
+            if self.state(message) == state and not self.is_gone(message)
+        ]
         return sorted(found, key=lambda m: m.moment) if state == "leased" else found
 
     def after(self, delay: float, place: float = 0) -> Moment:
         return (self.now + delay, self.step, place)
 
-    def offer(self, key: str, value: int, delay: int, priority: int, ttl: int | None, on_duplicate: str, place: int) -> str:
+    def offer(
+        self,
+        key: str,
+        value: int,
+        delay: int,
+        priority: int,
+        ttl: int | None,
+        on_duplicate: str,
+        place: int,
+    ) -> str:
         known = self.find(key)
         if known is None:
             self.set_aside(key)
@@ -157,7 +188,9 @@ class Model:
             del self.live[key]
         elif self.done.get(key, -1) > self.now and on_duplicate != "replace":
             return "stored" if on_duplicate == "ignore" else "duplicate"
-        elif sum(not self.is_gone(message) for message in self.live.values()) >= self.kind.get("max_size", 1000):
+        elif sum(not self.is_gone(message) for message in self.live.values()) >= self.kind.get(
+            "max_size", 1000
+        ):
             return "full"
         expires = None if ttl is None else self.now + ttl
         # Within one call, messages without a delay come before those due at that very moment.
@@ -168,7 +201,9 @@ class Model:
         claimed: list[Live] = []
         if self.paused:
             return claimed
-        holder = next((message for message in self.live.values() if message.lease is self.at_work), None)
+        holder = next(
+            (message for message in self.live.values() if message.lease is self.at_work), None
+        )
         may_have_suspect = self.at_work is None or holder is None or self.state(holder) != "leased"
         suspect = False
         for message in self.in_order():
@@ -223,11 +258,22 @@ class Model:
             self.names += 1
             name = f"{key}\0{self.names:016}"
         # Messages that die in one call die at the same moment, and the server sorts them by name.
-        self.dead[name] = Dead(name, key, message.value, message.priority, message.attempts, reason, error or "", self.after(0))
+        self.dead[name] = Dead(
+            name,
+            key,
+            message.value,
+            message.priority,
+            message.attempts,
+            reason,
+            error or "",
+            self.after(0),
+        )
 
 
 class ReliableMachine(RuleBasedStateMachine):
-    """Drives one queue. The subclass holds everything that is slow to create: see :func:`machine`."""
+    """Drives one queue. The subclass holds everything that is slow to create: see
+    :func:`machine`.
+    """
 
     runner: asyncio.Runner
     queues: dict[str, ReliableQueue[int]]
@@ -236,11 +282,18 @@ class ReliableMachine(RuleBasedStateMachine):
     raw: Any
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        # Not runner.run(), which spends more time on signal handlers than most of these operations take.
+        # Not runner.run(), which spends more time on signal handlers than most of these operations
+        # take.
         return self.runner.get_loop().run_until_complete(work)
 
-    @initialize(kind=st.sampled_from(sorted(KINDS)), what=OFFERS, delays=st.lists(HOURS, min_size=2, max_size=5))
-    def begin(self, kind: str, what: list[tuple[str | None, int, int, int | None, Any]], delays: list[int]) -> None:
+    @initialize(
+        kind=st.sampled_from(sorted(KINDS)),
+        what=OFFERS,
+        delays=st.lists(HOURS, min_size=2, max_size=5),
+    )
+    def begin(
+        self, kind: str, what: list[tuple[str | None, int, int, int | None, Any]], delays: list[int]
+    ) -> None:
         self.run(self.raw.flushall())
         self.queue, self.store = self.queues[kind], self.stores[kind]
         self.run(self.forget_suspect())
@@ -285,12 +338,24 @@ class ReliableMachine(RuleBasedStateMachine):
         try:
             ids = self.run(self.queue.offer_many(offers))
         except (delayq.DuplicateMessage, delayq.QueueFull) as error:
-            problem, refused, stored = type(error), dict.fromkeys(error.ids), dict.fromkeys(error.stored)
-        by_value = {int(body.partition(b"\n")[2]): key for key, body in self.run(self.store.look()).bodies.items()}
+            problem, refused, stored = (
+                type(error),
+                dict.fromkeys(error.ids),
+                dict.fromkeys(error.stored),
+            )
+        by_value = {
+            int(body.partition(b"\n")[2]): key
+            for key, body in self.run(self.store.look()).bodies.items()
+        }
         outcomes = {}
-        for place, (offer, (key, delay, priority, ttl, on_duplicate)) in enumerate(zip(offers, what, strict=True)):
-            # The generated id is unknown if the message was refused, or replaced by a later one of the same call.
-            known = key or (ids[place] if ids else by_value.get(offer.value, f"made up {offer.value}"))
+        for place, (offer, (key, delay, priority, ttl, on_duplicate)) in enumerate(
+            zip(offers, what, strict=True)
+        ):
+            # The generated id is unknown if the message was refused, or replaced by a later one of
+            # the same call.
+            known = key or (
+                ids[place] if ids else by_value.get(offer.value, f"made up {offer.value}")
+            )
             life = None if ttl is None else delay + ttl
             outcome = model.offer(known, offer.value, delay, priority, life, on_duplicate, place)
             outcomes[offer.value] = (known, outcome)
@@ -299,10 +364,18 @@ class ReliableMachine(RuleBasedStateMachine):
             assert set(expected) == {"stored"}
             assert [known for known, _ in outcomes.values()] == ids
         else:
-            assert problem is (delayq.DuplicateMessage if "duplicate" in expected else delayq.QueueFull)
+            assert problem is (
+                delayq.DuplicateMessage if "duplicate" in expected else delayq.QueueFull
+            )
             given = {key for key, *_ in what if key}
-            assert set(stored) & given == {known for known, outcome in outcomes.values() if outcome == "stored"} & given
-            assert set(refused) & given == {known for known, outcome in outcomes.values() if outcome != "stored"} & given
+            assert (
+                set(stored) & given
+                == {known for known, outcome in outcomes.values() if outcome == "stored"} & given
+            )
+            assert (
+                set(refused) & given
+                == {known for known, outcome in outcomes.values() if outcome != "stored"} & given
+            )
 
     # Taking
 
@@ -343,7 +416,11 @@ class ReliableMachine(RuleBasedStateMachine):
 
     # With suspects, the grouping of messages depends on the speed of the machine.
     @precondition(
-        lambda self: not self.model.paused and self.model.of("ready") and all(not m.lease for m in self.model.of("ready"))
+        lambda self: (
+            not self.model.paused
+            and self.model.of("ready")
+            and all(not m.lease for m in self.model.of("ready"))
+        )
     )
     @rule(count=st.integers(1, 3))
     def loop_and_break(self, count: int) -> None:
@@ -370,7 +447,8 @@ class ReliableMachine(RuleBasedStateMachine):
                 else:
                     assert await self.queue.claim(100) == []
             await self.queue._open.claims.taker.returned(10)
-            # The number claimed ahead depends on the speed of the machine, so claim and release the rest too.
+            # The number claimed ahead depends on the speed of the machine, so claim and release the
+            # rest too.
             rest = await self.queue.claim(100)
             for message in rest:
                 await message.release()
@@ -379,7 +457,10 @@ class ReliableMachine(RuleBasedStateMachine):
         self.take(self.run(loop()), expected[:count])
         # The loop made several claims: messages that died in them did so one after another.
         stored = self.run(self.store.look())
-        order = {int(stored.dead_messages[name].split(b"\n", 2)[2]): place for place, name in enumerate(stored.dead)}
+        order = {
+            int(stored.dead_messages[name].split(b"\n", 2)[2]): place
+            for place, name in enumerate(stored.dead)
+        }
         for letter in model.dead.values():
             if letter.died[:2] == (model.now, model.step):
                 letter.died = (*letter.died[:2], order[letter.value])
@@ -494,7 +575,8 @@ class ReliableMachine(RuleBasedStateMachine):
                 assert how == "cancel"
 
         if live is None and how in ("raise", "cancel"):
-            # The block's own error propagates. The lost lease is only logged, or raised at the start of the block.
+            # The block's own error propagates. The lost lease is only logged, or raised at the
+            # start of the block.
             model.over(held.lease)
             with suppress(delayq.LeaseLost):
                 self.run(handle())
@@ -519,7 +601,9 @@ class ReliableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         model = self.next_step()
-        key = data.draw(st.sampled_from([*sorted(key for key in model.live if "\0" not in key), "none"]))
+        key = data.draw(
+            st.sampled_from([*sorted(key for key in model.live if "\0" not in key), "none"])
+        )
         known = model.find(key)
         free = known is not None and model.state(known) != "leased"
         assert self.run(self.queue.cancel(key)) is free
@@ -530,7 +614,9 @@ class ReliableMachine(RuleBasedStateMachine):
     @rule(data=st.data(), delay=HOURS)
     def reschedule(self, data: st.DataObject, delay: int) -> None:
         model = self.next_step()
-        key = data.draw(st.sampled_from([*sorted(key for key in model.live if "\0" not in key), "none"]))
+        key = data.draw(
+            st.sampled_from([*sorted(key for key in model.live if "\0" not in key), "none"])
+        )
         known = model.find(key)
         free = known is not None and model.state(known) != "leased"
         assert self.run(self.queue.reschedule(key, delay * HOUR)) is free
@@ -560,13 +646,19 @@ class ReliableMachine(RuleBasedStateMachine):
     @rule(state=st.sampled_from(["delayed", "ready", "all"]))
     def purge(self, state: Any) -> None:
         model = self.next_step()
-        gone = [message for message in model.live.values() if state in ("all", model.state(message))]
-        assert self.run(self.queue.purge(state)) == sum(not model.is_gone(message) for message in gone)
+        gone = [
+            message for message in model.live.values() if state in ("all", model.state(message))
+        ]
+        assert self.run(self.queue.purge(state)) == sum(
+            not model.is_gone(message) for message in gone
+        )
         for message in gone:
             del model.live[message.id]
 
     def dead_in_order(self) -> list[Dead]:
-        return sorted(self.model.dead.values(), key=lambda letter: (letter.died, letter.name.encode()))
+        return sorted(
+            self.model.dead.values(), key=lambda letter: (letter.died, letter.name.encode())
+        )
 
     @precondition(lambda self: self.model.dead)
     @rule(data=st.data(), everything=st.booleans())
@@ -580,7 +672,11 @@ class ReliableMachine(RuleBasedStateMachine):
         first = {letter.id: letter for letter in reversed(letters)}
         free = [key for key in dict.fromkeys(chosen) if key in first and model.find(key) is None]
         steps: list[tuple[int, int]] = []
-        redriven = self.run(self.queue.dead.redrive(None if everything else chosen, lambda *step: steps.append(step)))
+        redriven = self.run(
+            self.queue.dead.redrive(
+                None if everything else chosen, lambda *step: steps.append(step)
+            )
+        )
         assert redriven == len(free)
         assert steps == ([(len(chosen), len(chosen))] if chosen else [])
         for place, key in enumerate(free):
@@ -616,22 +712,30 @@ class ReliableMachine(RuleBasedStateMachine):
         live = model.live
         # A message that was set aside has an unpredictable id, but each value is offered only once.
         ids = {message.value: message.id for message in live.values()}
-        stored = stored.renamed({key: ids[int(body.partition(b"\n")[2])] for key, body in stored.bodies.items()})
+        stored = stored.renamed(
+            {key: ids[int(body.partition(b"\n")[2])] for key, body in stored.bodies.items()}
+        )
         assert stored.order == [message.id for message in model.in_order()]
         assert {key: hours(moment) for key, (_, moment) in stored.live.items()} == {
             message.id: message.moment[0] - model.now for message in live.values()
         }
         assert stored.suspects == {message.id for message in live.values() if message.suspect}
         assert set(stored.leases) == {message.id for message in live.values() if message.lease}
-        assert stored.attempts == {m.id: m.attempts for m in live.values() if m.attempts and not m.lease}
+        assert stored.attempts == {
+            m.id: m.attempts for m in live.values() if m.attempts and not m.lease
+        }
         assert {key: hours(end) for key, end in stored.expiries.items()} == {
             m.id: m.expires - model.now for m in live.values() if m.expires is not None
         }
         assert {key: error.rsplit("\n", 1)[-1] for key, error in stored.errors.items()} == {
             m.id: m.error for m in live.values() if m.error
         }
-        assert {key for key, end in stored.done.items() if end > 0} == {key for key, end in model.done.items() if end > model.now}
-        assert [name.partition("\0")[0] for name in stored.dead] == [letter.id for letter in self.dead_in_order()]
+        assert {key for key, end in stored.done.items() if end > 0} == {
+            key for key, end in model.done.items() if end > model.now
+        }
+        assert [name.partition("\0")[0] for name in stored.dead] == [
+            letter.id for letter in self.dead_in_order()
+        ]
         assert stored.paused == model.paused
 
     async def compare_what_the_queue_tells(self) -> None:
@@ -641,11 +745,13 @@ class ReliableMachine(RuleBasedStateMachine):
         states: tuple[Any, ...] = ("delayed", "ready", "leased")
         stats = await queue.stats()
         ready = model.of("ready")
-        assert (stats.delayed, stats.ready, stats.leased) == tuple(len(model.of(s)) for s in ("delayed", "ready", "leased"))
-        assert (stats.dead, stats.paused) == (len(model.dead), model.paused)
-        assert round(stats.oldest_due_age / HOUR) == max((model.now - m.moment[0] for m in ready), default=0) or any(
-            model.is_gone(message) for message in live.values()
+        assert (stats.delayed, stats.ready, stats.leased) == tuple(
+            len(model.of(s)) for s in ("delayed", "ready", "leased")
         )
+        assert (stats.dead, stats.paused) == (len(model.dead), model.paused)
+        assert round(stats.oldest_due_age / HOUR) == max(
+            (model.now - m.moment[0] for m in ready), default=0
+        ) or any(model.is_gone(message) for message in live.values())
         for state in states[model.step % 3 :][:1]:
             seen = await queue.list(state)
             assert [(m.id, m.value, m.attempt, m.priority, m.state) for m in seen] == [
@@ -672,10 +778,14 @@ class ReliableMachine(RuleBasedStateMachine):
         ]
 
     def teardown(self) -> None:
-        """Check that nothing is left once everything is handled, except dead letters and the memory of offers."""
+        """Check that nothing is left once everything is handled, except dead letters and the memory
+        of offers.
+        """
         if not hasattr(self, "model"):
             return
-        assert {key.rpartition(":")[0] for key in self.run(self.store.others())} <= {f"delayq:{{{self.queue.name}}}:call"}
+        assert {key.rpartition(":")[0] for key in self.run(self.store.others())} <= {
+            f"delayq:{{{self.queue.name}}}:call"
+        }
         self.run(self.finish())
 
     async def finish(self) -> None:
@@ -731,5 +841,9 @@ def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
 def test_a_reliable_queue_behaves_like_its_model(machine: type[ReliableMachine]) -> None:
     run_state_machine_as_test(
         machine,
-        settings=settings(max_examples=examples(2_000), stateful_step_count=20, suppress_health_check=list(HealthCheck)),
+        settings=settings(
+            max_examples=examples(2_000),
+            stateful_step_count=20,
+            suppress_health_check=list(HealthCheck),
+        ),
     )

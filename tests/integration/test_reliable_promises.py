@@ -1,4 +1,6 @@
-"""A reliable queue keeps its promises when answers are large, ids repeat, or callers are careless."""
+"""A reliable queue keeps its promises when answers are large, ids repeat, or callers are
+careless.
+"""
 # ruff: noqa: F401, F811 - fixtures
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ pytestmark = pytest.mark.every_server
 # One answer
 
 
-async def test_one_answer_holds_few_large_bodies_and_the_rest_stays_due(jobs: ReliableQueue[Any], store: Store) -> None:
+async def test_one_answer_holds_few_large_bodies_and_the_rest_stays_due(
+    jobs: ReliableQueue[Any], store: Store
+) -> None:
     await jobs.offer_many([Offer("x" * 100_000, id=str(n)) for n in range(7)])
     sizes = []
     while messages := await jobs.claim(100):
@@ -45,7 +49,9 @@ async def test_a_body_larger_than_an_answer_comes_alone(jobs: ReliableQueue[Any]
 # Pages
 
 
-async def test_no_script_looks_at_more_than_a_page(jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_script_looks_at_more_than_a_page(
+    jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     await jobs.offer_many([Offer(n, delay=60 if n % 2 else 0) for n in range(1_000)])
     for _ in range(5):
         await jobs.claim(100)
@@ -74,7 +80,9 @@ async def test_no_script_looks_at_more_than_a_page(jobs: ReliableQueue[Any], mon
 # Dead letters of one id
 
 
-async def test_dead_letters_of_one_id_lie_side_by_side(jobs: ReliableQueue[Any], store: Store) -> None:
+async def test_dead_letters_of_one_id_lie_side_by_side(
+    jobs: ReliableQueue[Any], store: Store
+) -> None:
     for value in ("first", "second", "third"):
         await jobs.offer(value, id="order-42")
         await (await jobs.claim())[0].bury(f"reason of {value}")
@@ -105,7 +113,9 @@ async def test_all_dead_letters_of_an_id_are_purged(jobs: ReliableQueue[Any], st
 # Leases
 
 
-async def test_a_lease_that_is_made_shorter_wakes_whoever_waits(server: PrivateServer, jobs: ReliableQueue[Any]) -> None:
+async def test_a_lease_that_is_made_shorter_wakes_whoever_waits(
+    server: PrivateServer, jobs: ReliableQueue[Any]
+) -> None:
     await jobs.offer(1)
     (message,) = await jobs.claim()
     async with delayq.connect(server.url, resync_interval=3600) as other:
@@ -154,7 +164,9 @@ async def test_ids_that_are_none_are_refused(jobs: ReliableQueue[Any], call: str
         await getattr(jobs.dead, call)(ids)
 
 
-async def test_offers_that_cannot_work_are_refused_before_anything_is_written(jobs: ReliableQueue[Any], store: Store) -> None:
+async def test_offers_that_cannot_work_are_refused_before_anything_is_written(
+    jobs: ReliableQueue[Any], store: Store
+) -> None:
     with pytest.raises(delayq.BadInput, match="Offer objects"):
         await jobs.offer_many([Offer(1), "a"])  # type: ignore[list-item]
     for delay, ttl in ((10, 1), (10, 10)):

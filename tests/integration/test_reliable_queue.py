@@ -49,7 +49,9 @@ async def kill(queue: ReliableQueue[Any], reason: str = "no good") -> None:
 async def test_a_message_tells_what_was_offered(client: Client, jobs: ReliableQueue[Any]) -> None:
     before = await client.server_time()
     headers = {"trace": "00-ab", "ключ": "two\nlines"}
-    assert await jobs.offer({"a": [1, None]}, id="order-42", headers=headers, priority=7) == "order-42"
+    assert (
+        await jobs.offer({"a": [1, None]}, id="order-42", headers=headers, priority=7) == "order-42"
+    )
     (message,) = await jobs.claim()
     assert (message.id, message.value, message.headers) == ("order-42", {"a": [1, None]}, headers)
     assert (message.attempt, message.priority, message.state) == (1, 7, "leased")
@@ -58,8 +60,12 @@ async def test_a_message_tells_what_was_offered(client: Client, jobs: ReliableQu
     assert repr(message) == "<Message 'order-42', leased, attempt 1>"
 
 
-@pytest.mark.parametrize("wait", [{"delay": 0.1}, {"delay": timedelta(milliseconds=100)}, {"at": 0.1}])
-async def test_a_message_comes_when_it_is_due_and_not_before(client: Client, jobs: ReliableQueue[int], wait: Any) -> None:
+@pytest.mark.parametrize(
+    "wait", [{"delay": 0.1}, {"delay": timedelta(milliseconds=100)}, {"at": 0.1}]
+)
+async def test_a_message_comes_when_it_is_due_and_not_before(
+    client: Client, jobs: ReliableQueue[int], wait: Any
+) -> None:
     before = await client.server_time()
     if "at" in wait:
         wait = {"at": datetime.now(UTC) + timedelta(seconds=wait["at"])}
@@ -90,7 +96,9 @@ async def test_an_id_that_another_process_has_made_up_as_well_is_made_anew(
     assert sorted([message.value for message in await jobs.claim(10)]) == [1, 2, 3, 4, 5]
 
 
-async def test_ids_of_what_was_handled_are_forgotten_although_nobody_comes(client: Client, raw: Any) -> None:
+async def test_ids_of_what_was_handled_are_forgotten_although_nobody_comes(
+    client: Client, raw: Any
+) -> None:
     queue: ReliableQueue[int] = client.reliable_queue("jobs", dedup_window=3600)
     await queue.offer(1, id="a")
     (message,) = await queue.claim()
@@ -139,7 +147,9 @@ BAD: list[Any] = [
 
 
 @pytest.mark.parametrize("bad", BAD, ids=str)
-async def test_bad_input_is_refused_before_anything_is_written(client: Client, raw: Any, bad: dict[str, Any]) -> None:
+async def test_bad_input_is_refused_before_anything_is_written(
+    client: Client, raw: Any, bad: dict[str, Any]
+) -> None:
     queue = client.reliable_queue("jobs", max_payload=100)
     arguments = {"value": 1, **bad}
     with pytest.raises((delayq.BadInput, delayq.EncodeError)):
@@ -160,7 +170,9 @@ BAD_CALLS: dict[str, Any] = {
     'get(b"a")': lambda queue: queue.get(b"a"),
     'reschedule("a")': lambda queue: queue.reschedule("a"),
     'reschedule("a", -1)': lambda queue: queue.reschedule("a", -1),
-    'reschedule("a", 1, at=datetime.now(UTC))': lambda queue: queue.reschedule("a", 1, at=datetime.now(UTC)),
+    'reschedule("a", 1, at=datetime.now(UTC))': lambda queue: queue.reschedule(
+        "a", 1, at=datetime.now(UTC)
+    ),
     'list("dead")': lambda queue: queue.list("dead"),
     'list("ready", limit=-1)': lambda queue: queue.list("ready", limit=-1),
     'list("ready", offset=-1)': lambda queue: queue.list("ready", offset=-1),
@@ -173,7 +185,9 @@ BAD_CALLS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("call", BAD_CALLS)
-async def test_bad_arguments_of_other_calls_are_refused(jobs: ReliableQueue[int], call: str) -> None:
+async def test_bad_arguments_of_other_calls_are_refused(
+    jobs: ReliableQueue[int], call: str
+) -> None:
     await jobs.offer(1)
     with pytest.raises(delayq.BadInput):
         await BAD_CALLS[call](jobs)
@@ -231,7 +245,9 @@ async def test_an_id_is_taken_while_its_message_lives(jobs: ReliableQueue[int]) 
     assert (message.value, message.state) == (1, "delayed")
 
 
-async def test_replacing_gives_the_new_value_delay_priority_headers_and_life(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_replacing_gives_the_new_value_delay_priority_headers_and_life(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer(1, HOUR, id="a", priority=3, ttl=9 * HOUR, headers={"old": "1"})
     assert await jobs.offer(2, 2 * HOUR, id="a", on_duplicate="replace") == "a"
     stored = await store.look()
@@ -271,7 +287,9 @@ async def test_the_id_of_a_handled_message_is_taken_for_a_while(client: Client, 
     assert (await store.look()).done == {}
 
 
-async def test_offer_many_stores_what_it_can_and_says_what_it_could_not(jobs: ReliableQueue[int]) -> None:
+async def test_offer_many_stores_what_it_can_and_says_what_it_could_not(
+    jobs: ReliableQueue[int],
+) -> None:
     await jobs.offer(0, HOUR, id="taken")
     offers = [Offer(value=n, id=key, delay=HOUR) for n, key in enumerate(["a", "taken", "b", "a"])]
     with pytest.raises(delayq.DuplicateMessage, match="2 messages") as caught:
@@ -281,7 +299,9 @@ async def test_offer_many_stores_what_it_can_and_says_what_it_could_not(jobs: Re
     assert [message.value for message in await jobs.list("delayed")] == [0, 0, 2]
 
 
-async def test_offer_many_returns_ids_in_order_and_takes_any_iterable(jobs: ReliableQueue[int]) -> None:
+async def test_offer_many_returns_ids_in_order_and_takes_any_iterable(
+    jobs: ReliableQueue[int],
+) -> None:
     ids = await jobs.offer_many(Offer(value=n, id=f"m{n}", delay=HOUR) for n in range(450))
     assert ids == [f"m{n}" for n in range(450)]
     assert (await jobs.stats()).delayed == 450
@@ -319,7 +339,9 @@ async def test_an_offer_to_a_full_queue_may_wait_for_room(client: Client) -> Non
     assert sorted(got) == list(range(6))
 
 
-async def test_an_offer_that_waits_for_room_ends_with_the_queue_and_tells_what_is_stored(client: Client) -> None:
+async def test_an_offer_that_waits_for_room_ends_with_the_queue_and_tells_what_is_stored(
+    client: Client,
+) -> None:
     queue = client.reliable_queue("small", max_size=2, when_full="wait")
     offers = asyncio.create_task(queue.offer_many([Offer(value=n, id=str(n)) for n in range(4)]))
     await until(lambda: stored_are(queue, 2))
@@ -354,9 +376,13 @@ async def test_callers_share_what_there_is(jobs: ReliableQueue[int]) -> None:
 
 
 @pytest.mark.parametrize("expired", ["drop", "dead"])
-async def test_what_is_past_its_time_is_not_delivered(client: Client, raw: Any, expired: Any) -> None:
+async def test_what_is_past_its_time_is_not_delivered(
+    client: Client, raw: Any, expired: Any
+) -> None:
     queue, store = client.reliable_queue("jobs", expired=expired), Store(raw, "jobs")
-    await queue.offer_many([Offer(value=n, id=str(n), ttl=HOUR if n % 2 else 3 * HOUR) for n in range(6)])
+    await queue.offer_many(
+        [Offer(value=n, id=str(n), ttl=HOUR if n % 2 else 3 * HOUR) for n in range(6)]
+    )
     await store.let_pass(2 * HOUR)
     # Expired messages at the front hold up none of the others.
     assert [message.value for message in await queue.claim(9)] == [0, 2, 4]
@@ -367,7 +393,9 @@ async def test_what_is_past_its_time_is_not_delivered(client: Client, raw: Any, 
     )
 
 
-async def test_many_that_are_past_their_time_hide_nobody(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_many_that_are_past_their_time_hide_nobody(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer_many([Offer(value=n, ttl=HOUR) for n in range(450)])
     await jobs.offer(7)
     await store.let_pass(2 * HOUR)
@@ -375,7 +403,9 @@ async def test_many_that_are_past_their_time_hide_nobody(jobs: ReliableQueue[int
     assert (await store.look()).bodies == {}
 
 
-async def test_a_message_under_a_lease_does_not_expire(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_a_message_under_a_lease_does_not_expire(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer(1, ttl=HOUR / 2)
     (message,) = await jobs.claim()
     await store.let_pass(HOUR * 3 / 4)
@@ -401,9 +431,16 @@ async def test_one_call_keeps_its_order(jobs: ReliableQueue[int]) -> None:
     assert got == list(range(400))
 
 
-async def test_equal_delays_keep_the_order_of_the_offers(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_equal_delays_keep_the_order_of_the_offers(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     for start in range(0, 600, 200):
-        await jobs.offer_many([Offer(value=start + n, id=f"{n * 7919 % 200:03}-{start}", delay=HOUR) for n in range(200)])
+        await jobs.offer_many(
+            [
+                Offer(value=start + n, id=f"{n * 7919 % 200:03}-{start}", delay=HOUR)
+                for n in range(200)
+            ]
+        )
     await store.let_pass(HOUR)
     got: list[int] = []
     while some := await values(jobs):
@@ -419,7 +456,9 @@ async def test_concurrent_offers_keep_their_order(jobs: ReliableQueue[int]) -> N
     assert got == list(range(500))
 
 
-async def test_priority_goes_before_due_time_among_what_is_due(jobs: ReliableQueue[str], store: Store) -> None:
+async def test_priority_goes_before_due_time_among_what_is_due(
+    jobs: ReliableQueue[str], store: Store
+) -> None:
     await jobs.offer("low, first", 1 * HOUR)
     await jobs.offer("high, last", 3 * HOUR, priority=9)
     await jobs.offer("middle", 2 * HOUR, priority=5)
@@ -439,7 +478,9 @@ async def test_priority_goes_before_due_time_among_what_is_due(jobs: ReliableQue
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2), st.sampled_from([0, 0, 1, 9]), st.sampled_from([None, *"abcdefgh"])),
+        st.tuples(
+            st.integers(0, 2), st.sampled_from([0, 0, 1, 9]), st.sampled_from([None, *"abcdefgh"])
+        ),
         max_size=30,
     ),
     st.integers(1, 7),
@@ -469,7 +510,9 @@ def test_order_is_by_priority_then_due_time_then_offer(
 # Retries
 
 
-async def test_a_failure_is_kept_and_comes_again_after_the_backoff(client: Client, raw: Any) -> None:
+async def test_a_failure_is_kept_and_comes_again_after_the_backoff(
+    client: Client, raw: Any
+) -> None:
     queue = client.reliable_queue("jobs", lease=LEASE, backoff=Backoff.explicit([HOUR, 3 * HOUR]))
     store = Store(raw, "jobs")
     await queue.offer(1, id="a", priority=2)
@@ -502,7 +545,11 @@ async def test_the_last_attempt_makes_a_dead_letter(client: Client) -> None:
     assert await queue.claim() == []
     (letter,) = await queue.dead.list()
     assert (letter.id, letter.value, letter.headers, letter.priority) == ("a", "x", {"h": "1"}, 4)
-    assert (letter.reason, letter.error, letter.attempt) == ("attempts", "ValueError: no such order", 2)
+    assert (letter.reason, letter.error, letter.attempt) == (
+        "attempts",
+        "ValueError: no such order",
+        2,
+    )
     assert letter.traceback.startswith("Traceback")
     assert before <= letter.enqueued_at <= letter.died_at <= await client.server_time()
 
@@ -541,7 +588,9 @@ async def test_a_handler_may_reject(jobs: ReliableQueue[int]) -> None:
     ]
 
 
-async def test_errors_are_bounded_and_keep_their_end(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_errors_are_bounded_and_keep_their_end(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer(1, id="a")
     (message,) = await jobs.claim()
     await message.nack(0, "x" * 100_000 + "the end \ud800 é")
@@ -557,7 +606,9 @@ async def test_errors_are_bounded_and_keep_their_end(jobs: ReliableQueue[int], s
 
 @pytest.mark.parametrize("error", ['quo"te', "two\nlines", "\x00\x1f\x7f/", "é \U0001f600"])
 @pytest.mark.parametrize("how", ["at the end", "by lease", "buried"])
-async def test_an_error_arrives_in_the_dead_letter_as_it_was(client: Client, raw: Any, error: str, how: str) -> None:
+async def test_an_error_arrives_in_the_dead_letter_as_it_was(
+    client: Client, raw: Any, error: str, how: str
+) -> None:
     queue, store = client.reliable_queue("jobs", lease=LEASE, max_attempts=2), Store(raw, "jobs")
     await queue.offer(1)
     (message,) = await queue.claim()
@@ -575,7 +626,9 @@ async def test_an_error_arrives_in_the_dead_letter_as_it_was(client: Client, raw
     assert letter.reason == ("no good" if how == "buried" else "attempts")
 
 
-async def test_a_message_that_nobody_can_read_harms_no_other(jobs: ReliableQueue[int], raw: Any) -> None:
+async def test_a_message_that_nobody_can_read_harms_no_other(
+    jobs: ReliableQueue[int], raw: Any
+) -> None:
     await jobs.offer_many([Offer(value=n, id=str(n)) for n in range(3)])
     await raw.hset("delayq:{jobs}:bodies", "1", b"1 \n{")
     read: list[int] = []
@@ -591,7 +644,9 @@ async def test_a_message_that_nobody_can_read_harms_no_other(jobs: ReliableQueue
     assert stored.last_error
 
 
-async def test_one_dead_letter_that_nobody_can_read_hides_no_other(jobs: ReliableQueue[int], raw: Any) -> None:
+async def test_one_dead_letter_that_nobody_can_read_hides_no_other(
+    jobs: ReliableQueue[int], raw: Any
+) -> None:
     await jobs.offer_many([Offer(value=n, id=str(n)) for n in range(3)])
     await raw.hset("delayq:{jobs}:bodies", "1", b"1 \n{")
     await kill(jobs)
@@ -627,10 +682,18 @@ async def test_redriven_letters_have_all_their_attempts_again(client: Client, st
     # It no longer has a time to live, which has most likely passed.
     assert (stored.expiries, stored.errors, stored.dead) == ({}, {}, [])
     (message,) = await queue.claim()
-    assert (message.id, message.value, message.attempt, message.priority, message.headers) == ("a", 1, 1, 3, {"h": "1"})
+    assert (message.id, message.value, message.attempt, message.priority, message.headers) == (
+        "a",
+        1,
+        1,
+        3,
+        {"h": "1"},
+    )
 
 
-async def test_redriving_many_tells_how_far_it_is_and_keeps_their_order(jobs: ReliableQueue[int]) -> None:
+async def test_redriving_many_tells_how_far_it_is_and_keeps_their_order(
+    jobs: ReliableQueue[int],
+) -> None:
     await jobs.offer_many([Offer(value=n, id=f"{n:03}") for n in range(250)])
     await kill(jobs)
     steps: list[tuple[int, int]] = []
@@ -648,7 +711,9 @@ async def test_redriving_many_tells_how_far_it_is_and_keeps_their_order(jobs: Re
     assert got == [n for n in range(250) if n != 7]
 
 
-async def test_chosen_letters_are_redriven_or_dropped(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_chosen_letters_are_redriven_or_dropped(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer_many([Offer(value=n, id=str(n)) for n in range(5)])
     await kill(jobs)
     assert await jobs.dead.redrive(["3", "1", "3", "none"]) == 2
@@ -660,7 +725,9 @@ async def test_chosen_letters_are_redriven_or_dropped(jobs: ReliableQueue[int], 
     assert (await store.look()).dead_messages == {}
 
 
-async def test_redriving_wakes_whoever_waits(server: PrivateServer, jobs: ReliableQueue[int]) -> None:
+async def test_redriving_wakes_whoever_waits(
+    server: PrivateServer, jobs: ReliableQueue[int]
+) -> None:
     await jobs.offer(1)
     await kill(jobs)
     async with delayq.connect(server.url, resync_interval=HOUR) as other:
@@ -674,7 +741,9 @@ async def test_redriving_wakes_whoever_waits(server: PrivateServer, jobs: Reliab
 # By id
 
 
-async def test_cancelling_takes_a_message_out_that_no_worker_has(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_cancelling_takes_a_message_out_that_no_worker_has(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer(1, id="due", priority=2, ttl=HOUR)
     await jobs.offer(2, HOUR, id="later")
     assert await jobs.cancel("due")
@@ -702,7 +771,9 @@ async def test_rescheduling_moves_the_due_time(jobs: ReliableQueue[int], store: 
 
 
 @pytest.mark.parametrize("how", ["offer", "reschedule", "nack", "release", "resume"])
-async def test_news_wakes_whoever_waits_at_another_client(server: PrivateServer, jobs: ReliableQueue[int], how: str) -> None:
+async def test_news_wakes_whoever_waits_at_another_client(
+    server: PrivateServer, jobs: ReliableQueue[int], how: str
+) -> None:
     async with delayq.connect(server.url, resync_interval=HOUR) as other:
         held: list[Message[int]] = []
         if how != "offer":
@@ -731,8 +802,18 @@ async def test_looking_leases_nothing(jobs: ReliableQueue[int]) -> None:
     await jobs.offer(1, id="a", priority=2)
     for message in (await jobs.get("a"), *await jobs.peek(), *await jobs.list("ready")):
         assert message is not None
-        assert (message.value, message.attempt, message.priority, message.state) == (1, 0, 2, "ready")
-        for settle in (message.ack, message.nack, message.release, lambda message=message: message.bury("x")):
+        assert (message.value, message.attempt, message.priority, message.state) == (
+            1,
+            0,
+            2,
+            "ready",
+        )
+        for settle in (
+            message.ack,
+            message.nack,
+            message.release,
+            lambda message=message: message.bury("x"),
+        ):
             with pytest.raises(delayq.LeaseLost, match="only read"):
                 await settle()
         with pytest.raises(delayq.LeaseLost):
@@ -745,12 +826,20 @@ async def test_lists_come_in_pages(jobs: ReliableQueue[int]) -> None:
     await jobs.offer_many([Offer(value=n, delay=HOUR, priority=n % 3) for n in range(30)])
     whole = [message.value for message in await jobs.list("delayed")]
     assert whole == sorted(range(30), key=lambda n: (-(n % 3), n))
-    pages = [message.value for at in range(0, 40, 7) for message in await jobs.list("delayed", offset=at, limit=7)]
+    pages = [
+        message.value
+        for at in range(0, 40, 7)
+        for message in await jobs.list("delayed", offset=at, limit=7)
+    ]
     assert pages == whole
 
 
-@pytest.mark.parametrize(("state", "left"), [("delayed", (0, 300, 5)), ("ready", (300, 0, 5)), ("all", (0, 0, 0))])
-async def test_purging_drops_what_is_in_a_state(jobs: ReliableQueue[int], store: Store, state: Any, left: Any) -> None:
+@pytest.mark.parametrize(
+    ("state", "left"), [("delayed", (0, 300, 5)), ("ready", (300, 0, 5)), ("all", (0, 0, 0))]
+)
+async def test_purging_drops_what_is_in_a_state(
+    jobs: ReliableQueue[int], store: Store, state: Any, left: Any
+) -> None:
     await jobs.offer_many([Offer(value=n, delay=HOUR * 2, priority=n % 2) for n in range(300)])
     await jobs.offer_many([Offer(value=n, priority=9) for n in range(5)])
     held = await jobs.claim(5)
@@ -764,7 +853,9 @@ async def test_purging_drops_what_is_in_a_state(jobs: ReliableQueue[int], store:
             await held[0].ack()
 
 
-async def test_stats_are_exact_however_many_leases_there_are(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_stats_are_exact_however_many_leases_there_are(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await jobs.offer_many([Offer(value=n, priority=n % 3) for n in range(1_100)])
     for _ in range(11):
         assert len(await jobs.claim(100)) == 100
@@ -780,7 +871,9 @@ async def test_stats_are_exact_however_many_leases_there_are(jobs: ReliableQueue
     assert (stats.delayed, stats.ready, stats.leased) == (10, 1_100, 1_100)
 
 
-async def test_stats_say_how_long_the_oldest_has_been_due(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_stats_say_how_long_the_oldest_has_been_due(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     assert (await jobs.stats()).oldest_due_age == 0
     await jobs.offer(1, HOUR, priority=1)
     await jobs.offer(2, 3 * HOUR)
@@ -793,7 +886,9 @@ async def test_stats_say_how_long_the_oldest_has_been_due(jobs: ReliableQueue[in
 # Pauses
 
 
-async def test_while_a_queue_is_paused_nobody_claims_anything(server: PrivateServer, client: Client) -> None:
+async def test_while_a_queue_is_paused_nobody_claims_anything(
+    server: PrivateServer, client: Client
+) -> None:
     jobs = client.reliable_queue("jobs", lease=LEASE)
     await jobs.offer_many([Offer(value=n) for n in range(3)])
     (held,) = await jobs.claim()

@@ -1,7 +1,8 @@
-"""A queue of a million messages costs the server no more per message than one of ten thousand, and little memory.
+"""A queue of a million messages costs the server no more per message than one of ten thousand, and
+little memory.
 
-The times are the server's own, for calls on both queues in turn: only their ratio counts. Servers on which a million messages
-take too long to offer get fewer.
+The times are the server's own, for calls on both queues in turn: only their ratio counts. Servers
+on which a million messages take too long to offer get fewer.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ pytestmark = pytest.mark.every_server
 FEW = 10_000
 MANY = {"valkey-9": 1_000_000, "redis-8": 1_000_000, "redis-7": 100_000, "redis-6.2": 100_000}
 ROUNDS = 30
-# Redis 7 and older need more memory per entry of a hash and of a sorted set: 294 and 297 bytes at a million.
+# Redis 7 and older need more memory per entry of a hash and of a sorted set: 294 and 297 bytes at a
+# million.
 BYTES = {"valkey-9": 280, "redis-8": 305, "redis-7": 305, "redis-6.2": 305}
 # The memory for connections, scripts and empty tables, in bytes.
 SLACK = 3_000_000
@@ -59,7 +61,9 @@ async def used_memory(raw: Any) -> int:
 
 
 async def cost(raw: Any, work: Callable[[], Awaitable[Any]]) -> int:
-    """Return the server's time for all scripts that ran meanwhile, in microseconds: those of ``work``, and rarely a re-check."""
+    """Return the server's time for all scripts that ran meanwhile, in microseconds: those of
+    ``work``, and rarely a re-check.
+    """
 
     async def spent() -> int:
         return int((await raw.info("commandstats"))["cmdstat_evalsha"]["usec"])
@@ -73,7 +77,10 @@ async def commands(raw: Any, work: Callable[[], Awaitable[Any]]) -> dict[str, in
     """Count the commands of each name that were run by the scripts that ``work`` called."""
     await raw.config_resetstat()
     await work()
-    known = {name.removeprefix("cmdstat_"): facts["calls"] for name, facts in (await raw.info("commandstats")).items()}
+    known = {
+        name.removeprefix("cmdstat_"): facts["calls"]
+        for name, facts in (await raw.info("commandstats")).items()
+    }
     # A connection that nothing has come through for a while is asked whether it is alive.
     return {
         name: calls
@@ -93,7 +100,9 @@ async def test_a_batch_costs_the_same_few_commands_however_many_are_pending(
         await fill(queue, size)
         held: list[Message[bytes]] = []
 
-        async def claim(queue: ReliableQueue[bytes] = queue, held: list[Message[bytes]] = held) -> None:
+        async def claim(
+            queue: ReliableQueue[bytes] = queue, held: list[Message[bytes]] = held
+        ) -> None:
             held += await queue.claim(100)
 
         async def ack(held: list[Message[bytes]] = held) -> None:
@@ -149,11 +158,13 @@ async def test_size_costs_no_time_per_message_and_little_memory(server: PrivateS
             times: dict[str, list[int]] = {"small": [], "large": []}
             for _ in range(ROUNDS):
                 for queue in (small, large):
-                    times[queue.name].append(await cost(raw, lambda work=work, queue=queue: work(queue)))  # type: ignore[misc]
+                    times[queue.name].append(
+                        await cost(raw, lambda work=work, queue=queue: work(queue))  # type: ignore[misc]
+                    )
             ratios[name] = round(median(times["large"]) / median(times["small"]), 2)
         print(server.kind.name, many, "bytes", round((full - empty) / many), ratios)
-        # With a hundred times as many messages, the cost is 1.4 times as high: no cache holds them all. Beside
-        # other work there is less cache, and the factor is 1.6.
+        # With a hundred times as many messages, the cost is 1.4 times as high: no cache holds them
+        # all. Beside other work there is less cache, and the factor is 1.6.
         assert ratios["claim and ack"] <= 2
         # The rest grows with the logarithm and costs next to nothing, so it is less steady.
         assert max(ratios.values()) <= 3

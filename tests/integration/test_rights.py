@@ -1,4 +1,6 @@
-"""When a user lacks one right, each call is either refused before it changes anything, or does all of its work."""
+"""When a user lacks one right, each call is either refused before it changes anything, or does all
+of its work.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ TAKEN = {"delayed/nack", "delayed/release", "delayed/give_back", "delayed/set_as
 
 
 def test_every_script_has_a_case() -> None:
-    assert {script.name for script, _, _ in CASES} == {script.name for script in (RESYNC, *delayed.ALL, *reliable.ALL)}
+    assert {script.name for script, _, _ in CASES} == {
+        script.name for script in (RESYNC, *delayed.ALL, *reliable.ALL)
+    }
 
 
 class Bench:
@@ -78,8 +82,12 @@ class Bench:
         return found
 
     async def call(self, rules: Sequence[str]) -> Any:
-        """Call the script as a user with these rules, as if for the first time, and return its answer or the refusal."""
-        await self.raw.execute_command("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "resetchannels", *rules)
+        """Call the script as a user with these rules, as if for the first time, and return its
+        answer or the refusal.
+        """
+        await self.raw.execute_command(
+            "ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "resetchannels", *rules
+        )
         self._server.rights.forget()
         try:
             return await self._server.run(self._script, self._keys, self._args)
@@ -89,15 +97,22 @@ class Bench:
 
 def shape(contents: dict[bytes, Any]) -> dict[bytes, Any]:
     """Return the part that does not depend on when the call was made."""
-    return {key: (kind, len(value) if kind != b"string" else None, ends) for key, (kind, value, ends) in contents.items()}
+    return {
+        key: (kind, len(value) if kind != b"string" else None, ends)
+        for key, (kind, value, ends) in contents.items()
+    }
 
 
 @asynccontextmanager
 async def bench(server: PrivateServer, script: Script, prepare: Any) -> AsyncIterator[Bench]:
     async with Redis.from_url(server.url) as raw:
         any_raw: Any = raw
-        await any_raw.execute_command("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "~*", "&*", "+@all")
-        async with delayq.connect(server.url.replace("unix://", f"unix://{USER}:{PASSWORD}@")) as client:
+        await any_raw.execute_command(
+            "ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "~*", "&*", "+@all"
+        )
+        async with delayq.connect(
+            server.url.replace("unix://", f"unix://{USER}:{PASSWORD}@")
+        ) as client:
             made = Bench(any_raw, client._open_session().server, script)
             await made.prepare(prepare, server.url)
             yield made
@@ -105,21 +120,38 @@ async def bench(server: PrivateServer, script: Script, prepare: Any) -> AsyncIte
 
 
 def rights_of(script: Script) -> tuple[list[str], list[str], list[str]]:
-    """Return the rules for the commands, keys and channels of a script. The server treats channels in KEYS as keys, too."""
+    """Return the rules for the commands, keys and channels of a script.
+
+    The server treats channels in KEYS as keys, too.
+    """
     keys = list(dict.fromkeys(keys_of(script)))
-    channels = [key for key, name in zip(keys_of(script), script.keys, strict=False) if name in ("channel", "turns", "wake")]
-    names = sorted(commands(script) | tried(script) | BESIDES | ({"LREM"} if script.name in TAKEN else set()))
-    return [f"+{command}" for command in names], [f"~{key}" for key in keys], [f"&{channel}" for channel in channels]
+    channels = [
+        key
+        for key, name in zip(keys_of(script), script.keys, strict=False)
+        if name in ("channel", "turns", "wake")
+    ]
+    names = sorted(
+        commands(script) | tried(script) | BESIDES | ({"LREM"} if script.name in TAKEN else set())
+    )
+    return (
+        [f"+{command}" for command in names],
+        [f"~{key}" for key in keys],
+        [f"&{channel}" for channel in channels],
+    )
 
 
 def less_by_one(script: Script) -> Iterator[tuple[str, list[str]]]:
-    """Leave out each command, key and channel in turn; yield the rule left out and the remaining rules."""
+    """Leave out each command, key and channel in turn; yield the rule left out and the remaining
+    rules.
+    """
     everything = [rule for rules in rights_of(script) for rule in rules]
     for rule in everything:
         yield rule, [other for other in everything if other != rule]
 
 
-@pytest.mark.parametrize(("script", "case", "prepare"), CASES, ids=[f"{script.name}-{case}" for script, case, _ in CASES])
+@pytest.mark.parametrize(
+    ("script", "case", "prepare"), CASES, ids=[f"{script.name}-{case}" for script, case, _ in CASES]
+)
 async def test_who_lacks_one_right_is_refused_before_anything_has_changed(
     server: PrivateServer, script: Script, case: str, prepare: Any
 ) -> None:

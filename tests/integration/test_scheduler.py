@@ -1,4 +1,6 @@
-"""When messages arrive: exactly once, never early, and soon, whatever happens to notifications and connections."""
+"""When messages arrive: exactly once, never early, and soon, whatever happens to notifications and
+connections.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
 RESYNC = 1.0
-# A lost notification may cost the re-check's interval and one second. Delays added by the machine are not the queue's fault.
+# A lost notification may cost the re-check's interval and one second. Delays added by the machine
+# are not the queue's fault.
 BOUND = RESYNC + 1.0
 
 
@@ -37,7 +40,10 @@ def now_ms() -> float:
 
 
 class Log:
-    """A record of deliveries and their times. Due times and arrivals use one clock, because the server runs on this machine."""
+    """A record of deliveries and their times.
+
+    Due times and arrivals use one clock, because the server runs on this machine.
+    """
 
     def __init__(self) -> None:
         self.arrived: dict[int, list[float]] = {}
@@ -61,7 +67,10 @@ class Log:
         early = [value for value, due in self.due.items() if self.arrived[value][0] < due]
         assert early == []
         if lateness is not None:
-            assert max(self.arrived[value][0] - due for value, due in self.due.items()) / 1000 < lateness
+            assert (
+                max(self.arrived[value][0] - due for value, due in self.due.items()) / 1000
+                < lateness
+            )
 
 
 @asynccontextmanager
@@ -75,7 +84,9 @@ async def consuming(log: Log, queue: DelayedQueue[int]) -> AsyncIterator[None]:
             await task
 
 
-async def test_messages_come_in_due_order_and_equal_ones_in_offer_order(queue: DelayedQueue[int]) -> None:
+async def test_messages_come_in_due_order_and_equal_ones_in_offer_order(
+    queue: DelayedQueue[int],
+) -> None:
     at = datetime.now(UTC) + timedelta(milliseconds=100)
     await queue.offer(2, 0.05)
     for value in (3, 4, 5):
@@ -86,12 +97,16 @@ async def test_messages_come_in_due_order_and_equal_ones_in_offer_order(queue: D
     assert sorted(order[2:]) == [3, 4, 5]
 
 
-async def test_messages_of_one_batch_with_one_delay_keep_their_order(queue: DelayedQueue[int]) -> None:
+async def test_messages_of_one_batch_with_one_delay_keep_their_order(
+    queue: DelayedQueue[int],
+) -> None:
     await queue.offer_many([(i, 0.05) for i in range(500)])
     assert [await queue.take() for _ in range(500)] == list(range(500))
 
 
-async def test_a_message_is_never_early_and_comes_once(client: Client, queue: DelayedQueue[int]) -> None:
+async def test_a_message_is_never_early_and_comes_once(
+    client: Client, queue: DelayedQueue[int]
+) -> None:
     log, chance = Log(), random.Random(1)
     async with consuming(log, queue):
         await asyncio.gather(*(log.offer(queue, i, chance.random()) for i in range(1000)))
@@ -99,7 +114,9 @@ async def test_a_message_is_never_early_and_comes_once(client: Client, queue: De
     log.check()
 
 
-async def test_a_short_delay_does_not_wait_for_a_long_one(server: PrivateServer, client: Client) -> None:
+async def test_a_short_delay_does_not_wait_for_a_long_one(
+    server: PrivateServer, client: Client
+) -> None:
     """Redisson's defect delivered a 3 s message together with the 50 s one before it."""
     queue: DelayedQueue[int] = client.delayed_queue("orders")
     taker = asyncio.create_task(queue.take())
@@ -109,7 +126,9 @@ async def test_a_short_delay_does_not_wait_for_a_long_one(server: PrivateServer,
     assert await asyncio.wait_for(taker, 3) == 3
 
 
-async def test_a_consumer_that_starts_later_gets_what_came_due_meanwhile(server: PrivateServer) -> None:
+async def test_a_consumer_that_starts_later_gets_what_came_due_meanwhile(
+    server: PrivateServer,
+) -> None:
     async with delayq.connect(server.url) as producer:
         await producer.delayed_queue("orders").offer_many([(i, 0.01) for i in range(250)])
     await asyncio.sleep(0.02)
@@ -119,8 +138,13 @@ async def test_a_consumer_that_starts_later_gets_what_came_due_meanwhile(server:
         assert await queue.drain() == list(range(1, 250))
 
 
-async def test_payloads_that_java_pushes_to_the_ready_list_arrive_at_once(server: PrivateServer) -> None:
-    async with delayq.connect(server.url, resync_interval=60) as client, Redis.from_url(server.url) as java:
+async def test_payloads_that_java_pushes_to_the_ready_list_arrive_at_once(
+    server: PrivateServer,
+) -> None:
+    async with (
+        delayq.connect(server.url, resync_interval=60) as client,
+        Redis.from_url(server.url) as java,
+    ):
         takers = [asyncio.create_task(client.delayed_queue("orders").take()) for _ in range(3)]
         await asyncio.sleep(0.05)
         await java.rpush("orders", "1", "2")
@@ -129,17 +153,27 @@ async def test_payloads_that_java_pushes_to_the_ready_list_arrive_at_once(server
 
 
 async def test_a_waiting_take_does_not_hold_up_a_java_consumer(server: PrivateServer) -> None:
-    async with delayq.connect(server.url) as client, Redis.from_url(server.url, socket_timeout=None) as java:
+    async with (
+        delayq.connect(server.url) as client,
+        Redis.from_url(server.url, socket_timeout=None) as java,
+    ):
         taker = asyncio.create_task(client.delayed_queue("orders").take())
         await asyncio.sleep(0.05)
         popped: asyncio.Future[Any] = asyncio.ensure_future(java.blpop(["orders"]))
         await asyncio.sleep(0.05)
         await java.rpush("orders", "1", "2")
-        assert sorted([await asyncio.wait_for(taker, 5), int((await asyncio.wait_for(popped, 5))[1])]) == [1, 2]
+        assert sorted(
+            [await asyncio.wait_for(taker, 5), int((await asyncio.wait_for(popped, 5))[1])]
+        ) == [1, 2]
 
 
-async def test_a_record_without_a_notification_is_found_by_the_recheck(server: PrivateServer) -> None:
-    async with delayq.connect(server.url, resync_interval=RESYNC) as client, Redis.from_url(server.url) as foreign:
+async def test_a_record_without_a_notification_is_found_by_the_recheck(
+    server: PrivateServer,
+) -> None:
+    async with (
+        delayq.connect(server.url, resync_interval=RESYNC) as client,
+        Redis.from_url(server.url) as foreign,
+    ):
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         taker = asyncio.create_task(queue.take())
         await asyncio.sleep(0.05)
@@ -151,8 +185,12 @@ async def test_a_record_without_a_notification_is_found_by_the_recheck(server: P
         assert await foreign.keys() == []
 
 
-@pytest.mark.parametrize("storm", ["CLIENT KILL TYPE pubsub", "CLIENT KILL TYPE normal", "SCRIPT FLUSH"])
-async def test_a_storm_on_the_server_delays_little_and_loses_nothing(server: PrivateServer, storm: str) -> None:
+@pytest.mark.parametrize(
+    "storm", ["CLIENT KILL TYPE pubsub", "CLIENT KILL TYPE normal", "SCRIPT FLUSH"]
+)
+async def test_a_storm_on_the_server_delays_little_and_loses_nothing(
+    server: PrivateServer, storm: str
+) -> None:
     log, chance = Log(), random.Random(4)
     raging = True
 
@@ -185,7 +223,9 @@ async def test_a_storm_on_the_server_delays_little_and_loses_nothing(server: Pri
     assert "normal" in storm or not unknown
 
 
-async def test_a_server_that_is_killed_and_restarted_loses_nothing_it_kept(own_server: PrivateServer) -> None:
+async def test_a_server_that_is_killed_and_restarted_loses_nothing_it_kept(
+    own_server: PrivateServer,
+) -> None:
     log, chance = Log(), random.Random(5)
 
     async def offer(queue: DelayedQueue[int], value: int) -> None:
@@ -228,7 +268,9 @@ async def test_a_server_that_stalls_for_longer_than_a_call_may_take_loses_nothin
     log.check()
 
 
-async def test_two_hundred_queues_and_twenty_waiting_takes_are_nearly_idle(server: PrivateServer) -> None:
+async def test_two_hundred_queues_and_twenty_waiting_takes_are_nearly_idle(
+    server: PrivateServer,
+) -> None:
     async with delayq.connect(server.url) as client, Redis.from_url(server.url) as observer:
         queues = [client.delayed_queue(f"queue-{i}") for i in range(200)]
         takers = [asyncio.create_task(queue.take()) for queue in queues[:20]]
@@ -241,7 +283,14 @@ async def test_two_hundred_queues_and_twenty_waiting_takes_are_nearly_idle(serve
             return sum(
                 entry["calls"]
                 for name, entry in stats.items()
-                if name in ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_ping", "cmdstat_subscribe", "cmdstat_blmove")
+                if name
+                in (
+                    "cmdstat_evalsha",
+                    "cmdstat_eval",
+                    "cmdstat_ping",
+                    "cmdstat_subscribe",
+                    "cmdstat_blmove",
+                )
             )
 
         before, cpu, start = await commands(), time.process_time(), time.monotonic()
@@ -271,7 +320,9 @@ asyncio.run(main())
 """
 
 
-async def test_five_thousand_messages_reach_three_consumer_processes_once_each_and_never_early(server: PrivateServer) -> None:
+async def test_five_thousand_messages_reach_three_consumer_processes_once_each_and_never_early(
+    server: PrivateServer,
+) -> None:
     log, chance = Log(), random.Random(6)
     counts = [0, 0, 0]
     consumers = [
@@ -301,7 +352,9 @@ async def test_five_thousand_messages_reach_three_consumer_processes_once_each_a
         readers = [asyncio.create_task(read(which)) for which in range(3)]
         async with delayq.connect(server.url) as client:
             queue: DelayedQueue[int] = client.delayed_queue("orders")
-            await asyncio.gather(*(log.offer(queue, value, chance.random() * 3) for value in range(5000)))
+            await asyncio.gather(
+                *(log.offer(queue, value, chance.random() * 3) for value in range(5000))
+            )
         await log.complete()
         await asyncio.sleep(0.2)  # duplicates would arrive now
     finally:
@@ -313,7 +366,9 @@ async def test_five_thousand_messages_reach_three_consumer_processes_once_each_a
     assert min(counts) > 0
 
 
-async def test_the_re_check_of_many_queues_is_one_round_trip(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_re_check_of_many_queues_is_one_round_trip(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("delayq._engine.scheduler._AT_A_TIME", 20)
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queues = [client.delayed_queue(f"orders {n}") for n in range(100)]
@@ -326,7 +381,11 @@ async def test_the_re_check_of_many_queues_is_one_round_trip(server: PrivateServ
         before = calls.round_trips
         found: dict[str, int] = {}
         for queue in scheduler.queues:
-            monkeypatch.setattr(queue, "resynced", lambda due_us, _ready, name=queue.name: found.update({name: due_us}))
+            monkeypatch.setattr(
+                queue,
+                "resynced",
+                lambda due_us, _ready, name=queue.name: found.update({name: due_us}),
+            )
         await scheduler.run_once()
         assert calls.round_trips == before + 1
         assert len(found) == 100

@@ -1,4 +1,6 @@
-"""No secret gets into a log line, an error, or a repr: not what is offered, not its headers, and not the server's password."""
+"""No secret gets into a log line, an error, or a repr: not what is offered, not its headers, and
+not the server's password.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ def _no_log_tells(caplog: pytest.LogCaptureFixture) -> Any:
 
 def all_objects_of_delayq() -> list[Any]:
     return [
-        one for one in gc.get_objects() if str(type(one).__module__).partition(".")[0] == "delayq" and not isinstance(one, type)
+        one
+        for one in gc.get_objects()
+        if str(type(one).__module__).partition(".")[0] == "delayq" and not isinstance(one, type)
     ]
 
 
@@ -118,7 +122,9 @@ async def guarded(server: PrivateServer) -> AsyncIterator[str]:
     """Yield the address of a server, for a user whose password is secret."""
     raw: Any
     async with Redis.from_url(server.url) as raw:
-        await raw.execute_command("ACL", "SETUSER", USER, "reset", "on", f">{SECRET}", "allkeys", "allchannels", "+@all")
+        await raw.execute_command(
+            "ACL", "SETUSER", USER, "reset", "on", f">{SECRET}", "allkeys", "allchannels", "+@all"
+        )
         yield address(server)
         await raw.execute_command("ACL", "DELUSER", USER)
 
@@ -129,13 +135,23 @@ async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer
     async with delayq.connect(guarded) as client, Redis.from_url(server.url) as raw:
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
         small: delayq.DelayedQueue[Any] = client.delayed_queue(NAME, max_payload=5)
-        kept: list[Any] = [await queue.offer(VALUE, 60), *await queue.offer_many([(VALUE, 60), (VALUE, 0)])]
+        kept: list[Any] = [
+            await queue.offer(VALUE, 60),
+            *await queue.offer_many([(VALUE, 60), (VALUE, 0)]),
+        ]
         kept.append(asyncio.create_task(queue.take()))
         await kept[-1]
         check_reprs()
         async with failing(delayq.PayloadTooLarge):
             await small.offer(VALUE)
-        for bad in (object(), SECRET + "\ud800", {SECRET: object()}, {(SECRET,): 1}, {SECRET: float("nan")}, {SECRET: {SECRET}}):
+        for bad in (
+            object(),
+            SECRET + "\ud800",
+            {SECRET: object()},
+            {(SECRET,): 1},
+            {SECRET: float("nan")},
+            {SECRET: {SECRET}},
+        ):
             async with failing(delayq.EncodeError):
                 await queue.offer(bad)
         for delay in (-1, float("nan"), "5"):
@@ -201,7 +217,12 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
             async with failing(delayq.BadInput, delayq.EncodeError):
                 await queue.offer(**({"value": VALUE, "headers": HEADERS} | wrong))  # type: ignore[arg-type]
         await queue.schedule("nightly", every=60, value=VALUE, headers=HEADERS)
-        kept: list[Any] = [await queue.get("a"), await queue.peek(), await queue.schedules(), *await queue.claim(9)]
+        kept: list[Any] = [
+            await queue.get("a"),
+            await queue.peek(),
+            await queue.schedules(),
+            *await queue.claim(9),
+        ]
         check_reprs()
         await kept[3].bury("why")
         kept.append(await queue.dead.list())
@@ -227,13 +248,20 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
             _ = letter.value
         await raw.delete(keys.live[0])
         await raw.set(keys.live[0], SECRET)
-        for call in (lambda: queue.offer(VALUE, headers=HEADERS), queue.claim, queue.stats, lambda: queue.cancel("a")):
+        for call in (
+            lambda: queue.offer(VALUE, headers=HEADERS),
+            queue.claim,
+            queue.stats,
+            lambda: queue.cancel("a"),
+        ):
             async with failing(delayq.ServerRefused):
                 await call()
         check_reprs()
 
 
-async def test_a_worker_tells_nothing_but_what_the_handler_says(guarded: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_tells_nothing_but_what_the_handler_says(
+    guarded: str, caplog: pytest.LogCaptureFixture
+) -> None:
     worker = delayq.Worker(guarded)
     seen: list[Any] = []
 
@@ -277,11 +305,20 @@ class Plain:
 
 
 @pytest.mark.parametrize(
-    "kind", [Colour, Strict, Model, Plain, list[int], dict[str, int], int, dict, Literal["red"], *ALL], ids=str
+    "kind",
+    [Colour, Strict, Model, Plain, list[int], dict[str, int], int, dict, Literal["red"], *ALL],
+    ids=str,
 )
 @pytest.mark.parametrize(
     "payload",
-    [f'{{"name":"{SECRET}"}}', f'{{"number":"{SECRET}"}}', f'"{SECRET}"', SECRET, f'{{"x":"{SECRET}\xff"}}', f'["{SECRET}"]'],
+    [
+        f'{{"name":"{SECRET}"}}',
+        f'{{"number":"{SECRET}"}}',
+        f'"{SECRET}"',
+        SECRET,
+        f'{{"x":"{SECRET}\xff"}}',
+        f'["{SECRET}"]',
+    ],
 )
 async def test_a_codec_tells_nothing(kind: Any, payload: str) -> None:
     codec = getattr(codecs, kind)() if isinstance(kind, str) else codec_for(kind)
@@ -296,7 +333,9 @@ async def test_a_codec_tells_nothing(kind: Any, payload: str) -> None:
         assert not is_told(words(error)), words(error)  # noqa: PT017
 
 
-async def test_nobody_who_is_not_let_in_tells_the_password(server: PrivateServer, guarded: str) -> None:
+async def test_nobody_who_is_not_let_in_tells_the_password(
+    server: PrivateServer, guarded: str
+) -> None:
     wrong = guarded.replace(f":{SECRET}@", f":{SECRET}-wrong@")
     async with failing(delayq.ServerRefused):
         await delayq.connect(wrong).__aenter__()
@@ -339,9 +378,16 @@ async def nothing(value: Any) -> None: ...
 
 
 @pytest.mark.usefixtures("_no_patience")
-async def test_a_server_that_goes_away_is_told_of_without_what_was_on_its_way(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_goes_away_is_told_of_without_what_was_on_its_way(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with PrivateServer(next(iter(FOUND.values()))) as server:
-        assert server.call("ACL", "SETUSER", USER, "on", f">{SECRET}", "allkeys", "allchannels", "+@all") == b"+OK"
+        assert (
+            server.call(
+                "ACL", "SETUSER", USER, "on", f">{SECRET}", "allkeys", "allchannels", "+@all"
+            )
+            == b"+OK"
+        )
         async with delayq.connect(address(server), resync_interval=0.05) as client:
             queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
             jobs: delayq.ReliableQueue[Any] = client.reliable_queue(NAME)
@@ -357,7 +403,9 @@ async def test_a_server_that_goes_away_is_told_of_without_what_was_on_its_way(ca
 
 async def test_a_command_that_the_server_does_not_know_is_not_quoted_with_its_arguments() -> None:
     options = ("--rename-command", "RPUSH", "")
-    with PrivateServer(FOUND.get("redis-7") or next(iter(FOUND.values())), options=options) as server:
+    with PrivateServer(
+        FOUND.get("redis-7") or next(iter(FOUND.values())), options=options
+    ) as server:
         async with delayq.connect(server.url) as client:
             async with failing(delayq.ServerRefused):
                 await client._open_session().server.command("RPUSH", "k", SECRET)

@@ -32,13 +32,18 @@ def watched(server_kind: Kind) -> Iterator[Watched]:
 
 
 @pytest.mark.parametrize("way", ["planned", "killed", thorough("stopped")])
-async def test_when_another_server_takes_over_producers_and_consumers_go_on_there(watched: Watched, way: str) -> None:
+async def test_when_another_server_takes_over_producers_and_consumers_go_on_there(
+    watched: Watched, way: str
+) -> None:
     old, got = watched.master(), Counter[int]()
     offered = 0
     unknown: set[int] = set()
     stop = asyncio.Event()
 
-    async with delayq.connect(watched.url, resync_interval=1) as client, delayq.connect(watched.url, resync_interval=1) as other:
+    async with (
+        delayq.connect(watched.url, resync_interval=1) as client,
+        delayq.connect(watched.url, resync_interval=1) as other,
+    ):
         queue: delayq.ReliableQueue[int] = client.reliable_queue("jobs", lease=3)
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
 
@@ -81,7 +86,8 @@ async def test_when_another_server_takes_over_producers_and_consumers_go_on_ther
         await tasks[0]
         await orders.offer(1)
         assert await orders.take() == 1
-        # A planned failover hands everything over. Otherwise, messages acknowledged at that moment may be lost: almost none here.
+        # A planned failover hands everything over. Otherwise, messages acknowledged at that moment
+        # may be lost: almost none here.
         lost = 0 if way == "planned" else 5
         await until(lambda: len({*range(offered)} - set(got) - unknown) <= lost, within=60)
         for task in tasks:
@@ -92,7 +98,10 @@ async def test_when_another_server_takes_over_producers_and_consumers_go_on_ther
 def _replicated(master: PrivateServer) -> bool:
     with admin(master) as redis:
         known = redis.info("replication")
-    return all(known[f"slave{n}"]["offset"] == known["master_repl_offset"] for n in range(known["connected_slaves"]))
+    return all(
+        known[f"slave{n}"]["offset"] == known["master_repl_offset"]
+        for n in range(known["connected_slaves"])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +110,9 @@ def small() -> Iterator[Watched]:
         yield watched
 
 
-async def test_a_service_that_no_sentinel_knows_is_named(small: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_that_no_sentinel_knows_is_named(
+    small: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
     with pytest.raises(delayq.ServerUnavailable, match="does not know the service 'market'"):
         async with delayq.connect(small.url.replace("/shop", "/market")):
@@ -119,12 +130,18 @@ async def test_sentinels_that_are_dead_or_hang_are_passed_over(small: Watched) -
         hanging.resume()
 
 
-async def test_where_no_sentinel_answers_that_is_said_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_no_sentinel_answers_that_is_said_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
     with pytest.raises(delayq.ServerUnavailable, match=r"127\.0\.0\.1:1 ") as caught:
-        async with delayq.connect("redis+sentinel://me:secret@127.0.0.1:1,127.0.0.1:2/shop?sentinel_password=hidden"):
+        async with delayq.connect(
+            "redis+sentinel://me:secret@127.0.0.1:1,127.0.0.1:2/shop?sentinel_password=hidden"
+        ):
             pass
-    assert not {"secret", "hidden"} & set(str(caught.value).replace("/", " ").replace("@", " ").split())
+    assert not {"secret", "hidden"} & set(
+        str(caught.value).replace("/", " ").replace("@", " ").split()
+    )
 
 
 async def test_a_given_client_names_the_sentinels(small: Watched) -> None:

@@ -17,8 +17,8 @@ from tests.support.links import Links
 if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
-# 300 messages of 400 kB take a minute over 40 Mbit/s, and a batch of 100 takes 8 s, longer than a call waits. These values
-# have the same effect with a shorter deadline.
+# 300 messages of 400 kB take a minute over 40 Mbit/s, and a batch of 100 takes 8 s, longer than a
+# call waits. These values have the same effect with a shorter deadline.
 COUNT, SIZE, MBIT, DEADLINE = 300, 8_000, 8, 0.5
 
 
@@ -54,7 +54,8 @@ async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
                 queue = client.delayed_queue("orders", codec=BytesCodec())
             if way == "drain":
                 while len(got) < COUNT:
-                    # A call may give up after its deadline. Its messages go back, and come with the next call.
+                    # A call may give up after its deadline. Its messages go back, and come with the
+                    # next call.
                     with suppress(delayq.ServerUnavailable):
                         got += await queue.drain(100)
             elif way == "values":
@@ -72,13 +73,23 @@ async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
 
 
 @pytest.mark.parametrize("kind", ["deliveries", "reliable"])
-async def test_a_loop_over_a_distant_link_fetches_many_at_a_time(own_server: PrivateServer, kind: str) -> None:
-    """Waiting for an acknowledgement does not count as handling: quick handlers get large batches, however far the server is."""
+async def test_a_loop_over_a_distant_link_fetches_many_at_a_time(
+    own_server: PrivateServer, kind: str
+) -> None:
+    """Waiting for an acknowledgement does not count as handling: quick handlers get large batches,
+    however far the server is.
+    """
     async with delayq.connect(own_server.url) as near:
         await near.delayed_queue("orders").offer_many([(number, 0) for number in range(300)])
-        await near.reliable_queue("jobs").offer_many([delayq.Offer(value=number) for number in range(300)])
+        await near.reliable_queue("jobs").offer_many(
+            [delayq.Offer(value=number) for number in range(300)]
+        )
     async with Links(own_server, round_trip=40) as links, delayq.connect(links.url) as client:
-        messages: Any = client.reliable_queue("jobs") if kind == "reliable" else client.delayed_queue("orders").deliveries()
+        messages: Any = (
+            client.reliable_queue("jobs")
+            if kind == "reliable"
+            else client.delayed_queue("orders").deliveries()
+        )
         handled = 0
         async for message in messages:
             async with message:

@@ -1,4 +1,6 @@
-"""A message whose worker died may have killed it, so it is redelivered alone and takes no other message down with it."""
+"""A message whose worker died may have killed it, so it is redelivered alone and takes no other
+message down with it.
+"""
 # ruff: noqa: F401, F811 - fixtures
 
 from __future__ import annotations
@@ -30,8 +32,13 @@ async def crash(store: Store) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-async def test_a_message_that_kills_its_worker_dies_and_its_neighbours_are_handled(client: Client, raw: Any, most: int) -> None:
-    queue, store = client.reliable_queue("mails", lease=LEASE, max_attempts=most), Store(raw, "mails")
+async def test_a_message_that_kills_its_worker_dies_and_its_neighbours_are_handled(
+    client: Client, raw: Any, most: int
+) -> None:
+    queue, store = (
+        client.reliable_queue("mails", lease=LEASE, max_attempts=most),
+        Store(raw, "mails"),
+    )
     await queue.offer_many([Offer("bad" if n == 4 else "good", id=f"m{n}") for n in range(12)])
     assert len(await queue.claim(100)) == 12
     await crash(store)
@@ -53,7 +60,9 @@ async def test_a_message_that_kills_its_worker_dies_and_its_neighbours_are_handl
     (await store.look()).demand_no_orphans()
 
 
-async def test_one_suspect_is_at_work_at_a_time_and_others_pass_it(jobs: ReliableQueue[Any], store: Store) -> None:
+async def test_one_suspect_is_at_work_at_a_time_and_others_pass_it(
+    jobs: ReliableQueue[Any], store: Store
+) -> None:
     await jobs.offer_many([Offer(n) for n in range(3)])
     await jobs.claim(3)
     await crash(store)
@@ -65,7 +74,9 @@ async def test_one_suspect_is_at_work_at_a_time_and_others_pass_it(jobs: Reliabl
     assert len(await jobs.claim(3)) == 1
 
 
-async def test_a_suspect_that_lost_its_lease_makes_way_for_the_next(jobs: ReliableQueue[Any], store: Store) -> None:
+async def test_a_suspect_that_lost_its_lease_makes_way_for_the_next(
+    jobs: ReliableQueue[Any], store: Store
+) -> None:
     await jobs.offer_many([Offer(n) for n in range(2)])
     await jobs.claim(2)
     await crash(store)
@@ -75,7 +86,9 @@ async def test_a_suspect_that_lost_its_lease_makes_way_for_the_next(jobs: Reliab
     assert {first.value, second.value} == {0, 1}
 
 
-async def test_suspects_of_all_queues_of_a_client_come_one_at_a_time(client: Client, raw: Any) -> None:
+async def test_suspects_of_all_queues_of_a_client_come_one_at_a_time(
+    client: Client, raw: Any
+) -> None:
     queues = [client.reliable_queue(name, lease=LEASE) for name in ("one", "two")]
     for queue in queues:
         await queue.offer_many([Offer(n) for n in range(2)])
@@ -104,7 +117,9 @@ async def test_a_waiting_client_gets_the_next_suspect_as_soon_as_one_is_settled(
     assert sorted(handled) == [0, 1, 2, 3, 4]
 
 
-async def test_a_suspect_that_is_given_back_is_one_again(jobs: ReliableQueue[Any], store: Store) -> None:
+async def test_a_suspect_that_is_given_back_is_one_again(
+    jobs: ReliableQueue[Any], store: Store
+) -> None:
     await jobs.offer_many([Offer(n, id=str(n)) for n in range(2)])
     await jobs.claim(2)
     await crash(store)

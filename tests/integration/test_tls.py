@@ -1,4 +1,6 @@
-"""TLS and passwords by URL, on a real server: Debian's Redis 7 supports TLS, the servers from wheels do not."""
+"""TLS and passwords by URL, on a real server: Debian's Redis 7 supports TLS, the servers from
+wheels do not.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.every_server
 
-needs_tls = pytest.mark.skipif("redis-7" not in FOUND, reason=f"TLS NOT TESTED: {MISSING.get('redis-7', 'not among --servers')}")
-needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="TLS NOT TESTED: no openssl program on the PATH")
+needs_tls = pytest.mark.skipif(
+    "redis-7" not in FOUND,
+    reason=f"TLS NOT TESTED: {MISSING.get('redis-7', 'not among --servers')}",
+)
+needs_openssl = pytest.mark.skipif(
+    OPENSSL is None, reason="TLS NOT TESTED: no openssl program on the PATH"
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +47,9 @@ def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def tls_server(authority: Authority, host: str) -> Iterator[tuple[PrivateServer, int]]:
     """Start a server with a plain port and a TLS port, whose certificate is for ``host``."""
     port = free_port()
-    with PrivateServer(FOUND["redis-7"], tcp=True, options=authority.server_options(host, port)) as server:
+    with PrivateServer(
+        FOUND["redis-7"], tcp=True, options=authority.server_options(host, port)
+    ) as server:
         yield server, port
 
 
@@ -72,7 +81,9 @@ def open_client(url: str) -> Client:
 class TestTLS:
     async def test_a_queue_works_over_tls(self, authority: Authority) -> None:
         with tls_server(authority, "IP:127.0.0.1") as (_server, port):
-            async with delayq.connect(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}") as client:
+            async with delayq.connect(
+                f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
+            ) as client:
                 queue = client.delayed_queue("orders")
                 taking = asyncio.create_task(queue.take())
                 await queue.offer("hello", 0.02)
@@ -88,18 +99,28 @@ class TestTLS:
         with tls_server(authority, "IP:127.0.0.1") as (_server, port):
             for options in ("", f"?ssl_ca_certs={other_authority.certificate}"):
                 tries.count = 0
-                with pytest.raises(delayq.ServerRefused, match=r"certificate that is not trusted: .*certificate"):
+                with pytest.raises(
+                    delayq.ServerRefused, match=r"certificate that is not trusted: .*certificate"
+                ):
                     await open_client(f"rediss://127.0.0.1:{port}/0{options}").__aenter__()
                 assert tries.count == 1
 
-    async def test_a_certificate_for_another_host_is_refused_at_once(self, authority: Authority, tries: Tries) -> None:
+    async def test_a_certificate_for_another_host_is_refused_at_once(
+        self, authority: Authority, tries: Tries
+    ) -> None:
         with tls_server(authority, "DNS:example.test") as (_server, port):
-            with pytest.raises(delayq.ServerRefused, match=r"certificate that is not trusted: .*mismatch"):
-                await open_client(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}").__aenter__()
+            with pytest.raises(
+                delayq.ServerRefused, match=r"certificate that is not trusted: .*mismatch"
+            ):
+                await open_client(
+                    f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
+                ).__aenter__()
             assert tries.count == 1
 
     @pytest.mark.usefixtures("_no_patience")
-    async def test_a_plain_client_on_a_port_with_tls_is_told_what_may_be_wrong(self, authority: Authority) -> None:
+    async def test_a_plain_client_on_a_port_with_tls_is_told_what_may_be_wrong(
+        self, authority: Authority
+    ) -> None:
         with (
             tls_server(authority, "IP:127.0.0.1") as (_server, port),
             pytest.raises(delayq.ServerUnavailable, match="did you mean rediss://"),
@@ -107,11 +128,15 @@ class TestTLS:
             await open_client(f"redis://127.0.0.1:{port}/0").__aenter__()
 
     @pytest.mark.usefixtures("_no_patience")
-    async def test_a_client_with_tls_on_a_plain_port_is_told_what_may_be_wrong(self, authority: Authority) -> None:
+    async def test_a_client_with_tls_on_a_plain_port_is_told_what_may_be_wrong(
+        self, authority: Authority
+    ) -> None:
         with tls_server(authority, "IP:127.0.0.1") as (server, _port):
             started = time.monotonic()
             with pytest.raises(delayq.ServerUnavailable, match=r"did you mean redis://"):
-                await open_client(f"rediss://127.0.0.1:{server.port}/0?socket_connect_timeout=0.5").__aenter__()
+                await open_client(
+                    f"rediss://127.0.0.1:{server.port}/0?socket_connect_timeout=0.5"
+                ).__aenter__()
             assert time.monotonic() - started < 5
 
 
@@ -121,19 +146,29 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey"])
-async def test_a_user_and_a_password_are_taken_from_the_url(some_kind: PrivateServer, scheme: str) -> None:
+async def test_a_user_and_a_password_are_taken_from_the_url(
+    some_kind: PrivateServer, scheme: str
+) -> None:
     some_kind.call("ACL", "SETUSER", "me", "on", ">p@ss:w/rd?", "allkeys", "allchannels", "+@all")
     url = f"{scheme}://me:p%40ss%3Aw%2Frd%3F@127.0.0.1:{some_kind.port}/0"
     async with delayq.connect(url) as client:
         await client.reliable_queue("jobs").offer(1)
 
 
-async def test_a_password_alone_is_the_default_users(some_kind: PrivateServer, tries: Tries) -> None:
+async def test_a_password_alone_is_the_default_users(
+    some_kind: PrivateServer, tries: Tries
+) -> None:
     some_kind.call("CONFIG", "SET", "requirepass", "hunter2")
-    for url in (f"redis://:hunter2@127.0.0.1:{some_kind.port}/0", f"redis://127.0.0.1:{some_kind.port}/0?password=hunter2"):
+    for url in (
+        f"redis://:hunter2@127.0.0.1:{some_kind.port}/0",
+        f"redis://127.0.0.1:{some_kind.port}/0?password=hunter2",
+    ):
         async with delayq.connect(url) as client:
             await client.reliable_queue("jobs").offer(1)
-    for url in (f"redis://:wrong@127.0.0.1:{some_kind.port}/0", f"redis://127.0.0.1:{some_kind.port}/0"):
+    for url in (
+        f"redis://:wrong@127.0.0.1:{some_kind.port}/0",
+        f"redis://127.0.0.1:{some_kind.port}/0",
+    ):
         tries.count = 0
         with pytest.raises(delayq.ServerRefused) as caught:
             await open_client(url).__aenter__()

@@ -1,4 +1,6 @@
-"""Every event that may happen to a message of a reliable queue, in every state, against a real server."""
+"""Every event that may happen to a message of a reliable queue, in every state, against a real
+server.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +51,28 @@ class Bench:
 
     def run(self, script: Script, *args: Any) -> Any:
         named = dict(zip(scripts.MESSAGES, KEYS.messages, strict=True))
-        keys = [named.get(name) or (KEYS.call("0") if name == "call" else getattr(KEYS, name)) for name in script.keys]
+        keys = [
+            named.get(name) or (KEYS.call("0") if name == "call" else getattr(KEYS, name))
+            for name in script.keys
+        ]
         return self.raw.eval(script.text, len(keys), *keys, *args)
 
-    def offer(self, *, id: str = "", delay: int = 0, ttl: int = 0, on_duplicate: str = "raise") -> None:  # noqa: A002
+    def offer(
+        self,
+        *,
+        id: str = "",  # noqa: A002
+        delay: int = 0,
+        ttl: int = 0,
+        on_duplicate: str = "raise",
+    ) -> None:
         self.run(scripts.OFFER, self.now(), 0, id or self.id, 0, delay, ttl, on_duplicate, b"\n1")
 
-    def claim(self, *, suspects: int = 1, max_attempts: int = 0, expired: str = "drop", limit: int = 1) -> Any:
-        return self.run(scripts.CLAIM, limit, HOUR, TOKEN, max_attempts, expired, "", suspects, "", "", 0)
+    def claim(
+        self, *, suspects: int = 1, max_attempts: int = 0, expired: str = "drop", limit: int = 1
+    ) -> Any:
+        return self.run(
+            scripts.CLAIM, limit, HOUR, TOKEN, max_attempts, expired, "", suspects, "", "", 0
+        )
 
     def ack(self, remember: int = 0) -> None:
         self.run(scripts.ACK, remember, *self.lease)
@@ -70,8 +86,19 @@ class Bench:
 
     def schedule(self, next_: int | str, *upcoming: int, last: int | str = "") -> None:
         """Store the schedule of the message as if it had got this far."""
-        facts = {"every": "0", "first": "0", "ttl": "0", "version": "1", "priority": 0, "timing": "t"}
-        moments = {"next": str(next_), "last": str(last), "upcoming": [str(moment) for moment in upcoming]}
+        facts = {
+            "every": "0",
+            "first": "0",
+            "ttl": "0",
+            "version": "1",
+            "priority": 0,
+            "timing": "t",
+        }
+        moments = {
+            "next": str(next_),
+            "last": str(last),
+            "upcoming": [str(moment) for moment in upcoming],
+        }
         self.raw.hset(KEYS.schedules, "daily", json.dumps({**facts, **moments}) + "\n\n1")
 
     def define(self, moment: int) -> None:
@@ -206,7 +233,9 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
-def test_an_event_changes_the_states_of_its_row_and_no_other(server: PrivateServer, event: Event) -> None:
+def test_an_event_changes_the_states_of_its_row_and_no_other(
+    server: PrivateServer, event: Event
+) -> None:
     with Redis.from_url(server.url) as raw:
         for state in State:
             raw.flushall()
@@ -214,11 +243,15 @@ def test_an_event_changes_the_states_of_its_row_and_no_other(server: PrivateServ
             at.reach(state)
             assert at.state() is state
             HAPPENS[event.name](at)
-            assert at.state() is event.changes.get(state, state), f"after {event.name}, it was {state}"
+            assert at.state() is event.changes.get(state, state), (
+                f"after {event.name}, it was {state}"
+            )
 
 
 def test_every_script_that_writes_messages_has_a_row() -> None:
-    of_messages = {script.name for script in scripts.ALL if {"live", "dead"} & script.variables.keys()}
+    of_messages = {
+        script.name for script in scripts.ALL if {"live", "dead"} & script.variables.keys()
+    }
     writing = {script.name for script in scripts.ALL if commands(script) & WRITING}
     assert {event.script.name for event in EVENTS if event.script} == of_messages & writing
 
@@ -232,5 +265,9 @@ def test_the_document_shows_every_row() -> None:
         changes = "; ".join(f"{', '.join(old)} → {new}" for new, old in before.items())
         cause = f"`{event.script.name.removeprefix('reliable/')}.lua`" if event.script else "time"
         rows.append(f"| {event.name} | {cause} | {changes} |")
-    shown = DOCUMENT.read_text("utf-8").partition("| event | script | changes |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    shown = (
+        DOCUMENT.read_text("utf-8")
+        .partition("| event | script | changes |\n|---|---|---|\n")[2]
+        .partition("\n\n")[0]
+    )
     assert shown.splitlines() == rows

@@ -1,4 +1,6 @@
-"""A loop with more messages at hand does not wait for its acks: readers cannot tell, and the log reports what went wrong."""
+"""A loop with more messages at hand does not wait for its acks: readers cannot tell, and the log
+reports what went wrong.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def loop(queue: ReliableQueue[int]) -> AsyncGenerator[Message[int], None]:
 
 
 async def handle_all(queue: ReliableQueue[int], count: int = MANY) -> int:
-    """Handle ``count`` messages in a plain loop, and return how many blocks ended without waiting for their ack."""
+    """Handle ``count`` messages in a plain loop, and return how many blocks ended without waiting
+    for their ack.
+    """
     handled = without_waiting = 0
     async for message in queue:
         before = unanswered(queue)
@@ -64,7 +68,9 @@ async def test_most_acks_of_a_loop_are_not_waited_for(jobs: ReliableQueue[int]) 
 async def test_after_the_loop_nothing_is_leased(jobs: ReliableQueue[int]) -> None:
     await fill(jobs)
     await handle_all(jobs)
-    assert await jobs.stats() == delayq.QueueDepth(delayed=0, ready=0, leased=0, dead=0, oldest_due_age=0)
+    assert await jobs.stats() == delayq.QueueDepth(
+        delayed=0, ready=0, leased=0, dead=0, oldest_due_age=0
+    )
 
 
 async def test_acks_of_a_loop_share_calls(jobs: ReliableQueue[int], faults: Faults) -> None:
@@ -74,8 +80,12 @@ async def test_acks_of_a_loop_share_calls(jobs: ReliableQueue[int], faults: Faul
     assert 1 <= faults.calls.count(ACK.name) <= 60
 
 
-@pytest.mark.parametrize("handling", [0, 1, 3], ids=lambda turns: f"handlers that take {turns} turns")
-async def test_handlers_that_give_way_lose_no_ack(jobs: ReliableQueue[int], store: Store, handling: int) -> None:
+@pytest.mark.parametrize(
+    "handling", [0, 1, 3], ids=lambda turns: f"handlers that take {turns} turns"
+)
+async def test_handlers_that_give_way_lose_no_ack(
+    jobs: ReliableQueue[int], store: Store, handling: int
+) -> None:
     await fill(jobs)
     handled = 0
     async for message in jobs:
@@ -144,7 +154,9 @@ async def test_peek_and_purge_count_without_what_was_just_handled(jobs: Reliable
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["offer", "offer_many"])
-async def test_the_id_of_a_message_is_free_where_its_block_ends(jobs: ReliableQueue[int], many: bool) -> None:
+async def test_the_id_of_a_message_is_free_where_its_block_ends(
+    jobs: ReliableQueue[int], many: bool
+) -> None:
     await fill(jobs, 60)
     handled = 0
     async for message in jobs:
@@ -152,7 +164,9 @@ async def test_the_id_of_a_message_is_free_where_its_block_ends(jobs: ReliableQu
             pass
         # The delay is longer than the test, so the message does not come again here.
         if many:
-            assert await jobs.offer_many([Offer(value=0, id=message.id, delay=LEASE)]) == [message.id]
+            assert await jobs.offer_many([Offer(value=0, id=message.id, delay=LEASE)]) == [
+                message.id
+            ]
         else:
             assert await jobs.offer(0, LEASE, id=message.id) == message.id
         handled += 1
@@ -188,8 +202,12 @@ async def test_an_explicit_ack_is_waited_for(jobs: ReliableQueue[int], store: St
             assert message.id not in (await store.look()).bodies
 
 
-async def test_the_ack_of_the_last_message_at_hand_is_waited_for(jobs: ReliableQueue[int], store: Store) -> None:
-    """All earlier acks are answered by then, too: a loop that waits for more messages leaves nothing unanswered behind."""
+async def test_the_ack_of_the_last_message_at_hand_is_waited_for(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
+    """All earlier acks are answered by then, too: a loop that waits for more messages leaves
+    nothing unanswered behind.
+    """
     await fill(jobs)
     handled = last_ones = 0
     async for message in jobs:
@@ -206,7 +224,9 @@ async def test_the_ack_of_the_last_message_at_hand_is_waited_for(jobs: ReliableQ
     assert last_ones >= 3
 
 
-async def test_a_message_that_was_claimed_alone_is_waited_for(jobs: ReliableQueue[int], store: Store) -> None:
+async def test_a_message_that_was_claimed_alone_is_waited_for(
+    jobs: ReliableQueue[int], store: Store
+) -> None:
     await fill(jobs, 5)
     for message in await jobs.claim(5):
         async with message:
@@ -215,7 +235,9 @@ async def test_a_message_that_was_claimed_alone_is_waited_for(jobs: ReliableQueu
         assert message.id not in (await store.look()).bodies
 
 
-async def lose_while_handled(client: Client, jobs: ReliableQueue[int], server: PrivateServer, *, at_hand: bool) -> str:
+async def lose_while_handled(
+    client: Client, jobs: ReliableQueue[int], server: PrivateServer, *, at_hand: bool
+) -> str:
     """Drop a message from another client while its block runs, and return its id."""
     await fill(jobs, 20)
     async with delayq.connect(server.url) as other, aclosing(loop(jobs)) as messages:
@@ -230,7 +252,10 @@ async def lose_while_handled(client: Client, jobs: ReliableQueue[int], server: P
 
 
 async def test_a_lease_that_was_lost_is_logged_where_nobody_waits(
-    client: Client, jobs: ReliableQueue[int], server: PrivateServer, caplog: pytest.LogCaptureFixture
+    client: Client,
+    jobs: ReliableQueue[int],
+    server: PrivateServer,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lost = await lose_while_handled(client, jobs, server, at_hand=True)
     await jobs.stats()
@@ -238,14 +263,19 @@ async def test_a_lease_that_was_lost_is_logged_where_nobody_waits(
 
 
 async def test_a_lease_that_was_lost_is_raised_where_the_ack_is_waited_for(
-    client: Client, jobs: ReliableQueue[int], server: PrivateServer, caplog: pytest.LogCaptureFixture
+    client: Client,
+    jobs: ReliableQueue[int],
+    server: PrivateServer,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(delayq.LeaseLost):
         await lose_while_handled(client, jobs, server, at_hand=False)
     assert "was lost" not in caplog.text
 
 
-async def test_where_all_goes_well_nothing_is_logged(jobs: ReliableQueue[int], caplog: pytest.LogCaptureFixture) -> None:
+async def test_where_all_goes_well_nothing_is_logged(
+    jobs: ReliableQueue[int], caplog: pytest.LogCaptureFixture
+) -> None:
     await fill(jobs)
     await handle_all(jobs)
     await jobs.stats()
@@ -253,7 +283,10 @@ async def test_where_all_goes_well_nothing_is_logged(jobs: ReliableQueue[int], c
 
 
 async def test_acks_that_fail_are_logged_and_their_messages_come_again(
-    client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: Client,
+    faults: Faults,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
     # Long enough for a busy machine to handle all messages, yet short enough to wait for.
@@ -275,7 +308,9 @@ async def test_acks_that_fail_are_logged_and_their_messages_come_again(
             break
     await queue._open.settling.flush()
     failing = False
-    failed = set(re.findall(r"message '(job \d+)' was handled, but may be redelivered", caplog.text))
+    failed = set(
+        re.findall(r"message '(job \d+)' was handled, but may be redelivered", caplog.text)
+    )
     assert len(failed) == 10
     # The messages are redelivered after their leases, as second attempts.
     again: set[str] = set()
@@ -301,7 +336,9 @@ async def test_an_ack_whose_answer_is_lost_is_repeated_and_nothing_is_said(
     assert "again" not in caplog.text
 
 
-async def test_whoever_looks_waits_for_acks_that_are_repeated(jobs: ReliableQueue[int], faults: Faults) -> None:
+async def test_whoever_looks_waits_for_acks_that_are_repeated(
+    jobs: ReliableQueue[int], faults: Faults
+) -> None:
     await fill(jobs, 60)
     faults.plan = lambda name, n: "unsent" if name == ACK.name and n % 2 else None
     handled = 0
@@ -332,7 +369,9 @@ async def test_leaving_the_client_sends_what_was_acknowledged(
     (await store.look()).demand_no_orphans()
 
 
-async def test_closing_the_queue_sends_what_was_acknowledged(client: Client, jobs: ReliableQueue[int], store: Store) -> None:
+async def test_closing_the_queue_sends_what_was_acknowledged(
+    client: Client, jobs: ReliableQueue[int], store: Store
+) -> None:
     await fill(jobs)
     handled = 0
     async for message in jobs:
@@ -361,7 +400,9 @@ async def test_a_server_that_does_not_answer_holds_up_the_loop_before_memory_fil
     assert 0 < most <= 20
 
 
-async def test_a_handler_that_raises_is_nacked_although_more_is_at_hand(jobs: ReliableQueue[int]) -> None:
+async def test_a_handler_that_raises_is_nacked_although_more_is_at_hand(
+    jobs: ReliableQueue[int],
+) -> None:
     await fill(jobs, 60)
     handled = 0
     async for message in jobs:
@@ -378,8 +419,12 @@ async def test_a_handler_that_raises_is_nacked_although_more_is_at_hand(jobs: Re
     assert (await jobs.stats()).delayed == 6
 
 
-async def test_a_worker_of_an_own_task_for_each_message_settles_all_of_them(jobs: ReliableQueue[int]) -> None:
-    """Tasks that take their time are not affected by messages at hand: each block ends on its own."""
+async def test_a_worker_of_an_own_task_for_each_message_settles_all_of_them(
+    jobs: ReliableQueue[int],
+) -> None:
+    """Tasks that take their time are not affected by messages at hand: each block ends on its
+    own.
+    """
     await fill(jobs)
     handling: set[asyncio.Task[Any]] = set()
     taken = 0
@@ -402,7 +447,9 @@ async def test_a_worker_of_an_own_task_for_each_message_settles_all_of_them(jobs
     await until(none_left)
 
 
-async def test_a_block_that_ends_after_its_loop_was_left_waits_for_its_ack(client: Client, jobs: ReliableQueue[int]) -> None:
+async def test_a_block_that_ends_after_its_loop_was_left_waits_for_its_ack(
+    client: Client, jobs: ReliableQueue[int]
+) -> None:
     """The messages at hand went back when the loop was left."""
     await fill(jobs, 50)
     taken: list[Message[int]] = []

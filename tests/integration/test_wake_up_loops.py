@@ -1,4 +1,6 @@
-"""The loops that keep a client awake survive foreign exceptions, nonsense, missing rights, and other event loops."""
+"""The loops that keep a client awake survive foreign exceptions, nonsense, missing rights, and
+other event loops.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ async def raw(own_server: PrivateServer) -> AsyncIterator[Any]:
 
 
 async def hears(queue: DelayedQueue[Any], server: PrivateServer) -> None:
-    """Take a message whose producer is gone before it is due: no other client moves it, and no re-check comes."""
+    """Take a message whose producer is gone before it is due: no other client moves it, and no
+    re-check comes.
+    """
     taking = asyncio.ensure_future(queue.take())
     await until(lambda: queue._open.transfer.waiting)
     async with delayq.connect(server.url) as other:
@@ -66,7 +70,9 @@ class Tokens(CredentialProvider):
 
 
 async def offer_over_dead_connections(queue: DelayedQueue[str], connections: int) -> None:
-    """Offer until the client has noticed the end of every dead connection: each of them may cost one offer."""
+    """Offer until the client has noticed the end of every dead connection: each of them may cost
+    one offer.
+    """
     for _ in range(connections):
         with suppress(delayq.OutcomeUnknown):
             await queue.offer("x", 60)
@@ -77,19 +83,24 @@ async def test_a_provider_of_passwords_that_raises_ends_nothing_and_callers_see_
     own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.3)
-    await raw.acl_setuser("app", enabled=True, passwords=["+secret"], keys=["*"], channels=["*"], commands=["+@all"])
+    await raw.acl_setuser(
+        "app", enabled=True, passwords=["+secret"], keys=["*"], channels=["*"], commands=["+@all"]
+    )
     tokens = Tokens()
     async with (
         Links(own_server, tcp=True) as links,
         delayq.connect(
-            Redis(port=int(links.url.split(":")[2].split("/")[0]), credential_provider=tokens), resync_interval=0.5
+            Redis(port=int(links.url.split(":")[2].split("/")[0]), credential_provider=tokens),
+            resync_interval=0.5,
         ) as client,
     ):
         queue: DelayedQueue[str] = client.delayed_queue("orders")
         await hears(queue, own_server)
         tokens.away, asked, connections = True, tokens.asked, links.count
         await raw.client_kill_filter(user="app")
-        with pytest.raises(delayq.ServerUnavailable, match="provider failed with RuntimeError") as caught:
+        with pytest.raises(
+            delayq.ServerUnavailable, match="provider failed with RuntimeError"
+        ) as caught:
             await offer_over_dead_connections(queue, connections)
         assert isinstance(caught.value.__cause__, RuntimeError)
         # The subscription and the queue's calls have tried too.
@@ -120,15 +131,25 @@ async def test_nonsense_on_a_channel_silences_nothing(own_server: PrivateServer,
     async with AsyncExitStack() as opened:
         queues: list[DelayedQueue[str]] = []
         for number, (channel, content) in enumerate(NONSENSE):
-            client = await opened.enter_async_context(delayq.connect(own_server.url, resync_interval=3600))
-            queues += client.delayed_queue(f"orders {number}"), client.delayed_queue(f"innocent {number}")
-            await subscribed(raw, channel.format(f"orders {number}"), TURNS.format(f"innocent {number}"))
+            client = await opened.enter_async_context(
+                delayq.connect(own_server.url, resync_interval=3600)
+            )
+            queues += (
+                client.delayed_queue(f"orders {number}"),
+                client.delayed_queue(f"innocent {number}"),
+            )
+            await subscribed(
+                raw, channel.format(f"orders {number}"), TURNS.format(f"innocent {number}")
+            )
             await raw.publish(channel.format(f"orders {number}"), content)
         await asyncio.gather(*(hears(queue, own_server) for queue in queues))
 
 
 async def test_a_forbidden_channel_silences_no_other_and_is_named_with_the_cure(
-    own_server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    own_server: PrivateServer,
+    raw: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("delayq._engine.subscriber._REFUSED_FOR", 0.3)
     allowed = [f"queue{n}" for n in range(300)]
@@ -144,24 +165,39 @@ async def test_a_forbidden_channel_silences_no_other_and_is_named_with_the_cure(
         forbidden: DelayedQueue[str] = client.delayed_queue("forbidden")
         more: DelayedQueue[str] = client.delayed_queue("forbidden too")
         await until(lambda: "&redisson_delay_queue_channel:{forbidden too}" in caplog.text)
-        named = [record for record in caplog.records if "no permission to subscribe" in record.message]
+        named = [
+            record for record in caplog.records if "no permission to subscribe" in record.message
+        ]
         assert len(named) == 1
         for kind in (CHANNEL, TURNS):
             for queue in (forbidden, more):
                 assert f"&{kind.format(queue.name)}" in named[0].message
-        await asyncio.gather(*(hears(queue, own_server) for queue in (queues[0], queues[150], queues[299])))
+        await asyncio.gather(
+            *(hears(queue, own_server) for queue in (queues[0], queues[150], queues[299]))
+        )
         # The refused channels are tried again, and none of this needed a new connection.
         assert (await raw.info("stats"))["total_connections_received"] - accepted < 20
         await raw.execute_command("ACL", "SETUSER", "app", "allchannels")
         await subscribed(raw, CHANNEL.format("forbidden"), TURNS.format("forbidden too"))
         await hears(forbidden, own_server)
-        assert len([record for record in caplog.records if "no permission to subscribe" in record.message]) == 1
+        assert (
+            len(
+                [
+                    record
+                    for record in caplog.records
+                    if "no permission to subscribe" in record.message
+                ]
+            )
+            == 1
+        )
 
 
 async def test_a_user_who_may_not_subscribe_at_all_is_told_once_and_served_by_the_recheck(
     own_server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await raw.execute_command("ACL", "SETUSER", "app", "on", "nopass", "~*", "allchannels", "+@all", "-subscribe")
+    await raw.execute_command(
+        "ACL", "SETUSER", "app", "on", "nopass", "~*", "allchannels", "+@all", "-subscribe"
+    )
     address = own_server.unix_url.replace("unix://", "unix://app:any@")
     async with delayq.connect(address, resync_interval=0.2) as client:
         queue: DelayedQueue[str] = client.delayed_queue("orders")
@@ -174,7 +210,10 @@ async def test_a_user_who_may_not_subscribe_at_all_is_told_once_and_served_by_th
 
 
 async def test_a_notification_whose_handling_raises_is_logged_and_the_next_one_is_heard(
-    own_server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    own_server: PrivateServer,
+    raw: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with delayq.connect(own_server.url, resync_interval=3600) as client:
         queue: DelayedQueue[str] = client.delayed_queue("orders")
@@ -202,7 +241,9 @@ async def test_a_call_that_raises_what_nobody_expects_is_made_again(
 
 
 async def test_a_task_does_not_start_before_it_is_noted() -> None:
-    """An eager task factory would start it at once, and it might end before its owner has noted it as the running one."""
+    """An eager task factory would start it at once, and it might end before its owner has noted it
+    as the running one.
+    """
     loop, background = asyncio.get_running_loop(), Background()
     events: list[str] = []
 
@@ -223,7 +264,9 @@ async def test_a_task_does_not_start_before_it_is_noted() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
-async def test_a_queue_goes_on_under_eager_tasks_when_its_server_was_away(own_server: PrivateServer) -> None:
+async def test_a_queue_goes_on_under_eager_tasks_when_its_server_was_away(
+    own_server: PrivateServer,
+) -> None:
     loop = asyncio.get_running_loop()
     loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
     try:
@@ -241,7 +284,9 @@ async def test_a_queue_goes_on_under_eager_tasks_when_its_server_was_away(own_se
         loop.set_task_factory(None)
 
 
-async def test_a_client_is_closed_in_its_own_event_loop_and_says_so_elsewhere(own_server: PrivateServer) -> None:
+async def test_a_client_is_closed_in_its_own_event_loop_and_says_so_elsewhere(
+    own_server: PrivateServer,
+) -> None:
     client = await delayq.connect(own_server.url).__aenter__()
     queue: DelayedQueue[int] = client.delayed_queue("orders")
 
@@ -275,7 +320,9 @@ async def test_draining_ends_though_producers_are_faster(own_server: PrivateServ
         assert await queue.drain(0) == []
 
 
-async def test_input_of_the_wrong_kind_is_refused_before_anything_is_written(own_server: PrivateServer, raw: Any) -> None:
+async def test_input_of_the_wrong_kind_is_refused_before_anything_is_written(
+    own_server: PrivateServer, raw: Any
+) -> None:
     async with delayq.connect(own_server.url) as client:
         queue: DelayedQueue[Any] = client.delayed_queue("orders")
         for wrong in (2.5, "3", True, -1):
@@ -310,6 +357,8 @@ async def test_a_delay_that_is_too_long_fails_no_other_offer(own_server: Private
     async with delayq.connect(own_server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         offers = [queue.offer(n, 60) for n in range(10)]
-        outcomes = await asyncio.gather(*offers[:5], queue.offer(-1, 2**53 / 1000 - 1), *offers[5:], return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *offers[:5], queue.offer(-1, 2**53 / 1000 - 1), *offers[5:], return_exceptions=True
+        )
         assert [type(outcome) for outcome in outcomes].count(delayq.BadDelay) == 1
         assert await queue.pending.size() == 10

@@ -55,7 +55,10 @@ async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
 
 @pytest.fixture
 async def to_peer(peer: Peer, tmp_path: Path) -> AsyncIterator[Connection]:
-    """Open a wire whose other end the test controls. Its handshake needs one answer: to CLIENT SETNAME."""
+    """Open a wire whose other end the test controls.
+
+    Its handshake needs one answer: to CLIENT SETNAME.
+    """
     connections = ConnectionPool(one_server(f"unix://{tmp_path / 's'}"), 1)
     opening = asyncio.create_task(connections.open_own())
     answered = 0
@@ -124,7 +127,9 @@ async def test_an_answer_may_come_in_pieces(peer: Peer, to_peer: Connection) -> 
 
 
 @pytest.mark.parametrize("how", ["closed", "reset", "nonsense", "by us"])
-async def test_when_it_breaks_whoever_waits_is_told_and_nothing_more_is_sent(peer: Peer, to_peer: Connection, how: str) -> None:
+async def test_when_it_breaks_whoever_waits_is_told_and_nothing_more_is_sent(
+    peer: Peer, to_peer: Connection, how: str
+) -> None:
     waiting, given_up = to_peer.ask("GET", "a"), to_peer.ask("GET", "b")
     given_up.cancel()
     await until(lambda: b"GET" in peer.heard)
@@ -154,7 +159,9 @@ async def test_a_reader_is_told_when_it_breaks(peer: Peer, to_peer: Connection) 
         await asyncio.wait_for(reading, 10)
 
 
-async def test_an_answer_that_takes_too_long_ends_it(peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_takes_too_long_ends_it(
+    peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 1.0)
     first = to_peer.ask("GET", "a")
     await asyncio.sleep(0.6)
@@ -169,7 +176,9 @@ async def test_an_answer_that_takes_too_long_ends_it(peer: Peer, to_peer: Connec
     assert not to_peer.is_open
 
 
-async def test_a_reader_may_wait_for_ever(peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_may_wait_for_ever(
+    peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.02)
     reading = asyncio.create_task(to_peer.read())
     await asyncio.sleep(0.1)
@@ -177,7 +186,9 @@ async def test_a_reader_may_wait_for_ever(peer: Peer, to_peer: Connection, monke
     assert await asyncio.wait_for(reading, 10) == b"at last"
 
 
-async def test_what_was_told_arrives_although_the_wire_is_closed_at_once(wire: Connection, server: PrivateServer) -> None:
+async def test_what_was_told_arrives_although_the_wire_is_closed_at_once(
+    wire: Connection, server: PrivateServer
+) -> None:
     wire.tell("SET", "told", "x" * 5_000_000)
     wire.close()
     await until(lambda: server.call("STRLEN", "told") == b":5000000")

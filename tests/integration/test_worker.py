@@ -1,4 +1,6 @@
-"""A worker: the arguments its handlers receive, the outcome of their messages, and the number that run at a time."""
+"""A worker: the arguments its handlers receive, the outcome of their messages, and the number that
+run at a time.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def worker(client: Client) -> Worker:
 
 def on_jobs(worker: Worker, **settings: Any) -> Callable[[Any], Any]:
     """Return a decorator that adds a listener on the queue of the fixture."""
-    return worker.listener("jobs", **{"lease": LEASE, "backoff": LATER, "max_attempts": 3, **settings})
+    return worker.listener(
+        "jobs", **{"lease": LEASE, "backoff": LATER, "max_attempts": 3, **settings}
+    )
 
 
 async def left(queue: ReliableQueue[Any]) -> tuple[int, int, int, int]:
@@ -101,9 +105,13 @@ async def test_a_handler_gets_values_of_its_annotated_type(client: Client, worke
     async def close_order(order: Order) -> None:
         seen.append(order)
 
-    queue = client.reliable_queue("jobs", codec=codec_for(Order), lease=LEASE, backoff=LATER, max_attempts=3)
+    queue = client.reliable_queue(
+        "jobs", codec=codec_for(Order), lease=LEASE, backoff=LATER, max_attempts=3
+    )
     await queue.offer(Order(1))
-    await client.reliable_queue("jobs", lease=LEASE, backoff=LATER, max_attempts=3).offer({"id": 2, "item": "pen"})
+    await client.reliable_queue("jobs", lease=LEASE, backoff=LATER, max_attempts=3).offer(
+        {"id": 2, "item": "pen"}
+    )
     await worker.run(burst=True)
     assert seen == [Order(1), Order(2, "pen")]
     assert await left(queue) == (0, 0, 0, 0)
@@ -128,7 +136,9 @@ async def test_what_is_not_of_the_type_is_buried_at_once_with_the_reason(
     async def close_order(order: Order) -> None:
         seen.append(order)
 
-    raw = client.reliable_queue("jobs", codec=BytesCodec(), lease=LEASE, backoff=LATER, max_attempts=3)
+    raw = client.reliable_queue(
+        "jobs", codec=BytesCodec(), lease=LEASE, backoff=LATER, max_attempts=3
+    )
     bad = await raw.offer(wire)
     await raw.offer(b'{"id":1}')
     await worker.run(burst=True)
@@ -137,7 +147,9 @@ async def test_what_is_not_of_the_type_is_buried_at_once_with_the_reason(
     assert (letter.id, letter.reason, letter.value) == (bad, "undecodable", wire)
     assert letter.error.startswith("codec_for(Order) cannot decode")
     assert await left(raw) == (0, 0, 0, 1)
-    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    (line,) = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
     assert "'jobs'" in line
     assert bad in line
 
@@ -200,7 +212,13 @@ async def test_methods_partials_objects_and_sync_functions_can_listen(client: Cl
 
         return wrapper
 
-    handlers: list[Any] = [Shop().method, Shop(), functools.partial(with_more, "partial"), sync, wrapped(Shop().method)]
+    handlers: list[Any] = [
+        Shop().method,
+        Shop(),
+        functools.partial(with_more, "partial"),
+        sync,
+        wrapped(Shop().method),
+    ]
     worker = Worker(client)
     for number, handler in enumerate(handlers):
         assert worker.listener(f"queue-{number}")(handler) is handler
@@ -243,7 +261,8 @@ async def no_codec(order: Db) -> None: ...
         (no_codec, "no codec for Db"),
         (42, "is not a handler"),
     ],
-    # Not str(), which contains a function's memory address: all test processes must use the same names.
+    # Not str(), which contains a function's memory address: all test processes must use the same
+    # names.
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_cannot_work_is_refused_when_it_is_decorated(handler: Any, words: str) -> None:
@@ -280,14 +299,18 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None
 def test_a_queue_has_one_listener() -> None:
     worker = Worker("redis://127.0.0.1:1")
     worker.listener("jobs")(unannotated)
-    with pytest.raises(delayq.ConfigurationError, match="'jobs' already has a listener: unannotated"):
+    with pytest.raises(
+        delayq.ConfigurationError, match="'jobs' already has a listener: unannotated"
+    ):
         worker.listener("jobs")(unannotated)
 
 
 # Dependencies
 
 
-async def test_parameters_are_filled_by_their_type(client: Client, worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_parameters_are_filled_by_their_type(
+    client: Client, worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     seen: list[Any] = []
 
     @worker.dependency
@@ -300,7 +323,14 @@ async def test_parameters_are_filled_by_their_type(client: Client, worker: Worke
 
     @on_jobs(worker)
     async def handle(
-        order: Order, message: Message[Order], client: Client, cache: Cache, *, worker: Worker, more: int = 5, **_: Any
+        order: Order,
+        message: Message[Order],
+        client: Client,
+        cache: Cache,
+        *,
+        worker: Worker,
+        more: int = 5,
+        **_: Any,
     ) -> None:
         seen.append((order, message.id, message.value, client, cache.db.name, worker, more))
 
@@ -309,7 +339,9 @@ async def test_parameters_are_filled_by_their_type(client: Client, worker: Worke
     assert seen == [(Order(1), "a", Order(1), client, "db of a", worker, 5)]
 
 
-async def test_the_message_may_come_first_and_alone(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_the_message_may_come_first_and_alone(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     seen: list[Any] = []
 
     @on_jobs(worker)
@@ -321,7 +353,9 @@ async def test_the_message_may_come_first_and_alone(worker: Worker, jobs: Reliab
     assert seen == [(Order(1), 1)]
 
 
-async def test_a_dependency_is_made_once_for_a_message_and_taken_down_after_it(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_a_dependency_is_made_once_for_a_message_and_taken_down_after_it(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     events: list[str] = []
 
     @worker.dependency
@@ -347,7 +381,9 @@ async def test_a_dependency_is_made_once_for_a_message_and_taken_down_after_it(w
     assert events == [event.format(value) for value in (1, 2) for event in expected]
 
 
-async def test_one_that_is_made_once_lives_as_long_as_the_run(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_one_that_is_made_once_lives_as_long_as_the_run(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     events: list[Any] = []
 
     @worker.dependency(once=True)
@@ -372,7 +408,9 @@ async def test_one_that_is_made_once_lives_as_long_as_the_run(worker: Worker, jo
 
 
 @pytest.mark.parametrize("where", ["set-up", "tear-down"])
-async def test_a_dependency_that_fails_fails_the_message(worker: Worker, jobs: ReliableQueue[Any], where: str) -> None:
+async def test_a_dependency_that_fails_fails_the_message(
+    worker: Worker, jobs: ReliableQueue[Any], where: str
+) -> None:
     @worker.dependency
     async def db() -> AsyncIterator[Db]:
         if where == "set-up":
@@ -391,7 +429,9 @@ async def test_a_dependency_that_fails_fails_the_message(worker: Worker, jobs: R
     assert "ConnectionError: no database" in (message.last_error or "")
 
 
-async def test_a_dependency_sees_how_its_handler_failed(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_a_dependency_sees_how_its_handler_failed(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     seen: list[str] = []
 
     @worker.dependency
@@ -466,7 +506,9 @@ def test_one_made_once_cannot_ask_for_one_made_for_each_message() -> None:
 # Middleware and context
 
 
-async def test_middleware_is_an_onion_and_the_first_is_outermost(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_middleware_is_an_onion_and_the_first_is_outermost(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     events: list[Any] = []
 
     @worker.middleware
@@ -491,7 +533,9 @@ async def test_middleware_is_an_onion_and_the_first_is_outermost(worker: Worker,
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_what_middleware_raises_is_the_handlers_error(worker: Worker, jobs: ReliableQueue[Any], when: str) -> None:
+async def test_what_middleware_raises_is_the_handlers_error(
+    worker: Worker, jobs: ReliableQueue[Any], when: str
+) -> None:
     seen: list[int] = []
 
     @worker.middleware
@@ -512,7 +556,9 @@ async def test_what_middleware_raises_is_the_handlers_error(worker: Worker, jobs
     assert (seen, message.attempt) == ([1] if when == "after" else [], 1)
 
 
-async def test_what_middleware_does_not_let_pass_is_success(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_what_middleware_does_not_let_pass_is_success(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     @worker.middleware
     async def around(message: Message[Any], call_next: Callable[[], Awaitable[None]]) -> None:
         with suppress(LookupError):
@@ -527,7 +573,9 @@ async def test_what_middleware_does_not_let_pass_is_success(worker: Worker, jobs
     assert await left(jobs) == (0, 0, 0, 0)
 
 
-async def test_context_variables_of_one_message_are_not_found_by_the_next(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_context_variables_of_one_message_are_not_found_by_the_next(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     request: contextvars.ContextVar[int] = contextvars.ContextVar("request", default=0)
     seen: list[tuple[int, int]] = []
 
@@ -575,7 +623,11 @@ async def test_a_message_whose_handler_raises_is_tried_again_later_and_logged_on
             assert (message.last_error or "").splitlines()[1].endswith("in handle")
         await advance(jobs, HOUR)
     (letter,) = await jobs.dead.list()
-    assert (letter.reason, letter.attempt, letter.error) == ("attempts", 3, "LookupError: no such order")
+    assert (letter.reason, letter.attempt, letter.error) == (
+        "attempts",
+        3,
+        "LookupError: no such order",
+    )
 
 
 class Odd(BaseException):
@@ -588,7 +640,10 @@ async def cancelled_inside() -> None:
     await task
 
 
-@pytest.mark.parametrize("error", [Odd("odd"), SystemExit(3), asyncio.CancelledError(), ExceptionGroup("many", [ValueError()])])
+@pytest.mark.parametrize(
+    "error",
+    [Odd("odd"), SystemExit(3), asyncio.CancelledError(), ExceptionGroup("many", [ValueError()])],
+)
 async def test_whatever_a_handler_raises_only_its_message_has_failed(
     worker: Worker, jobs: ReliableQueue[Any], error: BaseException
 ) -> None:
@@ -639,7 +694,11 @@ ANSWERS: dict[type[BaseException], Any] = {
     ids=repr,
 )
 async def test_errors_have_answers_and_the_most_specific_one_counts(
-    worker: Worker, jobs: ReliableQueue[Any], error: Exception, after: float | None, reason: str | None
+    worker: Worker,
+    jobs: ReliableQueue[Any],
+    error: Exception,
+    after: float | None,
+    reason: str | None,
 ) -> None:
     @on_jobs(worker, on_error=ANSWERS)
     async def handle(value: int) -> None:
@@ -660,7 +719,9 @@ async def test_errors_have_answers_and_the_most_specific_one_counts(
     assert await left(jobs) == (0, 1, 0, 0)
 
 
-async def test_a_handler_may_settle_its_message_itself(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_a_handler_may_settle_its_message_itself(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     @on_jobs(worker)
     async def handle(value: int, message: Message[int]) -> None:
         if value == 1:
@@ -676,7 +737,9 @@ async def test_a_handler_may_settle_its_message_itself(worker: Worker, jobs: Rel
 # Timeouts and leases
 
 
-async def test_a_handler_that_takes_too_long_is_cancelled_and_tried_again(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_a_handler_that_takes_too_long_is_cancelled_and_tried_again(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     ended: list[str] = []
 
     @on_jobs(worker, timeout=timedelta(milliseconds=50))
@@ -694,7 +757,9 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_tried_again(worker
     assert (message.last_error or "").endswith("TimeoutError: timed out after 0.05 s")
 
 
-async def test_a_timeout_of_the_handlers_own_is_an_error_like_any_other(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_a_timeout_of_the_handlers_own_is_an_error_like_any_other(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     @on_jobs(worker, timeout=60, on_error=ANSWERS)
     async def handle(value: int) -> None:
         raise TimeoutError("of the bank")
@@ -705,7 +770,9 @@ async def test_a_timeout_of_the_handlers_own_is_an_error_like_any_other(worker: 
     assert (letter.reason, letter.error) == ("too slow", "TimeoutError: of the bank")
 
 
-async def test_a_sync_handler_that_takes_too_long_goes_on_for_nobody(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_a_sync_handler_that_takes_too_long_goes_on_for_nobody(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     release, ended = threading.Event(), threading.Event()
 
     @on_jobs(worker, timeout=0.5)
@@ -814,7 +881,9 @@ async def test_the_lease_is_renewed_while_a_handler_runs(client: Client) -> None
 # Concurrency
 
 
-async def test_as_many_run_at_a_time_as_the_worker_allows_and_no_more(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_as_many_run_at_a_time_as_the_worker_allows_and_no_more(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     gate = Gate()
     on_jobs(worker)(gate)
     await jobs.offer_many([delayq.Offer(value=value) for value in range(35)])
@@ -829,7 +898,9 @@ async def test_as_many_run_at_a_time_as_the_worker_allows_and_no_more(worker: Wo
     assert sorted(gate.seen) == list(range(35))
 
 
-async def test_a_listener_may_have_a_limit_of_its_own(client: Client, worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_a_listener_may_have_a_limit_of_its_own(
+    client: Client, worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     narrow, wide = Gate(), Gate()
     on_jobs(worker, concurrency=2)(narrow)
     worker.listener("others")(wide)
@@ -856,7 +927,9 @@ async def test_sync_handlers_run_side_by_side(worker: Worker, jobs: ReliableQueu
     assert await left(jobs) == (0, 0, 0, 0)
 
 
-async def test_what_waits_for_a_busy_worker_is_free_for_an_idle_one(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_what_waits_for_a_busy_worker_is_free_for_an_idle_one(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     stuck, free = Gate(), Gate()
     free.open()
     busy, idle = Worker(client, concurrency=1), Worker(client, concurrency=1)
@@ -902,7 +975,8 @@ async def test_a_flood_on_one_queue_does_not_hold_up_the_other(client: Client, q
         await until(lambda: len(order) >= 2)
         await client.reliable_queue("rare", lease=LEASE).offer(1)
         if not quick:
-            # Both slots are taken by the flood; the rare message that was claimed ahead goes back after a second.
+            # Both slots are taken by the flood; the rare message that was claimed ahead goes back
+            # after a second.
             await asyncio.sleep(1.3)
             for _ in range(4):
                 turn.release()
@@ -929,7 +1003,8 @@ async def test_what_comes_for_hands_that_are_busy_by_then_goes_back_at_once(clie
         await queues["first"].offer_many([delayq.Offer(value=value) for value in range(10)])
         await until(lambda: len(first.inside) == 10)
         await queues["second"].offer_many([delayq.Offer(value=value) for value in range(10)])
-        # One message is kept for the next free slot, and goes back as well when that takes too long.
+        # One message is kept for the next free slot, and goes back as well when that takes too
+        # long.
         for kept in (1, 0):
 
             async def is_left(kept: int = kept) -> bool:
@@ -941,14 +1016,18 @@ async def test_what_comes_for_hands_that_are_busy_by_then_goes_back_at_once(clie
         await until(lambda: len(second.seen) == 10)
 
 
-async def test_listeners_take_turns_also_where_each_message_takes_long(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listeners_take_turns_also_where_each_message_takes_long(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     patience = 0.1
     monkeypatch.setattr("delayq.worker._pool._PATIENCE", patience)
     worker = Worker(client, concurrency=1)
     order: list[str] = []
     turn = asyncio.Semaphore(0)
     for name in ("flood", "rare"):
-        await client.reliable_queue(name, lease=LEASE).offer_many([delayq.Offer(value=name) for _ in range(50)])
+        await client.reliable_queue(name, lease=LEASE).offer_many(
+            [delayq.Offer(value=name) for _ in range(50)]
+        )
 
         @worker.listener(name, lease=LEASE)
         async def handle(value: str) -> None:
@@ -967,18 +1046,23 @@ async def test_listeners_take_turns_also_where_each_message_takes_long(client: C
     assert all(one != other for one, other in itertools.pairwise(order[:8])), order
 
 
-async def test_a_hand_that_is_kept_for_what_is_gone_is_free_for_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hand_that_is_kept_for_what_is_gone_is_free_for_others(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("delayq.worker._pool._PATIENCE", 0.4)
     worker = Worker(client, concurrency=1)
     gate, rarely = Gate(), Gate()
     worker.listener("flood", lease=LEASE)(gate)
     worker.listener("rare", lease=LEASE)(rarely)
     rare = client.reliable_queue("rare", lease=LEASE)
-    await client.reliable_queue("flood", lease=LEASE).offer_many([delayq.Offer(value=value) for value in range(20)])
+    await client.reliable_queue("flood", lease=LEASE).offer_many(
+        [delayq.Offer(value=value) for value in range(20)]
+    )
     async with worker:
         await until(lambda: gate.inside)
         await rare.offer(1, id="a")
-        # Claimed ahead and given back, the message is promised the next slot. But another client is quicker.
+        # Claimed ahead and given back, the message is promised the next slot. But another client is
+        # quicker.
         await asyncio.sleep(0.8)
         assert await rare.cancel("a")
         gate.open()
@@ -1006,7 +1090,9 @@ async def test_a_thread_that_never_began_leaves_its_place(client: Client) -> Non
     assert seen == [2]
 
 
-async def test_two_workers_share_the_work_and_nothing_is_handled_twice(client: Client, server: PrivateServer) -> None:
+async def test_two_workers_share_the_work_and_nothing_is_handled_twice(
+    client: Client, server: PrivateServer
+) -> None:
     seen: list[tuple[str, int]] = []
     queue = client.reliable_queue("jobs")
     async with delayq.connect(server.url) as other_client:
@@ -1029,7 +1115,9 @@ async def test_two_workers_share_the_work_and_nothing_is_handled_twice(client: C
 # Burst mode
 
 
-async def test_a_burst_ends_when_nothing_is_due(client: Client, worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_a_burst_ends_when_nothing_is_due(
+    client: Client, worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     seen: list[Any] = []
     others = client.reliable_queue("others")
 

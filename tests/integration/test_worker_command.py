@@ -36,7 +36,8 @@ import asyncio, os, time
 import delayq
 import redis
 
-worker = delayq.Worker(os.environ["SERVER"], shutdown_timeout=float(os.environ.get("SHUTDOWN_TIMEOUT", "30")))
+timeout = float(os.environ.get("SHUTDOWN_TIMEOUT", "30"))
+worker = delayq.Worker(os.environ["SERVER"], shutdown_timeout=timeout)
 log = redis.Redis.from_url(os.environ["SERVER"])
 not_a_worker = "text"
 
@@ -89,7 +90,11 @@ class Command:
         return {sample.name: sample.value for family in families for sample in family.samples}
 
     def find_children(self) -> dict[int, str]:
-        self.children = {pid: line for pid, line in descendants(self.process.pid).items() if "worker.child" in line}
+        self.children = {
+            pid: line
+            for pid, line in descendants(self.process.pid).items()
+            if "worker.child" in line
+        }
         return self.children
 
     async def nobody_is_left(self) -> None:
@@ -108,7 +113,9 @@ def app(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def command(server: PrivateServer, app: Path, *arguments: str, **variables: str) -> AsyncIterator[Command]:
+async def command(
+    server: PrivateServer, app: Path, *arguments: str, **variables: str
+) -> AsyncIterator[Command]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -137,7 +144,9 @@ async def command(server: PrivateServer, app: Path, *arguments: str, **variables
 
 async def offer(server: PrivateServer, *values: Any) -> None:
     async with delayq.connect(server.url) as client:
-        await client.reliable_queue("jobs").offer_many([delayq.Offer(value=value) for value in values])
+        await client.reliable_queue("jobs").offer_many(
+            [delayq.Offer(value=value) for value in values]
+        )
 
 
 async def stats(server: PrivateServer) -> tuple[int, int, int, int]:
@@ -159,7 +168,9 @@ async def test_a_burst_handles_what_is_due_and_ends(own_server: PrivateServer, a
 
 @linux_only
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_stops_every_process_gracefully(own_server: PrivateServer, app: Path, number: signal.Signals) -> None:
+async def test_a_signal_stops_every_process_gracefully(
+    own_server: PrivateServer, app: Path, number: signal.Signals
+) -> None:
     await offer(own_server, "wait-1", "wait-2")
     async with command(own_server, app, "shop.jobs:worker", "--processes", "2") as it:
         await it.has_said("begin", "wait-1")
@@ -206,10 +217,16 @@ async def test_a_process_that_dies_is_replaced(own_server: PrivateServer, app: P
         it.process.send_signal(signal.SIGTERM)
         status, errors = await it.end()
         assert status == 0
-        assert re.search(r"^delayq: process 1 exited with status 9; restarting it in 0\.\d s$", errors, re.MULTILINE)
+        assert re.search(
+            r"^delayq: process 1 exited with status 9; restarting it in 0\.\d s$",
+            errors,
+            re.MULTILINE,
+        )
 
 
-async def test_in_a_burst_it_is_not_replaced_and_the_status_says_so(own_server: PrivateServer, app: Path) -> None:
+async def test_in_a_burst_it_is_not_replaced_and_the_status_says_so(
+    own_server: PrivateServer, app: Path
+) -> None:
     await offer(own_server, "crash")
     async with command(own_server, app, "shop.jobs:worker", "--burst") as it:
         status, errors = await it.end()
@@ -218,9 +235,13 @@ async def test_in_a_burst_it_is_not_replaced_and_the_status_says_so(own_server: 
 
 
 @linux_only
-async def test_no_process_survives_one_that_was_killed(own_server: PrivateServer, app: Path) -> None:
+async def test_no_process_survives_one_that_was_killed(
+    own_server: PrivateServer, app: Path
+) -> None:
     await offer(own_server, "wait-1")
-    async with command(own_server, app, "shop.jobs:worker", "--processes", "2", SHUTDOWN_TIMEOUT="0.1") as it:
+    async with command(
+        own_server, app, "shop.jobs:worker", "--processes", "2", SHUTDOWN_TIMEOUT="0.1"
+    ) as it:
         await it.has_said("begin", "wait-1")
         assert len(it.find_children()) == 2
         it.process.kill()
@@ -248,8 +269,11 @@ async def test_what_cannot_be_started_is_an_error_in_one_line(
     assert errors.startswith(f"delayq: {words}")
 
 
-async def test_a_signal_to_a_process_leaves_its_exit_status_to_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Otherwise, when one process fails just after another, it occasionally adds a second line on the terminal.
+async def test_a_signal_to_a_process_leaves_its_exit_status_to_who_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Otherwise, when one process fails just after another, it occasionally adds a second line on
+    # the terminal.
     process = await asyncio.create_subprocess_exec("sleep", "60")
     monkeypatch.setattr(subprocess.Popen, "poll", lambda self: pytest.fail("collects it"))
     send(process, signal.SIGTERM)
@@ -259,9 +283,14 @@ async def test_a_signal_to_a_process_leaves_its_exit_status_to_who_waits_for_it(
 
 @pytest.mark.parametrize(
     ("module", "words"),
-    [("broken", "importing 'broken' failed: No module named 'no_such_library'"), ("failing", "importing 'failing' failed: Zero")],
+    [
+        ("broken", "importing 'broken' failed: No module named 'no_such_library'"),
+        ("failing", "importing 'failing' failed: Zero"),
+    ],
 )
-async def test_a_module_that_fails_is_shown_with_its_trace(own_server: PrivateServer, app: Path, module: str, words: str) -> None:
+async def test_a_module_that_fails_is_shown_with_its_trace(
+    own_server: PrivateServer, app: Path, module: str, words: str
+) -> None:
     async with command(own_server, app, f"{module}:worker") as it:
         status, errors = await it.end()
     assert status == 2
@@ -269,7 +298,9 @@ async def test_a_module_that_fails_is_shown_with_its_trace(own_server: PrivateSe
     assert f'{module}.py", line 1' in errors
 
 
-async def test_a_server_that_is_not_there_is_an_error_in_one_line(own_server: PrivateServer, app: Path) -> None:
+async def test_a_server_that_is_not_there_is_an_error_in_one_line(
+    own_server: PrivateServer, app: Path
+) -> None:
     async with command(own_server, app, "shop.jobs:worker", SERVER="redis://127.0.0.1:1/0") as it:
         status, errors = await it.end()
     assert (status, errors.count("\n")) == (2, 1)
@@ -284,9 +315,13 @@ def two_free_ports() -> int:
             return port
 
 
-async def test_each_process_serves_its_metrics_at_a_port_of_its_own(own_server: PrivateServer, app: Path) -> None:
+async def test_each_process_serves_its_metrics_at_a_port_of_its_own(
+    own_server: PrivateServer, app: Path
+) -> None:
     port = two_free_ports()
-    async with command(own_server, app, "shop.jobs:worker", "--processes", "2", "--metrics-port", str(port)) as it:
+    async with command(
+        own_server, app, "shop.jobs:worker", "--processes", "2", "--metrics-port", str(port)
+    ) as it:
         await offer(own_server, *map(str, range(100)))
         served: list[dict[str, float]] = []
 
@@ -302,15 +337,25 @@ async def test_each_process_serves_its_metrics_at_a_port_of_its_own(own_server: 
         assert (await it.end())[0] == 0
 
 
-async def test_metrics_that_cannot_be_served_are_an_error_in_one_line(own_server: PrivateServer, app: Path) -> None:
+async def test_metrics_that_cannot_be_served_are_an_error_in_one_line(
+    own_server: PrivateServer, app: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with command(own_server, app, "shop.jobs:worker", "--metrics-port", str(port)) as it:
             status, errors = await it.end()
-        assert (status, errors) == (2, f"delayq: cannot serve metrics at 127.0.0.1:{port}: Address already in use\n")
-    async with command(own_server, app, "shop.jobs:worker", "--processes", "2", "--metrics-port", "65535") as it:
+        assert (status, errors) == (
+            2,
+            f"delayq: cannot serve metrics at 127.0.0.1:{port}: Address already in use\n",
+        )
+    async with command(
+        own_server, app, "shop.jobs:worker", "--processes", "2", "--metrics-port", "65535"
+    ) as it:
         status, errors = await it.end()
-    assert (status, errors) == (2, "delayq: 2 processes need as many ports, but there are not enough from 65535 on\n")
+    assert (status, errors) == (
+        2,
+        "delayq: 2 processes need as many ports, but there are not enough from 65535 on\n",
+    )
 
 
 async def test_wrong_usage_is_an_error_in_one_line(own_server: PrivateServer, app: Path) -> None:

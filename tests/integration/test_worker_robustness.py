@@ -1,4 +1,6 @@
-"""A worker survives whatever its handlers, dependencies and codecs do, and no listener holds up another."""
+"""A worker survives whatever its handlers, dependencies and codecs do, and no listener holds up
+another.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,8 @@ async def test_a_handler_that_cancels_its_own_task_harms_its_own_message_only(
             if waits:
                 await asyncio.sleep(0)
             return
-        # Everything in asyncio that relies on the number of cancellations works as in a task of its own.
+        # Everything in asyncio that relies on the number of cancellations works as in a task of its
+        # own.
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             group.create_task(asyncio.sleep(0))
 
@@ -158,7 +161,9 @@ async def test_a_handler_that_cancels_its_own_task_harms_its_own_message_only(
     assert len(tasks) == 1
 
 
-async def test_a_task_that_cancels_a_handler_fails_its_message(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_a_task_that_cancels_a_handler_fails_its_message(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     @worker.listener("jobs", **AT_ONCE)
     async def handle(value: int) -> None:
         task = asyncio.current_task()
@@ -195,8 +200,14 @@ async def test_a_stop_gives_a_message_back_uncounted_though_a_dependency_swallow
     assert (message.state, message.attempt) == ("ready", 0)
 
 
-async def test_whoever_cancels_a_run_twice_gets_everything_handed_back(client: Client, jobs: ReliableQueue[Any]) -> None:
-    worker, begun, cleaned_up = Worker(client, shutdown_timeout=3600), asyncio.Event(), asyncio.Event()
+async def test_whoever_cancels_a_run_twice_gets_everything_handed_back(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
+    worker, begun, cleaned_up = (
+        Worker(client, shutdown_timeout=3600),
+        asyncio.Event(),
+        asyncio.Event(),
+    )
 
     @worker.listener("jobs", **AT_ONCE)
     async def handle(value: int) -> None:
@@ -231,7 +242,14 @@ class _Unprintable(Exception):
 
 @pytest.mark.parametrize(
     "error",
-    [_Unprintable(), SystemExit(3), GeneratorExit(), asyncio.CancelledError(), StopIteration(1), BaseException("base")],
+    [
+        _Unprintable(),
+        SystemExit(3),
+        GeneratorExit(),
+        asyncio.CancelledError(),
+        StopIteration(1),
+        BaseException("base"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
@@ -258,7 +276,9 @@ async def test_whatever_a_handler_raises_fails_its_message_and_nothing_else(
     assert seen == [2]
 
 
-async def test_a_keyboard_interrupt_of_a_thread_is_an_error_like_any_other(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_a_keyboard_interrupt_of_a_thread_is_an_error_like_any_other(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     @worker.listener("jobs", **AT_ONCE)
     def handle(value: int) -> None:
         raise KeyboardInterrupt
@@ -280,7 +300,9 @@ class _Puzzling(JsonCodec):
 
 
 @pytest.mark.parametrize("codec", [_Leaving(), _Puzzling()], ids=["SystemExit", "unprintable"])
-async def test_whatever_a_codec_raises_makes_a_dead_letter(worker: Worker, jobs: ReliableQueue[Any], codec: Any) -> None:
+async def test_whatever_a_codec_raises_makes_a_dead_letter(
+    worker: Worker, jobs: ReliableQueue[Any], codec: Any
+) -> None:
     @worker.listener("jobs", codec=codec, **AT_ONCE)
     async def handle(value: Any) -> None:
         raise AssertionError
@@ -291,7 +313,10 @@ async def test_whatever_a_codec_raises_makes_a_dead_letter(worker: Worker, jobs:
 
 
 async def test_an_error_that_nothing_foresees_ends_neither_the_worker_nor_its_feeders(
-    worker: Worker, jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    worker: Worker,
+    jobs: ReliableQueue[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen: list[int] = []
 
@@ -337,7 +362,9 @@ GROUPS = {
 
 
 @pytest.mark.parametrize(("errors", "reason", "attempts"), GROUPS.values(), ids=GROUPS)
-async def test_errors_in_a_group_count(worker: Worker, jobs: ReliableQueue[Any], errors: Any, reason: str, attempts: int) -> None:
+async def test_errors_in_a_group_count(
+    worker: Worker, jobs: ReliableQueue[Any], errors: Any, reason: str, attempts: int
+) -> None:
     @worker.listener("jobs", on_error={KeyError: Reject("unknown")}, **AT_ONCE)
     async def handle(value: int) -> None:
         await _raise_in_a_group(*errors)
@@ -346,10 +373,14 @@ async def test_errors_in_a_group_count(worker: Worker, jobs: ReliableQueue[Any],
     await worker.run(burst=True)
     (letter,) = await jobs.dead.list()
     assert (letter.reason, letter.attempt) == (reason, attempts)
-    assert ("ValueError: 1" in letter.error) == any(isinstance(error, ValueError) for error in errors)
+    assert ("ValueError: 1" in letter.error) == any(
+        isinstance(error, ValueError) for error in errors
+    )
 
 
-async def test_of_several_delays_in_a_group_the_longest_counts(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_of_several_delays_in_a_group_the_longest_counts(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     @worker.listener("jobs", **AT_ONCE)
     async def handle(value: int) -> None:
         await _raise_in_a_group(RetryAfter(0), RetryAfter(3600), RetryAfter(1))
@@ -382,7 +413,10 @@ async def test_threads_of_one_listener_that_hang_leave_others_alone(
     worker: Worker, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     release, handled, begun = threading.Event(), list[int](), list[int]()
-    hanging, healthy = client.reliable_queue("pdf", **AT_ONCE), client.reliable_queue("mails", **AT_ONCE)
+    hanging, healthy = (
+        client.reliable_queue("pdf", **AT_ONCE),
+        client.reliable_queue("mails", **AT_ONCE),
+    )
 
     @worker.listener("pdf", timeout=0.1, **AT_ONCE)
     def pdf(value: int) -> None:
@@ -401,7 +435,11 @@ async def test_threads_of_one_listener_that_hang_leave_others_alone(
             await until(lambda: len(handled) == 20)
             assert len(begun) == 3
             # Messages that were begun have failed once. The others wait, and have used no attempt.
-            found = await hanging.list("ready") + await hanging.list("delayed") + await hanging.list("leased")
+            found = (
+                await hanging.list("ready")
+                + await hanging.list("delayed")
+                + await hanging.list("leased")
+            )
             assert len(found) == 8
             await asyncio.sleep(0.5)
             assert len(begun) == 3
@@ -414,7 +452,10 @@ async def test_threads_of_one_listener_that_hang_leave_others_alone(
 
 
 async def test_a_message_for_which_there_is_no_thread_goes_back_uncounted(
-    worker: Worker, jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    worker: Worker,
+    jobs: ReliableQueue[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen: list[int] = []
     attempts: list[int] = []
@@ -450,7 +491,9 @@ async def test_a_message_for_which_there_is_no_thread_goes_back_uncounted(
     assert "cannot start a thread" in caplog.text
 
 
-async def test_threads_are_used_again_and_end_with_the_run(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_threads_are_used_again_and_end_with_the_run(
+    worker: Worker, jobs: ReliableQueue[Any]
+) -> None:
     names: set[int] = set()
 
     @worker.listener("jobs", concurrency=1, **AT_ONCE)
@@ -460,7 +503,9 @@ async def test_threads_are_used_again_and_end_with_the_run(worker: Worker, jobs:
     await jobs.offer_many([delayq.Offer(value) for value in range(20)])
     await worker.run(burst=True)
     assert len(names) == 1
-    await until(lambda: not [thread for thread in threading.enumerate() if thread.name == "delayq jobs"])
+    await until(
+        lambda: not [thread for thread in threading.enumerate() if thread.name == "delayq jobs"]
+    )
 
 
 async def test_an_abandoned_thread_hangs_until_it_returns() -> None:
@@ -494,7 +539,9 @@ MISTAKES = {
     "backoff in seconds": lambda worker: worker.listener("q", backoff=5),
     "codec without methods": lambda worker: worker.listener("q", codec=object()),
     "a codec's class": lambda worker: worker.listener("q", codec=JsonCodec),
-    "on_error without classes": lambda worker: worker.listener("q", on_error={"ValueError": Reject}),
+    "on_error without classes": lambda worker: worker.listener(
+        "q", on_error={"ValueError": Reject}
+    ),
     "on_error that is no dict": lambda worker: worker.listener("q", on_error=Reject),
     "on_error with seconds": lambda worker: worker.listener("q", on_error={ValueError: 5}),
     "timeout of no type": lambda worker: worker.listener("q", timeout="5"),
@@ -506,7 +553,9 @@ MISTAKES = {
     "partitions of no type": lambda worker: worker.listener("q", partitions="3"),
     "no name": lambda worker: worker.listener(lambda value: None),
     "a name of no type": lambda worker: worker.listener(5),
-    "a middleware that is not async": lambda worker: worker.middleware(lambda message, call_next: None),
+    "a middleware that is not async": lambda worker: worker.middleware(
+        lambda message, call_next: None
+    ),
     "a middleware that cannot be called": lambda worker: worker.middleware(5),
     "a lifespan that cannot be called": lambda _: Worker("redis://127.0.0.1:1", lifespan=5),  # type: ignore[arg-type]
     "a lifespan without its decorator": undecorated,
@@ -523,7 +572,9 @@ def test_a_setting_that_cannot_work_is_refused_where_it_is_given(mistake: Any) -
     assert str(caught.value)
 
 
-@pytest.mark.parametrize("settings", [{"backoff": 5}, {"codec": object()}, {"codec": JsonCodec}, {"durability": 5}])
+@pytest.mark.parametrize(
+    "settings", [{"backoff": 5}, {"codec": object()}, {"codec": JsonCodec}, {"durability": 5}]
+)
 async def test_a_queue_refuses_settings_that_cannot_work(client: Client, settings: Any) -> None:
     with pytest.raises(delayq.BadInput):
         client.reliable_queue("jobs", **settings)
@@ -539,9 +590,13 @@ async def test_a_lifespan_of_one_run_is_checked_too(client: Client) -> None:
         await worker.run(lifespan=5)  # type: ignore[arg-type]
 
 
-async def test_a_worker_says_that_it_works_and_on_what(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_says_that_it_works_and_on_what(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "delayq")
     worker.listener("jobs")(lambda value: None)
     worker.listener("mails")(lambda value: None)
     await worker.run(burst=True)
-    assert "the worker handles queue 'jobs', queue 'mails', up to 3 messages at a time" in caplog.text
+    assert (
+        "the worker handles queue 'jobs', queue 'mails', up to 3 messages at a time" in caplog.text
+    )

@@ -38,27 +38,37 @@ MARGIN = 8.0
 
 @pytest.fixture
 async def jobs(client: Client) -> ReliableQueue[Any]:
-    return client.reliable_queue("jobs", lease=LEASE, backoff=delayq.Backoff.fixed(3600), max_attempts=3)
+    return client.reliable_queue(
+        "jobs", lease=LEASE, backoff=delayq.Backoff.fixed(3600), max_attempts=3
+    )
 
 
 async def attempts(queue: ReliableQueue[Any], *ids: str) -> dict[str, tuple[str, int]]:
     """Return the state of each message, and how many attempts it has used."""
     found = {name: await queue.get(name) for name in ids}
-    return {name: (message.state, message.attempt) for name, message in found.items() if message is not None}
+    return {
+        name: (message.state, message.attempt)
+        for name, message in found.items()
+        if message is not None
+    }
 
 
 async def running(worker: Worker) -> asyncio.Task[None]:
     """Start a worker, as a program's main task would."""
     started = asyncio.Event()
     task = asyncio.create_task(worker.run(started=started.set))
-    await asyncio.wait((task, asyncio.create_task(started.wait())), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(
+        (task, asyncio.create_task(started.wait())), return_when=asyncio.FIRST_COMPLETED
+    )
     return task
 
 
 # Stopping
 
 
-async def test_a_stop_lets_running_handlers_finish_and_claims_nothing_more(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_a_stop_lets_running_handlers_finish_and_claims_nothing_more(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     worker, gate = Worker(client, concurrency=2), Gate()
     on_jobs(worker)(gate)
     for name in "abcd":
@@ -125,7 +135,9 @@ async def test_what_was_claimed_ahead_is_handed_back_uncounted(
     assert await attempts(jobs, after) == {after: ("ready", 0)}
 
 
-async def test_a_handler_that_swallows_its_cancellation_has_handled_its_message(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_a_handler_that_swallows_its_cancellation_has_handled_its_message(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     worker = Worker(client, shutdown_timeout=0)
     begun = asyncio.Event()
 
@@ -197,7 +209,9 @@ async def test_a_sync_handler_that_does_not_end_is_left_behind_and_its_message_h
     assert await attempts(jobs, "a") == {"a": ("ready", 0)}
 
 
-async def test_who_cancels_the_run_cancels_its_handlers_at_once(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_who_cancels_the_run_cancels_its_handlers_at_once(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     worker, gate = Worker(client, shutdown_timeout=3600), Gate()
     on_jobs(worker)(gate)
     await jobs.offer("a", id="a")
@@ -282,10 +296,16 @@ class Program:
     """A program that runs a worker, any part of which may hang."""
 
     def __init__(
-        self, server: PrivateServer, start: str = "asyncio.sleep(0)", end: str = "asyncio.sleep(0)", handle: str = "pass"
+        self,
+        server: PrivateServer,
+        start: str = "asyncio.sleep(0)",
+        end: str = "asyncio.sleep(0)",
+        handle: str = "pass",
     ):
         text = PROGRAM.format(start=start, end=end, handle=handle)
-        self._process = subprocess.Popen([sys.executable, "-c", text, server.url], stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", text, server.url], stdout=subprocess.PIPE, text=True
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -315,7 +335,9 @@ NUMBERS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
 
 @NUMBERS
-def test_a_signal_ends_a_start_that_hangs(own_server: PrivateServer, number: signal.Signals) -> None:
+def test_a_signal_ends_a_start_that_hangs(
+    own_server: PrivateServer, number: signal.Signals
+) -> None:
     with Program(own_server, start=HANGS) as program:
         program.wait_for("begun")
         program.send(number)
@@ -323,7 +345,9 @@ def test_a_signal_ends_a_start_that_hangs(own_server: PrivateServer, number: sig
 
 
 @NUMBERS
-def test_a_second_signal_ends_a_lifespan_whose_end_hangs(own_server: PrivateServer, number: signal.Signals) -> None:
+def test_a_second_signal_ends_a_lifespan_whose_end_hangs(
+    own_server: PrivateServer, number: signal.Signals
+) -> None:
     with Program(own_server, end=HANGS) as program:
         program.wait_for("started")
         program.send(number)
@@ -334,9 +358,14 @@ def test_a_second_signal_ends_a_lifespan_whose_end_hangs(own_server: PrivateServ
 
 
 @NUMBERS
-def test_a_third_signal_ends_the_process_whatever_hangs(own_server: PrivateServer, number: signal.Signals) -> None:
+def test_a_third_signal_ends_the_process_whatever_hangs(
+    own_server: PrivateServer, number: signal.Signals
+) -> None:
     # Each part that is cancelled hangs again while it cleans up.
-    start = 'asyncio.sleep(0)\n    try: await asyncio.sleep(print("begun", flush=True) or 3600)\n    finally: await ' + HANGS
+    start = (
+        'asyncio.sleep(0)\n    try: await asyncio.sleep(print("begun", flush=True) or 3600)\n   '
+        " finally: await " + HANGS
+    )
     with Program(own_server, start=start) as program:
         program.wait_for("begun")
         program.send(number)
@@ -370,12 +399,20 @@ async def test_a_third_signal_ends_a_process_whose_handler_blocks_the_loop(
         assert program.status() == -number
 
 
-def test_a_process_ends_though_a_sync_handler_hangs_in_its_thread(own_server: PrivateServer) -> None:
+def test_a_process_ends_though_a_sync_handler_hangs_in_its_thread(
+    own_server: PrivateServer,
+) -> None:
     text = PROGRAM.format(
-        start='worker.client.reliable_queue("jobs").offer(1)', end="asyncio.sleep(0)", handle="time.sleep(3600)"
+        start='worker.client.reliable_queue("jobs").offer(1)',
+        end="asyncio.sleep(0)",
+        handle="time.sleep(3600)",
     )
-    text = text.replace("async def handle", "def handle").replace("shutdown_timeout=3600", "shutdown_timeout=0.1")
-    with subprocess.Popen([sys.executable, "-c", text, own_server.url], stdout=subprocess.PIPE, text=True) as process:
+    text = text.replace("async def handle", "def handle").replace(
+        "shutdown_timeout=3600", "shutdown_timeout=0.1"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", text, own_server.url], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert "begun" in (line.strip() for line in process.stdout)
         process.send_signal(signal.SIGTERM)
@@ -386,7 +423,9 @@ def test_a_process_ends_though_a_sync_handler_hangs_in_its_thread(own_server: Pr
             process.kill()
 
 
-async def test_a_stop_during_a_start_that_hangs_ends_it_within_the_shutdown_timeout(client: Client) -> None:
+async def test_a_stop_during_a_start_that_hangs_ends_it_within_the_shutdown_timeout(
+    client: Client,
+) -> None:
     begun, events = asyncio.Event(), list[str]()
 
     @asynccontextmanager
@@ -432,7 +471,9 @@ async def test_a_stop_during_a_start_lets_it_finish(client: Client) -> None:
 # Background runs and lifespans
 
 
-async def test_in_the_background_it_stops_when_the_block_ends(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_in_the_background_it_stops_when_the_block_ends(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     seen: list[Any] = []
     worker = Worker(client)
 
@@ -459,7 +500,9 @@ async def test_an_error_of_the_block_stops_it_too(client: Client) -> None:
         _ = worker.client
 
 
-async def test_a_lifespan_is_around_everything_but_the_client(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_a_lifespan_is_around_everything_but_the_client(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     events: list[Any] = []
 
     @asynccontextmanager
@@ -533,11 +576,14 @@ async def test_it_runs_once_at_a_time_and_takes_no_listener_meanwhile(client: Cl
             worker.listener("others")(Gate())
 
 
-async def test_a_queue_that_is_open_with_other_settings_is_an_error_at_once(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_a_queue_that_is_open_with_other_settings_is_an_error_at_once(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
     worker = Worker(client)
     worker.listener(jobs.name, lease=7)(Gate())
     with pytest.raises(
-        delayq.ConfigurationError, match=r"other settings: lease=3600 there, lease=7 here, max_attempts=3 there, .*10 here"
+        delayq.ConfigurationError,
+        match=r"other settings: lease=3600 there, lease=7 here, max_attempts=3 there, .*10 here",
     ):
         await worker.run()
 
@@ -555,7 +601,9 @@ async def test_a_client_that_closes_under_it_ends_the_run(server: PrivateServer)
 # Servers that do not answer
 
 
-async def test_a_server_that_is_not_there_at_the_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_is_not_there_at_the_start_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
     worker = Worker("redis://127.0.0.1:1/0")
     on_jobs(worker)(Gate())
@@ -585,12 +633,16 @@ async def test_while_the_server_is_down_it_waits_and_goes_on(own_server: Private
 
 
 @pytest.mark.parametrize("outage", ["killed", "frozen"])
-async def test_a_stop_while_the_server_is_down_ends_in_time(own_server: PrivateServer, outage: str) -> None:
+async def test_a_stop_while_the_server_is_down_ends_in_time(
+    own_server: PrivateServer, outage: str
+) -> None:
     worker, gate = Worker(own_server.url, concurrency=2, shutdown_timeout=0.5), Gate()
     worker.listener("jobs")(gate)
     worker.listener("others")(Gate())
     async with delayq.connect(own_server.url) as client:
-        await client.reliable_queue("jobs").offer_many([delayq.Offer(value=value) for value in range(4)])
+        await client.reliable_queue("jobs").offer_many(
+            [delayq.Offer(value=value) for value in range(4)]
+        )
     task = await running(worker)
     await until(lambda: len(gate.inside) == 2)
     (own_server.kill if outage == "killed" else own_server.pause)()
@@ -603,7 +655,9 @@ async def test_a_stop_while_the_server_is_down_ends_in_time(own_server: PrivateS
         own_server.resume()
 
 
-async def test_messages_handled_while_the_server_is_down_are_acknowledged_when_it_is_back(own_server: PrivateServer) -> None:
+async def test_messages_handled_while_the_server_is_down_are_acknowledged_when_it_is_back(
+    own_server: PrivateServer,
+) -> None:
     worker, gate = Worker(own_server.url), Gate()
     worker.listener("jobs")(gate)
     async with delayq.connect(own_server.url) as client:
@@ -617,7 +671,9 @@ async def test_messages_handled_while_the_server_is_down_are_acknowledged_when_i
         assert await left(queue) == (0, 0, 0, 0)
 
 
-async def test_handling_is_never_far_ahead_of_what_the_server_knows(own_server: PrivateServer) -> None:
+async def test_handling_is_never_far_ahead_of_what_the_server_knows(
+    own_server: PrivateServer,
+) -> None:
     worker = Worker(own_server.url, concurrency=2)
     seen: list[int] = []
 

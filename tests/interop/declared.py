@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from delayq.codecs import JavaBigInteger, JavaList, JavaLong, JavaMap, JavaObject, JavaValue, JsonJacksonCodec
+from delayq.codecs import (
+    JavaBigInteger,
+    JavaList,
+    JavaLong,
+    JavaMap,
+    JavaObject,
+    JavaValue,
+    JsonJacksonCodec,
+)
 
 _PAGE = Path(__file__).parents[2] / "docs" / "codecs.md"
 _HEADING = "### What to write for a declared field"
@@ -80,7 +88,13 @@ def codec(*, uuid_with_class: bool) -> JsonJacksonCodec:
 
 def table(*, uuid_with_class: bool) -> list[Declared]:
     """Return the declarations, without those for the other form of UUIDs."""
-    lines = _PAGE.read_text("utf-8").partition(_HEADING)[2].partition("\n| declared")[2].partition("\n\n")[0].splitlines()[2:]
+    lines = (
+        _PAGE.read_text("utf-8")
+        .partition(_HEADING)[2]
+        .partition("\n| declared")[2]
+        .partition("\n\n")[0]
+        .splitlines()[2:]
+    )
     found: list[Declared] = []
     for line in lines:
         declared, *rest = line.strip("|").split(" | ")
@@ -89,7 +103,9 @@ def table(*, uuid_with_class: bool) -> list[Declared]:
         value, json, back = (code[0] if (code := _CODE.findall(cell)) else "" for cell in rest)
         texts = _CODE.findall(_FIRST.match(declared)[0])  # type: ignore[index]
         made = eval(value, dict(_NAMES))  # from our own page
-        found += [Declared(text, made, json, eval(back, dict(_NAMES)) if back else made) for text in texts]
+        found += [
+            Declared(text, made, json, eval(back, dict(_NAMES)) if back else made) for text in texts
+        ]
     return found
 
 

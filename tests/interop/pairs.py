@@ -66,8 +66,8 @@ def _double(n: int) -> float:
 
 
 def _double_in_json(n: int) -> float:
-    # JSON has no special values. Before JDK 19, Java writes some doubles with more digits than they need, but not those with
-    # few digits.
+    # JSON has no special values. Before JDK 19, Java writes some doubles with more digits than they
+    # need, but not those with few digits.
     return (n - 5000.25) * 2.0 ** (n % 30 - 5)
 
 
@@ -77,18 +77,36 @@ def _whole_tree(n: int) -> Any:
         "id": n,
         "text": _text(n),
         "long": _long(n) * 2 + 1 if n % 2 else -n,
-        "lines": [{"price": _double_in_json(n), "paid": n % 2 == 0}, [], {}, [[n, None], [True, "é😀"]]],
+        "lines": [
+            {"price": _double_in_json(n), "paid": n % 2 == 0},
+            [],
+            {},
+            [[n, None], [True, "é😀"]],
+        ],
         "😀 key": {"deep": {"deeper": [{"deepest": -n}]}},
     }
 
 
 def _plain(n: int) -> Any:
-    return (_text(n), _integer(n) * 7 + 1, _double_in_json(n), [n, [-n, f"{n}"]], _whole_tree(n), _whole_tree(n))[n % 6]
+    return (
+        _text(n),
+        _integer(n) * 7 + 1,
+        _double_in_json(n),
+        [n, [-n, f"{n}"]],
+        _whole_tree(n),
+        _whole_tree(n),
+    )[n % 6]
 
 
 def _plain_object(n: int) -> Any:
-    # Stay within Unicode's first plane: beyond it, Jackson writes escapes, which JsonCodec reads but does not write.
-    return {"id": n, "name": f'é€ "\\\n{n}', "long": _long(n), "lines": [{"price": n + 0.5, "paid": n % 2 == 0}, [-n, None]]}
+    # Stay within Unicode's first plane: beyond it, Jackson writes escapes, which JsonCodec reads
+    # but does not write.
+    return {
+        "id": n,
+        "name": f'é€ "\\\n{n}',
+        "long": _long(n),
+        "lines": [{"price": n + 0.5, "paid": n % 2 == 0}, [-n, None]],
+    }
 
 
 def _moment(n: int) -> datetime:
@@ -119,13 +137,26 @@ def _java_values(n: int) -> list[Any]:
 
 def _order(n: int) -> Order:
     tags, rank = [_text(n), _plain_text(n)], n if n % 2 else None
-    return Order(_long(n), _text(n), _double_in_json(n), n % 2 == 0, _decimal(n), _moment(n), tags, rank)
+    return Order(
+        _long(n), _text(n), _double_in_json(n), n % 2 == 0, _decimal(n), _moment(n), tags, rank
+    )
 
 
 def _with_classes(n: int) -> Any:
-    """Return a value for JsonJacksonCodec. A UUID is never alone: before 4.2.0, Redisson wrote such a UUID without its class."""
+    """Return a value for JsonJacksonCodec.
+
+    A UUID is never alone: before 4.2.0, Redisson wrote such a UUID without its class.
+    """
     values = _java_values(n)
-    shapes = [_text(n), _integer(n), _double_in_json(n), _whole_tree(n), _order(n), [n, *values], {"id": n, **_named(values)}]
+    shapes = [
+        _text(n),
+        _integer(n),
+        _double_in_json(n),
+        _whole_tree(n),
+        _order(n),
+        [n, *values],
+        {"id": n, **_named(values)},
+    ]
     return (shapes + values)[n % (len(shapes) + len(values))]
 
 
@@ -153,7 +184,9 @@ PAIRS = [
     Pair(codecs.BytesCodec(), "ByteArrayCodec", lambda n: n.to_bytes(2) + bytes(range(n % 256))),
     Pair(codecs.JsonCodec(), "TypedJsonJacksonCodec", _plain_object),
     Pair(codecs.TypedJsonJacksonCodec(), "TypedJsonJacksonCodec", _plain),
-    Pair(codecs.JsonJacksonCodec({"delayq.interop.Order": Order}), "JsonJacksonCodec", _with_classes),
+    Pair(
+        codecs.JsonJacksonCodec({"delayq.interop.Order": Order}), "JsonJacksonCodec", _with_classes
+    ),
     Pair(codecs.Kryo5Codec(), "Kryo5Codec", _kryo),
 ]
 TEXT = PAIRS[0]

@@ -1,6 +1,8 @@
-"""A 32-bit Redis, whose ``unsigned long`` has four bytes: on it, Redisson's scripts write the shorter records.
+"""A 32-bit Redis, whose ``unsigned long`` has four bytes: on it, Redisson's scripts write the
+shorter records.
 
-It comes from Debian's packages, which are unpacked into the build folder but not installed. They are fetched once.
+It comes from Debian's packages, which are unpacked into the build folder but not installed. They
+are fetched once.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _TIMEOUT = 120.0
 _LAUNCHER = """#!/bin/sh
 # Its own loader and libraries: this machine has none of 32 bits.
 root=$(dirname "$(readlink -f "$0")")/root
-exec "$root/{loader}" --library-path "$root/lib/i386-linux-gnu:$root/usr/lib/i386-linux-gnu" "$root/usr/bin/redis-server" "$@"
+libraries="$root/lib/i386-linux-gnu:$root/usr/lib/i386-linux-gnu"
+exec "$root/{loader}" --library-path "$libraries" "$root/usr/bin/redis-server" "$@"
 """
 
 
@@ -64,7 +67,13 @@ def _unpack() -> Path:
     if absent := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         raise RuntimeError(f"no {' and no '.join(absent)} on the PATH")
     root, debs = _FOLDER / "root", _FOLDER / "debs"
-    for folder in (root, debs, _FOLDER / "lists/partial", _FOLDER / "cache/archives/partial", _FOLDER / "state"):
+    for folder in (
+        root,
+        debs,
+        _FOLDER / "lists/partial",
+        _FOLDER / "cache/archives/partial",
+        _FOLDER / "state",
+    ):
         folder.mkdir(parents=True)
     nothing_installed = _FOLDER / "status"
     nothing_installed.touch()
@@ -99,7 +108,15 @@ def _run(*command: str, cwd: Path = _FOLDER, check: bool = True) -> str:
     # We parse apt's output, so it must not be in the user's language.
     environment = {**os.environ, "LC_ALL": "C"}
     try:
-        result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        result = subprocess.run(
+            command,
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RuntimeError(f"{Path(command[0]).name}: {error}") from error
     if check and result.returncode != 0:

@@ -49,7 +49,9 @@ class Release:
 
     @property
     def writes_uuids_with_class(self) -> bool:
-        """Whether its JsonJacksonCodec writes a UUID's class in every place, as it does since 4.2.0."""
+        """Whether its JsonJacksonCodec writes a UUID's class in every place, as it does since
+        4.2.0.
+        """
         return self._numbers >= (4, 2, 0)
 
     @property
@@ -70,13 +72,17 @@ _END_TIMEOUT = 5.0
 
 
 def missing_tools() -> str:
-    """Return a description of the tools for building and running Java that this machine lacks; empty if it has them all."""
+    """Return a description of the tools for building and running Java that this machine lacks;
+    empty if it has them all.
+    """
     absent = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
     return f"no {' and no '.join(absent)} on the PATH" if absent else ""
 
 
 def build(release: Release) -> list[Path]:
-    """Build the program with that Redisson, unless it is built already. Only the first build needs a network.
+    """Build the program with that Redisson, unless it is built already.
+
+    Only the first build needs a network.
 
     Returns:
         The class path.
@@ -97,14 +103,22 @@ def _build(release: Release, target: Path) -> list[Path]:
     shutil.rmtree(target, ignore_errors=True)
     versions = [f"-Dredisson.version={release.version}", f"-Djackson.version={release.jackson}"]
     command = ["mvn", "--quiet", "--batch-mode", "-Dstyle.color=never", *versions, "package"]
-    # Try offline first: once everything is downloaded, asking the network again would only make the build depend on it.
+    # Try offline first: once everything is downloaded, asking the network again would only make the
+    # build depend on it.
     for options in (["--offline"], []):
         try:
             result = subprocess.run(
-                [*command, *options], cwd=_HERE, capture_output=True, text=True, timeout=_BUILD_TIMEOUT, check=False
+                [*command, *options],
+                cwd=_HERE,
+                capture_output=True,
+                text=True,
+                timeout=_BUILD_TIMEOUT,
+                check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"Maven did not build it with Redisson {release} within {_BUILD_TIMEOUT:.0f} s") from error
+            raise RuntimeError(
+                f"Maven did not build it with Redisson {release} within {_BUILD_TIMEOUT:.0f} s"
+            ) from error
         if result.returncode == 0:
             stamp.write_text(digest)
             return class_path
@@ -141,13 +155,16 @@ class Redisson:
         self._lock = threading.Lock()
         self._answers: dict[int, Future[Any]] = {0: Future()}
         self._taken: dict[int, list[tuple[Any, int]]] = {}
-        with tempfile.NamedTemporaryFile(prefix=f"dq-redisson-{release}-", suffix=".log", delete=False) as log:
+        with tempfile.NamedTemporaryFile(
+            prefix=f"dq-redisson-{release}-", suffix=".log", delete=False
+        ) as log:
             self._log = Path(log.name)
             self._process = subprocess.Popen(
                 [
                     "java",
                     "-Xmx512m",
-                    # Collect garbage with one thread: the servers and the tests need the few processors, too.
+                    # Collect garbage with one thread: the servers and the tests need the few
+                    # processors, too.
                     "-XX:+UseSerialGC",
                     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
                     "-cp",
@@ -178,19 +195,23 @@ class Redisson:
         Args:
             name: The queue.
             codec: The simple name of Redisson's codec.
-            attached: Whether to attach a delayed queue, as getDelayedQueue does. Without one, it can only take ready messages.
+            attached: Whether to attach a delayed queue, as getDelayedQueue does. Without one, it
+                can only take ready messages.
         """
         queue = JavaQueue(self, name)
         await queue.ask("open", codec=codec, attached=attached)
         return queue
 
-    async def ask(self, what: str, queue: str, taken: list[tuple[Any, int]] | None = None, **details: Any) -> Any:
+    async def ask(
+        self, what: str, queue: str, taken: list[tuple[Any, int]] | None = None, **details: Any
+    ) -> Any:
         """Send one request and return its result.
 
         Args:
             what: The operation.
             queue: The queue's name.
-            taken: Receives every message that the request takes, as soon as Java has it: the value, and the moment, ms.
+            taken: Receives every message that the request takes, as soon as Java has it: the value,
+                and the moment, ms.
             details: Further fields of the request, as Java reads them.
 
         Raises:
@@ -208,13 +229,19 @@ class Redisson:
         return await asyncio.wrap_future(answer)
 
     def kill(self) -> None:
-        """Kill the process at once, whatever it is doing. Everything that it reported before then has arrived."""
+        """Kill the process at once, whatever it is doing.
+
+        Everything that it reported before then has arrived.
+        """
         self._process.kill()
         self._process.wait()
         self._reader.join(_END_TIMEOUT)
 
     def close(self) -> None:
-        """End the process. It also ends by itself when its standard input closes, even if this process is killed."""
+        """End the process.
+
+        It also ends by itself when its standard input closes, even if this process is killed.
+        """
         atexit.unregister(self.close)
         assert self._process.stdin
         with contextlib.suppress(OSError):
@@ -260,11 +287,16 @@ class Redisson:
                 answer.set_result(from_java(message["result"]))
 
     def _obituary(self) -> str:
-        return f"Redisson {self.release} has ended:\n{self._log.read_text(errors='replace')[-3000:]}"
+        return (
+            f"Redisson {self.release} has ended:\n{self._log.read_text(errors='replace')[-3000:]}"
+        )
 
 
 class JavaQueue:
-    """A blocking queue and its delayed queue in Java. Values from Java are converted by :func:`from_java`."""
+    """A blocking queue and its delayed queue in Java.
+
+    Values from Java are converted by :func:`from_java`.
+    """
 
     def __init__(self, redisson: Redisson, name: str) -> None:
         self.name = name
@@ -277,7 +309,8 @@ class JavaQueue:
         """Offer values, as Java reads them, with delays in ms.
 
         Returns:
-            The moment at which each value was sent, ms. None is due before that moment plus its delay.
+            The moment at which each value was sent, ms. None is due before that moment plus its
+            delay.
         """
         left: list[int] = await self.ask("offer", messages=messages)
         return left
@@ -288,7 +321,9 @@ class JavaQueue:
         await self.ask("take", taken=taken, count=count)
         return taken
 
-    async def consume(self, taken: list[tuple[Any, int]] | None = None, *, pause: int = 0) -> list[tuple[Any, int]]:
+    async def consume(
+        self, taken: list[tuple[Any, int]] | None = None, *, pause: int = 0
+    ) -> list[tuple[Any, int]]:
         """Take values until :meth:`stop`. Return them as :meth:`take` does.
 
         Args:

@@ -14,7 +14,9 @@ MESSAGES: dict[str, dict[tuple[str, str], int]] = defaultdict(lambda: defaultdic
 LATENESS_MS: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 """The lateness of messages, ms, by setting and way."""
 MOVED_BY_JAVA: dict[str, list[float]] = defaultdict(list)
-"""The fraction of messages that Java moved where both sides offer, move and take at once, by setting."""
+"""The fraction of messages that Java moved where both sides offer, move and take at once, by
+setting.
+"""
 NOTES: list[str] = []
 
 
@@ -31,7 +33,10 @@ def told() -> dict[str, Any]:
 
 
 def hear(other: dict[str, Any]) -> None:
-    """Add the results that :func:`told` returned in another process. Several processes may have run parts of the same setting."""
+    """Add the results that :func:`told` returned in another process.
+
+    Several processes may have run parts of the same setting.
+    """
     NOT_RUN.update(other["not_run"])
     RAN.update(dict.fromkeys(other["ran"]))
     for setting, counts in other["messages"].items():
@@ -55,7 +60,8 @@ def _line(setting: str) -> str:
     for (way, codec), count in MESSAGES[setting].items():
         counts[way, count].append(codec)
     parts = [
-        f"{count:,} messages {way} with {f'each of {len(codecs)} codecs' if len(codecs) > 1 else codecs[0]}"
+        f"{count:,} messages {way} with"
+        f" {f'each of {len(codecs)} codecs' if len(codecs) > 1 else codecs[0]}"
         for (way, count), codecs in counts.items()
     ]
     parts += [

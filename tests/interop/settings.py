@@ -12,11 +12,14 @@ from tests.interop.redisson import NEWEST_3, NEWEST_4, OLD, Release
 
 @dataclass(frozen=True)
 class Setting:
-    """A Redisson and a kind of server. For each of the four record forms, there is a setting in which Redisson itself writes it.
+    """A Redisson and a kind of server.
+
+    For each of the four record forms, there is a setting in which Redisson itself writes it.
 
     Attributes:
         release: The release of Redisson.
-        bits: The server's word size, which decides the width of a record's length field, because the server packs records.
+        bits: The server's word size, which decides the width of a record's length field, because
+            the server packs records.
     """
 
     release: Release
@@ -32,14 +35,22 @@ OLDER = [Setting(OLD), Setting(OLD, bits=32)]
 """These can neither write nor read the current records."""
 
 MOVERS = [(CURRENT[0], pair) for pair in PAIRS] + [(setting, KRYO) for setting in CURRENT[1:]]
-"""Moving a message ignores its content, so test every codec with one of these settings, and each setting with one codec."""
+"""Moving a message ignores its content, so test every codec with one of these settings, and each
+setting with one codec.
+"""
 
 with_current = pytest.mark.parametrize("redisson", CURRENT, indirect=True, ids=str)
 with_old = pytest.mark.parametrize("redisson", OLDER, indirect=True, ids=str)
-with_each_release = pytest.mark.parametrize("redisson", [*CURRENT[:2], OLDER[0]], indirect=True, ids=str)
-# A client that only takes from the ready list never sees a record, so the server's word size does not matter.
+with_each_release = pytest.mark.parametrize(
+    "redisson", [*CURRENT[:2], OLDER[0]], indirect=True, ids=str
+)
+# A client that only takes from the ready list never sees a record, so the server's word size does
+# not matter.
 with_all_readers = pytest.mark.parametrize("redisson", [*CURRENT, OLDER[0]], indirect=True, ids=str)
 with_movers = pytest.mark.parametrize(
-    ("redisson", "pair"), MOVERS, indirect=["redisson"], ids=[f"{setting}-{pair}" for setting, pair in MOVERS]
+    ("redisson", "pair"),
+    MOVERS,
+    indirect=["redisson"],
+    ids=[f"{setting}-{pair}" for setting, pair in MOVERS],
 )
 with_newest = pytest.mark.parametrize("redisson", CURRENT[:1], indirect=True, ids=str)

@@ -1,4 +1,6 @@
-"""Our codecs against Redisson's, without a server: each side reads the other's bytes, and writes the same bytes again."""
+"""Our codecs against Redisson's, without a server: each side reads the other's bytes, and writes
+the same bytes again.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,17 @@ from uuid import UUID
 
 import pytest
 
-from delayq.codecs import JavaBigInteger, JavaByte, JavaChar, JavaFloat, JavaList, JavaLong, JavaMap, JavaShort, JsonJacksonCodec
+from delayq.codecs import (
+    JavaBigInteger,
+    JavaByte,
+    JavaChar,
+    JavaFloat,
+    JavaList,
+    JavaLong,
+    JavaMap,
+    JavaShort,
+    JsonJacksonCodec,
+)
 from tests.interop import report
 from tests.interop.redisson import NEWEST_3, NEWEST_4, OLD, Release, build, missing_tools
 from tests.support.vectors import CODECS, DATA, check, parse
@@ -30,7 +42,9 @@ COUNT = 3_000
 
 @pytest.fixture(scope="session", params=[NEWEST_4, NEWEST_3, OLD], ids=str)
 def java(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
-    """Return a function that runs one of the Java programs with that Redisson: name, arguments and input in, output lines out."""
+    """Return a function that runs one of the Java programs with that Redisson: name, arguments and
+    input in, output lines out.
+    """
     release: Release = request.param
     reason, class_path = missing_tools(), ""
     if not reason:
@@ -62,10 +76,30 @@ def java(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
 
 
 def _text(rng: random.Random) -> str:
-    odd = ["é", "€", "😀", "𝄞", "\ud800", "\udc00", "\0", "\x1f", '"', "\\", "\u2028", "/", "\x7f", "\uffff", "\n", "\t"]
+    odd = [
+        "é",
+        "€",
+        "😀",
+        "𝄞",
+        "\ud800",
+        "\udc00",
+        "\0",
+        "\x1f",
+        '"',
+        "\\",
+        "\u2028",
+        "/",
+        "\x7f",
+        "\uffff",
+        "\n",
+        "\t",
+    ]
     length = rng.choice([0, 1, 2, 5, 31, 32, 33, 62, 63, 64, 70])
     some = rng.random() < 0.5
-    return "".join(rng.choice(odd) if some and rng.random() < 0.4 else rng.choice("xyzAB 0") for _ in range(length))
+    return "".join(
+        rng.choice(odd) if some and rng.random() < 0.4 else rng.choice("xyzAB 0")
+        for _ in range(length)
+    )
 
 
 def _key(rng: random.Random) -> str:
@@ -74,13 +108,29 @@ def _key(rng: random.Random) -> str:
 
 
 def _double(rng: random.Random) -> float:
-    # Before JDK 19, Java writes some doubles with more digits than needed. These have few digits, so they are not affected.
+    # Before JDK 19, Java writes some doubles with more digits than needed. These have few digits,
+    # so they are not affected.
     return rng.randrange(-(10**6), 10**6) / rng.choice([1, 2, 4, 8]) * 2.0 ** rng.randrange(-3, 8)
 
 
 def _any_double(rng: random.Random) -> float:
     (value,) = struct.unpack("<d", rng.randbytes(8))
-    return float(rng.choice([value, value, 0.0, -0.0, 5e-324, 1e23, float("inf"), -float("inf"), float("nan"), -float("nan")]))
+    return float(
+        rng.choice(
+            [
+                value,
+                value,
+                0.0,
+                -0.0,
+                5e-324,
+                1e23,
+                float("inf"),
+                -float("inf"),
+                float("nan"),
+                -float("nan"),
+            ]
+        )
+    )
 
 
 def _bits(rng: random.Random, most: int) -> int:
@@ -97,7 +147,10 @@ SHARED: list[Callable[[random.Random], Any]] = [
     _text,
     lambda rng: JavaLong(_bits(rng, 63)),
     lambda rng: JavaBigInteger(_bits(rng, 200)),
-    lambda rng: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=rng.randrange(-(6 * 10**13), 2 * 10**14)),
+    lambda rng: (
+        datetime(1970, 1, 1, tzinfo=UTC)
+        + timedelta(milliseconds=rng.randrange(-(6 * 10**13), 2 * 10**14))
+    ),
     lambda rng: Decimal(_bits(rng, 100)).scaleb(rng.randrange(-20, 1)),
 ]
 FLAT: list[Callable[[random.Random], Any]] = [
@@ -130,7 +183,14 @@ def _tree(rng: random.Random, depth: int = 0) -> Any:
         return rng.choice(SHARED)(rng)
     if rng.random() < 0.5:
         items = [_tree(rng, depth + 1) for _ in range(rng.randrange(5))]
-        return rng.choice([items, items, JavaList("java.util.LinkedList", items), JavaList("[Ljava.lang.Object;", items)])
+        return rng.choice(
+            [
+                items,
+                items,
+                JavaList("java.util.LinkedList", items),
+                JavaList("[Ljava.lang.Object;", items),
+            ]
+        )
     entries = {_key(rng): _tree(rng, depth + 1) for _ in range(rng.randrange(5))}
     return entries if rng.random() < 0.7 else JavaMap("java.util.LinkedHashMap", entries)
 
@@ -156,7 +216,9 @@ VALUES: dict[str, Callable[[random.Random], Any]] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_we_write_java_reads_and_writes_again_in_the_same_bytes(java: Callable[..., list[str]], name: str) -> None:
+def test_what_we_write_java_reads_and_writes_again_in_the_same_bytes(
+    java: Callable[..., list[str]], name: str
+) -> None:
     rng = random.Random(f"{SEED} {name}")
     payloads = [CODECS[name].encode(VALUES[name](rng)) for _ in range(COUNT)]
     answers = java("Codecs", lines=[f"{name} {payload.hex()}" for payload in payloads])
@@ -173,11 +235,21 @@ def test_what_java_writes_we_read_and_write(java: Callable[..., list[str]]) -> N
     vectors = parse(java("Vectors", str(SEED), str(COUNT)))
     assert len(vectors) > 2 * COUNT
     for vector in vectors:
-        if vector.kind == "UUID" and vector.codec == "JsonJackson" and vector.payload.startswith(b'"'):
+        if (
+            vector.kind == "UUID"
+            and vector.codec == "JsonJackson"
+            and vector.payload.startswith(b'"')
+        ):
             # Before 4.2.0, Redisson wrote a UUID at the top level without its class.
             assert CODECS["JsonJackson"].decode(vector.payload) == vector.told
-            assert JsonJacksonCodec(uuid_with_class=False).encode(UUID(vector.told)) == vector.payload
-        elif vector.kind == "Double" and vector.codec != "Kryo5" and not vector.payload.startswith(b'"'):
+            assert (
+                JsonJacksonCodec(uuid_with_class=False).encode(UUID(vector.told)) == vector.payload
+            )
+        elif (
+            vector.kind == "Double"
+            and vector.codec != "Kryo5"
+            and not vector.payload.startswith(b'"')
+        ):
             # Before JDK 19, some doubles have more digits than we would write. They keep them.
             value = CODECS[vector.codec].decode(vector.payload)
             assert value == float(vector.told)
@@ -185,14 +257,20 @@ def test_what_java_writes_we_read_and_write(java: Callable[..., list[str]]) -> N
         else:
             check(vector)
     ours = f"{COUNT:,} random values of ours for each of {len(VALUES)}"
-    report.NOTES.append(f"Redisson {java.__name__}'s codecs: {ours}, {len(vectors):,} payloads of theirs")
+    report.NOTES.append(
+        f"Redisson {java.__name__}'s codecs: {ours}, {len(vectors):,} payloads of theirs"
+    )
 
 
 def test_the_vectors_on_file_are_what_java_writes(java: Callable[..., list[str]]) -> None:
     on_file = [
-        line for line in (DATA / "redisson_codec_vectors_more.txt").read_text("utf-8").splitlines() if not line.startswith("#")
+        line
+        for line in (DATA / "redisson_codec_vectors_more.txt").read_text("utf-8").splitlines()
+        if not line.startswith("#")
     ]
-    different = [ours for ours, theirs in zip(on_file, java("Vectors"), strict=True) if ours != theirs]
+    different = [
+        ours for ours, theirs in zip(on_file, java("Vectors"), strict=True) if ours != theirs
+    ]
     if java.__name__ == str(NEWEST_4):
         assert different == []
     else:

@@ -1,4 +1,6 @@
-"""Leases over a ready list shared with Java, and queues without an ordered list: Java notices neither."""
+"""Leases over a ready list shared with Java, and queues without an ordered list: Java notices
+neither.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import pytest
 
 from tests.interop.pairs import TEXT
 from tests.interop.settings import with_current
-from tests.interop.test_redisson import DEADLINE, Log, for_java, for_python, nothing_is_left, random_messages
+from tests.interop.test_redisson import (
+    DEADLINE,
+    Log,
+    for_java,
+    for_python,
+    nothing_is_left,
+    random_messages,
+)
 
 if TYPE_CHECKING:
     import delayq
@@ -25,7 +34,10 @@ MESSAGES = 2000
 async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """Every third delivery is refused. It waits again in a record of Redisson's form, which Java moves and takes."""
+    """Every third delivery is refused.
+
+    It waits again in a record of Redisson's form, which Java moves and takes.
+    """
     log, messages = Log(TEXT), random_messages(TEXT, MESSAGES)
     java = await redisson.open(name, TEXT.java)
     queue: delayq.DelayedQueue[Any] = client.delayed_queue(name, codec=TEXT.codec)
@@ -33,7 +45,10 @@ async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(
     acks: list[asyncio.Task[None]] = []
     deliveries = queue.deliveries(lease=60)
     left, delays = await java.offer(for_java(TEXT, messages)), [delay for _, delay in messages]
-    due = {TEXT.codec.encode(value): when + delay for (value, _), when, delay in zip(messages, left, delays, strict=True)}
+    due = {
+        TEXT.codec.encode(value): when + delay
+        for (value, _), when, delay in zip(messages, left, delays, strict=True)
+    }
     handled = 0
     async for delivery in deliveries:
         handled += 1
@@ -61,8 +76,12 @@ async def test_java_delivers_what_python_offered_without_an_ordered_list(
     log, messages = Log(TEXT), random_messages(TEXT, MESSAGES)
     java = await redisson.open(name, TEXT.java)
     taken = asyncio.create_task(java.take(MESSAGES))
-    queue: delayq.DelayedQueue[Any] = client.delayed_queue(name, codec=TEXT.codec, ordered_list=False)
-    for (value, _), receipt in zip(messages, await queue.offer_many(for_python(messages)), strict=True):
+    queue: delayq.DelayedQueue[Any] = client.delayed_queue(
+        name, codec=TEXT.codec, ordered_list=False
+    )
+    for (value, _), receipt in zip(
+        messages, await queue.offer_many(for_python(messages)), strict=True
+    ):
         log.offered_by_python(value, receipt)
     assert await java.ask("size") == 0
     await queue.aclose()

@@ -1,4 +1,6 @@
-"""delayq and the real Redisson on one queue: each reads, moves, wakes and removes what the other wrote."""
+"""delayq and the real Redisson on one queue: each reads, moves, wakes and removes what the other
+wrote.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from tests.interop import redis32, report
 from tests.interop.movers import MovedByJava
 from tests.interop.pairs import PAIRS, TEXT, Pair
 from tests.interop.redisson import JavaQueue, Redisson
-from tests.interop.settings import with_all_readers, with_current, with_movers, with_newest, with_old
+from tests.interop.settings import (
+    with_all_readers,
+    with_current,
+    with_movers,
+    with_newest,
+    with_old,
+)
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -52,7 +60,9 @@ must_fail = pytest.mark.xfail(raises=AssertionError, strict=True)
 
 @dataclass
 class Log:
-    """A record of when values were due and when they arrived, ms. Both processes and the server read the same machine's clock.
+    """A record of when values were due and when they arrived, ms.
+
+    Both processes and the server read the same machine's clock.
 
     Values are distinguished by the bytes to which our codec encodes them.
     """
@@ -67,7 +77,9 @@ class Log:
     def offered_by_java(self, value: Any, left: int, delay: int) -> None:
         self.due[self.pair.codec.encode(value)] = left + delay
 
-    def all_offered_by_python(self, messages: list[tuple[Any, int]], receipts: list[delayq.Receipt[Any]]) -> None:
+    def all_offered_by_python(
+        self, messages: list[tuple[Any, int]], receipts: list[delayq.Receipt[Any]]
+    ) -> None:
         for (value, _), receipt in zip(messages, receipts, strict=True):
             self.offered_by_python(value, receipt)
 
@@ -87,7 +99,9 @@ class Log:
             self.came(value, time.time() * 1000)
 
     def check(self, *, lost: int = 0) -> None:
-        """Assert that all values but at most ``lost`` arrived, none twice, none early, and none that was never offered."""
+        """Assert that all values but at most ``lost`` arrived, none twice, none early, and none
+        that was never offered.
+        """
         assert len(self.due) > 0
         assert self.arrived.keys() <= self.due.keys()
         assert len(self.missing()) <= lost
@@ -98,7 +112,9 @@ class Log:
         return [payload for payload in self.due if payload not in self.arrived]
 
     def early(self) -> list[bytes]:
-        return [payload for payload, times in self.arrived.items() if min(times) < self.due[payload]]
+        return [
+            payload for payload, times in self.arrived.items() if min(times) < self.due[payload]
+        ]
 
     def lateness(self) -> list[float]:
         return [self.arrived[payload][0] - due for payload, due in self.due.items()]
@@ -124,18 +140,22 @@ async def raw(server: PrivateServer) -> AsyncIterator[Any]:
 
 
 async def nothing_is_left(server: PrivateServer) -> None:
-    """Wait until every key with messages is gone, so the messages that arrived are all that there were."""
+    """Wait until every key with messages is gone, so the messages that arrived are all that there
+    were.
+    """
     async with raw(server) as redis:
 
         async def empty() -> bool:
-            # A fence is an empty mark of a call that was given up, for instance by a client that closed. It disappears after a
-            # minute.
+            # A fence is an empty mark of a call that was given up, for instance by a client that
+            # closed. It disappears after a minute.
             return not [key for key in await redis.keys() if not key.startswith(b"delayq_fence:")]
 
         await until(empty, DEADLINE)
 
 
-def random_messages(pair: Pair, count: int = MESSAGES, first: int = 0, most: int = MAX_DELAY_MS) -> list[tuple[Any, int]]:
+def random_messages(
+    pair: Pair, count: int = MESSAGES, first: int = 0, most: int = MAX_DELAY_MS
+) -> list[tuple[Any, int]]:
     chance = random.Random(first)
     return [(pair.value(n), chance.randint(0, most)) for n in range(first, first + count)]
 
@@ -149,7 +169,9 @@ def for_python(messages: list[tuple[Any, int]]) -> list[tuple[Any, float]]:
 
 
 def encoded(pair: Pair, values: list[Any]) -> list[bytes]:
-    """Encode values to compare them: NaN equals NaN, and Java's 64-bit 5 differs from its 32-bit 5."""
+    """Encode values to compare them: NaN equals NaN, and Java's 64-bit 5 differs from its 32-bit
+    5.
+    """
     return [pair.codec.encode(value) for value in values]
 
 
@@ -226,7 +248,9 @@ async def test_both_kinds_offer_move_and_take_on_one_queue(
 async def test_both_kinds_move_and_take_what_an_old_java_client_offers(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """An old client repeats its own messages when it meets a current record, so here it meets none."""
+    """An old client repeats its own messages when it meets a current record, so here it meets
+    none.
+    """
     moved_by_java = await share(server, client, redisson, TEXT, name, for_both=(MESSAGES, 0))
     assert 0 < moved_by_java < MESSAGES
     report.MESSAGES[str(redisson)][MIXED, str(TEXT)] += MESSAGES
@@ -242,9 +266,15 @@ async def share(
     *,
     for_both: tuple[int, int],
 ) -> int:
-    """Let Java and two of our clients offer these messages and take them all. Return how many Java moved instead of us."""
+    """Let Java and two of our clients offer these messages and take them all.
+
+    Return how many Java moved instead of us.
+    """
     log = Log(pair)
-    from_java, from_python = random_messages(pair, for_both[0]), random_messages(pair, for_both[1], for_both[0])
+    from_java, from_python = (
+        random_messages(pair, for_both[0]),
+        random_messages(pair, for_both[1], for_both[0]),
+    )
     java = await redisson.open(name, pair.java)
     with MovedByJava(server, name) as moved:
         takes = [asyncio.create_task(java.consume()) for _ in range(2)]
@@ -271,25 +301,32 @@ async def share(
     return moved.count
 
 
-async def offer_in_parts(log: Log, queue: delayq.DelayedQueue[Any], messages: list[tuple[Any, int]]) -> None:
+async def offer_in_parts(
+    log: Log, queue: delayq.DelayedQueue[Any], messages: list[tuple[Any, int]]
+) -> None:
     for at in range(0, len(messages), 100):
         part = messages[at : at + 100]
         log.all_offered_by_python(part, await queue.offer_many(for_python(part)))
 
 
 @with_old
-async def test_beside_an_attached_old_java_client_messages_may_come_twice_but_all_come_and_none_early(
+async def test_beside_an_attached_old_java_client_messages_may_come_twice_but_all_come_none_early(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """The old client's script fails at the first current record, and the messages that it moved before that stay due. It
-    does the same beside any newer Redisson. Nothing can fix that from outside, but nothing is lost, and our messages come once.
+    """The old client's script fails at the first current record, and the messages that it moved
+    before that stay due.
+
+    It does the same beside any newer Redisson. Nothing can fix that from outside, but nothing is
+    lost, and our messages come once.
     """
     log = Log(TEXT)
     from_java, from_python = random_messages(TEXT, 1000), random_messages(TEXT, 1000, 1000)
     java = await redisson.open(name, TEXT.java)
     queue = client.delayed_queue(name, codec=TEXT.codec)
     async with consuming(log, queue):
-        left, receipts = await asyncio.gather(java.offer(from_java), queue.offer_many(for_python(from_python)))
+        left, receipts = await asyncio.gather(
+            java.offer(from_java), queue.offer_many(for_python(from_python))
+        )
         log.all_offered_by_java(from_java, left)
         log.all_offered_by_python(from_python, receipts)
         await until(lambda: len(log.arrived) >= 2000, DEADLINE)
@@ -297,9 +334,14 @@ async def test_beside_an_attached_old_java_client_messages_may_come_twice_but_al
     await java.detach()
     assert log.arrived.keys() == log.due.keys()
     assert log.early() == []
-    assert [value for value, _ in from_python if len(log.arrived[TEXT.codec.encode(value)]) != 1] == []
+    assert [
+        value for value, _ in from_python if len(log.arrived[TEXT.codec.encode(value)]) != 1
+    ] == []
     twice = sum(len(times) > 1 for times in log.arrived.values())
-    report.NOTES.append(f"{redisson}, attached beside current records: it repeated {twice} of its own 1,000 messages")
+    report.NOTES.append(
+        f"{redisson}, attached beside current records: it repeated {twice} of its own 1,000"
+        " messages"
+    )
 
 
 @with_newest
@@ -323,7 +365,9 @@ async def test_the_count_of_what_java_moved_leaves_out_what_we_moved(
 async def test_a_java_client_that_is_killed_takes_along_only_what_it_had_in_hand(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """The Java client dies while both sides offer, move and take: at most one message is lost for each of its takers."""
+    """The Java client dies while both sides offer, move and take: at most one message is lost for
+    each of its takers.
+    """
     log, taken = Log(TEXT), list[tuple[Any, int]]()
     half = MESSAGES // 2
     from_java = random_messages(TEXT, half, most=2 * MAX_DELAY_MS)
@@ -333,7 +377,9 @@ async def test_a_java_client_that_is_killed_takes_along_only_what_it_had_in_hand
     takes = [asyncio.create_task(java.consume(taken)) for _ in range(TAKERS)]
     queue = client.delayed_queue(name, codec=TEXT.codec)
     async with consuming(log, queue):
-        left, _ = await asyncio.gather(java.offer(from_java), offer_in_parts(log, queue, from_python[::2]))
+        left, _ = await asyncio.gather(
+            java.offer(from_java), offer_in_parts(log, queue, from_python[::2])
+        )
         log.all_offered_by_java(from_java, left)
         meanwhile, afterwards = from_python[1:-200:2], from_python[-199::2]
         offering = asyncio.create_task(offer_in_parts(log, queue, meanwhile))
@@ -352,15 +398,23 @@ async def test_a_java_client_that_is_killed_takes_along_only_what_it_had_in_hand
     log.came_to_java(taken)
     log.check(lost=TAKERS)
     lost = len(log.missing())
-    report.NOTES.append(f"{redisson}, killed after taking {len(taken):,} of {MESSAGES:,}: {lost} gone, all others once")
+    report.NOTES.append(
+        f"{redisson}, killed after taking {len(taken):,} of {MESSAGES:,}: {lost} gone, all others"
+        " once"
+    )
 
 
 # Waking each other
 
 
 @with_current
-async def test_java_is_woken_by_a_python_offer(server: PrivateServer, redisson: Redisson, name: str) -> None:
-    """Java sleeps until a far message. Each offer is due sooner than all previous ones; then we leave, and only Java remains."""
+async def test_java_is_woken_by_a_python_offer(
+    server: PrivateServer, redisson: Redisson, name: str
+) -> None:
+    """Java sleeps until a far message.
+
+    Each offer is due sooner than all previous ones; then we leave, and only Java remains.
+    """
     log = Log(TEXT)
     java = await redisson.open(name, TEXT.java)
     taken = asyncio.create_task(java.take(10))
@@ -368,20 +422,24 @@ async def test_java_is_woken_by_a_python_offer(server: PrivateServer, redisson: 
         await channel.subscribe(f"redisson_delay_queue_channel:{{{name}}}")
         async with delayq.connect(server.url) as client:
             queue = client.delayed_queue(name, codec=TEXT.codec)
-            offers = [(TEXT.value(99), FAR_MS), *((TEXT.value(n), 1200 - n * 100) for n in range(10))]
+            offers = [
+                (TEXT.value(99), FAR_MS),
+                *((TEXT.value(n), 1200 - n * 100) for n in range(10)),
+            ]
             receipts = [await queue.offer(value, delay / 1000) for value, delay in offers]
         log.all_offered_by_python(offers[1:], receipts[1:])
         log.came_to_java(await asyncio.wait_for(taken, DEADLINE))
         announced = [await channel.get_message(timeout=1.0) for _ in range(1 + len(offers))]
-    # All eleven were announced, and each woke Java earlier than it had planned: the last one offered arrived first, and the
-    # first one, for which Java had gone to sleep, has not arrived.
+    # All eleven were announced, and each woke Java earlier than it had planned: the last one
+    # offered arrived first, and the first one, for which Java had gone to sleep, has not arrived.
     due = [str(round(receipt.due_at.timestamp() * 1000)).encode() for receipt in receipts]
     assert [message and message["data"] for message in announced[1:]] == due
     assert list(log.arrived) == [TEXT.codec.encode(TEXT.value(n)) for n in reversed(range(10))]
     assert await java.ask("size") == 1
     await java.detach()
     log.check()
-    # Normally under 200 ms, as Java's timer ticks at least every 100 ms. A lost wake-up would cost a minute.
+    # Normally under 200 ms, as Java's timer ticks at least every 100 ms. A lost wake-up would cost
+    # a minute.
     assert max(log.lateness()) < 1000
     report.LATENESS_MS[str(redisson)]["Java woken by Python, and alone,"] += log.lateness()
 
@@ -390,11 +448,15 @@ async def test_java_is_woken_by_a_python_offer(server: PrivateServer, redisson: 
 async def test_java_hears_of_an_offer_over_the_channel_and_in_no_other_way(
     server: PrivateServer, redisson: Redisson, name: str
 ) -> None:
-    """Without our announcement, the test above would fail: a message stored silently waits for the next announcement."""
+    """Without our announcement, the test above would fail: a message stored silently waits for the
+    next announcement.
+    """
     java = await redisson.open(name, TEXT.java)
     taken = asyncio.create_task(java.take(1))
     async with delayq.connect(server.url) as client:
-        receipt = await client.delayed_queue(f"{name}-silent", codec=TEXT.codec).offer(TEXT.value(0), 0.2)
+        receipt = await client.delayed_queue(f"{name}-silent", codec=TEXT.codec).offer(
+            TEXT.value(0), 0.2
+        )
     announced = round(receipt.due_at.timestamp() * 1000) + 600
     async with raw(server) as redis:
         for key in ("redisson_delay_queue", "redisson_delay_queue_timeout"):
@@ -406,7 +468,9 @@ async def test_java_hears_of_an_offer_over_the_channel_and_in_no_other_way(
     await java.detach()
 
 
-async def test_python_is_woken_by_a_java_offer(client: delayq.Client, redisson: Redisson, name: str) -> None:
+async def test_python_is_woken_by_a_java_offer(
+    client: delayq.Client, redisson: Redisson, name: str
+) -> None:
     """The reverse: Java leaves, and only we remain, without a re-check."""
     log = Log(TEXT)
     queue = client.delayed_queue(name, codec=TEXT.codec)
@@ -462,7 +526,8 @@ async def test_an_offer_without_delay_reaches_a_waiting_take_of_the_other_side(
 async def test_what_python_cancels_does_not_come_to_java(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    # Far enough ahead for a machine that starts several Java processes to cancel 500 of them in time.
+    # Far enough ahead for a machine that starts several Java processes to cancel 500 of them in
+    # time.
     log, messages = Log(TEXT), [(TEXT.value(n), 5000 + n) for n in range(1000)]
     java = await redisson.open(name, TEXT.java)
     queue = client.delayed_queue(name, codec=TEXT.codec)
@@ -505,7 +570,10 @@ async def test_a_cancel_at_the_due_time_says_truly_whether_the_message_comes(
 
 
 def payload(record: bytes, redisson: Redisson, *, old: bool) -> bytes:
-    """Return a record's payload. The record must consist of an id, a length as wide as the server packs it, and the payload."""
+    """Return a record's payload.
+
+    The record must consist of an id, a length as wide as the server packs it, and the payload.
+    """
     header, width = 8 if old else 9, 4 if redisson.server.kind.name == redis32.NAME else 8
     assert old or record[0] == 8
     found = record[header + width :]
@@ -519,11 +587,15 @@ async def test_both_sides_write_the_same_payload_bytes(
     values = [pair.value(n) for n in range(200)]
     java = await redisson.open(f"{name}-java", pair.java)
     await java.offer([(pair.to_java(value), FAR_MS) for value in values])
-    await client.delayed_queue(f"{name}-python", codec=pair.codec).offer_many([(value, 60) for value in values])
+    await client.delayed_queue(f"{name}-python", codec=pair.codec).offer_many(
+        [(value, 60) for value in values]
+    )
     async with raw(server) as redis:
         by_java = await redis.zrange(f"redisson_delay_queue_timeout:{{{name}-java}}", 0, -1)
         by_python = await redis.lrange(f"redisson_delay_queue:{{{name}-python}}", 0, -1)
-        assert sorted(by_java) == sorted(await redis.lrange(f"redisson_delay_queue:{{{name}-java}}", 0, -1))
+        assert sorted(by_java) == sorted(
+            await redis.lrange(f"redisson_delay_queue:{{{name}-java}}", 0, -1)
+        )
     await java.detach()
     old = redisson.release.writes_old_records
     java_payloads = [payload(record, redisson, old=old) for record in by_java]
@@ -561,10 +633,14 @@ async def test_java_sees_and_removes_what_python_wrote(
 
 
 @with_old
-async def test_an_old_java_client_can_count_what_python_wrote(client: delayq.Client, redisson: Redisson, name: str) -> None:
+async def test_an_old_java_client_can_count_what_python_wrote(
+    client: delayq.Client, redisson: Redisson, name: str
+) -> None:
     """An old client can do no more than that: it reads only its own records."""
     java = await redisson.open(name, TEXT.java)
-    await client.delayed_queue(name, codec=TEXT.codec).offer_many([(TEXT.value(n), 60) for n in range(10)])
+    await client.delayed_queue(name, codec=TEXT.codec).offer_many(
+        [(TEXT.value(n), 60) for n in range(10)]
+    )
     assert await java.ask("size") == 10
     await java.detach()
 
@@ -577,7 +653,8 @@ async def test_python_sees_and_removes_what_java_wrote(
     pending = client.delayed_queue(name, codec=pair.codec).pending
     left: list[int] = []
     for n, value in enumerate(values):
-        # One by one, because Redisson sends simultaneous offers over several connections, in any order.
+        # One by one, because Redisson sends simultaneous offers over several connections, in any
+        # order.
         left += await java.offer([(pair.to_java(value), FAR_MS - n * 1000)])
 
     assert await pending.size() == 20
@@ -594,7 +671,11 @@ async def test_python_sees_and_removes_what_java_wrote(
     assert await pending.contains_all(values)
     assert await pending.remove(values[7])
     assert not await pending.remove(values[7])
-    polled = [await pending.poll(), *await pending.poll_many(2), await pending.poll_last_and_offer_first_to(name)]
+    polled = [
+        await pending.poll(),
+        *await pending.poll_many(2),
+        await pending.poll_last_and_offer_first_to(name),
+    ]
     assert encoded(pair, polled) == encoded(pair, [*values[:3], values[19]])
     assert await pending.remove_all([values[3], values[7]])
     assert encoded(pair, await java.ask("readAll")) == encoded(pair, values[4:7] + values[8:19])
@@ -633,7 +714,11 @@ async def all_moved(java: JavaQueue, count: int) -> bool:
 
 
 async def test_python_goes_on_when_java_deletes_the_queue_or_lets_it_expire(
-    server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str, caplog: pytest.LogCaptureFixture
+    server: PrivateServer,
+    client: delayq.Client,
+    redisson: Redisson,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = Log(TEXT)
     java = await redisson.open(name, TEXT.java)

@@ -1,4 +1,6 @@
-"""Python as a user with limited rights, beside a Redisson that may do everything: no message is lost between them."""
+"""Python as a user with limited rights, beside a Redisson that may do everything: no message is
+lost between them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from delayq.admin.acl import acl_rules
 from tests.interop import report
 from tests.interop.pairs import TEXT
 from tests.interop.settings import with_newest
-from tests.interop.test_redisson import DEADLINE, Log, for_java, for_python, nothing_is_left, random_messages
+from tests.interop.test_redisson import (
+    DEADLINE,
+    Log,
+    for_java,
+    for_python,
+    nothing_is_left,
+    random_messages,
+)
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -51,7 +60,9 @@ async def take_what_it_may(log: Log, url: str, name: str) -> int:
 
 
 @with_newest
-@pytest.mark.parametrize("rights", ["as delayq acl says", "by hand", "no channels", "no channel of notices"])
+@pytest.mark.parametrize(
+    "rights", ["as delayq acl says", "by hand", "no channels", "no channel of notices"]
+)
 async def test_no_message_is_stranded_beside_java_whatever_python_may(
     server: PrivateServer, redisson: Redisson, name: str, rights: str
 ) -> None:
@@ -60,7 +71,11 @@ async def test_no_message_is_stranded_beside_java_whatever_python_may(
     rules = {
         "as delayq acl says": acl_rules("consumer", delayed=[name]),
         # The rules that docs/redisson.md gives.
-        "by hand": [f"~{name}", *(f"{kind}{pattern}" for kind in "~&" for pattern in by_hand), "+@all"],
+        "by hand": [
+            f"~{name}",
+            *(f"{kind}{pattern}" for kind in "~&" for pattern in by_hand),
+            "+@all",
+        ],
         # The rights of a user on Redis 7 and Valkey that was given only keys and commands.
         "no channels": ["~*", "+@all"],
         "no channel of notices": ["~*", channel, "+@all"],
@@ -73,7 +88,9 @@ async def test_no_message_is_stranded_beside_java_whatever_python_may(
     taken = asyncio.create_task(java.consume())
     # The client that offers is gone by then, and moves none of them.
     async with delayq.connect(server.url) as client:
-        receipts = await client.delayed_queue(name, codec=TEXT.codec).offer_many(for_python(from_python))
+        receipts = await client.delayed_queue(name, codec=TEXT.codec).offer_many(
+            for_python(from_python)
+        )
     log.all_offered_by_python(from_python, receipts)
     log.all_offered_by_java(from_java, await java.offer(for_java(TEXT, from_java)))
     await nothing_is_left(server)
@@ -88,4 +105,7 @@ async def test_no_message_is_stranded_beside_java_whatever_python_may(
     log.check()
     if rights in {"as delayq acl says", "by hand"}:
         assert (refused, to_python > 0) == (0, True)
-    report.NOTES.append(f"{redisson}, Python with rights: {rights}: {to_python} of {MESSAGES} came to Python, all others to Java")
+    report.NOTES.append(
+        f"{redisson}, Python with rights: {rights}: {to_python} of {MESSAGES} came to Python, all"
+        " others to Java"
+    )

@@ -1,4 +1,6 @@
-"""Figures for docs/redisson.md: each side's share where both take, and Java's losses when its connections are killed."""
+"""Figures for docs/redisson.md: each side's share where both take, and Java's losses when its
+connections are killed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ import delayq
 from tests.interop import report
 from tests.interop.pairs import TEXT
 from tests.interop.settings import with_newest
-from tests.interop.test_redisson import DEADLINE, Log, for_java, for_python, nothing_is_left, random_messages
+from tests.interop.test_redisson import (
+    DEADLINE,
+    Log,
+    for_java,
+    for_python,
+    nothing_is_left,
+    random_messages,
+)
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -25,11 +34,15 @@ KILLS = 40
 
 
 @with_newest
-@pytest.mark.parametrize(("pause_ms", "threads", "count"), [(0, 1, 10_000), (2, 1, 2000), (2, 4, 4000)])
+@pytest.mark.parametrize(
+    ("pause_ms", "threads", "count"), [(0, 1, 10_000), (2, 1, 2000), (2, 4, 4000)]
+)
 async def test_both_kinds_get_a_share_of_the_messages(
     server: PrivateServer, redisson: Redisson, name: str, pause_ms: int, threads: int, count: int
 ) -> None:
-    """One loop in Python beside ``threads`` loops in Java, with handlers that take no time, or 2 ms."""
+    """One loop in Python beside ``threads`` loops in Java, with handlers that take no time, or 2
+    ms.
+    """
     log, messages = Log(TEXT), random_messages(TEXT, count, most=MOST_MS)
     java = await redisson.open(name, TEXT.java)
     to_java = list[tuple[Any, int]]()
@@ -81,4 +94,7 @@ async def test_java_alone_loses_what_it_pops_for_a_connection_that_is_killed(
     for arrivals in await asyncio.gather(*takes):
         log.came_to_java(arrivals)
     await java.detach()
-    report.NOTES.append(f"{redisson} alone: its connections killed {KILLS} times, it lost {len(log.missing())} of {count:,}")
+    report.NOTES.append(
+        f"{redisson} alone: its connections killed {KILLS} times, it lost {len(log.missing())} of"
+        f" {count:,}"
+    )

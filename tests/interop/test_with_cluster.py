@@ -28,17 +28,24 @@ async def test_both_kinds_share_a_queue_of_a_cluster_while_its_slot_moves(
     cluster: TestCluster, redisson_of_cluster: Redisson, name: str
 ) -> None:
     log, half = Log(TEXT), MESSAGES // 2
-    from_java, from_python = random_messages(TEXT, half, most=MOST_MS), random_messages(TEXT, half, half, most=MOST_MS)
+    from_java, from_python = (
+        random_messages(TEXT, half, most=MOST_MS),
+        random_messages(TEXT, half, half, most=MOST_MS),
+    )
     java = await redisson_of_cluster.open(name, TEXT.java)
     takes = [asyncio.create_task(java.consume()) for _ in range(2)]
     first = cluster.owner(name)
     async with delayq.connect(cluster.url) as client:
         queue = client.delayed_queue(name, codec=TEXT.codec)
         async with consuming(log, queue):
-            offering = asyncio.gather(java.offer(from_java), offer_in_parts(log, queue, from_python))
+            offering = asyncio.gather(
+                java.offer(from_java), offer_in_parts(log, queue, from_python)
+            )
             for n in range(MOVES):
                 await asyncio.sleep(MOST_MS / 1000 / (MOVES + 1))
-                await asyncio.to_thread(cluster.move, name, cluster.nodes[(cluster.nodes.index(first) + n + 1) % 3])
+                await asyncio.to_thread(
+                    cluster.move, name, cluster.nodes[(cluster.nodes.index(first) + n + 1) % 3]
+                )
             left, _ = await offering
             log.all_offered_by_java(from_java, left)
 
@@ -55,5 +62,6 @@ async def test_both_kinds_share_a_queue_of_a_cluster_while_its_slot_moves(
     log.check()
     assert 0 < by_java < MESSAGES
     report.NOTES.append(
-        f"{redisson_of_cluster}, a cluster: {MESSAGES:,} messages while their slot moved {MOVES} times, {by_java:,} to Java"
+        f"{redisson_of_cluster}, a cluster: {MESSAGES:,} messages while their slot moved {MOVES}"
+        f" times, {by_java:,} to Java"
     )

@@ -1,4 +1,6 @@
-"""Convert values in the lines between the tests and Java, one form for each Java class: the other half of ``Values.java``."""
+"""Convert values in the lines between the tests and Java, one form for each Java class: the other
+half of ``Values.java``.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Order:
 
 
 def to_java(value: Any) -> Any:  # noqa: PLR0911, PLR0912  # one case for each class
-    """Return a value in the form for Java: an int becomes the smallest class that holds it, as in the codecs."""
+    """Return a value in the form for Java: an int becomes the smallest class that holds it, as in
+    the codecs.
+    """
     match value:
         case None | bool() | str():
             return value
@@ -43,7 +47,11 @@ def to_java(value: Any) -> Any:  # noqa: PLR0911, PLR0912  # one case for each c
         case JavaFloat():
             return {"float": repr(float(value))}
         case float():
-            return value if math.isfinite(value) else {"double": str(value).replace("inf", "Infinity").replace("nan", "NaN")}
+            return (
+                value
+                if math.isfinite(value)
+                else {"double": str(value).replace("inf", "Infinity").replace("nan", "NaN")}
+            )
         case Decimal():
             return {"decimal": str(value)}
         case datetime():
@@ -66,7 +74,9 @@ def to_java(value: Any) -> Any:  # noqa: PLR0911, PLR0912  # one case for each c
 
 
 def from_java(line: Any) -> Any:  # noqa: PLR0911, PLR0912  # one case for each class
-    """Return the Python value for which delayq's codecs write the bytes of exactly that Java class."""
+    """Return the Python value for which delayq's codecs write the bytes of exactly that Java
+    class.
+    """
     if isinstance(line, list):
         return [from_java(item) for item in line]
     if not isinstance(line, dict):
@@ -92,7 +102,9 @@ def from_java(line: Any) -> Any:  # noqa: PLR0911, PLR0912  # one case for each 
         case "map":
             return {key: from_java(item) for key, item in content.items()}
         case "hash map":
-            return JavaMap("java.util.HashMap", {key: from_java(item) for key, item in content.items()})
+            return JavaMap(
+                "java.util.HashMap", {key: from_java(item) for key, item in content.items()}
+            )
         case "order":
             order = {key: from_java(item) for key, item in content.items()}
             # The field's declaration says long.

@@ -1,4 +1,7 @@
-"""The complete job of each role. The tests of access rights run it as a user who has that role's rights and no others."""
+"""The complete job of each role.
+
+The tests of access rights run it as a user who has that role's rights and no others.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,16 @@ if TYPE_CHECKING:
 
 NAME = "orders"
 # The wording differs between servers, and between a call and a command inside a script.
-NOT_PERMITTED = re.compile(r"NOPERM|[Pp]ermission|no permission to subscribe|can't run this command|ACL failure")
+NOT_PERMITTED = re.compile(
+    r"NOPERM|[Pp]ermission|no permission to subscribe|can't run this command|ACL failure"
+)
 MAY_NOT_MOVE = "no permission to move due messages"
 
 
 class Warned(logging.Handler):
-    """Collects the log lines about calls that were not permitted, so that a call that fails in the background fails the job."""
+    """Collects the log lines about calls that were not permitted, so that a call that fails in the
+    background fails the job.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +138,8 @@ async def delayed_consumer(place: Place) -> None:
     await raw.rpush(keys.ready, b'"pushed"')
     assert await asyncio.wait_for(taking, place.within) == "pushed"
     await theirs.aclose()
-    # Due messages at the head, middle and tail of the list; an unreadable one; one that another program has scheduled.
+    # Due messages at the head, middle and tail of the list; an unreadable one; one that another
+    # program has scheduled.
     receipts = await place.helper.delayed_queue(NAME).offer_many([(i, 60) for i in range(12)])
     await place.helper.delayed_queue(NAME).aclose()
     for at in (0, 5, 11):
@@ -275,7 +283,9 @@ async def delayed_admin(place: Place) -> None:
 
 
 async def wakes_a_worker(place: Place, hasten: Callable[[], Awaitable[Any]]) -> None:
-    """Assert that a change that the user makes to the message "hurried" reaches a waiting consumer at once."""
+    """Assert that a change that the user makes to the message "hurried" reaches a waiting consumer
+    at once.
+    """
     theirs = place.helper.reliable_queue(NAME, lease=60)
     for message in await theirs.claim(100):
         await message.ack()
@@ -323,7 +333,9 @@ async def reliable_producer(place: Place) -> None:
 async def reliable_consumer(place: Place) -> None:
     keys = ReliableKeys.of(NAME)
     theirs = place.helper.reliable_queue(NAME, lease=60)
-    queue = place.client.reliable_queue(NAME, lease=60, dedup_window=60, max_attempts=3, backoff=delayq.Backoff.fixed(0))
+    queue = place.client.reliable_queue(
+        NAME, lease=60, dedup_window=60, max_attempts=3, backoff=delayq.Backoff.fixed(0)
+    )
     claiming = asyncio.create_task(queue.claim(wait=place.within))
     await asyncio.sleep(0.02)
     await theirs.offer("later", 0.05)

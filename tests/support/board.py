@@ -18,9 +18,13 @@ HOST = "http://board.test"
 
 @asynccontextmanager
 async def browse(app: Any, base: str = f"{HOST}/") -> AsyncIterator[httpx.AsyncClient]:
-    """Open a client that calls the application directly, keeps cookies and, like a browser, states its origin."""
+    """Open a client that calls the application directly, keeps cookies and, like a browser, states
+    its origin.
+    """
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(transport=transport, base_url=base, headers={"Origin": HOST}) as browser:
+    async with httpx.AsyncClient(
+        transport=transport, base_url=base, headers={"Origin": HOST}
+    ) as browser:
         yield browser
 
 
@@ -37,7 +41,9 @@ def word(page: str) -> str:
 
 
 def links(page: str, to: str) -> list[str]:
-    return [html.unescape(each) for each in re.findall(r'href="([^"]+)"', page) if each.startswith(to)]
+    return [
+        html.unescape(each) for each in re.findall(r'href="([^"]+)"', page) if each.startswith(to)
+    ]
 
 
 def field(page: str, name: str) -> str:

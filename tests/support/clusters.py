@@ -1,4 +1,7 @@
-"""Start clusters, and servers watched by Sentinels, on loopback. A test starts them, and they end with it."""
+"""Start clusters, and servers watched by Sentinels, on loopback.
+
+A test starts them, and they end with it.
+"""
 
 from __future__ import annotations
 
@@ -73,14 +76,27 @@ class TestCluster(_Several):
     __test__ = False
 
     def __init__(
-        self, kind: Kind, masters: int = 3, replicas: int = 0, *, options: tuple[str, ...] = (), within: Path | None = None
+        self,
+        kind: Kind,
+        masters: int = 3,
+        replicas: int = 0,
+        *,
+        options: tuple[str, ...] = (),
+        within: Path | None = None,
     ) -> None:
         self.masters = masters
         self.nodes = [self._node(kind, options, within) for _ in range(masters + replicas)]
 
     @staticmethod
     def _node(kind: Kind, more: tuple[str, ...], within: Path | None) -> PrivateServer:
-        options: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--appendonly", "yes")
+        options: tuple[str, ...] = (
+            "--cluster-enabled",
+            "yes",
+            "--cluster-config-file",
+            "nodes.conf",
+            "--appendonly",
+            "yes",
+        )
         options += ("--cluster-node-timeout", str(NODE_TIMEOUT))
         options += ("--cluster-port", str(free_port()), "--cluster-replica-validity-factor", "0")
         # While one master is away, the others keep serving their slots.
@@ -106,14 +122,29 @@ class TestCluster(_Several):
                 port = int(node._options[node._options.index("--cluster-port") + 1])
                 redis.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, port)
         wait_for(
-            lambda: all(self.info(node)["cluster_known_nodes"] == str(len(self.nodes)) for node in self.nodes), "the nodes meet"
+            lambda: all(
+                self.info(node)["cluster_known_nodes"] == str(len(self.nodes))
+                for node in self.nodes
+            ),
+            "the nodes meet",
         )
         for place, node in enumerate(self.nodes[self.masters :]):
             master = self.id_of(self.nodes[place % self.masters])
             with admin(node) as redis:
-                wait_for(lambda redis=redis, master=master: redis.execute_command("CLUSTER", "REPLICATE", master), "a replica")  # type: ignore[misc]
-                wait_for(lambda redis=redis: redis.info("replication")["master_link_status"] == "up", "the replica's link")  # type: ignore[misc]
-        wait_for(lambda: all(self.info(node)["cluster_state"] == "ok" for node in self.nodes), "the cluster's state")
+                wait_for(
+                    lambda redis=redis, master=master: redis.execute_command(  # type: ignore[misc]
+                        "CLUSTER", "REPLICATE", master
+                    ),
+                    "a replica",
+                )
+                wait_for(
+                    lambda redis=redis: redis.info("replication")["master_link_status"] == "up",  # type: ignore[misc]
+                    "the replica's link",
+                )
+        wait_for(
+            lambda: all(self.info(node)["cluster_state"] == "ok" for node in self.nodes),
+            "the cluster's state",
+        )
         for node in self.nodes:
             wait_for(lambda node=node: len(self.slots(node)) >= self.masters, "all know the slots")  # type: ignore[misc]
 
@@ -147,8 +178,13 @@ class TestCluster(_Several):
         port = self._master_of(by or self.nodes[0], key_slot(key.encode()))
         return next(node for node in self.nodes if node.port == port)
 
-    def move(self, key: str, to: PrivateServer, *, between: Callable[[], None] = lambda: None) -> None:
-        """Move the slot of ``key`` with its contents, as an operator does. Call ``between`` after the first of its keys."""
+    def move(
+        self, key: str, to: PrivateServer, *, between: Callable[[], None] = lambda: None
+    ) -> None:
+        """Move the slot of ``key`` with its contents, as an operator does.
+
+        Call ``between`` after the first of its keys.
+        """
         slot, source = key_slot(key.encode()), self.owner(key)
         source_id, target_id = self.id_of(source), self.id_of(to)
         with admin(source) as left, admin(to) as right:
@@ -164,16 +200,23 @@ class TestCluster(_Several):
                 redis.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
         for node in self.nodes:
             if node.is_running() and node not in (source, to):
-                wait_for(lambda node=node: self._master_of(node, slot) == to.port, "the others hear of it")  # type: ignore[misc]
+                wait_for(
+                    lambda node=node: self._master_of(node, slot) == to.port,  # type: ignore[misc]
+                    "the others hear of it",
+                )
 
     def _master_of(self, node: PrivateServer, slot: int) -> int:
-        return next(port for (first, last), port in self.slots(node).items() if first <= slot <= last)
+        return next(
+            port for (first, last), port in self.slots(node).items() if first <= slot <= last
+        )
 
 
 class SentinelServer(PrivateServer):
     """A Sentinel that watches the master at a port of 127.0.0.1 under the name ``shop``."""
 
-    def __init__(self, kind: Kind, port: int | None, quorum: int = 1, password: str | None = None) -> None:
+    def __init__(
+        self, kind: Kind, port: int | None, quorum: int = 1, password: str | None = None
+    ) -> None:
         super().__init__(kind, tcp=True)
         secret = f"requirepass {password}\n" if password else ""
         self._settings = f"""\
@@ -202,14 +245,22 @@ class Watched(_Several):
 
     SERVICE = "shop"
 
-    def __init__(self, kind: Kind, *, options: tuple[str, ...] = (), within: Path | None = None) -> None:
+    def __init__(
+        self, kind: Kind, *, options: tuple[str, ...] = (), within: Path | None = None
+    ) -> None:
         options = ("--appendonly", "yes", *_FAST, *options)
-        self.servers = [PrivateServer(kind, tcp=True, options=options, within=within) for _ in range(3)]
+        self.servers = [
+            PrivateServer(kind, tcp=True, options=options, within=within) for _ in range(3)
+        ]
         self.sentinels = [SentinelServer(kind, self.servers[0].port, 2) for _ in range(3)]
 
     @property
     def url(self) -> str:
-        return "redis+sentinel://" + ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels) + f"/{self.SERVICE}"
+        return (
+            "redis+sentinel://"
+            + ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels)
+            + f"/{self.SERVICE}"
+        )
 
     def start(self) -> None:
         """Start everything and wait until the Sentinels know one another and the replicas."""
@@ -218,11 +269,17 @@ class Watched(_Several):
         for server in self.servers[1:]:
             with admin(server) as redis:
                 redis.execute_command("REPLICAOF", "127.0.0.1", self.servers[0].port)
-                wait_for(lambda redis=redis: redis.info("replication")["master_link_status"] == "up", "the replica's link")  # type: ignore[misc]
+                wait_for(
+                    lambda redis=redis: redis.info("replication")["master_link_status"] == "up",  # type: ignore[misc]
+                    "the replica's link",
+                )
         for sentinel in self.sentinels:
             sentinel.start()
         for sentinel in self.sentinels:
-            wait_for(lambda sentinel=sentinel: self._knows_all(sentinel), "a Sentinel knows the others")  # type: ignore[misc]
+            wait_for(
+                lambda sentinel=sentinel: self._knows_all(sentinel),  # type: ignore[misc]
+                "a Sentinel knows the others",
+            )
 
     def close(self) -> None:
         for each in (*self.sentinels, *self.servers):
@@ -231,7 +288,9 @@ class Watched(_Several):
     def master(self, by: SentinelServer | None = None) -> PrivateServer:
         """Return the master, as the first Sentinel or the Sentinel ``by`` knows it."""
         with admin(by or self.sentinels[0]) as redis:
-            port = int(redis.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.SERVICE)[1])
+            port = int(
+                redis.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.SERVICE)[1]
+            )
         return next(server for server in self.servers if server.port == port)
 
     def fail_over(self) -> None:

@@ -1,7 +1,9 @@
-"""Record what workers, their killer and a producer do while everything crashes, and prove that nothing went wrong.
+"""Record what workers, their killer and a producer do while everything crashes, and prove that
+nothing went wrong.
 
-Each process appends lines to a file of its own, one write per line, so everything that a process did before it was killed is on
-record. Moments are ``time.monotonic()``, which all processes of one machine share and no server sets.
+Each process appends lines to a file of its own, one write per line, so everything that a process
+did before it was killed is on record. Moments are ``time.monotonic()``, which all processes of one
+machine share and no server sets.
 """
 
 from __future__ import annotations
@@ -50,14 +52,20 @@ class Log:
         self._who = who
 
     def write(self, what: str, message: str = "", attempt: int = 0, *, who: str = "") -> None:
-        os.write(self._file, f"{time.monotonic()!r}\t{what}\t{who or self._who}\t{message}\t{attempt}\n".encode())
+        os.write(
+            self._file,
+            f"{time.monotonic()!r}\t{what}\t{who or self._who}\t{message}\t{attempt}\n".encode(),
+        )
 
     def close(self) -> None:
         os.close(self._file)
 
 
 def read(paths: Iterable[Path]) -> list[Event]:
-    """Return all events of these files, ordered by time. The last line of a process that was killed may be cut off."""
+    """Return all events of these files, ordered by time.
+
+    The last line of a process that was killed may be cut off.
+    """
     events = []
     for path in paths:
         lines = path.read_text("utf-8").split("\n")
@@ -82,8 +90,8 @@ class Verdict:
 
     Attributes:
         problems: Descriptions of everything that must not happen; empty if all is well.
-        again: How often a message was started again, by cause: the holder ``died``, the ``server`` was away, or the holder
-            ``overran`` its lease.
+        again: How often a message was started again, by cause: the holder ``died``, the ``server``
+            was away, or the holder ``overran`` its lease.
         handled: The number of messages that were handled.
     """
 
@@ -93,12 +101,14 @@ class Verdict:
 
 
 def check(events: Sequence[Event], offers: Offers, lease: float) -> Verdict:
-    """Check that every message that was stored was handled, and that none was started twice without a cause.
+    """Check that every message that was stored was handled, and that none was started twice without
+    a cause.
 
     Args:
         events: The events, ordered by time.
         offers: The outcomes that the producer knows.
-        lease: The lease of each message, seconds. At least half of it is left when a worker starts the message.
+        lease: The lease of each message, seconds. At least half of it is left when a worker starts
+            the message.
     """
     killed = {event.who: event.at for event in events if event.what == KILLED}
     outages = _outages(events)
@@ -109,9 +119,18 @@ def check(events: Sequence[Event], offers: Offers, lease: float) -> Verdict:
 
     problems: list[str] = []
     again: Counter[str] = Counter()
-    handled = {message for message, known in of_message.items() if any(event.what == HANDLED for event in known)}
-    problems += [f"{message}: stored, and never handled" for message in sorted(offers.stored - handled)]
-    problems += [f"{message}: said not to be stored, and handled" for message in sorted(offers.refused & handled)]
+    handled = {
+        message
+        for message, known in of_message.items()
+        if any(event.what == HANDLED for event in known)
+    }
+    problems += [
+        f"{message}: stored, and never handled" for message in sorted(offers.stored - handled)
+    ]
+    problems += [
+        f"{message}: said not to be stored, and handled"
+        for message in sorted(offers.refused & handled)
+    ]
     known_ids = offers.stored | offers.unknown | offers.refused
     problems += [f"{message}: nobody offered it" for message in sorted(set(of_message) - known_ids)]
 
@@ -146,8 +165,8 @@ def _cause(
         return "died"
     if any(down < second.at and first.at - lease < up for down, up in outages):
         return "server"
-    # At least half of the lease was left at the start. The holder overran it if it took longer than that, or found the lease
-    # lost.
+    # At least half of the lease was left at the start. The holder overran it if it took longer than
+    # that, or found the lease lost.
     ended = next((event.at for event in own if event.what in (HANDLED, UNSETTLED)), second.at)
     if ended - first.at >= lease / 2 or any(event.what == LOST for event in own):
         return "overran"

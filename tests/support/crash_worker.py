@@ -19,7 +19,10 @@ CONCURRENCY = 64
 
 
 def main(url: str, log: Path, name: str, way: str) -> None:
-    """Handle messages in a "loop" or a "worker" until killed. The value of a message is its handling time in milliseconds."""
+    """Handle messages in a "loop" or a "worker" until killed.
+
+    The value of a message is its handling time in milliseconds.
+    """
     asyncio.run(_work(url, Log(log, name), _by_worker if way == "worker" else _by_loop))
 
 
@@ -32,7 +35,9 @@ async def _work(url: str, log: Log, way: Callable[[delayq.Client, Log], Awaitabl
 
 
 async def _by_worker(client: delayq.Client, log: Log) -> None:
-    """Handle messages with a worker, which acknowledges after the handler has ended and does not report it."""
+    """Handle messages with a worker, which acknowledges after the handler has ended and does not
+    report it.
+    """
     worker = delayq.Worker(client, concurrency=CONCURRENCY)
 
     @worker.listener("jobs", lease=LEASE, max_attempts=None)
@@ -57,7 +62,8 @@ async def _by_loop(client: delayq.Client, log: Log) -> None:
                     await asyncio.sleep(message.value / 1000)
                     log.write(HANDLED, message.id, message.attempt)
                     if int(message.id[-1]) % 2:
-                        # Otherwise leaving the block acknowledges it, perhaps without waiting for the reply.
+                        # Otherwise leaving the block acknowledges it, perhaps without waiting for
+                        # the reply.
                         await message.ack()
                         log.write(ACKED, message.id, message.attempt)
             except delayq.LeaseLost:

@@ -14,7 +14,8 @@ def thorough(*values: Any) -> Any:
 
 
 def examples(number: int) -> int:
-    """Return the number of examples for a test to which the hypothesis profile ``full`` gives ``number``.
+    """Return the number of examples for a test to which the hypothesis profile ``full`` gives
+    ``number``.
 
     Tests that need no server leave the number to the profile: see tests/conftest.py.
     """

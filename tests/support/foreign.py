@@ -9,9 +9,11 @@ if TYPE_CHECKING:
 
 
 async def store(raw: Any, keys: DelayedKeys, records: dict[bytes, float]) -> None:
-    """Store records with their due times (ms) in one step, as Redisson's script does, without a notification.
+    """Store records with their due times (ms) in one step, as Redisson's script does, without a
+    notification.
 
-    In two steps, a client that looks for due messages in between would find a record in only one of the two structures.
+    In two steps, a client that looks for due messages in between would find a record in only one of
+    the two structures.
     """
     async with raw.pipeline(transaction=True) as transaction:
         transaction.zadd(keys.timeout, records)

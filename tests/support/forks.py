@@ -1,4 +1,6 @@
-"""Processes that start at once, because they are forked from one that has imported what they need."""
+"""Processes that start at once, because they are forked from one that has imported what they
+need.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ if TYPE_CHECKING:
 FORKS = multiprocessing.get_context("forkserver")
 # All of them come from one server, which imports this when the first one starts.
 FORKS.set_forkserver_preload(
-    ["delayq.cli.app", "tests.faults.consumers", "tests.faults.victims", "tests.support.crash_worker"],
+    [
+        "delayq.cli.app",
+        "tests.faults.consumers",
+        "tests.faults.victims",
+        "tests.support.crash_worker",
+    ],
 )
 
 

@@ -1,7 +1,9 @@
-"""Links between clients and a server that are as slow as real networks and break in every way that real networks do.
+"""Links between clients and a server that are as slow as real networks and break in every way that
+real networks do.
 
-They listen on 127.0.0.1, or on a Unix socket, and run in the test's own event loop. A chunk of bytes is scheduled when it
-arrives and written when it is due, so a long round trip costs no throughput. Chunks are held in memory, without a limit.
+They listen on 127.0.0.1, or on a Unix socket, and run in the test's own event loop. A chunk of
+bytes is scheduled when it arrives and written when it is due, so a long round trip costs no
+throughput. Chunks are held in memory, without a limit.
 """
 
 from __future__ import annotations
@@ -31,19 +33,25 @@ Direction = Literal["requests", "replies"]
 BOTH: tuple[Direction, Direction] = ("requests", "replies")
 
 _PACKET = 1500
-# Links share a limited bandwidth in turns of one packet, or of the bytes that pass in a millisecond if that is more.
+# Links share a limited bandwidth in turns of one packet, or of the bytes that pass in a millisecond
+# if that is more.
 _TURN = 0.001
 _PIECE = 1 << 20
 
 
 class Links:
-    """Links between clients and one server. Use it with ``async with``; it leaves no task and no socket behind.
+    """Links between clients and one server.
+
+    Use it with ``async with``; it leaves no task and no socket behind.
 
     Args:
         server: The server, reached by its Unix socket.
-        tcp: Whether to listen on 127.0.0.1 instead of on a Unix socket, or the port to listen on. Only TCP links can be reset.
-        round_trip: The minimum time for an answer, milliseconds. Opening a link takes another round trip, as with TCP.
-        mbit: The bandwidth in each direction, megabits per second, which all links share fairly. None: no limit.
+        tcp: Whether to listen on 127.0.0.1 instead of on a Unix socket, or the port to listen on.
+            Only TCP links can be reset.
+        round_trip: The minimum time for an answer, milliseconds. Opening a link takes another round
+            trip, as with TCP.
+        mbit: The bandwidth in each direction, megabits per second, which all links share fairly.
+            None: no limit.
 
     Attributes:
         url: The address for clients.
@@ -52,7 +60,12 @@ class Links:
     """
 
     def __init__(
-        self, server: PrivateServer, *, tcp: bool | int = False, round_trip: float = 0.0, mbit: float | None = None
+        self,
+        server: PrivateServer,
+        *,
+        tcp: bool | int = False,
+        round_trip: float = 0.0,
+        mbit: float | None = None,
     ) -> None:
         self._upstream = server.socket_path
         self._tcp = tcp
@@ -62,7 +75,9 @@ class Links:
         self._server: asyncio.Server | None = None
         self._links: set[_Link] = set()
         self._delays: dict[Direction, float] = dict.fromkeys(BOTH, self._usual_delay)
-        self._lines: dict[Direction, _Line] = {direction: _Line(self._usual_rate) for direction in BOTH}
+        self._lines: dict[Direction, _Line] = {
+            direction: _Line(self._usual_rate) for direction in BOTH
+        }
         self._stalled: set[Direction] = set()
         self._half_open = self._refusing = False
         self._cut_new_after: dict[Direction, int] = {}
@@ -84,12 +99,16 @@ class Links:
             self._delays[direction] = milliseconds / 1000
 
     def bandwidth(self, mbit: float | None, *directions: Direction) -> None:
-        """Limit the bandwidth to this many megabits per second, in the given directions or in both, until :meth:`heal`."""
+        """Limit the bandwidth to this many megabits per second, in the given directions or in both,
+        until :meth:`heal`.
+        """
         for direction in directions or BOTH:
             self._lines[direction].set_rate(_bytes_a_second(mbit))
 
     def stall(self, *directions: Direction, new: bool = True) -> None:
-        """Hold back all bytes in the given directions, or in both. They arrive after :meth:`heal`, even if the sender has gone.
+        """Hold back all bytes in the given directions, or in both.
+
+        They arrive after :meth:`heal`, even if the sender has gone.
 
         Args:
             directions: The directions.
@@ -104,14 +123,16 @@ class Links:
         """Let all open links die silently: they stay open, but their bytes are lost for good.
 
         Args:
-            new: Whether links that are opened until :meth:`heal` are dead, too. If false, those work.
+            new: Whether links that are opened until :meth:`heal` are dead, too. If false, those
+                work.
         """
         self._half_open = new
         for link in self._links:
             link.mute = True
 
     def cut_after(self, count: int, direction: Direction, *, new: bool = False) -> None:
-        """Cut each open link after the next ``count`` bytes in one direction, in the middle of a message if need be.
+        """Cut each open link after the next ``count`` bytes in one direction, in the middle of a
+        message if need be.
 
         Args:
             count: The number of bytes that still arrive.
@@ -123,8 +144,15 @@ class Links:
         for link in self._links:
             link.pipes[direction].cut_after(count)
 
-    def lose_replies(self, matching: bytes = b"", *, then: Literal["cut", "silence"] = "cut", times: int | None = 1) -> None:
-        """Pass on a request but lose its reply, so that the server executes a call that its client sees fail.
+    def lose_replies(
+        self,
+        matching: bytes = b"",
+        *,
+        then: Literal["cut", "silence"] = "cut",
+        times: int | None = 1,
+    ) -> None:
+        """Pass on a request but lose its reply, so that the server executes a call that its client
+        sees fail.
 
         Args:
             matching: Bytes that a request must contain. By default every request matches.
@@ -170,12 +198,19 @@ class Links:
             self._server = await loop.create_unix_server(self._accept, str(path))
             self.url = f"unix://{quote(str(path))}"
         else:
-            self._server = await loop.create_server(self._accept, "127.0.0.1", 0 if self._tcp is True else self._tcp)
+            self._server = await loop.create_server(
+                self._accept, "127.0.0.1", 0 if self._tcp is True else self._tcp
+            )
             self.port = self._server.sockets[0].getsockname()[1]
             self.url = f"redis://127.0.0.1:{self.port}/0"
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         assert self._server is not None
         self._server.close()
         opening = [link.opening for link in self._links if link.opening is not None]
@@ -194,7 +229,9 @@ class Links:
 
 @contextmanager
 def detour(ports: Mapping[int, int]) -> Iterator[None]:
-    """Redirect this process's connections from these ports of 127.0.0.1 to others: servers tell clients their own addresses."""
+    """Redirect this process's connections from these ports of 127.0.0.1 to others: servers tell
+    clients their own addresses.
+    """
     connection: Any = Connection
     direct = connection._connection_arguments
 
@@ -216,7 +253,9 @@ def _bytes_a_second(mbit: float | None) -> float | None:
 class _Losing:
     """The rule for replies to lose, and their number so far."""
 
-    def __init__(self, matching: bytes = b"", then: Literal["cut", "silence"] = "cut", times: int | None = 0) -> None:
+    def __init__(
+        self, matching: bytes = b"", then: Literal["cut", "silence"] = "cut", times: int | None = 0
+    ) -> None:
         self.matching = matching
         self._left = times
         self.then = then
@@ -264,7 +303,8 @@ class _Link:
         links._links.add(self)
         self.mute = links._half_open
         self.stalled = set(links._stalled)
-        # The kernel completed TCP's handshake at once, so the first bytes wait for as long as it should have taken.
+        # The kernel completed TCP's handshake at once, so the first bytes wait for as long as it
+        # should have taken.
         shaken_hands = asyncio.get_running_loop().time() + sum(links._delays.values())
         self.pipes["requests"].not_before(shaken_hands + links._delays["requests"])
         for direction, count in links._cut_new_after.items():
@@ -275,7 +315,9 @@ class _Link:
 
     async def _open(self) -> None:
         try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: self.ends[1], str(self.links._upstream))
+            await asyncio.get_running_loop().create_unix_connection(
+                lambda: self.ends[1], str(self.links._upstream)
+            )
         except OSError:
             self.cut()
         else:
@@ -295,7 +337,10 @@ class _Link:
 
 
 class _Pipe:
-    """One direction of a link. Bytes are held while it is stalled, then wait for their turn on the line, then travel."""
+    """One direction of a link.
+
+    Bytes are held while it is stalled, then wait for their turn on the line, then travel.
+    """
 
     def __init__(self, link: _Link, direction: Direction, source: _End, target: _End) -> None:
         self._link = link
@@ -393,7 +438,9 @@ class _Pipe:
         return bytes(data[:count]), bool(self._queued)
 
     def travel(self, data: bytes, left_at: float) -> None:
-        """Deliver bytes that left the sender at a moment when they are due, but after all bytes that went before them."""
+        """Deliver bytes that left the sender at a moment when they are due, but after all bytes
+        that went before them.
+        """
         if self._link.is_cut:
             return
         arrival = self._last_arrival = max(left_at + self._delay, self._last_arrival)

@@ -1,6 +1,9 @@
-"""Read the Lua scripts: the keys and globals that a script uses. For its commands, see :func:`delayq._redis.rights.commands`.
+"""Read the Lua scripts: the keys and globals that a script uses.
 
-This is not a parser: the scripts are ours, and plain. Names count for the whole script, whatever their scope.
+For its commands, see :func:`delayq._redis.rights.commands`.
+
+This is not a parser: the scripts are ours, and plain. Names count for the whole script, whatever
+their scope.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ if TYPE_CHECKING:
     from delayq._redis.scripts import Script
 
 _KEYWORDS = """
-    and break do else elseif end false for function if in local nil not or repeat return then true until while
+    and break do else elseif end false for function if in local nil not or repeat return then
+    true until while
 """
 _GIVEN = """
     redis cjson struct string math table tonumber tostring type ipairs pairs pcall unpack KEYS ARGV
@@ -27,7 +31,9 @@ def without_comments(text: str) -> str:
 
 
 def calls(text: str) -> list[tuple[str, str]]:
-    """Return each command that is called and its first argument as written, which is empty if there is none."""
+    """Return each command that is called and its first argument as written, which is empty if there
+    is none.
+    """
     found = []
     for match in re.finditer(r"redis\.p?call\(", text):
         command, *arguments = arguments_at(text, match.end())
@@ -57,14 +63,17 @@ def arguments_at(text: str, at: int) -> list[str]:
 def parameters(text: str) -> dict[str, list[str]]:
     """Return the parameters of every local function by its name, including nested functions."""
     found = re.findall(r"\blocal function (\w+)\(([^)]*)\)", text)
-    return {name: [part.strip() for part in words.split(",") if part.strip()] for name, words in found}
+    return {
+        name: [part.strip() for part in words.split(",") if part.strip()] for name, words in found
+    }
 
 
 def unknown_keys(script: Script) -> list[str]:
-    """Return expressions in the place of a key that do not come from KEYS, as far as the text shows.
+    """Return expressions in the place of a key that do not come from KEYS, as far as the text
+    shows.
 
-    A key is an item of KEYS, several of these unpacked, a local variable or a table that holds such, the result of a function
-    that returns such, or a parameter that every call fills with one.
+    A key is an item of KEYS, several of these unpacked, a local variable or a table that holds
+    such, the result of a function that returns such, or a parameter that every call fills with one.
     """
     text = without_comments(script.text)
     waiting = {argument for command, argument in calls(text) if command != "'TIME'"}
@@ -90,7 +99,9 @@ def _sources(text: str, expression: str) -> set[str]:
     if item := re.fullmatch(r"(\w+)\[[^\]]+\]", expression):
         return {item[1]}
     if call := re.fullmatch(r"(\w+)\(\)", expression):
-        returned = re.findall(rf"\blocal function {call[1]}\(\) return (.+) end$", text, re.MULTILINE)
+        returned = re.findall(
+            rf"\blocal function {call[1]}\(\) return (.+) end$", text, re.MULTILINE
+        )
         return {value for values in returned for value in _listed(values)}
     if not re.fullmatch(r"\w+", expression):
         return set()
@@ -116,7 +127,9 @@ def _listed(values: str) -> list[str]:
 
 
 def declared(text: str) -> list[str]:
-    """Return every name that the text declares, once for each declaration: locals, loop variables, parameters and functions."""
+    """Return every name that the text declares, once for each declaration: locals, loop variables,
+    parameters and functions.
+    """
     found: list[str] = [*parameters(text)]
     for words in (
         *re.findall(r"\blocal (?!function)([\w, ]+)", text),
@@ -131,7 +144,9 @@ def global_writes(script: Script) -> set[str]:
     """Return the names that are assigned to but never declared as local."""
     text = _code(script.text)
     assigned: set[str] = set()
-    for words in re.findall(r"(?:^|\bthen |\bdo |\belse |; )\s*((?:\w+)(?:, \w+)*) =(?!=)", text, re.MULTILINE):
+    for words in re.findall(
+        r"(?:^|\bthen |\bdo |\belse |; )\s*((?:\w+)(?:, \w+)*) =(?!=)", text, re.MULTILINE
+    ):
         assigned |= {word.strip() for word in words.split(",")}
     globals_made = set(re.findall(r"^\s*function (\w+)", text, re.MULTILINE))
     return (assigned - {*declared(text)}) | globals_made

@@ -1,7 +1,9 @@
-"""Build what users install, and try it in fresh environments: ``python -m tests.support.packages [--python P] [TEST ...]``.
+"""Build what users install, and try it in fresh environments: ``python -m tests.support.packages
+[--python P] [TEST ...]``.
 
-The wheel and the sdist are built and compared with the source. Then, for each interpreter found, the wheel is imported in an
-environment that contains nothing else, and the tests from the sdist run against the wheel with its extras.
+The wheel and the sdist are built and compared with the source. Then, for each interpreter found,
+the wheel is imported in an environment that contains nothing else, and the tests from the sdist run
+against the wheel with its extras.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = range(11, 15)
-# Quick tests that show differences between interpreters and files missing from a package. Name others on the command line.
+# Quick tests that show differences between interpreters and files missing from a package. Name
+# others on the command line.
 TESTS = [
     "tests/unit",
     "tests/integration/test_contract.py",
@@ -38,13 +41,16 @@ LOOP_TESTS = [
     "tests/integration/test_reliable_cancellation.py",
 ]
 
-# Run in an environment without extras: every module that needs none must import. The others name the extra that they need.
+# Run in an environment without extras: every module that needs none must import. The others name
+# the extra that they need.
 BARE = """
 import importlib, pkgutil
 import delayq
 from delayq._delayed.scripts import OFFER
 
-needing = ("delayq.cli", "delayq.integrations", "delayq.testing.pytest_plugin", "delayq._dashboard.")
+needing = (
+    "delayq.cli", "delayq.integrations", "delayq.testing.pytest_plugin", "delayq._dashboard."
+)
 for module in pkgutil.walk_packages(delayq.__path__, "delayq."):
     if not module.name.startswith(needing) and module.name != "delayq.__main__":
         importlib.import_module(module.name)
@@ -56,10 +62,20 @@ class Wrong(Exception):
     """Raised when a package is not what users should get."""
 
 
-def run(*command: str | Path, cwd: Path | None = None, environment: dict[str, str] | None = None) -> str:
-    """Run a command and return its output. Raise :class:`Wrong` with all of the output if it fails."""
+def run(
+    *command: str | Path, cwd: Path | None = None, environment: dict[str, str] | None = None
+) -> str:
+    """Run a command and return its output. Raise :class:`Wrong` with all of the output if it
+    fails.
+    """
     done = subprocess.run(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise Wrong(f"{' '.join(map(str, command))}\nended with {done.returncode}:\n{done.stdout}")
@@ -81,7 +97,9 @@ def build(directory: Path) -> tuple[Path, Path]:
 def compare(wheel: Path, sdist: Path) -> None:
     """Raise if a package lacks a file of the source or contains others."""
     tracked = set(run("git", "ls-files", cwd=ROOT).splitlines())
-    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]["sdist"]["include"]
     source = {name for name in tracked if name.partition("/")[0] in included}
     with tarfile.open(sdist) as archive:
         files = {member.name.partition("/")[2] for member in archive if member.isfile()}
@@ -99,7 +117,9 @@ def differ(package: str, files: set[str], wanted: set[str]) -> None:
 
 
 def interpreters() -> dict[str, Path]:
-    """Find an interpreter for each version that delayq supports, on the PATH or installed by pyenv."""
+    """Find an interpreter for each version that delayq supports, on the PATH or installed by
+    pyenv.
+    """
     homes = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found: dict[str, Path] = {}
     for minor in VERSIONS:
@@ -107,7 +127,12 @@ def interpreters() -> dict[str, Path]:
         on_path = [Path(path)] if (path := shutil.which(name)) else []
         for each in (*on_path, *sorted(homes.glob(f"3.{minor}.*/bin/{name}"), reverse=True)):
             # pyenv puts commands on the PATH even for versions that are not selected.
-            if subprocess.run([each, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
+            if (
+                subprocess.run(
+                    [each, "-c", "import venv"], capture_output=True, check=False
+                ).returncode
+                == 0
+            ):
                 found[name] = each
                 break
     return found
@@ -122,13 +147,21 @@ def environment(interpreter: Path, directory: Path) -> Path:
 
 
 def try_alone(interpreter: Path, wheel: Path, directory: Path) -> None:
-    """Try the wheel without extras: modules that need none import, the command names the extra it lacks, no conflicts."""
+    """Try the wheel without extras: modules that need none import, the command names the extra it
+    lacks, no conflicts.
+    """
     python = environment(interpreter, directory)
     run(python, "-m", "pip", "install", "--quiet", wheel)
     run(python, "-m", "pip", "check")
     run(python, "-I", "-W", "error", "-c", BARE)
-    said = subprocess.run([directory / "bin" / "delayq", "queues"], capture_output=True, text=True, check=False)
-    if said.returncode != 2 or "pip install 'delayq[cli,embedded]'" not in said.stderr or "Traceback" in said.stderr:
+    said = subprocess.run(
+        [directory / "bin" / "delayq", "queues"], capture_output=True, text=True, check=False
+    )
+    if (
+        said.returncode != 2
+        or "pip install 'delayq[cli,embedded]'" not in said.stderr
+        or "Traceback" in said.stderr
+    ):
         raise Wrong(f"delayq without the extra: {said}")
 
 
@@ -140,37 +173,79 @@ def try_sdist(interpreter: Path, sdist: Path, wheel: Path, directory: Path) -> N
         differ("the sdist's wheel", set(theirs.namelist()), set(ours.namelist()))
 
 
-def try_tests(interpreter: Path, wheel: Path, sdist: Path, directory: Path, tests: list[str]) -> str:
-    """Run the sdist's tests in an environment without delayq's source. Return the last lines of each run."""
+def try_tests(
+    interpreter: Path, wheel: Path, sdist: Path, directory: Path, tests: list[str]
+) -> str:
+    """Run the sdist's tests in an environment without delayq's source.
+
+    Return the last lines of each run.
+    """
     python = environment(interpreter, directory / "venv")
     with tarfile.open(sdist) as archive:
         archive.extractall(directory, filter="data")
     (source,) = directory.glob("delayq-*")
     shutil.rmtree(source / "delayq")
-    run(python, "-m", "pip", "install", "--quiet", f"{wheel}[embedded,cli]", "--group", "test", cwd=source)
+    run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        f"{wheel}[embedded,cli]",
+        "--group",
+        "test",
+        cwd=source,
+    )
     where = run(python, "-c", "import delayq; print(delayq.__file__)", cwd=source).strip()
     if not Path(where).is_relative_to(directory / "venv"):
         raise Wrong(f"the tests would run against {where}")
-    variables = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "DELAYQ_URL")}
-    # A server that is required for the interpreter that runs CI may not exist for another. The summary tells what ran.
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("VIRTUAL_ENV", "DELAYQ_URL")
+    }
+    # A server that is required for the interpreter that runs CI may not exist for another. The
+    # summary tells what ran.
     variables.pop("DELAYQ_REQUIRE_SERVERS", None)
     variables["PATH"] = f"{directory / 'venv' / 'bin'}{os.pathsep}{variables['PATH']}"
     pytest = (python, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal")
     # TLS, which differs between interpreters, is in one kind of server only.
     said = [run(*pytest, "--servers", "all", *tests, cwd=source, environment=variables)]
     loops = ["uvloop"]
-    if run(python, "-c", "import asyncio; print(hasattr(asyncio, 'eager_task_factory'))", cwd=source).strip() == "True":
+    if (
+        run(
+            python,
+            "-c",
+            "import asyncio; print(hasattr(asyncio, 'eager_task_factory'))",
+            cwd=source,
+        ).strip()
+        == "True"
+    ):
         loops.append("eager")
-    said += [run(*pytest, "--event-loop", loop, *LOOP_TESTS, cwd=source, environment=variables) for loop in loops]
+    said += [
+        run(*pytest, "--event-loop", loop, *LOOP_TESTS, cwd=source, environment=variables)
+        for loop in loops
+    ]
     return "; ".join(line for each in said for line in each.strip().splitlines()[-2:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0] if __doc__ else None)
-    parser.add_argument("--python", action="append", metavar="P", help="an interpreter, or several; default: all that are found")
-    parser.add_argument("tests", nargs="*", default=TESTS, help=f"for pytest; default: {' '.join(TESTS)}")
+    parser.add_argument(
+        "--python",
+        action="append",
+        metavar="P",
+        help="an interpreter, or several; default: all that are found",
+    )
+    parser.add_argument(
+        "tests", nargs="*", default=TESTS, help=f"for pytest; default: {' '.join(TESTS)}"
+    )
     options = parser.parse_args()
-    found = {name: Path(shutil.which(name) or name) for name in options.python} if options.python else interpreters()
+    found = (
+        {name: Path(shutil.which(name) or name) for name in options.python}
+        if options.python
+        else interpreters()
+    )
     if not found:
         sys.exit("no interpreter was found")
     with tempfile.TemporaryDirectory(prefix="delayq-packages-") as name:
@@ -183,7 +258,10 @@ def main() -> None:
                 mine = directory / str(number)
                 try_alone(interpreter, wheel, mine / "alone")
                 try_sdist(interpreter, sdist, wheel, mine / "sdist")
-                tell(f"{version}: {try_tests(interpreter, wheel, sdist, mine / 'tests', options.tests)}")
+                tell(
+                    f"{version}:"
+                    f" {try_tests(interpreter, wheel, sdist, mine / 'tests', options.tests)}"
+                )
         except Wrong as error:
             sys.exit(str(error))
 

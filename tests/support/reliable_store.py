@@ -1,7 +1,7 @@
 """The stored state of a reliable queue, seen from outside, and a way to let time pass for it.
 
-The server's clock cannot be set. So instead of moving the clock forward, these helpers move everything stored back: an hour
-passes when each moment on the server becomes an hour less.
+The server's clock cannot be set. So instead of moving the clock forward, these helpers move
+everything stored back: an hour passes when each moment on the server becomes an hour less.
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ for at = 1, 10 do
   end
 end
 for at = 17, 18 do
-  for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do redis.call('ZINCRBY', KEYS[at], -ARGV[1], id) end
+  for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
+    redis.call('ZINCRBY', KEYS[at], -ARGV[1], id)
+  end
 end
 local leases = redis.call('HGETALL', KEYS[12])
 for i = 1, #leases, 2 do
   local attempt, due, token = string.match(leases[i + 1], '^(%d+):([%d.]+):(.*)$')
-  redis.call('HSET', KEYS[12], leases[i], attempt .. ':' .. string.format('%.2f', due - ARGV[1]) .. ':' .. token)
+  local ends = string.format('%.2f', due - ARGV[1])
+  redis.call('HSET', KEYS[12], leases[i], attempt .. ':' .. ends .. ':' .. token)
 end
 local expiries = redis.call('HGETALL', KEYS[14])
-for i = 1, #expiries, 2 do redis.call('HSET', KEYS[14], expiries[i], string.format('%.2f', expiries[i + 1] - ARGV[1])) end
+for i = 1, #expiries, 2 do
+  redis.call('HSET', KEYS[14], expiries[i], string.format('%.2f', expiries[i + 1] - ARGV[1]))
+end
 """
 
 _DUMP = """
@@ -48,7 +53,9 @@ return reply
 
 @dataclass(frozen=True)
 class Stored:
-    """Everything under a queue's keys. Moments are in microseconds, relative to the server's now."""
+    """Everything under a queue's keys. Moments are in microseconds, relative to the server's
+    now.
+    """
 
     live: dict[str, tuple[int, float]]
     """Priority and moment, by id."""
@@ -76,21 +83,36 @@ class Stored:
 
         known = ("live", "bodies", "leases", "attempts", "expiries", "errors", "priorities")
         changed: dict[str, Any] = {each: with_names(getattr(self, each)) for each in known}
-        return replace(self, suspects={names[key] for key in self.suspects}, order=[names[key] for key in self.order], **changed)
+        return replace(
+            self,
+            suspects={names[key] for key in self.suspects},
+            order=[names[key] for key in self.order],
+            **changed,
+        )
 
     def demand_no_orphans(self) -> None:
-        """Assert that every stored detail belongs to a message, and that every message is in one place."""
+        """Assert that every stored detail belongs to a message, and that every message is in one
+        place.
+        """
         live = set(self.live)
         assert len(self.order) == len(live), "an id is in two live sets"
         assert set(self.bodies) == live
         for known in (self.leases, self.attempts, self.expiries, self.errors, self.priorities):
             assert set(known) <= live
-        assert not set(self.attempts) & set(self.leases), "the attempts of a leased message stand in its lease"
-        assert {key: priority for key, (priority, _) in self.live.items() if priority} == self.priorities
+        assert not set(self.attempts) & set(self.leases), (
+            "the attempts of a leased message stand in its lease"
+        )
+        assert {
+            key: priority for key, (priority, _) in self.live.items() if priority
+        } == self.priorities
         letters = {name for name in self.dead_messages if not name.endswith("\0")}
         assert set(self.dead) == letters
         # Further dead letters with the same id are listed under that id.
-        more = {name: stamps.decode().split() for name, stamps in self.dead_messages.items() if name.endswith("\0")}
+        more = {
+            name: stamps.decode().split()
+            for name, stamps in self.dead_messages.items()
+            if name.endswith("\0")
+        }
         listed = {f"{name}{stamp}" for name, stamps in more.items() for stamp in stamps}
         assert listed == {name for name in letters if "\0" in name}
 
@@ -107,7 +129,14 @@ class Store:
         self.keys = ReliableKeys.of(name)
         self._raw = connection
         keys = self.keys
-        self._names = (*keys.messages, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules)
+        self._names = (
+            *keys.messages,
+            keys.done,
+            keys.dead,
+            keys.dead_messages,
+            keys.paused,
+            keys.schedules,
+        )
 
     async def let_pass(self, seconds: float) -> None:
         """Let ``seconds`` pass for everything that is stored."""
@@ -117,13 +146,26 @@ class Store:
         """Read everything at a single moment."""
         (whole, rest), *parts = await self._raw.eval(_DUMP, len(self._names), *self._names)
         now = int(whole) * 1_000_000 + int(rest)
-        sets, hashes = [_pairs(part) for part in parts[:10]], [_pairs(part) for part in parts[10:16]]
+        sets, hashes = (
+            [_pairs(part) for part in parts[:10]],
+            [_pairs(part) for part in parts[10:16]],
+        )
         bodies, leases, attempts, expiries, errors, priorities = hashes
         done, dead = (_pairs(part) for part in parts[16:18])
         return Stored(
-            live={key: (at, abs(float(moment)) - now) for at in range(10) for key, moment in sets[at].items()},
-            suspects={key for at in range(10) for key, moment in sets[at].items() if float(moment) < 0},
-            order=[key for at in range(9, -1, -1) for key in sorted(sets[at], key=lambda key: _order(sets[at][key]))],
+            live={
+                key: (at, abs(float(moment)) - now)
+                for at in range(10)
+                for key, moment in sets[at].items()
+            },
+            suspects={
+                key for at in range(10) for key, moment in sets[at].items() if float(moment) < 0
+            },
+            order=[
+                key
+                for at in range(9, -1, -1)
+                for key in sorted(sets[at], key=lambda key: _order(sets[at][key]))
+            ],
             bodies=bodies,
             leases=leases,
             attempts={key: int(used.partition(b"-")[0]) for key, used in attempts.items()},

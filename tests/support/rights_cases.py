@@ -1,4 +1,7 @@
-"""The state of the server before each script runs, and the arguments of the call. A test fails if a script has no case here."""
+"""The state of the server before each script runs, and the arguments of the call.
+
+A test fails if a script has no case here.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ def keys_of(script: Script) -> list[str]:
 
 
 async def receipts(at: Prepared, *delays: float) -> list[Receipt[Any]]:
-    found = await at.client.delayed_queue(NAME).offer_many([(n, delay) for n, delay in enumerate(delays)])
+    found = await at.client.delayed_queue(NAME).offer_many(
+        [(n, delay) for n, delay in enumerate(delays)]
+    )
     # Close the queue, so that this client transfers nothing.
     await at.client.delayed_queue(NAME).aclose()
     return found
@@ -89,7 +94,9 @@ async def offer_unlisted(at: Prepared) -> Any:
 
 
 async def what_is_due(at: Prepared) -> None:
-    """Prepare due messages: listed at the head, middle and tail, or not at all; unreadable; ready; with an ended lease."""
+    """Prepare due messages: listed at the head, middle and tail, or not at all; unreadable; ready;
+    with an ended lease.
+    """
     found = await receipts(at, *[60.0] * 12)
     for place in (0, 5, 11):
         await at.raw.zadd(DELAYED.timeout, {found[place]._record(): 1000 + place})
@@ -159,7 +166,9 @@ async def polled(at: Prepared) -> Any:
     (receipt,) = await receipts(at, 60)
     await at.raw.zadd(DELAYED.leases, {b"a:pending": 1e14})
     parts = [b"1", b"%d" % (10**14), receipt._record()]
-    await at.raw.hset(DELAYED.leased, b"a:pending", b"".join(b"%d:%s" % (len(part), part) for part in parts))
+    await at.raw.hset(
+        DELAYED.leased, b"a:pending", b"".join(b"%d:%s" % (len(part), part) for part in parts)
+    )
     await at.raw.unlink(DELAYED.timeout, DELAYED.ordered)
     return [60_000, "a:pending", 0]
 
@@ -204,7 +213,8 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str, int]]:
 def some(*args: Any, of: Sequence[str] = (), behind: Sequence[Any] = ()) -> Any:
     """Build the arguments of a call on leased messages.
 
-    The id, token and priority of each message in ``of``, each followed by ``behind``, come after ``args``.
+    The id, token and priority of each message in ``of``, each followed by ``behind``, come after
+    ``args``.
     """
 
     async def prepare(at: Prepared) -> Any:
@@ -221,7 +231,12 @@ async def full_offer(at: Prepared) -> Any:
     await messages(at)
     await at.raw.zadd(RELIABLE.done, {b"long ago": 1})
     made: list[Any] = [7, 1000]
-    for id, on_duplicate in (("new", "raise"), ("later1", "replace"), ("handled0", "ignore"), ("later0", "ignore")):  # noqa: A001
+    for id, on_duplicate in (  # noqa: A001
+        ("new", "raise"),
+        ("later1", "replace"),
+        ("handled0", "ignore"),
+        ("later0", "ignore"),
+    ):
         made += [id, 4, SECOND_US, HOUR_US, on_duplicate, b"\nvalue"]
     return made
 
@@ -281,7 +296,12 @@ async def refill(at: Prepared) -> Any:
     # An empty Lua table becomes an object in JSON.
     facts = {**json.loads(stored), "next": "", "upcoming": {}}
     await at.raw.hset(RELIABLE.schedules, "cron", json.dumps(facts).encode() + b"\n" + content)
-    return ["cron", facts["timing"], str((now + 86400) * 1_000_000), str((now + 2 * 86400) * 1_000_000)]
+    return [
+        "cron",
+        facts["timing"],
+        str((now + 86400) * 1_000_000),
+        str((now + 2 * 86400) * 1_000_000),
+    ]
 
 
 async def paused(at: Prepared) -> Any:

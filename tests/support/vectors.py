@@ -1,4 +1,6 @@
-"""Java values as Redisson's codecs encode them, printed by Java in ``tests/data``; and the matching Python values."""
+"""Java values as Redisson's codecs encode them, printed by Java in ``tests/data``; and the matching
+Python values.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,11 @@ def _moment(milliseconds: str) -> datetime | None:
 
 def _text(quoted: str) -> str:
     # Java's escapes are UTF-16 units; here a pair of them becomes one character.
-    return str(json.loads(quoted)).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    return (
+        str(json.loads(quoted))
+        .encode("utf-16-le", "surrogatepass")
+        .decode("utf-16-le", "surrogatepass")
+    )
 
 
 _MAKERS: dict[str, Callable[[str], Any]] = {
@@ -99,7 +105,9 @@ _MAKERS: dict[str, Callable[[str], Any]] = {
 
 
 def to_encode(vector: Vector) -> Any:
-    """Return the value that Python encodes to produce that scalar, or None for a Date outside Python's range."""
+    """Return the value that Python encodes to produce that scalar, or None for a Date outside
+    Python's range.
+    """
     return _MAKERS[vector.kind](vector.told)
 
 
@@ -138,9 +146,14 @@ def _read_from_json(vector: Vector, value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal. NaN equals NaN here, and zeros of different signs differ."""
+    """Return whether two values are equal.
+
+    NaN equals NaN here, and zeros of different signs differ.
+    """
     if isinstance(one, float) and isinstance(other, float):
-        return (math.isnan(one) and math.isnan(other)) or (one == other and math.copysign(1, one) == math.copysign(1, other))
+        return (math.isnan(one) and math.isnan(other)) or (
+            one == other and math.copysign(1, one) == math.copysign(1, other)
+        )
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
@@ -155,7 +168,9 @@ def naming(vector: Vector | str) -> Iterator[None]:
 
 
 def check(vector: Vector) -> None:
-    """Assert that Python encodes and decodes a scalar as Java does, and that the decoded value encodes to the same bytes."""
+    """Assert that Python encodes and decodes a scalar as Java does, and that the decoded value
+    encodes to the same bytes.
+    """
     codec = CODECS[vector.codec]
     if not is_beyond_python(vector):
         assert codec.encode(to_encode(vector)) == vector.payload, vector

@@ -13,22 +13,29 @@ if TYPE_CHECKING:
 
 
 async def until(condition: Callable[[], Any], within: float = 20.0) -> None:
-    """Wait until ``condition``, plain or async, is true. Fail after ``within`` seconds, far more than it should take."""
+    """Wait until ``condition``, plain or async, is true.
+
+    Fail after ``within`` seconds, far more than it should take.
+    """
     async with asyncio.timeout(within) as limit:
         while True:
             result = condition()
             if await result if inspect.isawaitable(result) else result:
                 return
             if limit.expired():
-                # The condition has swallowed the cancellation, which may come just as a call of its own ends.
+                # The condition has swallowed the cancellation, which may come just as a call of its
+                # own ends.
                 raise TimeoutError
             await asyncio.sleep(0.005)
 
 
-async def fetch_ahead(queue: DelayedQueue[int], at_least: int = 1) -> tuple[AsyncIterator[int], list[int]]:
+async def fetch_ahead(
+    queue: DelayedQueue[int], at_least: int = 1
+) -> tuple[AsyncIterator[int], list[int]]:
     """Consume messages until a loop has fetched ``at_least`` more.
 
-    Returns the loop, which gives back what it has fetched when it is dropped, and the messages consumed.
+    Returns the loop, which gives back what it has fetched when it is dropped, and the messages
+    consumed.
     """
     values, taken = aiter(queue), list[int]()
     while not any(len(reader.ahead) >= at_least for reader in queue._taker._readers):

@@ -1,4 +1,6 @@
-"""Each role's rules cover the scripts that it runs and the keys of its own queues, and nothing else."""
+"""Each role's rules cover the scripts that it runs and the keys of its own queues, and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,17 @@ if TYPE_CHECKING:
     from delayq.admin.acl import Role
 
 ALL = (RESYNC, *delayed.ALL, *reliable.ALL)
-kinds_and_roles = pytest.mark.parametrize(("kind", "role"), [(kind, role) for kind in ("delayed", "reliable") for role in ROLES])
+kinds_and_roles = pytest.mark.parametrize(
+    ("kind", "role"), [(kind, role) for kind in ("delayed", "reliable") for role in ROLES]
+)
 
 
 def rules(kind: str, role: Role, *queues: str, prefix: bool = False) -> list[str]:
     return acl_rules(
-        role, delayed=queues if kind == "delayed" else (), reliable=queues if kind == "reliable" else (), prefix=prefix
+        role,
+        delayed=queues if kind == "delayed" else (),
+        reliable=queues if kind == "reliable" else (),
+        prefix=prefix,
     )
 
 
@@ -37,7 +44,12 @@ def granted(kind: str, role: Role) -> set[str]:
 
 
 def test_every_script_is_somebodys() -> None:
-    used = {script.name for roles in (DELAYED, RELIABLE) for work in roles.values() for script in work.scripts}
+    used = {
+        script.name
+        for roles in (DELAYED, RELIABLE)
+        for work in roles.values()
+        for script in work.scripts
+    }
     assert used == {script.name for script in ALL}
 
 
@@ -66,7 +78,19 @@ def test_who_only_looks_has_no_command_that_writes(kind: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_nobody_has_a_command_that_reaches_beyond_keys(role: Role) -> None:
-    beyond = {"KEYS", "SCAN", "RANDOMKEY", "DBSIZE", "FLUSHALL", "FLUSHDB", "CONFIG", "ACL", "CLIENT", "SCRIPT", "PSUBSCRIBE"}
+    beyond = {
+        "KEYS",
+        "SCAN",
+        "RANDOMKEY",
+        "DBSIZE",
+        "FLUSHALL",
+        "FLUSHDB",
+        "CONFIG",
+        "ACL",
+        "CLIENT",
+        "SCRIPT",
+        "PSUBSCRIBE",
+    }
     for kind in ("delayed", "reliable"):
         assert not granted(kind, role) & beyond
 
@@ -78,16 +102,25 @@ def test_rules_begin_by_taking_everything_away(kind: str, role: Role) -> None:
 
 def test_the_rules_of_several_queues_are_joined() -> None:
     both = acl_rules("producer", delayed=["a", "b"], reliable=["c"])
-    assert {"~redisson_delay_queue:{a}", "~redisson_delay_queue:{b}", "~delayq:{c}:bodies", "&delayq:{c}:wake"} <= set(both)
+    assert {
+        "~redisson_delay_queue:{a}",
+        "~redisson_delay_queue:{b}",
+        "~delayq:{c}:bodies",
+        "&delayq:{c}:wake",
+    } <= set(both)
     assert len(set(both)) == len(both)
 
 
 @functools.cache
 def reading(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern as Redis reads it (``stringmatchlen``). Covers only the syntax that we write."""
+    """Compile a pattern as Redis reads it (``stringmatchlen``).
+
+    Covers only the syntax that we write.
+    """
     parts = re.findall(r"\\(.)|(\*)|(\?)|(\[1-9\])|(.)", pattern, re.DOTALL)
     words = (
-        ".*" if star else "." if one else digits or re.escape(escaped or plain) for escaped, star, one, digits, plain in parts
+        ".*" if star else "." if one else digits or re.escape(escaped or plain)
+        for escaped, star, one, digits, plain in parts
     )
     return re.compile("".join(words), re.DOTALL)
 
@@ -103,7 +136,9 @@ def test_rules_reach_every_key_of_a_queue_and_none_of_another(name: str, other: 
     for kind, keys_of in (("delayed", DelayedKeys.of), ("reliable", ReliableKeys.of)):
         try:
             every = every_key(keys_of(name))
-            patterns = [rule[1:] for role in ROLES for rule in rules(kind, role, name) if rule[0] in "~&"]
+            patterns = [
+                rule[1:] for role in ROLES for rule in rules(kind, role, name) if rule[0] in "~&"
+            ]
             patterns = list(dict.fromkeys(patterns))
         except BadName:
             continue
@@ -120,7 +155,12 @@ def test_rules_reach_every_key_of_a_queue_and_none_of_another(name: str, other: 
 def test_rules_of_a_prefix_reach_the_keys_of_its_queues(prefix: str, rest: str) -> None:
     for kind, keys_of in (("delayed", DelayedKeys.of), ("reliable", ReliableKeys.of)):
         try:
-            patterns = [rule[1:] for role in ROLES for rule in rules(kind, role, prefix, prefix=True) if rule[0] in "~&"]
+            patterns = [
+                rule[1:]
+                for role in ROLES
+                for rule in rules(kind, role, prefix, prefix=True)
+                if rule[0] in "~&"
+            ]
             every = every_key(keys_of(prefix + rest))
         except BadName:
             continue

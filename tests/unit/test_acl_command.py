@@ -9,8 +9,13 @@ from delayq.cli.app import run
 
 
 def test_it_prints_the_rules_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["acl", "consumer", "--queue", "mails", "--queue", "jobs", "--delayed", "orders"]) == 0
-    assert capsys.readouterr().out == " ".join(acl_rules("consumer", delayed=["orders"], reliable=["mails", "jobs"])) + "\n"
+    assert (
+        run(["acl", "consumer", "--queue", "mails", "--queue", "jobs", "--delayed", "orders"]) == 0
+    )
+    assert (
+        capsys.readouterr().out
+        == " ".join(acl_rules("consumer", delayed=["orders"], reliable=["mails", "jobs"])) + "\n"
+    )
 
 
 def test_names_can_be_prefixes_and_the_database_another(capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,27 +24,62 @@ def test_names_can_be_prefixes_and_the_database_another(capsys: pytest.CaptureFi
     assert {"~delayq:{shop:*}:live", "&delayq:{shop:*}:wake", "+select"} <= set(printed)
 
 
-def test_several_servers_partitions_and_promises_need_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_servers_partitions_and_promises_need_more(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     more = ["--partitions", "16", "--servers", "cluster", "--durability", "replicas:2"]
     assert run(["acl", "producer", "--queue", "mails", *more]) == 0
     printed = capsys.readouterr().out.split()
     pattern = "~delayq:part:{[0-9][0-9]:???:mails}:live"
-    assert {"+cluster|slots", "+asking", "+wait", "~delayq:part:{[0-9]:???:mails}:live", pattern} <= set(printed)
+    assert {
+        "+cluster|slots",
+        "+asking",
+        "+wait",
+        "~delayq:part:{[0-9]:???:mails}:live",
+        pattern,
+    } <= set(printed)
     assert "~delayq:{mails}:live" not in printed
-    assert run(["acl", "producer", "--queue", "mails", "--servers", "sentinel", "--durability", "fsync"]) == 0
+    assert (
+        run(
+            [
+                "acl",
+                "producer",
+                "--queue",
+                "mails",
+                "--servers",
+                "sentinel",
+                "--durability",
+                "fsync",
+            ]
+        )
+        == 0
+    )
     assert {"+waitaof"} <= set(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
-    "more", [["--servers", "two"], ["--durability", "much"], ["--partitions", "0"], ["--partitions", "9999"]], ids=" ".join
+    "more",
+    [
+        ["--servers", "two"],
+        ["--durability", "much"],
+        ["--partitions", "0"],
+        ["--partitions", "9999"],
+    ],
+    ids=" ".join,
 )
-def test_what_there_is_not_is_said_in_one_line(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_there_is_not_is_said_in_one_line(
+    more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["acl", "producer", "--queue", "a", *more]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["producer"], ["king", "--queue", "a"], ["producer", "--queue", "a b"]])
-def test_what_cannot_work_is_said_in_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["producer"], ["king", "--queue", "a"], ["producer", "--queue", "a b"]]
+)
+def test_what_cannot_work_is_said_in_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["acl", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

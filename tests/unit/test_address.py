@@ -5,11 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from redis.asyncio import Connection, Redis, RedisCluster, Sentinel, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio import (
+    Connection,
+    Redis,
+    RedisCluster,
+    Sentinel,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 
 import delayq
 import delayq._redis.url
-from delayq._redis.url import Address, ClusterAddress, SentinelAddress, from_client, from_url, redacted
+from delayq._redis.url import (
+    Address,
+    ClusterAddress,
+    SentinelAddress,
+    from_client,
+    from_url,
+    redacted,
+)
 from tests.support.servers import one_server
 
 
@@ -17,7 +31,14 @@ from tests.support.servers import one_server
 def test_a_url_names_host_port_database_and_user(scheme: str) -> None:
     address = one_server(f"{scheme}://me:secret@example.test:7000/3?socket_connect_timeout=2")
     assert address.connection_class is Connection
-    wanted = {"host": "example.test", "port": 7000, "db": 3, "username": "me", "password": "secret", "socket_connect_timeout": 2}
+    wanted = {
+        "host": "example.test",
+        "port": 7000,
+        "db": 3,
+        "username": "me",
+        "password": "secret",
+        "socket_connect_timeout": 2,
+    }
     assert wanted.items() <= address.options.items()
 
 
@@ -84,7 +105,9 @@ def test_what_cannot_be_read_is_refused_without_a_word_of_a_secret(url: str) -> 
         error = error.__cause__ or error.__context__
 
 
-@pytest.mark.parametrize("url", ["redis://h?password=secret", "redis://h?password=a@secret", "redis://u:p@secret@h"])
+@pytest.mark.parametrize(
+    "url", ["redis://h?password=secret", "redis://h?password=a@secret", "redis://u:p@secret@h"]
+)
 def test_no_secret_is_in_the_label_of_an_address(url: str) -> None:
     assert "secret" not in repr(from_url(url))
 
@@ -118,14 +141,20 @@ def test_a_cluster_is_named_by_some_of_its_servers(scheme: str) -> None:
     places = [(seed.options["host"], seed.options["port"]) for seed in address.seeds]
     assert places == [("a", 7000), ("b", 6379), ("::1", 7002)]
     for seed in (*address.seeds, address.seeds[0].at("c", 7003)):
-        assert {"username": "me", "password": "secret", "socket_connect_timeout": 2}.items() <= seed.options.items()
+        assert {
+            "username": "me",
+            "password": "secret",
+            "socket_connect_timeout": 2,
+        }.items() <= seed.options.items()
         assert seed.connection_class is Connection
     assert (other := address.seeds[0].at("c", 7003)).options["host"] == "c"
     assert other.options["port"] == 7003
 
 
 def test_a_server_behind_sentinels_is_named_by_them_its_service_and_its_database() -> None:
-    address = from_url("redis+sentinel://me:secret@a:7000,b/my%20orders/3?sentinel_password=hidden&socket_connect_timeout=2")
+    address = from_url(
+        "redis+sentinel://me:secret@a:7000,b/my%20orders/3?sentinel_password=hidden&socket_connect_timeout=2"
+    )
     assert isinstance(address, SentinelAddress)
     assert address.service == "my orders"
     assert {
@@ -134,18 +163,27 @@ def test_a_server_behind_sentinels_is_named_by_them_its_service_and_its_database
         "password": "secret",
         "socket_connect_timeout": 2,
     }.items() <= address.server.options.items()
-    places = [(each.options["host"], each.options["port"], each.options["db"]) for each in address.sentinels]
+    places = [
+        (each.options["host"], each.options["port"], each.options["db"])
+        for each in address.sentinels
+    ]
     assert places == [("a", 7000, 0), ("b", 26379, 0)]
     # Sentinels have users of their own.
     assert {each.options["password"] for each in address.sentinels} == {"hidden"}
     assert {each.options["username"] for each in address.sentinels} == {None}
 
 
-@pytest.mark.parametrize("scheme", ["rediss+cluster://a,b", "valkeys+cluster://a,b", "rediss+sentinel://a,b/s"])
+@pytest.mark.parametrize(
+    "scheme", ["rediss+cluster://a,b", "valkeys+cluster://a,b", "rediss+sentinel://a,b/s"]
+)
 def test_many_servers_may_be_reached_by_tls(scheme: str) -> None:
     address = from_url(scheme)
     assert not isinstance(address, delayq._redis.url.Address)
-    servers = address.seeds if isinstance(address, ClusterAddress) else (address.server, *address.sentinels)
+    servers = (
+        address.seeds
+        if isinstance(address, ClusterAddress)
+        else (address.server, *address.sentinels)
+    )
     assert {server.connection_class for server in servers} == {SSLConnection}
 
 
@@ -172,7 +210,14 @@ def test_what_names_no_servers_is_refused(url: str) -> None:
 
 
 def test_delayqs_own_settings_win_over_those_of_a_given_client() -> None:
-    client = Redis(host="example.test", port=7000, decode_responses=True, socket_timeout=1, health_check_interval=5, protocol=3)
+    client = Redis(
+        host="example.test",
+        port=7000,
+        decode_responses=True,
+        socket_timeout=1,
+        health_check_interval=5,
+        protocol=3,
+    )
     address = from_client(client)
     assert isinstance(address, Address)
     assert {"host": "example.test", "port": 7000}.items() <= address.options.items()
@@ -191,25 +236,43 @@ def test_a_client_of_a_cluster_names_its_servers() -> None:
     assert "secret" not in repr(address)
     (seed,) = address.seeds
     assert seed.is_tls
-    assert {"host": "127.0.0.1", "port": 7000, "username": "me", "password": "secret", "ssl_ca_certs": "/ca.crt"}.items() <= (
-        seed.options.items()
-    )
+    assert {
+        "host": "127.0.0.1",
+        "port": 7000,
+        "username": "me",
+        "password": "secret",
+        "ssl_ca_certs": "/ca.crt",
+    }.items() <= (seed.options.items())
     assert isinstance(seed.connection(), SSLConnection)
 
 
 def test_a_client_of_sentinels_names_them_and_the_service() -> None:
     make: Any = Sentinel
-    sentinels = make([("a", 1), ("b", 2)], sentinel_kwargs={"password": "hidden"}, password="secret", username="me")
+    sentinels = make(
+        [("a", 1), ("b", 2)],
+        sentinel_kwargs={"password": "hidden"},
+        password="secret",
+        username="me",
+    )
     address = from_client(sentinels.master_for("shop", db=3))
     assert isinstance(address, SentinelAddress)
     assert not {"secret", "hidden"} & {*repr(address).split("'")}
     assert address.service == "shop"
-    assert [(each.options["host"], each.options["port"], each.options["password"]) for each in address.sentinels] == [
+    assert [
+        (each.options["host"], each.options["port"], each.options["password"])
+        for each in address.sentinels
+    ] == [
         ("a", 1, "hidden"),
         ("b", 2, "hidden"),
     ]
     way_in = address.server.at("c", 3)
-    assert {"host": "c", "port": 3, "db": 3, "username": "me", "password": "secret"}.items() <= way_in.options.items()
+    assert {
+        "host": "c",
+        "port": 3,
+        "db": 3,
+        "username": "me",
+        "password": "secret",
+    }.items() <= way_in.options.items()
     assert type(way_in.connection()) is Connection
     assert not way_in.is_tls
     encrypted = from_client(make([("a", 1)], ssl=True).master_for("shop"))
@@ -234,7 +297,9 @@ def test_without_an_address_the_environment_decides(monkeypatch: pytest.MonkeyPa
         delayq.connect()
 
 
-@pytest.mark.parametrize(("option", "value"), [("resync_interval", 0), ("resync_interval", -1), ("max_connections", 0)])
+@pytest.mark.parametrize(
+    ("option", "value"), [("resync_interval", 0), ("resync_interval", -1), ("max_connections", 0)]
+)
 def test_bad_settings_are_refused(option: str, value: int) -> None:
     with pytest.raises(delayq.BadInput):
         delayq.connect("redis://h", **{option: value})  # type: ignore[arg-type]

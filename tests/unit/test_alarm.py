@@ -1,4 +1,7 @@
-"""Alarms that wake the loop: a timerfd where available, else the loop's own timer. In real time; only bounds are asserted."""
+"""Alarms that wake the loop: a timerfd where available, else the loop's own timer.
+
+In real time; only bounds are asserted.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ def by_timerfd(owner: object = OWNER) -> TimerfdWakeup:
     return TimerfdWakeup(asyncio.get_running_loop(), contextvars.copy_context(), owner)
 
 
-KINDS = [pytest.param(by_loop, id="loop"), pytest.param(by_timerfd, id="timerfd", marks=needs_timerfd)]
+KINDS = [
+    pytest.param(by_loop, id="loop"),
+    pytest.param(by_timerfd, id="timerfd", marks=needs_timerfd),
+]
 
 
 def descriptors() -> int:
@@ -194,7 +200,9 @@ class TestTimerfd:
 
 
 class TestFallingBack:
-    async def test_to_the_loops_own_timer_where_the_system_gives_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_to_the_loops_own_timer_where_the_system_gives_none(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def none() -> Any:
             raise OSError("no more descriptors")
 
@@ -205,7 +213,9 @@ class TestFallingBack:
         await asyncio.wait_for(fired.wait(), 10)
 
     @needs_timerfd
-    async def test_where_the_loop_watches_no_descriptors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_where_the_loop_watches_no_descriptors(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         before, loop = descriptors(), asyncio.get_running_loop()
 
         def none(*_: Any) -> None:

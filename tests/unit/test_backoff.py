@@ -25,7 +25,14 @@ def test_fixed_stays() -> None:
 
 def test_exponential_grows_up_to_its_maximum() -> None:
     assert delays(Backoff.exponential(base=1, factor=2, max=10)) == [1, 2, 4, 8, 10, 10]
-    assert delays(Backoff.exponential(base=0.5, factor=3, max=1000)) == [0.5, 1.5, 4.5, 13.5, 40.5, 121.5]
+    assert delays(Backoff.exponential(base=0.5, factor=3, max=1000)) == [
+        0.5,
+        1.5,
+        4.5,
+        13.5,
+        40.5,
+        121.5,
+    ]
 
 
 def test_exponential_may_shrink() -> None:
@@ -48,7 +55,12 @@ def test_after_a_list_a_factor_goes_on_from_its_end() -> None:
 
 
 def test_no_delay_is_no_delay() -> None:
-    for backoff in (Backoff.fixed(0), Backoff.exponential(base=0), Backoff.explicit([0]), Backoff.exponential(max=0)):
+    for backoff in (
+        Backoff.fixed(0),
+        Backoff.exponential(base=0),
+        Backoff.explicit([0]),
+        Backoff.exponential(max=0),
+    ):
         assert delays(backoff) == [0] * 6
 
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 NEVER = -math.inf
 
 
-def plan(max_items: int = 200, max_bytes: int = 1000, expires_after: float = math.inf) -> BatchPlan[int, str]:
+def plan(
+    max_items: int = 200, max_bytes: int = 1000, expires_after: float = math.inf
+) -> BatchPlan[int, str]:
     return BatchPlan(max_items=max_items, max_bytes=max_bytes, expires_after=expires_after)
 
 
@@ -58,7 +60,9 @@ class TestLeaving:
         busy = plan(max_items=ENOUGH)
         add(busy, [0])
         left(busy)
-        assert [busy.add(item, 1, "", 0.0) for item in range(ENOUGH)] == [False] * (ENOUGH - 1) + [True]
+        assert [busy.add(item, 1, "", 0.0) for item in range(ENOUGH)] == [False] * (ENOUGH - 1) + [
+            True
+        ]
         (second,) = left(busy)
         assert second.slot == 1
         add(busy, range(3 * ENOUGH))
@@ -104,11 +108,18 @@ class TestLeaving:
             left(failing)
             first, second = failing.in_flight
             assert failing.on_failure(first, NEVER, unknown=False).after == []
-            assert failing.on_failure(second, NEVER, unknown=unknown).after == ([] if unknown else [first])
+            assert failing.on_failure(second, NEVER, unknown=unknown).after == (
+                [] if unknown else [first]
+            )
 
     def test_items_that_are_not_eager_leave_when_half_a_batch_is_collected(self) -> None:
         patient = plan(max_items=4)
-        assert [patient.add(item, 1, "", 0.0, eager=False) for item in range(4)] == [False, True, True, True]
+        assert [patient.add(item, 1, "", 0.0, eager=False) for item in range(4)] == [
+            False,
+            True,
+            True,
+            True,
+        ]
 
     def test_batches_are_bounded_in_items_and_bytes(self) -> None:
         bounded = plan(max_items=3, max_bytes=100)
@@ -143,7 +154,9 @@ class TestExpiry:
         assert expired.items == [2]
         assert (slow.next_expiry(NEVER), slow.waiting_bytes) == (math.inf, 0)
 
-    def test_bytes_that_move_count_while_a_call_is_in_flight_and_not_while_it_is_repeated(self) -> None:
+    def test_bytes_that_move_count_while_a_call_is_in_flight_and_not_while_it_is_repeated(
+        self,
+    ) -> None:
         slow = plan(expires_after=5)
         add(slow, [1])
         assert slow.expires_at(0.0, 3.0) == 5
@@ -204,7 +217,9 @@ class TestSettling:
 
 
 class Model:
-    """Everything that a plan was told, and checks of what it decides: a driver as plain as the batcher is."""
+    """Everything that a plan was told, and checks of what it decides: a driver as plain as the
+    batcher is.
+    """
 
     MOST_ITEMS, MOST_BYTES, ENOUGH, EXPIRES_AFTER = 4, 10, 2, 5.0
 
@@ -242,7 +257,9 @@ class Model:
         self.groups += 1
         items = [(self.new_item(size), size) for size in sizes]
         names = iter(items)
-        assert self.plan.add_many(items, lambda: str(next(names)[0]), self.now) == [str(item) for item, _ in items]
+        assert self.plan.add_many(items, lambda: str(next(names)[0]), self.now) == [
+            str(item) for item, _ in items
+        ]
         self.leave()
 
     def leave(self) -> None:
@@ -278,7 +295,9 @@ class Model:
             assert not other.repeating
             assert batch.slot != other.slot
             assert len(items) >= self.ENOUGH or waiting > 1
-            assert not other.items or not items or self.group[other.items[-1]] != self.group[items[0]], "side by side"
+            assert (
+                not other.items or not items or self.group[other.items[-1]] != self.group[items[0]]
+            ), "side by side"
 
     def has_expired(self, batch: Numbers) -> bool:
         return self.now - min(self.since[item] for item in batch.items) >= self.EXPIRES_AFTER
@@ -369,7 +388,9 @@ _EVENTS = st.lists(
 
 
 @given(_EVENTS)
-def test_each_item_leaves_once_in_order_within_the_limits_and_has_one_outcome(events: list[tuple[Any, ...]]) -> None:
+def test_each_item_leaves_once_in_order_within_the_limits_and_has_one_outcome(
+    events: list[tuple[Any, ...]],
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_plan, "ENOUGH", Model.ENOUGH)
         model = Model()

@@ -41,7 +41,14 @@ class Store:
         self.sent_beside: list[object] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def run_soon(self, _script: Script, _keys: Any, args: Sequence[int], told: Callable[[Any], object], beside: object) -> object:
+    def run_soon(
+        self,
+        _script: Script,
+        _keys: Any,
+        args: Sequence[int],
+        told: Callable[[Any], object],
+        beside: object,
+    ) -> object:
         if self.busy:
             return None
         self.sent_beside.append(beside)
@@ -54,7 +61,9 @@ class Store:
         task.add_done_callback(self._tasks.discard)
         return FakeWire(f"wire of {args[0]}")
 
-    async def repeat(self, request: Request, items: Sequence[int], lost: OutcomeUnknown | None) -> list[int]:
+    async def repeat(
+        self, request: Request, items: Sequence[int], lost: OutcomeUnknown | None
+    ) -> list[int]:
         assert request.args == list(items)
         self.repeated.append((list(items), lost))
         if error := await self.answer.get():
@@ -99,7 +108,9 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(store: Store, batcher: Batcher[int, int]) -> None:
+async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(
+    store: Store, batcher: Batcher[int, int]
+) -> None:
     first = batcher.submit(1, 1)
     assert store.batches == [[1]]
     later = [batcher.submit(i, 1) for i in (2, 3)]
@@ -112,7 +123,9 @@ async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(store: Stor
     assert store.batches == [[1], [2, 3]]
 
 
-async def test_batches_are_bounded_in_items_and_bytes(store: Store, batcher: Batcher[int, int]) -> None:
+async def test_batches_are_bounded_in_items_and_bytes(
+    store: Store, batcher: Batcher[int, int]
+) -> None:
     for _ in range(5):
         store.answer.put_nowait(None)
     futures = batcher.submit_many(enumerate((1, 1, 1, 1, 99, 500, 1)))
@@ -120,7 +133,9 @@ async def test_batches_are_bounded_in_items_and_bytes(store: Store, batcher: Bat
     assert store.batches == [[0, 1, 2], [3, 4], [5], [6]]
 
 
-async def test_an_uncancellable_item_leaves_though_its_caller_is_cancelled_and_others_do_not(store: Store) -> None:
+async def test_an_uncancellable_item_leaves_though_its_caller_is_cancelled_and_others_do_not(
+    store: Store,
+) -> None:
     background = Background()
     for uncancellable in (False, True):
         batcher = store.batcher(background, uncancellable=uncancellable)
@@ -135,7 +150,9 @@ async def test_an_uncancellable_item_leaves_though_its_caller_is_cancelled_and_o
     await background.aclose()
 
 
-async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store, batcher: Batcher[int, int]) -> None:
+async def test_an_error_reaches_exactly_the_calls_it_concerns(
+    store: Store, batcher: Batcher[int, int]
+) -> None:
     failing = batcher.submit_many((i, 1) for i in range(3))
     fine = batcher.submit(9, 1)
     # Answer the failing batch, then the next one.
@@ -148,7 +165,9 @@ async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store, batc
     assert store.repeated == [], "a refused call is not repeated"
 
 
-async def test_a_failed_batch_is_repeated_and_the_next_ones_wait_for_that(store: Store, batcher: Batcher[int, int]) -> None:
+async def test_a_failed_batch_is_repeated_and_the_next_ones_wait_for_that(
+    store: Store, batcher: Batcher[int, int]
+) -> None:
     first = batcher.submit(1, 1)
     later = batcher.submit(2, 1)
     store.answer.put_nowait(ServerUnavailable("restarting"))
@@ -160,7 +179,9 @@ async def test_a_failed_batch_is_repeated_and_the_next_ones_wait_for_that(store:
     assert await later == 20
 
 
-async def test_a_repetition_is_told_whether_the_batch_may_have_been_carried_out(store: Store, batcher: Batcher[int, int]) -> None:
+async def test_a_repetition_is_told_whether_the_batch_may_have_been_carried_out(
+    store: Store, batcher: Batcher[int, int]
+) -> None:
     lost = OutcomeUnknown("the line broke")
     first = batcher.submit(1, 1)
     store.answer.put_nowait(lost)
@@ -170,7 +191,9 @@ async def test_a_repetition_is_told_whether_the_batch_may_have_been_carried_out(
         await first
 
 
-async def test_a_task_sends_a_batch_that_cannot_be_sent_at_once(store: Store, batcher: Batcher[int, int]) -> None:
+async def test_a_task_sends_a_batch_that_cannot_be_sent_at_once(
+    store: Store, batcher: Batcher[int, int]
+) -> None:
     store.busy = True
     first = batcher.submit(1, 1)
     store.answer.put_nowait(None)
@@ -178,9 +201,13 @@ async def test_a_task_sends_a_batch_that_cannot_be_sent_at_once(store: Store, ba
     assert store.repeated == [([1], None)]
 
 
-async def test_a_reply_that_makes_no_sense_is_an_error_and_the_next_one_is_fine(store: Store) -> None:
+async def test_a_reply_that_makes_no_sense_is_an_error_and_the_next_one_is_fine(
+    store: Store,
+) -> None:
     background = Background()
-    batcher = store.batcher(background, results=lambda _, reply: reply if reply[0] > 10 else reply["no"])
+    batcher = store.batcher(
+        background, results=lambda _, reply: reply if reply[0] > 10 else reply["no"]
+    )
     first, later = batcher.submit(1, 1), batcher.submit(2, 1)
     for _ in range(2):
         store.answer.put_nowait(None)
@@ -190,7 +217,9 @@ async def test_a_reply_that_makes_no_sense_is_an_error_and_the_next_one_is_fine(
     await background.aclose()
 
 
-async def test_a_caller_that_is_cancelled_in_time_withdraws_its_item(store: Store, batcher: Batcher[int, int]) -> None:
+async def test_a_caller_that_is_cancelled_in_time_withdraws_its_item(
+    store: Store, batcher: Batcher[int, int]
+) -> None:
     first = batcher.submit(1, 1)
     await turns()
     gone, stays = batcher.submit(2, 1), batcher.submit(3, 1)
@@ -201,17 +230,23 @@ async def test_a_caller_that_is_cancelled_in_time_withdraws_its_item(store: Stor
     assert store.batches == [[1], [3]]
 
 
-async def test_a_caller_that_is_cancelled_too_late_harms_no_other(store: Store, batcher: Batcher[int, int]) -> None:
+async def test_a_caller_that_is_cancelled_too_late_harms_no_other(
+    store: Store, batcher: Batcher[int, int]
+) -> None:
     gone, stays = batcher.submit_many([(1, 1), (2, 1)])
     gone.cancel()
     store.answer.put_nowait(None)
     assert await stays == 20
 
 
-async def test_items_for_which_no_caller_waits_leave_together_and_their_outcomes_are_reported(store: Store) -> None:
+async def test_items_for_which_no_caller_waits_leave_together_and_their_outcomes_are_reported(
+    store: Store,
+) -> None:
     background = Background()
     reported: list[tuple[int, int | BaseException]] = []
-    batcher = store.batcher(background, on_outcome=lambda item, outcome: reported.append((item, outcome)), max_items=6)
+    batcher = store.batcher(
+        background, on_outcome=lambda item, outcome: reported.append((item, outcome)), max_items=6
+    )
     batcher.fire_and_forget(1, 1)
     batcher.fire_and_forget(2, 1)
     assert store.batches == []
@@ -230,11 +265,17 @@ async def test_items_for_which_no_caller_waits_leave_together_and_their_outcomes
     for _ in range(2):
         store.answer.put_nowait(refused)
     await batcher.flush()
-    assert [(item, str(outcome)) for item, outcome in reported[2:]] == [(3, "no"), (4, "no"), (5, "no")]
+    assert [(item, str(outcome)) for item, outcome in reported[2:]] == [
+        (3, "no"),
+        (4, "no"),
+        (5, "no"),
+    ]
     await background.aclose()
 
 
-async def test_flushing_waits_for_earlier_items_and_not_for_later_ones(store: Store, batcher: Batcher[int, int]) -> None:
+async def test_flushing_waits_for_earlier_items_and_not_for_later_ones(
+    store: Store, batcher: Batcher[int, int]
+) -> None:
     await batcher.flush()
     first = batcher.submit(1, 1)
     second = batcher.submit(2, 1)
@@ -254,11 +295,15 @@ async def test_flushing_waits_for_earlier_items_and_not_for_later_ones(store: St
     await asyncio.wait_for(flushed, 10)
 
 
-async def test_closing_sends_items_that_were_to_leave_soon_and_reports_those_that_cannot(store: Store) -> None:
+async def test_closing_sends_items_that_were_to_leave_soon_and_reports_those_that_cannot(
+    store: Store,
+) -> None:
     background = Background()
     reported: list[str] = []
     for answer in (True, False):
-        batcher = store.batcher(background, on_outcome=lambda _, outcome: reported.append(type(outcome).__name__))
+        batcher = store.batcher(
+            background, on_outcome=lambda _, outcome: reported.append(type(outcome).__name__)
+        )
         batcher.fire_and_forget(1, 1)
         if answer:
             store.answer.put_nowait(None)
@@ -287,12 +332,22 @@ async def test_if_enough_items_wait_a_second_batch_leaves_behind_the_first_on_it
     assert len(store.batches) == 2
     for _ in range(4):
         store.answer.put_nowait(None)
-    assert [await future for future in (first, second, third, *rest)] == [10, 20, 30, 40, 50, 60, 70]
+    assert [await future for future in (first, second, third, *rest)] == [
+        10,
+        20,
+        30,
+        40,
+        50,
+        60,
+        70,
+    ]
     assert store.batches == [[1], [2, 3], [4, 5, 6], [7]]
     await background.aclose()
 
 
-async def test_each_slot_has_one_call_in_flight(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_slot_has_one_call_in_flight(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     background = Background()
     monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
     slots: list[str] = []
@@ -331,8 +386,13 @@ async def test_while_a_batch_is_repeated_nothing_leaves_and_the_other_gets_its_r
     await background.aclose()
 
 
-async def test_two_that_were_not_carried_out_are_repeated_in_their_order(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This happens if the server did not know the script. On separate connections, the second might overtake the first."""
+async def test_two_that_were_not_carried_out_are_repeated_in_their_order(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This happens if the server did not know the script.
+
+    On separate connections, the second might overtake the first.
+    """
     background = Background()
     monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
     batcher = store.batcher(background)
@@ -350,7 +410,9 @@ async def test_two_that_were_not_carried_out_are_repeated_in_their_order(store: 
     await background.aclose()
 
 
-async def test_closing_with_two_batches_in_flight_fails_both(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_with_two_batches_in_flight_fails_both(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     background = Background()
     monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
     batcher = store.batcher(background)
@@ -383,7 +445,17 @@ async def test_callers_are_held_up_while_too_much_waits(
     for _ in range(10):
         store.answer.put_nowait(None)
     answers = await asyncio.gather(*callers, return_exceptions=True)
-    assert [answer for answer in answers if not isinstance(answer, BaseException)] == [0, 10, 20, 30, 40, 60, 70, 80, 90]
+    assert [answer for answer in answers if not isinstance(answer, BaseException)] == [
+        0,
+        10,
+        20,
+        30,
+        40,
+        60,
+        70,
+        80,
+        90,
+    ]
     assert most <= 160
     assert not batcher.is_full
 
@@ -401,7 +473,9 @@ async def test_closing_lets_in_callers_that_are_held_up(
         await asyncio.gather(first, second)
 
 
-async def test_closing_tells_unsent_items_from_unknown_ones(store: Store, batcher: Batcher[int, int]) -> None:
+async def test_closing_tells_unsent_items_from_unknown_ones(
+    store: Store, batcher: Batcher[int, int]
+) -> None:
     unknown = batcher.submit(1, 1)
     await turns()
     unsent = batcher.submit(2, 1)
@@ -424,7 +498,9 @@ async def test_waiting_callers_are_told_if_the_client_ends_its_tasks(store: Stor
         await asyncio.wait_for(waiting, 10)
 
 
-async def test_closing_waits_for_batches_in_flight(store: Store, batcher: Batcher[int, int]) -> None:
+async def test_closing_waits_for_batches_in_flight(
+    store: Store, batcher: Batcher[int, int]
+) -> None:
     future = batcher.submit(1, 1)
     await turns()
     closing = asyncio.create_task(batcher.aclose(5))
@@ -451,12 +527,17 @@ async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureF
 
 @pytest.fixture
 def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Batcher[int, int]]:
-    """Return a factory of groups that cannot send. A call is tried for 0.4 s, as its request says, and then gives up."""
+    """Return a factory of groups that cannot send.
+
+    A call is tried for 0.4 s, as its request says, and then gives up.
+    """
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.4)
     monkeypatch.setattr("delayq._engine.batch_plan.SPAN", 0.05)
     store.busy = True
 
-    async def repeat(request: Request, items: Sequence[int], _lost: OutcomeUnknown | None) -> list[int]:
+    async def repeat(
+        request: Request, items: Sequence[int], _lost: OutcomeUnknown | None
+    ) -> list[int]:
         store.repeated.append((list(items), None))
         assert request.until is not None
         await asyncio.sleep(request.until - asyncio.get_running_loop().time())
@@ -494,7 +575,9 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
 async def test_waiting_items_do_not_fail_while_others_are_carried_out(
     store: Store, in_an_outage: Callable[[], Batcher[int, int]]
 ) -> None:
-    """A slow server does not count as an outage: ten batches, each of which takes half of the time that an item may wait."""
+    """A slow server does not count as an outage: ten batches, each of which takes half of the time
+    that an item may wait.
+    """
     store.busy = False
     batcher = in_an_outage()
     store.busy = False
@@ -516,13 +599,19 @@ async def test_callers_that_are_held_up_fail_in_their_own_time_too(
         since = await batcher.wait_for_capacity()
         await batcher.submit(item, 60, since)
 
-    outcomes = await asyncio.wait_for(asyncio.gather(*(caller(item) for item in range(20)), return_exceptions=True), 20)
+    outcomes = await asyncio.wait_for(
+        asyncio.gather(*(caller(item) for item in range(20)), return_exceptions=True), 20
+    )
     assert {type(outcome) for outcome in outcomes} == {ServerUnavailable}
     assert loop.time() - began < 2
 
 
-async def test_batches_of_one_call_do_not_leave_side_by_side(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is not ready for the first batch but is for the second would store them in the wrong order."""
+async def test_batches_of_one_call_do_not_leave_side_by_side(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is not ready for the first batch but is for the second would store them in the
+    wrong order.
+    """
     background = Background()
     monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
     batcher = store.batcher(background)

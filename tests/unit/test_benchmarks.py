@@ -10,18 +10,30 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_"))
+NAMES = sorted(
+    path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")
+)
 
 
 def test_the_readme_lists_each_of_them_and_no_other() -> None:
-    table = (ROOT / "benchmarks" / "README.md").read_text().partition("| name |")[2].partition("\n\n")[0]
+    table = (
+        (ROOT / "benchmarks" / "README.md")
+        .read_text()
+        .partition("| name |")[2]
+        .partition("\n\n")[0]
+    )
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_says_how_it_is_called(name: str) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "benchmarks", name, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "benchmarks", name, "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("usage: ")

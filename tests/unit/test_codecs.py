@@ -1,4 +1,7 @@
-"""Convert values to bytes and back: JSON, text, a whole number, bytes. Redisson's own formats have files of their own."""
+"""Convert values to bytes and back: JSON, text, a whole number, bytes.
+
+Redisson's own formats have files of their own.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,11 @@ from delayq.codecs import BytesCodec, IntegerCodec, LongCodec
 
 TEXT = st.text(st.characters(codec="utf-8"))
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
     lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
 )
 
@@ -32,7 +39,9 @@ def test_json_is_compact_and_utf8() -> None:
     assert JsonCodec().encode({"a": [1, None, "é"]}) == '{"a":[1,null,"é"]}'.encode()
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, b"x", math.nan, math.inf, "\ud800", {(1, 2): 3}])
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, b"x", math.nan, math.inf, "\ud800", {(1, 2): 3}]
+)
 def test_what_json_cannot_say_is_refused(value: Any) -> None:
     with pytest.raises(EncodeError):
         JsonCodec().encode(value)
@@ -53,7 +62,9 @@ def test_an_error_does_not_quote_the_value() -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"\xff", b"abc", b"[" * 100_000])
 def test_what_is_no_json_is_refused_with_its_first_bytes(payload: bytes) -> None:
-    with pytest.raises(DecodeError, match=f"JsonCodec cannot decode {len(payload)} bytes") as caught:
+    with pytest.raises(
+        DecodeError, match=f"JsonCodec cannot decode {len(payload)} bytes"
+    ) as caught:
         JsonCodec().decode(payload)
     assert caught.value.payload == payload
     assert len(str(caught.value)) < 150
@@ -88,8 +99,12 @@ def test_an_integer_comes_back_as_it_went(value: int) -> None:
     assert IntegerCodec().decode(IntegerCodec().encode(value)) == value
 
 
-@pytest.mark.parametrize(("codec", "bits"), [(LongCodec(), 64), (IntegerCodec(), 32)], ids=["long", "integer"])
-def test_a_number_that_java_has_no_room_for_is_refused(codec: LongCodec | IntegerCodec, bits: int) -> None:
+@pytest.mark.parametrize(
+    ("codec", "bits"), [(LongCodec(), 64), (IntegerCodec(), 32)], ids=["long", "integer"]
+)
+def test_a_number_that_java_has_no_room_for_is_refused(
+    codec: LongCodec | IntegerCodec, bits: int
+) -> None:
     for value in (1 << bits - 1, -(1 << bits - 1) - 1, 10**1000):
         with pytest.raises(EncodeError, match=f"ints of {bits} bits"):
             codec.encode(value)
@@ -105,15 +120,37 @@ def test_what_is_no_number_is_refused(value: Any) -> None:
 
 
 def test_numbers_are_read_as_java_reads_them() -> None:
-    assert [LongCodec().decode(text) for text in (b"5", b"+5", b"-5", b"007", b"-0")] == [5, 5, -5, 7, 0]
+    assert [LongCodec().decode(text) for text in (b"5", b"+5", b"-5", b"007", b"-0")] == [
+        5,
+        5,
+        -5,
+        7,
+        0,
+    ]
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"-", b"+-5", b" 5", b"5 ", b"5\n", b"1_0", b"5L", b"1.0", b'"5"', "٣".encode(), b"9" * 10**6]
+    "payload",
+    [
+        b"",
+        b"-",
+        b"+-5",
+        b" 5",
+        b"5 ",
+        b"5\n",
+        b"1_0",
+        b"5L",
+        b"1.0",
+        b'"5"',
+        "٣".encode(),
+        b"9" * 10**6,
+    ],
 )
 def test_what_java_does_not_read_as_a_number_is_refused(payload: bytes) -> None:
     for codec in (LongCodec(), IntegerCodec()):
-        with pytest.raises(DecodeError, match=f"{type(codec).__name__} cannot decode {len(payload)} bytes"):
+        with pytest.raises(
+            DecodeError, match=f"{type(codec).__name__} cannot decode {len(payload)} bytes"
+        ):
             codec.decode(payload)
 
 
@@ -142,14 +179,18 @@ def test_what_is_not_bytes_is_refused() -> None:
 # --- all of them
 
 
-@pytest.mark.parametrize("name", [name for name in codecs.__all__ if name.endswith("Codec") and name != "Codec"])
+@pytest.mark.parametrize(
+    "name", [name for name in codecs.__all__ if name.endswith("Codec") and name != "Codec"]
+)
 def test_every_codec_is_made_without_arguments_and_reads_what_it_wrote(name: str) -> None:
     codec = getattr(codecs, name)()
     value: Any = {"LongCodec": 5, "IntegerCodec": 5, "BytesCodec": b"hi"}.get(name, "hi")
     assert codec.decode(codec.encode(value)) == value
 
 
-@pytest.mark.parametrize("name", [name for name in codecs.__all__ if name.endswith("Codec") and name != "Codec"])
+@pytest.mark.parametrize(
+    "name", [name for name in codecs.__all__ if name.endswith("Codec") and name != "Codec"]
+)
 @given(payload=st.binary())
 def test_any_bytes_are_decoded_or_refused(name: str, payload: bytes) -> None:
     codec = getattr(codecs, name)()
@@ -180,7 +221,8 @@ def test_the_codecs_for_java_are_loaded_when_they_are_asked_for() -> None:
     code = """
 import sys, delayq, delayq.codecs
 before = {name for name in sys.modules if name.startswith("delayq.codecs.")}
-assert before == {f"delayq.codecs.{name}" for name in ("_dataclasses", "_reasons", "json", "protocol", "string", "typed")}, before
+needed = ("_dataclasses", "_reasons", "json", "protocol", "string", "typed")
+assert before == {f"delayq.codecs.{name}" for name in needed}, before
 assert set(delayq.codecs.__all__) <= set(dir(delayq.codecs))
 from delayq.codecs import Kryo5Codec
 assert "delayq.codecs.java.kryo" in sys.modules and "delayq.codecs.java.jackson" not in sys.modules
@@ -189,5 +231,14 @@ assert "delayq.codecs.java.kryo" in sys.modules and "delayq.codecs.java.jackson"
 
 
 def test_the_modules_are_where_their_names_say() -> None:
-    for name in ("java", "java.jackson", "java.kryo", "java.types", "json", "protocol", "string", "typed"):
+    for name in (
+        "java",
+        "java.jackson",
+        "java.kryo",
+        "java.types",
+        "json",
+        "protocol",
+        "string",
+        "typed",
+    ):
         assert importlib.import_module(f"delayq.codecs.{name}").__doc__

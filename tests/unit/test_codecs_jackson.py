@@ -1,4 +1,6 @@
-"""Redisson's two JSON codecs beyond the vectors: the values they accept, the values they reject, and the results of decoding."""
+"""Redisson's two JSON codecs beyond the vectors: the values they accept, the values they reject,
+and the results of decoding.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Any str, including lone surrogates.
 TEXT = st.text(st.characters())
-MOMENTS = st.integers(-62_135_596_800_000, 253_402_300_799_999).map(lambda ms: EPOCH + timedelta(milliseconds=ms))
+MOMENTS = st.integers(-62_135_596_800_000, 253_402_300_799_999).map(
+    lambda ms: EPOCH + timedelta(milliseconds=ms)
+)
 DECIMALS = st.decimals(allow_nan=False, allow_infinity=False)
 FLOATS = st.floats(width=32).map(JavaFloat)
 SCALARS = (
@@ -87,7 +91,9 @@ VALUES = SCALARS | containers(st.recursive(IN_COLLECTIONS, containers, max_leave
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal, where NaN equals NaN, and have the same types all the way down."""
+    """Return whether two values are equal, where NaN equals NaN, and have the same types all the
+    way down.
+    """
     if type(one) is not type(other):
         return False
     if isinstance(one, list):
@@ -108,12 +114,22 @@ def test_what_was_encoded_is_the_same_bytes_after_decoding_and_encoding(value: A
     assert PLAIN.encode(PLAIN.decode(payload)) == payload
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | TEXT | MOMENTS | st.uuids(), containers))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | TEXT | MOMENTS | st.uuids(),
+        containers,
+    )
+)
 def test_with_classes_values_come_back_as_they_went(value: Any) -> None:
     assert TYPED.decode(TYPED.encode(value)) == value
 
 
-@given(st.recursive(st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT, st.lists))
+@given(
+    st.recursive(
+        st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+        st.lists,
+    )
+)
 def test_without_classes_what_json_has_comes_back_as_it_went(value: Any) -> None:
     assert PLAIN.decode(PLAIN.encode(value)) == value
 
@@ -149,7 +165,9 @@ def test_a_double_has_javas_form(value: float) -> None:
         assert value == 0 or 1e-3 <= abs(value) < 1e7
     # Use as few digits as possible, but never fewer than two.
     digits = (whole + fraction).strip("0")
-    assert len(digits) <= max(2, len(repr(value).lower().partition("e")[0].replace(".", "").strip("-0")))
+    assert len(digits) <= max(
+        2, len(repr(value).lower().partition("e")[0].replace(".", "").strip("-0"))
+    )
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
@@ -180,17 +198,33 @@ def test_doubles_at_the_edges(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["9.999999999999999E22", "1.9999999999999998E23", "1.50", "12345678901234567890.123", "1e5", "1E400"]
+    "text",
+    [
+        "9.999999999999999E22",
+        "1.9999999999999998E23",
+        "1.50",
+        "12345678901234567890.123",
+        "1e5",
+        "1E400",
+    ],
 )
 def test_a_number_that_we_would_write_otherwise_keeps_its_text(text: str) -> None:
-    """Java before JDK 19 wrote some doubles with more digits, and a BigDecimal looks like a double."""
+    """Java before JDK 19 wrote some doubles with more digits, and a BigDecimal looks like a
+    double.
+    """
     for codec in (TYPED, PLAIN):
         value = codec.decode(text.encode())
         assert type(value) is JavaDouble
         assert value == float(text)
         assert codec.encode(value) == text.encode()
-        assert codec.encode(pickle.loads(pickle.dumps(value))) == codec.encode(copy.copy(value)) == text.encode()
-    payload = f'["java.util.ArrayList",[["java.lang.Float",{text}],["java.lang.Double",{text}]]]'.encode()
+        assert (
+            codec.encode(pickle.loads(pickle.dumps(value)))
+            == codec.encode(copy.copy(value))
+            == text.encode()
+        )
+    payload = (
+        f'["java.util.ArrayList",[["java.lang.Float",{text}],["java.lang.Double",{text}]]]'.encode()
+    )
     assert TYPED.encode(TYPED.decode(payload)) in (
         payload,
         payload.replace(b'["java.lang.Double",%s]' % text.encode(), text.encode()),
@@ -217,13 +251,22 @@ def test_java_containers_show_their_class() -> None:
 
 def test_a_java_object_is_written_as_it_stands() -> None:
     payload = b'{"@class":"shop.Order","z":null,"a":5000000000,"d":"NaN"}'
-    assert TYPED.encode(JavaObject("shop.Order", {"z": None, "a": 5_000_000_000, "d": math.nan})) == payload
+    assert (
+        TYPED.encode(JavaObject("shop.Order", {"z": None, "a": 5_000_000_000, "d": math.nan}))
+        == payload
+    )
     assert TYPED.encode(TYPED.decode(payload)) == payload
 
 
 def test_a_large_int_has_its_class_in_an_array_of_objects_and_none_in_one_of_numbers() -> None:
-    assert TYPED.encode(JavaList("[Ljava.lang.Object;", [2**40])) == b'["[Ljava.lang.Object;",[["java.lang.Long",1099511627776]]]'
-    assert TYPED.encode([JavaList("[J", [2**40])]) == b'["java.util.ArrayList",[["[J",[1099511627776]]]]'
+    assert (
+        TYPED.encode(JavaList("[Ljava.lang.Object;", [2**40]))
+        == b'["[Ljava.lang.Object;",[["java.lang.Long",1099511627776]]]'
+    )
+    assert (
+        TYPED.encode([JavaList("[J", [2**40])])
+        == b'["java.util.ArrayList",[["[J",[1099511627776]]]]'
+    )
     assert TYPED.encode(JavaList(None, [2**40])) == b"[1099511627776]"
 
 
@@ -255,7 +298,10 @@ class Number(IntEnum):
 def test_enums_are_written_by_name_and_what_is_text_or_a_number_as_that() -> None:
     codec = JsonJacksonCodec({"shop.Plain": Plain})
     assert PLAIN.encode([Plain.A, Text.A, Mixed.A, Number.A]) == b'["A","a","a",5]'
-    assert codec.encode([Plain.A, Text.A, Mixed.A, Number.A]) == b'["java.util.ArrayList",[["shop.Plain","A"],"a","a",5]]'
+    assert (
+        codec.encode([Plain.A, Text.A, Mixed.A, Number.A])
+        == b'["java.util.ArrayList",[["shop.Plain","A"],"a","a",5]]'
+    )
     assert codec.encode(Plain.A) == b'"A"'
     assert codec.decode(b'["java.util.ArrayList",[["shop.Plain","A"]]]') == [Plain.A]
     with pytest.raises(DecodeError):
@@ -278,7 +324,9 @@ PARCEL: dict[str, type[Any]] = {"shop.Parcel": Parcel, "shop.Status": Status}
 WITH_CLASS = b'{"@class":"shop.Parcel","id":7,"status":["shop.Status","SENT"]}'
 
 
-def test_an_enum_that_tells_its_class_in_a_field_comes_as_the_enum_and_goes_back_in_that_form() -> None:
+def test_an_enum_that_tells_its_class_in_a_field_comes_as_the_enum_and_goes_back_in_that_form() -> (
+    None
+):
     codec = JsonJacksonCodec(PARCEL)
     parcel = codec.decode(WITH_CLASS)
     assert parcel == Parcel(7, Status.SENT)
@@ -286,7 +334,10 @@ def test_an_enum_that_tells_its_class_in_a_field_comes_as_the_enum_and_goes_back
     # Java reads only the form that it writes, so a form that was read once holds for every parcel.
     assert codec.encode(replace(parcel, status=Status.NEW)) == WITH_CLASS.replace(b"SENT", b"NEW")
     # This applies to that field only.
-    assert codec.encode(Parcel(7, "SENT", other=Status.NEW)) == b'{"@class":"shop.Parcel","id":7,"other":"NEW","status":"SENT"}'
+    assert (
+        codec.encode(Parcel(7, "SENT", other=Status.NEW))
+        == b'{"@class":"shop.Parcel","id":7,"other":"NEW","status":"SENT"}'
+    )
 
 
 def test_a_class_needs_no_package() -> None:
@@ -307,7 +358,9 @@ def test_a_producer_says_that_an_enum_tells_its_class() -> None:
     codec = JsonJacksonCodec(PARCEL, enums_with_class=[Status])
     assert codec.encode(Parcel(7, Status.SENT)) == WITH_CLASS
     assert codec.encode(JavaObject("shop.Parcel", {"id": 7, "status": Status.SENT})) == WITH_CLASS
-    assert JsonJacksonCodec(PARCEL).encode(Parcel(7, JavaValue("shop.Status", "SENT"))) == WITH_CLASS  # type: ignore[arg-type]
+    assert (
+        JsonJacksonCodec(PARCEL).encode(Parcel(7, JavaValue("shop.Status", "SENT"))) == WITH_CLASS  # type: ignore[arg-type]
+    )
     for wrong in (Plain, int, "shop.Status"):
         with pytest.raises(TypeError, match="enums_with_class must be enums that types names"):
             JsonJacksonCodec(PARCEL, enums_with_class=[wrong])  # type: ignore[list-item]
@@ -315,13 +368,17 @@ def test_a_producer_says_that_an_enum_tells_its_class() -> None:
 
 def test_an_object_without_a_dataclass_keeps_the_form_of_each_enum() -> None:
     codec = JsonJacksonCodec({"shop.Status": Status})
-    payload = b'{"@class":"shop.Parcel","a":["shop.Status","SENT"],"b":"NEW","c":["shop.Status","NEW"]}'
+    payload = (
+        b'{"@class":"shop.Parcel","a":["shop.Status","SENT"],"b":"NEW","c":["shop.Status","NEW"]}'
+    )
     parcel = codec.decode(payload)
     assert parcel == {"a": Status.SENT, "b": "NEW", "c": Status.NEW}
     for same in (parcel, copy.deepcopy(parcel), pickle.loads(pickle.dumps(parcel))):
         assert codec.encode(same) == payload
     parcel["a"], parcel["b"] = Status.NEW, Status.SENT
-    assert codec.encode(parcel) == (b'{"@class":"shop.Parcel","a":["shop.Status","NEW"],"b":"SENT","c":["shop.Status","NEW"]}')
+    assert codec.encode(parcel) == (
+        b'{"@class":"shop.Parcel","a":["shop.Status","NEW"],"b":"SENT","c":["shop.Status","NEW"]}'
+    )
     assert codec.encode(JavaObject("shop.Parcel", {"a": Status.SENT}, with_class=["a"])) == (
         b'{"@class":"shop.Parcel","a":["shop.Status","SENT"]}'
     )
@@ -335,10 +392,16 @@ class Letter:
     all: list[Status] | None = None
 
 
-@pytest.mark.parametrize("types", [{"shop.Letter": Letter}, {"shop.Letter": Letter, "shop.Status": Status}])
-def test_a_field_declared_as_an_enum_here_comes_as_the_enum_in_either_form(types: dict[str, type[Any]]) -> None:
+@pytest.mark.parametrize(
+    "types", [{"shop.Letter": Letter}, {"shop.Letter": Letter, "shop.Status": Status}]
+)
+def test_a_field_declared_as_an_enum_here_comes_as_the_enum_in_either_form(
+    types: dict[str, type[Any]],
+) -> None:
     codec = JsonJacksonCodec(types)
-    payload = b'{"@class":"shop.Letter","before":["shop.Status","NEW"],"colour":"a","status":"SENT"}'
+    payload = (
+        b'{"@class":"shop.Letter","before":["shop.Status","NEW"],"colour":"a","status":"SENT"}'
+    )
     letter = codec.decode(payload)
     assert letter == Letter(Status.SENT, Status.NEW)
     assert (type(letter.status), type(letter.before)) == (Status, Status)
@@ -351,8 +414,15 @@ def test_a_field_declared_as_an_enum_here_comes_as_the_enum_in_either_form(types
 
 def test_a_field_declared_as_an_enum_keeps_what_the_enum_lacks() -> None:
     codec = JsonJacksonCodec({"shop.Letter": Letter})
-    for status, value in ((b'"LOST"', "LOST"), (b'["shop.Status","LOST"]', ["shop.Status", "LOST"]), (b"5", 5)):
-        payload = b'{"@class":"shop.Letter","all":["java.util.ArrayList",["SENT"]],"colour":"a","status":%s}' % status
+    for status, value in (
+        (b'"LOST"', "LOST"),
+        (b'["shop.Status","LOST"]', ["shop.Status", "LOST"]),
+        (b"5", 5),
+    ):
+        payload = (
+            b'{"@class":"shop.Letter","all":["java.util.ArrayList",["SENT"]],"colour":"a","status":%s}'
+            % status
+        )
         letter = codec.decode(payload)
         assert (letter.status, letter.all) == (value, ["SENT"])
         assert codec.encode(letter) == payload
@@ -361,8 +431,8 @@ def test_a_field_declared_as_an_enum_keeps_what_the_enum_lacks() -> None:
 @pytest.mark.parametrize(
     "payload",
     [
-        # A class that types does not name, a constant that the enum lacks, and an enum outside an object: Java writes none
-        # there.
+        # A class that types does not name, a constant that the enum lacks, and an enum outside an
+        # object: Java writes none there.
         b'{"@class":"shop.Parcel","id":7,"status":["shop.Other","SENT"]}',
         b'{"@class":"shop.Parcel","id":7,"status":["shop.Status","LOST"]}',
         b'{"@class":"shop.Unknown","id":7,"status":["shop.Status","LOST"]}',
@@ -375,7 +445,10 @@ def test_what_is_no_known_enum_is_written_back_as_it_was(payload: bytes) -> None
 
 
 def test_an_object_of_a_final_class_in_a_field_is_written_back_as_it_was() -> None:
-    """Java omits a class that the field's declaration implies, such as a record's. Its longs are plain; in a map they are not."""
+    """Java omits a class that the field's declaration implies, such as a record's.
+
+    Its longs are plain; in a map they are not.
+    """
     payload = b'{"@class":"shop.Order","record":{"large":5000000000,"small":["java.lang.Long",5]}}'
     order = TYPED.decode(payload)
     assert order == {"record": {"large": 5_000_000_000, "small": 5}}
@@ -387,17 +460,26 @@ def test_an_enum_with_a_java_class_is_an_enum_whatever_else_it_is() -> None:
     payload = b'["java.util.ArrayList",[["shop.Text","A"],["shop.Number","A"]]]'
     assert codec.decode(payload) == [Text.A, Number.A]
     assert codec.encode([Text.A, Number.A]) == payload
-    assert codec.encode(JavaObject("shop.Parcel", {"text": Text.A})) == b'{"@class":"shop.Parcel","text":"A"}'
+    assert (
+        codec.encode(JavaObject("shop.Parcel", {"text": Text.A}))
+        == b'{"@class":"shop.Parcel","text":"A"}'
+    )
 
 
 ONE_TWO = "00000000-0000-0001-0000-000000000002"
 
 
 def test_a_uuid_has_its_class_everywhere_or_as_before_redisson_4_2() -> None:
-    new, old = JsonJacksonCodec({"shop.Order": Order}), JsonJacksonCodec({"shop.Order": Order}, uuid_with_class=False)
+    new, old = (
+        JsonJacksonCodec({"shop.Order": Order}),
+        JsonJacksonCodec({"shop.Order": Order}, uuid_with_class=False),
+    )
     uuid = UUID(ONE_TWO)
     wrapped = f'["java.util.UUID","{ONE_TWO}"]'
-    order = '{"@class":"shop.Order","id":1,"made":7,"note":%s,"parts":["java.util.ArrayList",[%s]],"zip":""}'
+    order = (
+        '{"@class":"shop.Order","id":1,"made":7,"note":%s,'
+        '"parts":["java.util.ArrayList",[%s]],"zip":""}'
+    )
     for codec, form in ((new, wrapped), (old, f'"{ONE_TWO}"')):
         assert codec.encode(uuid).decode() == form
         assert codec.encode(JavaList(None, [uuid])).decode() == f"[{form}]"
@@ -415,7 +497,10 @@ def test_whether_uuids_have_their_class_is_true_or_false() -> None:
 def test_a_uuid_in_either_form_is_written_back_as_it_was(form: str, with_class: bool) -> None:
     """Both forms occur before 4.2.0: the class is written where the field is declared as Object."""
     codec = JsonJacksonCodec({"shop.Order": Order}, uuid_with_class=with_class)
-    payload = f'{{"@class":"shop.Order","id":1,"made":7,"note":{form},"parts":["java.util.ArrayList",[]],"zip":""}}'.encode()
+    payload = (
+        f'{{"@class":"shop.Order","id":1,"made":7,"note":{form},'
+        '"parts":["java.util.ArrayList",[]],"zip":""}'
+    ).encode()
     assert codec.encode(codec.decode(payload)) == payload
 
 
@@ -442,7 +527,10 @@ def test_a_dataclass_is_written_by_name_without_what_is_none() -> None:
 
 
 def test_fields_are_ordered_as_java_compares_text() -> None:
-    """Java orders by UTF-16 units: a surrogate comes before U+E000. Ordered by code points, it would come after."""
+    """Java orders by UTF-16 units: a surrogate comes before U+E000.
+
+    Ordered by code points, it would come after.
+    """
 
     @dataclass
     class Odd:
@@ -464,7 +552,11 @@ def test_a_dataclass_that_does_not_take_the_fields_is_a_decode_error() -> None:
                 raise KeyError(self.id)
 
     codec = JsonJacksonCodec({"shop.Strict": Strict})
-    for payload in (b'{"@class":"shop.Strict"}', b'{"@class":"shop.Strict","id":-1}', b'{"@class":"shop.Strict","id":"x"}'):
+    for payload in (
+        b'{"@class":"shop.Strict"}',
+        b'{"@class":"shop.Strict","id":-1}',
+        b'{"@class":"shop.Strict","id":"x"}',
+    ):
         with pytest.raises(DecodeError):
             codec.decode(payload)
 
@@ -529,7 +621,10 @@ REFUSED = [
 @pytest.mark.parametrize(("value", "reason"), REFUSED, ids=[f"{n}" for n in range(len(REFUSED))])
 def test_what_has_no_form_is_refused(codec: JsonJacksonCodec, value: Any, reason: str) -> None:
     for nested in (value, [value], {"k": value}):
-        with pytest.raises(EncodeError, match=f"{type(codec).__name__} cannot encode this {type(nested).__name__}: .*{reason}"):
+        with pytest.raises(
+            EncodeError,
+            match=f"{type(codec).__name__} cannot encode this {type(nested).__name__}: .*{reason}",
+        ):
             codec.encode(nested)
 
 
@@ -543,7 +638,15 @@ def test_a_dataclass_or_enum_without_a_java_class_is_refused_where_that_is_neede
 @BOTH
 @pytest.mark.parametrize(
     "value",
-    [{SECRET: object()}, {SECRET: {1: 2}}, [SECRET, {1}], Decimal("1e9999"), {b"53cr37": 1}, JavaChar(SECRET), [SECRET, LOOP]],
+    [
+        {SECRET: object()},
+        {SECRET: {1: 2}},
+        [SECRET, {1}],
+        Decimal("1e9999"),
+        {b"53cr37": 1},
+        JavaChar(SECRET),
+        [SECRET, LOOP],
+    ],
     ids=[f"{n}" for n in range(7)],
 )
 def test_an_error_does_not_quote_the_value(codec: JsonJacksonCodec, value: Any) -> None:
@@ -574,31 +677,61 @@ MALFORMED = [
 
 @BOTH
 @pytest.mark.parametrize("payload", MALFORMED, ids=[f"{n}" for n in range(len(MALFORMED))])
-def test_what_is_no_json_is_refused_with_its_first_bytes(codec: JsonJacksonCodec, payload: bytes) -> None:
-    with pytest.raises(DecodeError, match=f"{type(codec).__name__} cannot decode {len(payload)} bytes") as caught:
+def test_what_is_no_json_is_refused_with_its_first_bytes(
+    codec: JsonJacksonCodec, payload: bytes
+) -> None:
+    with pytest.raises(
+        DecodeError, match=f"{type(codec).__name__} cannot decode {len(payload)} bytes"
+    ) as caught:
         codec.decode(payload)
     assert caught.value.payload == payload
     assert len(str(caught.value)) < 150
 
 
-@pytest.mark.parametrize("payload", [b'{"@class":5}', b'{"@class":null,"a":1}', b'{"@class":["a.B"]}'])
+@pytest.mark.parametrize(
+    "payload", [b'{"@class":5}', b'{"@class":null,"a":1}', b'{"@class":["a.B"]}']
+)
 def test_a_class_that_is_no_name_is_refused(payload: bytes) -> None:
     with pytest.raises(DecodeError):
         TYPED.decode(payload)
 
 
 WRONG = [
-    *('["java.lang.Integer",true]', '["java.lang.Integer",2147483648]', '["java.lang.Long","5"]', '["java.lang.Short",32768]'),
-    *('["java.lang.Byte",1.0]', '["java.lang.Boolean",1]', '["java.lang.String",1]', '["java.lang.Character","ab"]'),
-    *('["java.lang.Double","1.5"]', '["java.lang.Double",true]', '["java.lang.Float","x"]', '["java.math.BigDecimal","1"]'),
-    *('["java.math.BigDecimal",true]', '["java.util.Date","x"]', '["java.util.UUID","x"]', '["[B","*"]', '["[B",5]'),
+    *(
+        '["java.lang.Integer",true]',
+        '["java.lang.Integer",2147483648]',
+        '["java.lang.Long","5"]',
+        '["java.lang.Short",32768]',
+    ),
+    *(
+        '["java.lang.Byte",1.0]',
+        '["java.lang.Boolean",1]',
+        '["java.lang.String",1]',
+        '["java.lang.Character","ab"]',
+    ),
+    *(
+        '["java.lang.Double","1.5"]',
+        '["java.lang.Double",true]',
+        '["java.lang.Float","x"]',
+        '["java.math.BigDecimal","1"]',
+    ),
+    *(
+        '["java.math.BigDecimal",true]',
+        '["java.util.Date","x"]',
+        '["java.util.UUID","x"]',
+        '["[B","*"]',
+        '["[B",5]',
+    ),
     '["java.util.UUID","{00000000-0000-0001-0000-000000000002}"]',
 ]
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_a_class_and_what_is_not_its_value_stay_apart(text: str) -> None:
-    """At the top level, the payload can be a String[] of two. Whatever it is, nothing of it is lost."""
+    """At the top level, the payload can be a String[] of two.
+
+    Whatever it is, nothing of it is lost.
+    """
     assert isinstance(TYPED.decode(text.encode()), JavaValue)
     assert TYPED.encode(TYPED.decode(text.encode())) == text.encode()
 
@@ -625,13 +758,22 @@ def test_a_datetime_is_cut_to_milliseconds_towards_the_past_in_any_zone() -> Non
     assert PLAIN.encode(moment - timedelta(microseconds=1)) == b"-1"
 
 
-CLASSES = ["java.util.ArrayList", "java.lang.Long", "java.util.HashMap", "[B", "java.util.UUID", "java.math.BigDecimal"]
+CLASSES = [
+    "java.util.ArrayList",
+    "java.lang.Long",
+    "java.util.HashMap",
+    "[B",
+    "java.util.UUID",
+    "java.math.BigDecimal",
+]
 CLASSES += ["java.lang.Double", "java.util.Date", "a.B", "@class", "NaN"]
 SIGNS = ["[", "]", "{", "}", ",", ":", '"', "\\u", "d83d", "1", "-", ".", "E9", "null", "true"]
 TOKENS = st.sampled_from([*SIGNS, *(f'"{name}"' for name in CLASSES)])
 TREES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(CLASSES),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["@class", "a"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["@class", "a"]), inner)
+    ),
     max_leaves=12,
 )
 
@@ -677,7 +819,7 @@ def test_a_hostile_payload_takes_little_time(codec: JsonJacksonCodec, payload: b
 
 
 def test_a_uuid_is_written_in_lower_case() -> None:
-    assert TYPED.encode(TYPED.decode(b'["java.util.UUID","ABCDEFAB-0000-0000-0000-000000000000"]')) == (
-        b'["java.util.UUID","abcdefab-0000-0000-0000-000000000000"]'
-    )
+    assert TYPED.encode(
+        TYPED.decode(b'["java.util.UUID","ABCDEFAB-0000-0000-0000-000000000000"]')
+    ) == (b'["java.util.UUID","abcdefab-0000-0000-0000-000000000000"]')
     assert PLAIN.encode(UUID(int=1)) == b'"00000000-0000-0000-0000-000000000001"'

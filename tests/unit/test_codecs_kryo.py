@@ -1,4 +1,6 @@
-"""Redisson's default codec beyond the vectors: the values it accepts, the values it rejects, and the results of decoding."""
+"""Redisson's default codec beyond the vectors: the values it accepts, the values it rejects, and
+the results of decoding.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,13 @@ VALUES: st.SearchStrategy[Any] = (
     | st.floats(allow_nan=False)
     | st.text(st.characters())
     | st.binary(max_size=300)
-    | st.integers(-62_135_596_800_000, 253_402_300_799_999).map(lambda ms: EPOCH + timedelta(milliseconds=ms))
+    | st.integers(-62_135_596_800_000, 253_402_300_799_999).map(
+        lambda ms: EPOCH + timedelta(milliseconds=ms)
+    )
     | st.uuids()
-    | st.decimals(allow_nan=False, allow_infinity=False).filter(lambda value: value or not value.is_signed())
+    | st.decimals(allow_nan=False, allow_infinity=False).filter(
+        lambda value: value or not value.is_signed()
+    )
     | st.integers(-(2**63), 2**63 - 1).map(JavaLong)
     | st.integers(-(2**15), 2**15 - 1).map(JavaShort)
     | st.integers(-(2**7), 2**7 - 1).map(JavaByte)
@@ -101,7 +107,12 @@ def test_a_text_of_any_length_is_counted_as_in_java(length: int, size: str) -> N
 
 
 def test_there_is_one_nan() -> None:
-    for nan in (math.nan, -math.nan, math.inf - math.inf, struct.unpack("<d", b"\1" + b"\0" * 5 + b"\xf8\xff")[0]):
+    for nan in (
+        math.nan,
+        -math.nan,
+        math.inf - math.inf,
+        struct.unpack("<d", b"\1" + b"\0" * 5 + b"\xf8\xff")[0],
+    ):
         assert KRYO.encode(nan) == bytes.fromhex("0a000000000000f87f")
         assert KRYO.encode(JavaFloat(nan)) == bytes.fromhex("040000c07f")
     assert math.isnan(KRYO.decode(bytes.fromhex("0a000000000000f87f")))
@@ -127,7 +138,16 @@ def test_a_negative_zero_decimal_is_zero_as_in_java() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["java.util.ArrayList", "shop.Order", "Order", "java.lang.Integer", "java.lang.String", "x" * 1000, "ü.Ü"]
+    "name",
+    [
+        "java.util.ArrayList",
+        "shop.Order",
+        "Order",
+        "java.lang.Integer",
+        "java.lang.String",
+        "x" * 1000,
+        "ü.Ü",
+    ],
 )
 def test_any_other_class_passes_through_whole(name: str) -> None:
     payload = named(name, "01ff") if name.isascii() else b"\1\0\x84" + name.encode() + b"\1\2"
@@ -200,7 +220,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("value", "reason"), REFUSED, ids=[f"{n}" for n in range(len(REFUSED))])
 def test_what_has_no_form_is_refused(value: Any, reason: str) -> None:
-    with pytest.raises(EncodeError, match=f"Kryo5Codec cannot encode this {type(value).__name__}: .*{reason}"):
+    with pytest.raises(
+        EncodeError, match=f"Kryo5Codec cannot encode this {type(value).__name__}: .*{reason}"
+    ):
         KRYO.encode(value)
 
 
@@ -226,7 +248,11 @@ WHOLE = [
     "082c01",
     "09feffffffffffffffff",
 ]
-WHOLE += ["0a000000000000f83f", named("[B", "03" + "0102").hex(), named("java.util.Date", "80d095ffbc31").hex()]
+WHOLE += [
+    "0a000000000000f83f",
+    named("[B", "03" + "0102").hex(),
+    named("java.util.Date", "80d095ffbc31").hex(),
+]
 WHOLE += [
     named("java.math.BigDecimal", "03009604").hex(),
     named("java.util.UUID", "00" * 16).hex(),
@@ -239,7 +265,9 @@ def test_a_value_that_is_cut_off_or_goes_on_is_refused(text: str) -> None:
     whole = bytes.fromhex(text)
     assert KRYO.encode(KRYO.decode(whole)) == whole
     for payload in [*(whole[:n] for n in range(len(whole))), whole + b"\0", whole + b"\xff"]:
-        with pytest.raises(DecodeError, match=f"Kryo5Codec cannot decode {len(payload)} bytes") as caught:
+        with pytest.raises(
+            DecodeError, match=f"Kryo5Codec cannot decode {len(payload)} bytes"
+        ) as caught:
             KRYO.decode(payload)
         assert caught.value.payload == payload
 
@@ -274,7 +302,14 @@ def test_what_is_no_kryo_is_refused_with_its_first_bytes(text: str) -> None:
     assert payload[:4].hex(" ") in str(caught.value)
 
 
-NAMES = ["[B", "java.util.Date", "java.util.UUID", "java.math.BigInteger", "java.math.BigDecimal", "java.util.ArrayList"]
+NAMES = [
+    "[B",
+    "java.util.Date",
+    "java.util.UUID",
+    "java.math.BigInteger",
+    "java.math.BigDecimal",
+    "java.util.ArrayList",
+]
 
 
 @given(

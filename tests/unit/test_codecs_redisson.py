@@ -30,7 +30,16 @@ from delayq.codecs import (
     KryoOpaque,
     TypedJsonJacksonCodec,
 )
-from tests.support.vectors import CODECS, DATA, Vector, check, is_beyond_python, naming, read, to_encode
+from tests.support.vectors import (
+    CODECS,
+    DATA,
+    Vector,
+    check,
+    is_beyond_python,
+    naming,
+    read,
+    to_encode,
+)
 
 FIRST = read("redisson_codec_vectors.txt")
 MORE = read("redisson_codec_vectors_more.txt")
@@ -52,7 +61,10 @@ RED, THREE = JavaValue(f"{VECTORS}Colour", "RED"), JavaValue("[B", "Aw==")
 
 @dataclass
 class Pojo:
-    """``Vectors.Pojo``. A value declared as Object in Java needs an explicit class; the others are natural."""
+    """``Vectors.Pojo``.
+
+    A value declared as Object in Java needs an explicit class; the others are natural.
+    """
 
     name: str = "né😀"
     small: int = -1
@@ -103,15 +115,28 @@ NATURAL: dict[str, Any] = {
     "long[]": JavaList(None, [1, 5_000_000_000]),
     "double[]": JavaList(None, [1.5, 1e10, "NaN"]),
     "Long[]": JavaList("[Ljava.lang.Long;", [JavaLong(1), None]),
-    "list of arrays": [JavaList("[I", [1]), JavaList("[Ljava.lang.String;", ["a", "b"]), JavaList("[J", [5_000_000_000])],
+    "list of arrays": [
+        JavaList("[I", [1]),
+        JavaList("[Ljava.lang.String;", ["a", "b"]),
+        JavaList("[J", [5_000_000_000]),
+    ],
     "empty HashMap": JavaMap("java.util.HashMap"),
     "HashMap": JavaMap("java.util.HashMap", {"k": JavaLong(1)}),
     "TreeMap": JavaMap("java.util.TreeMap", {"a": 5_000_000_000, "b": 1}),
     "ConcurrentHashMap": JavaMap("java.util.concurrent.ConcurrentHashMap", {"k": JavaLong(1)}),
-    "Map.of": JavaMap(None, {"k": JavaList("java.util.ImmutableCollections$List12", [JavaLong(1)])}),
+    "Map.of": JavaMap(
+        None, {"k": JavaList("java.util.ImmutableCollections$List12", [JavaLong(1)])}
+    ),
     "emptyMap": JavaMap("java.util.Collections$EmptyMap"),
     "singletonMap": JavaMap("java.util.Collections$SingletonMap", {"k": JavaLong(1)}),
-    "LinkedHashMap": {"id": 1, "name": "é😀", "price": 19.99, "paid": True, "large": 5_000_000_000, "at": EPOCH},
+    "LinkedHashMap": {
+        "id": 1,
+        "name": "é😀",
+        "price": 19.99,
+        "paid": True,
+        "large": 5_000_000_000,
+        "at": EPOCH,
+    },
     "map with a class key": {"b": 1, "@class": "x"},
     "map with int keys": JavaMap("java.util.TreeMap", {"1": "a", "2": "b"}),
     "enum": "RED",
@@ -123,8 +148,28 @@ CHANGED: dict[str, tuple[Any, Any]] = {
     "String[] of two": (JavaList(None, ["java.util.Date", "b"]), JavaValue("java.util.Date", "b")),
 }
 EVERYTHING = [
-    *(1, 5_000_000_000, JavaLong(7), JavaBigInteger(10), 1.5, math.nan, -math.inf, JavaFloat(2.5), JavaShort(3), JavaByte(4)),
-    *(JavaChar("c"), "s", True, None, b"\1\2", EPOCH + timedelta(milliseconds=5), Decimal("1.50"), UUID(int=1 << 64 | 2)),
+    *(
+        1,
+        5_000_000_000,
+        JavaLong(7),
+        JavaBigInteger(10),
+        1.5,
+        math.nan,
+        -math.inf,
+        JavaFloat(2.5),
+        JavaShort(3),
+        JavaByte(4),
+    ),
+    *(
+        JavaChar("c"),
+        "s",
+        True,
+        None,
+        b"\1\2",
+        EPOCH + timedelta(milliseconds=5),
+        Decimal("1.50"),
+        UUID(int=1 << 64 | 2),
+    ),
     Colour.RED,
 ]
 DEEP = {
@@ -156,10 +201,16 @@ def test_a_scalar_is_written_and_read_as_redisson_does(codec: str) -> None:
 
 
 def is_plain(vector: Vector) -> bool:
-    """Return whether a plain int encodes to that number: it is too large for a smaller class, or no class is written."""
+    """Return whether a plain int encodes to that number: it is too large for a smaller class, or no
+    class is written.
+    """
     value = to_encode(vector)
-    bits = 0 if vector.codec == "TypedJson" else {"Long": 32, "BigInteger": 64}.get(vector.kind, 999)
-    return isinstance(value, int) and vector.kind != "Boolean" and max(value, ~value) >= 1 << bits >> 1
+    bits = (
+        0 if vector.codec == "TypedJson" else {"Long": 32, "BigInteger": 64}.get(vector.kind, 999)
+    )
+    return (
+        isinstance(value, int) and vector.kind != "Boolean" and max(value, ~value) >= 1 << bits >> 1
+    )
 
 
 def test_a_plain_int_takes_the_smallest_class_that_holds_it() -> None:
@@ -175,7 +226,11 @@ def test_kryo_gives_back_the_very_type() -> None:
                 assert type(Kryo5Codec().decode(vector.payload)) is type(to_encode(vector))
 
 
-@pytest.mark.parametrize("codec", [CODECS["JsonJackson"], WITH_TYPES, CODECS["TypedJson"]], ids=["plain", "with types", "typed"])
+@pytest.mark.parametrize(
+    "codec",
+    [CODECS["JsonJackson"], WITH_TYPES, CODECS["TypedJson"]],
+    ids=["plain", "with types", "typed"],
+)
 def test_what_redisson_wrote_is_the_same_bytes_after_decoding_and_encoding(codec: Any) -> None:
     for vector in of("TypedJson" if isinstance(codec, TypedJsonJacksonCodec) else "JsonJackson"):
         with naming(vector):
@@ -228,25 +283,32 @@ def payload_of(codec: str, told: str) -> bytes:
 
 
 def test_types_bring_back_dataclasses_and_enums() -> None:
-    # A field declared as byte[] or as the enum is mere text: the payload does not name its type. A field declared as Object
-    # does.
+    # A field declared as byte[] or as the enum is mere text: the payload does not name its type. A
+    # field declared as Object does.
     pojo = Pojo(blob="AQI=", colour="GREEN", anyColour=Colour.RED)
     assert WITH_TYPES.decode(payload_of("JsonJackson", "Pojo")) == pojo
     assert WITH_TYPES.decode(payload_of("JsonJackson", "list of Pojo")) == [pojo]
     decoded = WITH_TYPES.decode(payload_of("JsonJackson", "ArrayList of everything"))
     assert decoded[-1] is Colour.RED
     assert decoded[6:-1] == EVERYTHING[6:-1]
-    assert list(map(type, decoded)) == list(map(type, [*EVERYTHING[:1], JavaLong(1), *EVERYTHING[2:]]))
+    assert list(map(type, decoded)) == list(
+        map(type, [*EVERYTHING[:1], JavaLong(1), *EVERYTHING[2:]])
+    )
 
 
 def test_without_types_an_object_is_a_dict_of_its_fields() -> None:
     pojo = JsonJacksonCodec().decode(payload_of("JsonJackson", "Pojo"))
     assert isinstance(pojo, JavaObject)
     assert pojo.class_name == f"{VECTORS}Pojo"
-    assert (pojo["name"], pojo["boxed"], pojo["price"], pojo["items"]) == ("né😀", 5, Decimal("1.50"), ["a", 1, 2])
-    assert JsonJacksonCodec().decode(payload_of("JsonJackson", "ArrayList of everything"))[-1] == JavaValue(
-        f"{VECTORS}Colour", "RED"
+    assert (pojo["name"], pojo["boxed"], pojo["price"], pojo["items"]) == (
+        "né😀",
+        5,
+        Decimal("1.50"),
+        ["a", 1, 2],
     )
+    assert JsonJacksonCodec().decode(payload_of("JsonJackson", "ArrayList of everything"))[
+        -1
+    ] == JavaValue(f"{VECTORS}Colour", "RED")
 
 
 def test_a_kryo_container_passes_through_as_opaque_bytes() -> None:

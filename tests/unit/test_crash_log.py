@@ -6,7 +6,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.crash_log import ACKED, DOWN, HANDLED, KILLED, LOST, STARTED, UNSETTLED, UP, Event, Log, Offers, check, read
+from tests.support.crash_log import (
+    ACKED,
+    DOWN,
+    HANDLED,
+    KILLED,
+    LOST,
+    STARTED,
+    UNSETTLED,
+    UP,
+    Event,
+    Log,
+    Offers,
+    check,
+    read,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +43,11 @@ def handled(at: float, who: str, attempt: int = 1) -> list[Event]:
 
 
 def unsettled(at: float, who: str) -> list[Event]:
-    return [started(at, who), Event(at + 0.01, HANDLED, who, "m", 1), Event(at + 0.02, UNSETTLED, who, "m", 1)]
+    return [
+        started(at, who),
+        Event(at + 0.01, HANDLED, who, "m", 1),
+        Event(at + 0.02, UNSETTLED, who, "m", 1),
+    ]
 
 
 def test_what_is_handled_once_is_well() -> None:
@@ -47,10 +65,16 @@ def test_what_is_handled_once_is_well() -> None:
         ("server", unsettled(1, "a"), [Event(0.9, DOWN)]),
         ("overran", [started(1, "a")], []),
         ("overran", [started(1, "a"), Event(2.5, HANDLED, "a", "m", 1)], []),
-        ("overran", [started(1, "a"), Event(1.01, HANDLED, "a", "m", 1), Event(1.2, LOST, "a", "m", 1)], []),
+        (
+            "overran",
+            [started(1, "a"), Event(1.01, HANDLED, "a", "m", 1), Event(1.2, LOST, "a", "m", 1)],
+            [],
+        ),
     ],
 )
-def test_what_has_a_cause_may_come_again(cause: str, first: list[Event], between: list[Event]) -> None:
+def test_what_has_a_cause_may_come_again(
+    cause: str, first: list[Event], between: list[Event]
+) -> None:
     events = sorted([*first, *between, *handled(4, "b", 2)], key=lambda event: event.at)
     verdict = check(events, ONE, LEASE)
     assert (verdict.problems, verdict.again, verdict.handled) == ([], {cause: 1}, 1)
@@ -64,15 +88,24 @@ def test_what_has_a_cause_may_come_again(cause: str, first: list[Event], between
         ("had acknowledged", [*handled(1, "a"), *handled(4, "b", 2)]),
         # Neither its death afterwards nor an outage of the server excuses it.
         ("had acknowledged", [*handled(1, "a"), Event(2, KILLED, "a"), *handled(4, "b", 2)]),
-        ("had acknowledged", [*handled(1, "a"), Event(2, DOWN), Event(2.1, UP), *handled(4, "b", 2)]),
+        (
+            "had acknowledged",
+            [*handled(1, "a"), Event(2, DOWN), Event(2.1, UP), *handled(4, "b", 2)],
+        ),
         # A stale ack was accepted.
         ("had acknowledged", [started(1, "a"), *handled(4, "b", 2), Event(5, ACKED, "a", "m", 1)]),
         ("under a lease", [started(1, "a"), Event(1.1, KILLED, "a"), *handled(1.5, "b", 2)]),
-        ("under a lease", [started(1, "a"), Event(1.1, DOWN), Event(1.2, UP), *handled(1.5, "b", 2)]),
+        (
+            "under a lease",
+            [started(1, "a"), Event(1.1, DOWN), Event(1.2, UP), *handled(1.5, "b", 2)],
+        ),
         ("kept to its lease", [*unsettled(1, "a"), *handled(4, "b", 2)]),
         # Another worker died, or the server was away long before.
         ("kept to its lease", [*unsettled(1, "a"), Event(2, KILLED, "c"), *handled(4, "b", 2)]),
-        ("kept to its lease", [Event(-9, DOWN), Event(-8, UP), *unsettled(1, "a"), *handled(4, "b", 2)]),
+        (
+            "kept to its lease",
+            [Event(-9, DOWN), Event(-8, UP), *unsettled(1, "a"), *handled(4, "b", 2)],
+        ),
         # The worker died after the message had been redelivered.
         ("kept to its lease", [*unsettled(1, "a"), *handled(4, "b", 2), Event(5, KILLED, "a")]),
         ("its attempts are", [started(1, "a"), Event(1.1, KILLED, "a"), *handled(4, "b", 1)]),
@@ -84,7 +117,9 @@ def test_what_has_none_is_reported(problem: str, events: list[Event]) -> None:
 
 
 def test_an_offer_that_was_refused_must_not_be_handled_and_one_that_is_unknown_may_be() -> None:
-    assert check(handled(1, "a"), Offers(refused={"m"}), LEASE).problems == ["m: said not to be stored, and handled"]
+    assert check(handled(1, "a"), Offers(refused={"m"}), LEASE).problems == [
+        "m: said not to be stored, and handled"
+    ]
     assert check(handled(1, "a"), Offers(unknown={"m"}), LEASE).problems == []
     assert check([], Offers(unknown={"m"}, refused={"n"}), LEASE).problems == []
 

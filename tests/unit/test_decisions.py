@@ -23,7 +23,9 @@ class TestShares:
         assert shares(3, []) == []
 
     @given(st.integers(0, 300), st.lists(st.integers(1, 100), max_size=20))
-    def test_nobody_gets_more_than_wanted_and_nothing_is_withheld(self, count: int, wants: list[int]) -> None:
+    def test_nobody_gets_more_than_wanted_and_nothing_is_withheld(
+        self, count: int, wants: list[int]
+    ) -> None:
         result = shares(count, wants)
         assert all(0 <= share <= want for share, want in zip(result, wants, strict=True))
         assert sum(result) <= count
@@ -59,7 +61,10 @@ class TestRetryDelay:
 
 
 class TestLastTimeout:
-    """Redisson replaces an earlier wake-up with a later one when a stale reply arrives last. Here the earlier one stays."""
+    """Redisson replaces an earlier wake-up with a later one when a stale reply arrives last.
+
+    Here the earlier one stays.
+    """
 
     def test_a_wake_up_gives_way_only_to_an_earlier_one(self) -> None:
         assert gives_way(None, 5)
@@ -108,7 +113,9 @@ class TestLastTimeout:
 
 
 class TestServerClock:
-    """An estimate of the server's time that is never ahead, and lags by the travel time of the quickest answer."""
+    """An estimate of the server's time that is never ahead, and lags by the travel time of the
+    quickest answer.
+    """
 
     def test_before_the_first_answer_everything_is_due(self) -> None:
         assert ServerClock(lambda: 0.0).seconds_until(10**15) == 0
@@ -134,7 +141,9 @@ class TestServerClock:
 
     @given(
         offset=st.floats(-1e6, 1e9),
-        answers=st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20),
+        answers=st.lists(
+            st.tuples(st.floats(0, 10), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20
+        ),
     )
     # The server's time is truncated to microseconds, which does not contradict this.
     @example(offset=0.0, answers=[(0.0, 0.0, 0.0), (0.0078125, 0.0, 0.03125)])
@@ -157,7 +166,9 @@ class TestServerClock:
             assert -1e-5 <= lag <= quickest + 1e-5 * (now - 50) + 1e-5
 
     @given(step=st.floats(-5000, 5000), way=st.floats(0, 0.5))
-    def test_after_either_clock_was_set_the_next_answer_corrects_it(self, step: float, way: float) -> None:
+    def test_after_either_clock_was_set_the_next_answer_corrects_it(
+        self, step: float, way: float
+    ) -> None:
         now = 10.0
         clock = ServerClock(lambda: now)
         clock.observe(1_000_000_000_000, now)

@@ -27,7 +27,10 @@ def test_every_script_gets_its_keys_by_their_declared_names(script: Script) -> N
 
 def test_keys_of_one_call_do_not_stay_for_the_next() -> None:
     first = KEYS.of_script(scripts.POLL_LAST, destination="first")
-    assert (first[-1], KEYS.of_script(scripts.POLL_LAST, destination="second")[-1]) == ("first", "second")
+    assert (first[-1], KEYS.of_script(scripts.POLL_LAST, destination="second")[-1]) == (
+        "first",
+        "second",
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,8 @@ def test_a_queue_without_pending_messages_is_not_overdue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "start"), [(b"\x08ABCDEFGHrest", b"\x08ABCDEFGH"), (b"ABCDEFGHrest", b"ABCDEFGH"), (b"junk", b"junk")]
+    ("record", "start"),
+    [(b"\x08ABCDEFGHrest", b"\x08ABCDEFGH"), (b"ABCDEFGHrest", b"ABCDEFGH"), (b"junk", b"junk")],
 )
 def test_a_record_is_found_by_its_mark_and_its_id(record: bytes, start: bytes) -> None:
     assert PendingRecord(record, b"1").start == start

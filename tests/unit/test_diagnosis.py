@@ -71,7 +71,14 @@ def test_each_key_of_a_reliable_queue_names_it(name: str, partition: int | None)
         assume(False)
     # A name that ends like the continuation of a key cannot be told from a longer name.
     assume("}:" not in name and not name.startswith(("part:", "}")))
-    for key in (*keys.messages, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules):
+    for key in (
+        *keys.messages,
+        keys.done,
+        keys.dead,
+        keys.dead_messages,
+        keys.paused,
+        keys.schedules,
+    ):
         assert queue_of(key) == ("reliable", name, partition)
         assert matches(key)
 
@@ -101,7 +108,16 @@ def test_any_other_key_is_nobodys_or_whole(key: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("1.5", 1.5), ("1.5s", 1.5), ("250ms", 0.25), ("30m", 1800), ("2h30m", 9000), ("1d 12h", 129_600), ("0", 0)],
+    [
+        ("90", 90),
+        ("1.5", 1.5),
+        ("1.5s", 1.5),
+        ("250ms", 0.25),
+        ("30m", 1800),
+        ("2h30m", 9000),
+        ("1d 12h", 129_600),
+        ("0", 0),
+    ],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert duration(text) == pytest.approx(seconds)
@@ -140,11 +156,20 @@ def test_moments_are_told_by_their_distance() -> None:
 
 def test_each_command_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
-    commands = [one.name or (one.callback.__name__ if one.callback else "") for one in app.registered_commands]
+    commands = [
+        one.name or (one.callback.__name__ if one.callback else "")
+        for one in app.registered_commands
+    ]
     assert len(commands) > 15
-    assert [name for name in [*commands, "dead list", "dead redrive", "dead purge"] if f"delayq {name}" not in page] == []
+    assert [
+        name
+        for name in [*commands, "dead list", "dead redrive", "dead purge"]
+        if f"delayq {name}" not in page
+    ] == []
 
 
-def test_a_title_that_looks_like_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_title_that_looks_like_markup_is_shown_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     show_table(["[/red]"], [["[bold]"]])
     assert capsys.readouterr().out == "[/red]\n[bold]\n"

@@ -16,7 +16,9 @@ by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 def missing_tests(text: str) -> list[str]:
-    """Return the tests that a text names, as ``file.py`` or ``file.py::name``, and that are nowhere below ``tests``."""
+    """Return the tests that a text names, as ``file.py`` or ``file.py::name``, and that are nowhere
+    below ``tests``.
+    """
     missing: list[str] = []
     files: dict[str, str] = {}
     for path in (ROOT / "tests").rglob("test_*.py"):
@@ -26,7 +28,11 @@ def missing_tests(text: str) -> list[str]:
         missing += (
             [file]
             if known is None
-            else [name for name in names.split("::")[1:] if not re.search(rf"(def|class) {name}\b", known)]
+            else [
+                name
+                for name in names.split("::")[1:]
+                if not re.search(rf"(def|class) {name}\b", known)
+            ]
         )
     return missing
 
@@ -37,13 +43,17 @@ def test_each_test_that_a_page_names_exists(page: Path) -> None:
 
 
 def test_a_test_that_is_gone_is_found() -> None:
-    assert missing_tests("see `unit/test_documents.py::test_gone` and `test_gone.py`") == ["test_gone", "test_gone.py"]
+    assert missing_tests("see `unit/test_documents.py::test_gone` and `test_gone.py`") == [
+        "test_gone",
+        "test_gone.py",
+    ]
 
 
 @by_name
 def test_each_module_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(
-        r"`(?:delayq/)?((?:_\w+|admin|codecs|worker|cli|integrations|testing)/[\w/]+\.py)`", page.read_text("utf-8")
+        r"`(?:delayq/)?((?:_\w+|admin|codecs|worker|cli|integrations|testing)/[\w/]+\.py)`",
+        page.read_text("utf-8"),
     )
     assert [path for path in named if not (PACKAGE / path).exists()] == []
 
@@ -51,5 +61,9 @@ def test_each_module_that_a_page_names_exists(page: Path) -> None:
 @by_name
 def test_each_target_of_make_that_a_page_names_exists(page: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    named = {word for words in re.findall(r"`make ((?:[a-z-]+ ?)+)", page.read_text("utf-8")) for word in words.split()}
+    named = {
+        word
+        for words in re.findall(r"`make ((?:[a-z-]+ ?)+)", page.read_text("utf-8"))
+        for word in words.split()
+    }
     assert named <= targets

@@ -18,7 +18,15 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
 
 @pytest.mark.parametrize(
     ("duration", "expected"),
-    [(0, 0), (1, 1_000_000), (0.3, 300_000), (2.5, 2_500_000), (1e-6, 1), (1e-7, 1), (timedelta(milliseconds=1), 1_000)],
+    [
+        (0, 0),
+        (1, 1_000_000),
+        (0.3, 300_000),
+        (2.5, 2_500_000),
+        (1e-6, 1),
+        (1e-7, 1),
+        (timedelta(milliseconds=1), 1_000),
+    ],
 )
 def test_a_duration_is_seconds_or_a_timedelta(duration: float | timedelta, expected: int) -> None:
     assert microseconds(duration) == expected
@@ -33,7 +41,23 @@ def test_a_duration_is_never_shortened(duration: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [-1, -1e-6, math.nan, math.inf, -math.inf, MAX_MS, 1e303, 10**400, timedelta(-1), True, "1", None, [1], 1j]
+    "bad",
+    [
+        -1,
+        -1e-6,
+        math.nan,
+        math.inf,
+        -math.inf,
+        MAX_MS,
+        1e303,
+        10**400,
+        timedelta(-1),
+        True,
+        "1",
+        None,
+        [1],
+        1j,
+    ],
 )
 def test_what_is_no_duration_is_refused(bad: Any) -> None:
     with pytest.raises(BadDelay):
@@ -51,7 +75,12 @@ def test_without_delay_and_moment_a_message_is_due_now() -> None:
 
 def test_a_moment_is_a_distance_on_one_and_the_same_clock() -> None:
     assert delay_us(None, NOW + timedelta(seconds=2), lambda: NOW) == 2_000_000
-    assert delay_us(None, (NOW + timedelta(seconds=2)).astimezone(timezone(timedelta(hours=9))), lambda: NOW) == 2_000_000
+    assert (
+        delay_us(
+            None, (NOW + timedelta(seconds=2)).astimezone(timezone(timedelta(hours=9))), lambda: NOW
+        )
+        == 2_000_000
+    )
     assert delay_us(None, NOW - timedelta(days=2), lambda: NOW) == 0
 
 
@@ -66,5 +95,7 @@ def test_a_moment_needs_a_timezone_and_stands_alone() -> None:
 
 def test_a_moment_past_the_calendar_is_its_last_one() -> None:
     assert moment_us(0) == datetime(1970, 1, 1, tzinfo=UTC)
-    assert moment_us(1_700_000_000_123_000) == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
+    assert moment_us(1_700_000_000_123_000) == datetime(
+        2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC
+    )
     assert moment_us(MAX_MS * 1000) == datetime.max.replace(tzinfo=UTC)

@@ -41,11 +41,20 @@ CASES = [
     (KeyError("order"), "KeyError: 'order'"),
     (_noted(), "ValueError: bad order"),
     (UniqueViolation(HINT), f"{__name__}.UniqueViolation: duplicate key"),
-    (subprocess.TimeoutExpired("ls", 5), "subprocess.TimeoutExpired: Command 'ls' timed out after 5 seconds"),
-    (ExceptionGroup("many", [ValueError("a")]), "ExceptionGroup: many (1 sub-exception): ValueError: a"),
+    (
+        subprocess.TimeoutExpired("ls", 5),
+        "subprocess.TimeoutExpired: Command 'ls' timed out after 5 seconds",
+    ),
+    (
+        ExceptionGroup("many", [ValueError("a")]),
+        "ExceptionGroup: many (1 sub-exception): ValueError: a",
+    ),
     (
         DEEP,
-        "ExceptionGroup: outer (2 sub-exceptions): ExceptionGroup: inner (1 sub-exception): ValueError: a, KeyError: 'b'",
+        (
+            "ExceptionGroup: outer (2 sub-exceptions): ExceptionGroup: inner (1 sub-exception):"
+            " ValueError: a, KeyError: 'b'"
+        ),
     ),
     (_syntax(), "SyntaxError: invalid syntax"),
     (_Unprintable(), f"{__name__}._Unprintable: <exception str() failed>"),
@@ -74,7 +83,8 @@ def test_line_and_traceback_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("", ""), ("one line", "one line"), ("two\nlines", "two"), ("\n\n after\nblanks", "after")]
+    ("text", "line"),
+    [("", ""), ("one line", "one line"), ("two\nlines", "two"), ("\n\n after\nblanks", "after")],
 )
 def test_a_text_is_kept_whole(text: str, line: str) -> None:
     assert unpack_error(pack_error(text)) == (line, text)

@@ -1,4 +1,7 @@
-"""Several servers could answer. The first answer counts, and time spent on one server does not delay the others."""
+"""Several servers could answer.
+
+The first answer counts, and time spent on one server does not delay the others.
+"""
 
 from __future__ import annotations
 
@@ -64,22 +67,33 @@ async def test_only_the_first_is_asked_where_it_answers(servers: Servers) -> Non
     assert servers.asked == ["a"]
 
 
-async def test_the_next_is_asked_at_once_where_one_fails(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_next_is_asked_at_once_where_one_fails(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "ASK_NEXT_AFTER", 3600)
     errors = [ServerUnavailable("away"), ServerRefused("no")]
-    attempts = [servers.fails("a", errors[0]), servers.fails("b", errors[1]), servers.answers("c"), servers.answers("d")]
+    attempts = [
+        servers.fails("a", errors[0]),
+        servers.fails("b", errors[1]),
+        servers.answers("c"),
+        servers.answers("d"),
+    ]
     assert await first_of("all", attempts) == "c"
     assert servers.asked == ["a", "b", "c"]
 
 
-async def test_the_next_is_asked_beside_one_that_hangs(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_next_is_asked_beside_one_that_hangs(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "ASK_NEXT_AFTER", 0.01)
     assert await first_of("all", [servers.hangs("a"), servers.answers("b")]) == "b"
     await asyncio.sleep(0)
     assert servers.cancelled == ["a"]
 
 
-async def test_the_one_that_was_slow_may_still_answer_first(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_one_that_was_slow_may_still_answer_first(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "ASK_NEXT_AFTER", 0.01)
     asking = asyncio.create_task(first_of("all", [servers.hangs("a"), servers.hangs("b")]))
     while servers.asked != ["a", "b"]:
@@ -88,10 +102,14 @@ async def test_the_one_that_was_slow_may_still_answer_first(servers: Servers, mo
     assert await asking == "a"
 
 
-async def test_answers_that_come_besides_are_handed_over(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_that_come_besides_are_handed_over(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "ASK_NEXT_AFTER", 0.01)
     unused: list[str] = []
-    asking = asyncio.create_task(first_of("all", [servers.hangs("a"), servers.hangs("b")], unused.append))
+    asking = asyncio.create_task(
+        first_of("all", [servers.hangs("a"), servers.hangs("b")], unused.append)
+    )
     while servers.asked != ["a", "b"]:
         await asyncio.sleep(0)
     for gate in servers.gates.values():
@@ -103,12 +121,23 @@ async def test_answers_that_come_besides_are_handed_over(servers: Servers, monke
 
 async def test_it_is_refused_only_if_every_server_refuses(servers: Servers) -> None:
     with pytest.raises(ServerRefused, match="all: no; never"):
-        await first_of("all", [servers.fails("a", ServerRefused("no")), servers.fails("b", ServerRefused("never"))])
+        await first_of(
+            "all",
+            [servers.fails("a", ServerRefused("no")), servers.fails("b", ServerRefused("never"))],
+        )
     with pytest.raises(ServerUnavailable, match="all: no; away"):
-        await first_of("all", [servers.fails("a", ServerRefused("no")), servers.fails("b", ServerUnavailable("away"))])
+        await first_of(
+            "all",
+            [
+                servers.fails("a", ServerRefused("no")),
+                servers.fails("b", ServerUnavailable("away")),
+            ],
+        )
 
 
-async def test_servers_that_never_answer_are_named(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_servers_that_never_answer_are_named(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "ASK_NEXT_AFTER", 0.01)
     monkeypatch.setattr(module, "WITHIN", 0.05)
     with pytest.raises(ServerUnavailable, match=r"no; b did not answer within 0\.05 s"):
@@ -117,7 +146,9 @@ async def test_servers_that_never_answer_are_named(servers: Servers, monkeypatch
 
 async def test_what_is_no_answer_of_a_server_ends_it(servers: Servers) -> None:
     with pytest.raises(Closed):
-        await first_of("all", [servers.fails("a", Closed("the client is closed")), servers.answers("b")])
+        await first_of(
+            "all", [servers.fails("a", Closed("the client is closed")), servers.answers("b")]
+        )
 
 
 async def test_a_caller_that_is_cancelled_leaves_nothing_behind(servers: Servers) -> None:

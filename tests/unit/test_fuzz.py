@@ -1,4 +1,6 @@
-"""Input from the server or from an address is read, whatever it is, or rejected with the one error that is meant for it."""
+"""Input from the server or from an address is read, whatever it is, or rejected with the one error
+that is meant for it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ class Order:
 
 
 CODECS: dict[str, Any] = {
-    **{name: getattr(codecs, name)() for name in codecs.__all__ if name.endswith("Codec") and name != "Codec"},
+    **{
+        name: getattr(codecs, name)()
+        for name in codecs.__all__
+        if name.endswith("Codec") and name != "Codec"
+    },
     "dict": codec_for(dict),
     "dataclass": codec_for(Order),
     "list[int]": codec_for(list[int]),
@@ -64,7 +70,10 @@ _WORDS = [
 payloads = st.one_of(
     st.binary(max_size=200),
     st.lists(
-        st.sampled_from([*_WORDS, b"\xff", b"java.math.BigDecimal\xec", b'["java.util.UUID","', b"\\ud800"]), max_size=30
+        st.sampled_from(
+            [*_WORDS, b"\xff", b"java.math.BigDecimal\xec", b'["java.util.UUID","', b"\\ud800"]
+        ),
+        max_size=30,
     ).map(b"".join),
 )
 
@@ -127,7 +136,9 @@ def test_a_body_is_read_or_no_body(body: bytes) -> None:
             read(body)
         except ValueError as error:
             # The error quotes nothing of the input.
-            assert re.fullmatch(r"the (body|dead letter) has no \w+|expected a JSON object", str(error))  # noqa: PT017
+            assert re.fullmatch(  # noqa: PT017
+                r"the (body|dead letter) has no \w+|expected a JSON object", str(error)
+            )
 
 
 @given(st.binary(max_size=60))
@@ -136,7 +147,12 @@ def test_a_record_has_a_payload_or_none(record: bytes) -> None:
     assert payload is None or record.endswith(payload)
 
 
-@given(st.binary(max_size=60) | st.lists(st.sampled_from([b"1", b"-1", b"x", b"9" * 5000, b"\xff"]), max_size=5).map(b" ".join))
+@given(
+    st.binary(max_size=60)
+    | st.lists(st.sampled_from([b"1", b"-1", b"x", b"9" * 5000, b"\xff"]), max_size=5).map(
+        b" ".join
+    )
+)
 def test_a_notice_is_one_or_none(content: bytes) -> None:
     notice = stagger.parse(content)
     assert notice is None or isinstance(notice.next_us, int)
@@ -178,17 +194,28 @@ def test_any_text_is_an_address_or_a_configuration_error(url: str) -> None:
         assert isinstance(from_url(url), Address)
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3),
+)
 FACTS = st.fixed_dictionaries(
     {},
     optional={
-        **dict.fromkeys(("next", "last", "priority", "version"), JSON | st.just("1700000000000000")),
-        "timing": JSON | st.sampled_from(['{"every_us":5}', '{"cron":"* * * * *","timezone":"UTC"}', '{"cron":1}', "[]", "5"]),
+        **dict.fromkeys(
+            ("next", "last", "priority", "version"), JSON | st.just("1700000000000000")
+        ),
+        "timing": JSON
+        | st.sampled_from(
+            ['{"every_us":5}', '{"cron":"* * * * *","timezone":"UTC"}', '{"cron":1}', "[]", "5"]
+        ),
     },
 )
 
 
-@given(st.binary(max_size=60) | st.builds(lambda facts: json.dumps(facts).encode() + b"\nrest", FACTS | JSON))
+@given(
+    st.binary(max_size=60)
+    | st.builds(lambda facts: json.dumps(facts).encode() + b"\nrest", FACTS | JSON)
+)
 @example(b"[" * DEEP)
 @example(b'{"next":"","last":"","priority":0,"version":0,"timing":"' + b"[" * DEEP + b'"}\n')
 def test_a_schedules_record_is_read_or_named_unreadable(record: bytes) -> None:
@@ -228,14 +255,26 @@ def test_nothing_is_run_or_imported_because_a_payload_says_so() -> None:
         tree = ast.parse(file.read_text("utf-8"))
         where = file.relative_to(root).as_posix()
         for node in ast.walk(tree):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                else []
+            )
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             for name in (*names, module):
-                assert name.partition(".")[0] not in {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}, where
+                assert name.partition(".")[0] not in {
+                    "pickle",
+                    "marshal",
+                    "shelve",
+                    "dill",
+                    "cloudpickle",
+                    "yaml",
+                }, where
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in {"eval", "exec", "compile", "__import__"}, where
                 if node.func.id == "import_module":
-                    # These import modules of our own and two libraries by name, and a module named on the command line.
+                    # These import modules of our own and two libraries by name, and a module named
+                    # on the command line.
                     assert where in IMPORTS, where
 
 

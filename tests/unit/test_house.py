@@ -15,7 +15,14 @@ def python(text: str, path: str = "delayq/queue.py") -> list[Source]:
 
 
 @pytest.mark.parametrize(
-    "docstring", ["Count messages.", "Re-check every queue.", "Requeue it.", "Return, if closed, None.", "Warn of the channels."]
+    "docstring",
+    [
+        "Count messages.",
+        "Re-check every queue.",
+        "Requeue it.",
+        "Return, if closed, None.",
+        "Warn of the channels.",
+    ],
 )
 def test_an_order_begins_with_a_verb(docstring: str) -> None:
     assert house.is_order(docstring)
@@ -23,14 +30,24 @@ def test_an_order_begins_with_a_verb(docstring: str) -> None:
 
 @pytest.mark.parametrize(
     "docstring",
-    ["The messages.", "What is due.", "Returns the messages.", "Counting.", "Count of messages.", "Green up to 2 ms.", ""],
+    [
+        "The messages.",
+        "What is due.",
+        "Returns the messages.",
+        "Counting.",
+        "Count of messages.",
+        "Green up to 2 ms.",
+        "",
+    ],
 )
 def test_a_title_does_not(docstring: str) -> None:
     assert not house.is_order(docstring)
 
 
 def test_titles_are_a_share_of_the_functions_that_have_a_docstring() -> None:
-    share, found = house.titles(python('def f():\n    "The size."\nasync def g():\n    "Count them."\ndef h():\n    pass\n'))
+    share, found = house.titles(
+        python('def f():\n    "The size."\nasync def g():\n    "Count them."\ndef h():\n    pass\n')
+    )
     assert (share, found) == (50, ["delayq/queue.py:1: f: The size."])
 
 
@@ -81,12 +98,16 @@ def test_clauses_with_a_head(text: str) -> None:
     assert not house.is_headless(text)
 
 
-@pytest.mark.parametrize("text", ["Nobody waits.", "It is somebody's.", "for everybody", "Whoever comes first wins."])
+@pytest.mark.parametrize(
+    "text", ["Nobody waits.", "It is somebody's.", "for everybody", "Whoever comes first wins."]
+)
 def test_persons(text: str) -> None:
     assert house.names_person(text)
 
 
-@pytest.mark.parametrize("text", ["Nobodies", "`nobody` is a user", "A client waits for a body.", "[page](nobody.md)"])
+@pytest.mark.parametrize(
+    "text", ["Nobodies", "`nobody` is a user", "A client waits for a body.", "[page](nobody.md)"]
+)
 def test_no_persons(text: str) -> None:
     assert not house.names_person(text)
 
@@ -127,15 +148,29 @@ def test_the_prose_of_a_module_is_its_docstrings_comments_and_messages() -> None
 
 
 def test_the_prose_of_a_script_is_its_comments() -> None:
-    passages = [*house.lua_prose(Source("s.lua", "-- claim: take\n-- messages.\nlocal x = 1 -- one\n\n-- Returns.\n"))]
-    assert [(passage.line, passage.text) for passage in passages] == [(1, "claim: take messages. one"), (5, "Returns.")]
+    passages = [
+        *house.lua_prose(
+            Source("s.lua", "-- claim: take\n-- messages.\nlocal x = 1 -- one\n\n-- Returns.\n")
+        )
+    ]
+    assert [(passage.line, passage.text) for passage in passages] == [
+        (1, "claim: take messages. one"),
+        (5, "Returns."),
+    ]
 
 
 def test_the_prose_of_a_page_leaves_out_code() -> None:
     page = "# Title\nA line\nand another.\n\n````md\n```\nwhat is code\n```\n````\n"
     page += "- item\n  goes on\n- item\n| a | b |\n> quoted\n"
-    passages = [(passage.line, passage.text) for passage in house.markdown_prose(Source("p.md", page))]
-    assert passages == [(1, "# Title A line and another."), (10, "- item goes on"), (12, "- item"), (13, "| a | b | quoted")]
+    passages = [
+        (passage.line, passage.text) for passage in house.markdown_prose(Source("p.md", page))
+    ]
+    assert passages == [
+        (1, "# Title A line and another."),
+        (10, "- item goes on"),
+        (12, "- item"),
+        (13, "| a | b | quoted"),
+    ]
 
 
 def test_a_rate_is_per_thousand_words() -> None:
@@ -145,7 +180,12 @@ def test_a_rate_is_per_thousand_words() -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ['server.call("ZCARD", key)', 'server.everywhere("DBSIZE")', 'self._tell(link, "SUBSCRIBE", [x])', 'x = [("HDEL", key)]'],
+    [
+        'server.call("ZCARD", key)',
+        'server.everywhere("DBSIZE")',
+        'self._tell(link, "SUBSCRIBE", [x])',
+        'x = [("HDEL", key)]',
+    ],
 )
 def test_commands_outside_a_store(code: str) -> None:
     assert len(house.raw_commands(python(code))) == 1
@@ -155,7 +195,16 @@ def test_commands_outside_a_store(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ['x == "PING"', 'f("SENT")', 'f(methods=["POST"])', '"ZCARD"', 'd["TIME"]', 'f("zcard")', "f(1)"]
+    "code",
+    [
+        'x == "PING"',
+        'f("SENT")',
+        'f(methods=["POST"])',
+        '"ZCARD"',
+        'd["TIME"]',
+        'f("zcard")',
+        "f(1)",
+    ],
 )
 def test_no_commands(code: str) -> None:
     assert not house.raw_commands(python(code))
@@ -164,12 +213,18 @@ def test_no_commands(code: str) -> None:
 def test_positions_in_the_code_of_scripts() -> None:
     script = "-- KEYS[1]  bodies\nlocal x = redis.call('HGET', KEYS[1], ARGV[2]) -- ARGV[3]\n"
     script += "local y = KEYS[at], ARGV[i + 1], #KEYS\n"
-    assert [place.split(": ")[0] for place in house.positions([Source("s.lua", script)])] == ["s.lua:2", "s.lua:2"]
+    assert [place.split(": ")[0] for place in house.positions([Source("s.lua", script)])] == [
+        "s.lua:2",
+        "s.lua:2",
+    ]
 
 
 def test_modules_that_contracts_name() -> None:
     contracts = [
-        {"name": "A", "layers": ["delayq.cli", "delayq._delayed | delayq._reliable : (delayq._new)", "other"]},
+        {
+            "name": "A",
+            "layers": ["delayq.cli", "delayq._delayed | delayq._reliable : (delayq._new)", "other"],
+        },
         {
             "name": "B",
             "source_modules": ["delayq.cli"],
@@ -210,7 +265,11 @@ def class_of(text: str) -> ast.ClassDef:
 
 def test_heavy_classes() -> None:
     def holding(count: int) -> str:
-        return "class A:\n  def __init__(self):\n    self.a = " + "".join(f"self.a{n} = " for n in range(count - 1)) + "0\n"
+        return (
+            "class A:\n  def __init__(self):\n    self.a = "
+            + "".join(f"self.a{n} = " for n in range(count - 1))
+            + "0\n"
+        )
 
     assert not house.heavy_classes(python(holding(12)))
     (found,) = house.heavy_classes(python(holding(13)))
@@ -218,7 +277,10 @@ def test_heavy_classes() -> None:
 
 
 def test_bodies_are_measured_in_statements_without_docstrings_and_comments() -> None:
-    text = 'def f():\n    "Docs."\n    # Why.\n    x = [\n        1,\n    ]\n\n    if x:\n        return x\n'
+    text = (
+        'def f():\n    "Docs."\n    # Why.\n    x = [\n        1,\n    ]\n\n    if x:\n       '
+        " return x\n"
+    )
     text += 'def g():\n    "Docs."\n'
     assert house.bodies(python(text)) == [(3, "delayq/queue.py:1: f has 3 lines")]
 
@@ -253,7 +315,9 @@ def test_a_figure_over_its_bound_fails_and_shows_its_offenders(
     assert house.main([]) == 0
 
 
-def test_one_figure_lists_what_it_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_figure_lists_what_it_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(house, "measure", lambda _: iter(FIGURES))
     assert house.main(["--list", "good"]) == 0
     assert capsys.readouterr().out == "a.py:1: x\n"

@@ -40,7 +40,11 @@ def test_a_clock_that_is_set_back_repeats_none(monkeypatch: pytest.MonkeyPatch) 
 
 def test_threads_share_none() -> None:
     with ThreadPoolExecutor(8) as pool:
-        ids = [one for some in pool.map(lambda _: [new_id() for _ in range(5000)], range(16)) for one in some]
+        ids = [
+            one
+            for some in pool.map(lambda _: [new_id() for _ in range(5000)], range(16))
+            for one in some
+        ]
     assert len(set(ids)) == len(ids)
 
 

@@ -46,7 +46,9 @@ def test_a_name_is_text() -> None:
         DelayedKeys.of(b"orders")  # type: ignore[arg-type]
 
 
-@given(st.one_of(st.text(alphabet="ab{}é\udc80"), st.text().filter(lambda text: text.isprintable())))
+@given(
+    st.one_of(st.text(alphabet="ab{}é\udc80"), st.text().filter(lambda text: text.isprintable()))
+)
 def test_a_key_lies_in_the_slot_in_which_redis_looks_for_it(key: str) -> None:
     assert slot_of(key) == key_slot(key.encode(errors="surrogateescape"))
 
@@ -57,7 +59,15 @@ def test_all_keys_of_an_accepted_name_share_a_slot(name: str) -> None:
         keys = DelayedKeys.of(name)
     except BadName:
         return
-    fixed = (keys.ready, keys.ordered, keys.timeout, keys.channel, keys.quarantine, keys.leases, keys.leased)
+    fixed = (
+        keys.ready,
+        keys.ordered,
+        keys.timeout,
+        keys.channel,
+        keys.quarantine,
+        keys.leases,
+        keys.leased,
+    )
     assert len({hash_tag(key) for key in (*fixed, keys.fence("x"))}) == 1
 
 
@@ -68,7 +78,15 @@ def test_all_keys_of_a_reliable_queue_share_a_slot_and_no_key_with_another_queue
     except BadName:
         assert not name or name.startswith("}")
         return
-    every = [*keys.messages, keys.wake, keys.done, keys.dead, keys.dead_messages, keys.paused, keys.call("x")]
+    every = [
+        *keys.messages,
+        keys.wake,
+        keys.done,
+        keys.dead,
+        keys.dead_messages,
+        keys.paused,
+        keys.call("x"),
+    ]
     assert len({hash_tag(key) for key in every}) == 1
     assert len(set(every)) == len(every)
     assert not set(every) & {key.replace(name, f"{name}x", 1) for key in every}
@@ -120,7 +138,11 @@ def test_a_delayed_and_a_reliable_queue_of_one_name_share_no_key(name: str) -> N
 
 def test_a_name_in_braces_shares_redissons_keys_with_the_name_without() -> None:
     plain, braced = DelayedKeys.of("orders"), DelayedKeys.of("{orders}")
-    assert (plain.ordered, plain.timeout, plain.channel) == (braced.ordered, braced.timeout, braced.channel)
+    assert (plain.ordered, plain.timeout, plain.channel) == (
+        braced.ordered,
+        braced.timeout,
+        braced.channel,
+    )
     assert plain.ready != braced.ready
 
 
@@ -146,8 +168,15 @@ def test_a_name_has_512_bytes_at_most(keys_of: Callable[..., object]) -> None:
 
 def test_the_mapper_is_applied_once_and_before_the_rule_of_braces() -> None:
     keys = DelayedKeys.of("orders", "prod:{}".format)
-    assert (keys.name, keys.ready, keys.ordered) == ("orders", "prod:orders", "redisson_delay_queue:{prod:orders}")
-    assert ReliableKeys.of("orders", "prod:{}".format).live[:2] == ("delayq:{prod:orders}:live", "delayq:{prod:orders}:live:1")
+    assert (keys.name, keys.ready, keys.ordered) == (
+        "orders",
+        "prod:orders",
+        "redisson_delay_queue:{prod:orders}",
+    )
+    assert ReliableKeys.of("orders", "prod:{}".format).live[:2] == (
+        "delayq:{prod:orders}:live",
+        "delayq:{prod:orders}:live:1",
+    )
 
 
 def test_a_record_is_redissons_byte_for_byte() -> None:
@@ -180,7 +209,8 @@ def test_anything_else_is_no_record(junk: bytes) -> None:
     assert payload is None or junk.endswith(payload)
 
 
-# A record cut after 18 bytes reads as a record of a 32-bit server: nothing in the format tells them apart.
+# A record cut after 18 bytes reads as a record of a 32-bit server: nothing in the format tells them
+# apart.
 @pytest.mark.parametrize("cut", set(range(22)) - {18})
 def test_a_cut_record_is_no_record(cut: int) -> None:
     assert payload_of(pack(b"ABCDEFGH", b"hello", 8)[:cut]) is None

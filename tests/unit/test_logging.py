@@ -24,17 +24,27 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
     """Yield every call of a logger, with its place in the source."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "_log":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and ast.unparse(node.func.value) == "_log"
+            ):
                 yield f"{path.relative_to(PACKAGE)}:{node.lineno}", node
 
 
 def test_every_record_about_a_queue_names_it_in_a_field() -> None:
     found = list(calls())
     about_queues = [
-        (place, call) for place, call in found if "queue %r" in ast.unparse(call) or "HANDLED_TWICE" in ast.unparse(call)
+        (place, call)
+        for place, call in found
+        if "queue %r" in ast.unparse(call) or "HANDLED_TWICE" in ast.unparse(call)
     ]
     assert len(found) > len(about_queues) > 20
-    missing = [place for place, call in about_queues if "extra" not in {keyword.arg for keyword in call.keywords}]
+    missing = [
+        place
+        for place, call in about_queues
+        if "extra" not in {keyword.arg for keyword in call.keywords}
+    ]
     assert missing == []
 
 
@@ -43,7 +53,9 @@ def test_every_logger_is_below_delayq() -> None:
         ast.literal_eval(node.args[0])
         for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger" and node.args
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "logging.getLogger"
+        and node.args
     }
     assert names == {"delayq", "delayq.timer", "delayq.worker"}
 
@@ -51,7 +63,9 @@ def test_every_logger_is_below_delayq() -> None:
 def test_only_what_is_known_is_in_a_record() -> None:
     assert about("jobs") == {"queue": "jobs"}
     assert about("jobs", "a", 2) == {"queue": "jobs", "message_id": "a", "attempt": 2}
-    logging.getLogger("delayq").makeRecord("delayq", logging.INFO, "", 0, "", (), None, extra=about("jobs", "a", 2))
+    logging.getLogger("delayq").makeRecord(
+        "delayq", logging.INFO, "", 0, "", (), None, extra=about("jobs", "a", 2)
+    )
 
 
 class Broken(Observer):
@@ -90,7 +104,10 @@ def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) 
         "handling",
         "delivered",
     ]
-    with pytest.raises(asyncio.CancelledError), hooks.around_sending(OfferEvent("jobs", "reliable", 1, batch=False, delay=0.0)):
+    with (
+        pytest.raises(asyncio.CancelledError),
+        hooks.around_sending(OfferEvent("jobs", "reliable", 1, batch=False, delay=0.0)),
+    ):
         raise asyncio.CancelledError
 
 

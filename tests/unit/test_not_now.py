@@ -20,12 +20,24 @@ SCRIPT = "f_" + "0123456789abcdef" * 2 + "01234567"
         "CLUSTERDOWN Hash slot not served",
         "TRYAGAIN Multiple keys request during rehashing of slot",
         "NOREPLICAS Not enough good replicas to write.",
-        "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+        (
+            "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to"
+            " persist to disk."
+        ),
         "MISCONF Errors writing to the AOF file: No space left on device",
-        "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+        (
+            "UNBLOCKED force unblock from blocking operation, instance state changed (master ->"
+            " replica?)"
+        ),
         "max number of clients reached",
-        f"Error running script (call to {SCRIPT}): @user_script:12: -READONLY You can't write against a read only replica.",
-        f"Error running script (call to {SCRIPT}): @user_script:12: @user_script: 12: -MISCONF Redis is configured to save",
+        (
+            f"Error running script (call to {SCRIPT}): @user_script:12: -READONLY You can't write"
+            " against a read only replica."
+        ),
+        (
+            f"Error running script (call to {SCRIPT}): @user_script:12: @user_script: 12: -MISCONF"
+            " Redis is configured to save"
+        ),
     ],
 )
 def test_a_server_that_cannot_serve_now_may_later(text: str) -> None:
@@ -38,7 +50,10 @@ def test_a_server_that_cannot_serve_now_may_later(text: str) -> None:
         "NOPERM User dev-BUSY has no permissions to run the 'evalsha' command",
         "NOPERM User LOADING has no permissions to access the 'x-READONLY' key",
         "ACL failure in script: this user MISCONF has no permissions to run the 'zadd' command",
-        f"Error running script (call to {SCRIPT}): @user_script:3: NOPERM User -BUSY has no permissions",
+        (
+            f"Error running script (call to {SCRIPT}): @user_script:3: NOPERM User -BUSY has no"
+            " permissions"
+        ),
         "unknown command 'TRYAGAIN'",
         "BUSYKEY Target key name already exists.",
         "BUSYGROUP Consumer Group name already exists",

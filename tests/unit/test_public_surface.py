@@ -14,7 +14,11 @@ from delayq import errors
 
 def test_every_public_name_exists_and_is_listed() -> None:
     assert all(hasattr(delayq, name) for name in delayq.__all__)
-    public = {name for name in vars(delayq) if not name.startswith("_") and not inspect.ismodule(getattr(delayq, name))}
+    public = {
+        name
+        for name in vars(delayq)
+        if not name.startswith("_") and not inspect.ismodule(getattr(delayq, name))
+    }
     assert public == set(delayq.__all__)
     assert list(delayq.__all__) == sorted(delayq.__all__)
 
@@ -39,14 +43,17 @@ def test_bad_input_is_a_value_error(error: type[Exception]) -> None:
 
 def test_errors_make_their_sentence_from_their_facts() -> None:
     assert str(delayq.PayloadTooLarge(11, 10)) == (
-        "the encoded value has 11 bytes, more than max_payload=10: store it elsewhere and offer a reference"
+        "the encoded value has 11 bytes, more than max_payload=10:"
+        " store it elsewhere and offer a reference"
     )
     assert "nothing" in str(delayq.DecodeError("JsonCodec", b""))
     assert delayq.OutcomeUnknown("x").stored == ()
 
 
 def test_importing_delayq_loads_no_extra_and_not_yet_redis_py() -> None:
-    """redis-py takes longer to import than everything else, so it is imported only when a client is made."""
+    """redis-py takes longer to import than everything else, so it is imported only when a client is
+    made.
+    """
     extras = (
         "redis",
         "typer",
@@ -64,7 +71,9 @@ def test_importing_delayq_loads_no_extra_and_not_yet_redis_py() -> None:
         "delayq.worker",
     )
     program = f"import delayq, sys; print([name for name in {extras} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 needs_cron = pytest.mark.skipif(find_spec("cronsim") is None, reason="cronsim is not installed")
-BERLIN, NEW_YORK, LORD_HOWE = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Australia/Lord_Howe")
+BERLIN, NEW_YORK, LORD_HOWE = (
+    ZoneInfo("Europe/Berlin"),
+    ZoneInfo("America/New_York"),
+    ZoneInfo("Australia/Lord_Howe"),
+)
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 
 
@@ -38,7 +42,10 @@ def values(field: str, low: int, high: int) -> set[int]:
         if span == "*":
             first, last = low, high
         else:
-            first, last = (int(end) for end in (span.split("-") if "-" in span else (span, high if step else span)))
+            first, last = (
+                int(end)
+                for end in (span.split("-") if "-" in span else (span, high if step else span))
+            )
         found |= set(range(first, last + 1, int(step or 1)))
     return found
 
@@ -54,12 +61,18 @@ class Model:
         self.once_a_day = not minutes.startswith("*") and not hours.startswith("*")
 
     def shows(self, local: datetime) -> bool:
-        if local.minute not in self.minutes or local.hour not in self.hours or local.month not in self.months:
+        if (
+            local.minute not in self.minutes
+            or local.hour not in self.hours
+            or local.month not in self.months
+        ):
             return False
         day, weekday = local.day in self.days, local.isoweekday() % 7 in self.weekdays
         return day and weekday if self.both else day or weekday
 
-    def moments(self, zone: tzinfo, after: datetime, until: datetime, step: timedelta = MINUTE) -> Iterator[datetime]:
+    def moments(
+        self, zone: tzinfo, after: datetime, until: datetime, step: timedelta = MINUTE
+    ) -> Iterator[datetime]:
         moment = after.replace(second=0, microsecond=0)
         before = moment.astimezone(zone)
         while (moment := moment + step) < until:
@@ -78,7 +91,8 @@ def ours(expression: str, zone: tzinfo, after: datetime, until: datetime) -> lis
     return list(takewhile(lambda moment: moment < until, cron_moments(expression, zone, after)))
 
 
-# Around each of these, a clock changes: by an hour, by half an hour, by a whole day, at midnight, at a minute past.
+# Around each of these, a clock changes: by an hour, by half an hour, by a whole day, at midnight,
+# at a minute past.
 CHANGES = [
     ("Europe/Berlin", datetime(2026, 3, 29, 1, tzinfo=UTC)),
     ("Europe/Berlin", datetime(2026, 10, 25, 1, tzinfo=UTC)),
@@ -98,12 +112,16 @@ CHANGES = [
 def field(low: int, high: int) -> st.SearchStrategy[str]:
     value = st.integers(low, high)
     # Ranges have two different ends, because the library reads 5-5/2 as 5/2.
-    span = st.lists(value, min_size=2, max_size=2, unique=True).map(lambda ends: f"{min(ends)}-{max(ends)}")
+    span = st.lists(value, min_size=2, max_size=2, unique=True).map(
+        lambda ends: f"{min(ends)}-{max(ends)}"
+    )
     step = st.integers(1, (high - low) // 2 + 1)
     return st.one_of(
         st.just("*"),
         value.map(str),
-        st.lists(value, min_size=2, max_size=3, unique=True).map(lambda some: ",".join(map(str, sorted(some)))),
+        st.lists(value, min_size=2, max_size=3, unique=True).map(
+            lambda some: ",".join(map(str, sorted(some)))
+        ),
         span,
         step.map("*/{}".format),
         st.tuples(span, step).map(lambda both: f"{both[0]}/{both[1]}"),
@@ -131,12 +149,16 @@ def test_moments_are_those_of_a_clock_that_is_watched(
     expression = f"{minute} {hour} {day} * {weekday}"
     after, until = moment - before * MICROSECOND, moment + DAY
     zone = ZoneInfo(name)
-    assert ours(expression, zone, after, until) == list(Model(expression).moments(zone, after, until))
+    assert ours(expression, zone, after, until) == list(
+        Model(expression).moments(zone, after, until)
+    )
 
 
 @needs_cron
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
-@pytest.mark.parametrize("expression", ["30 2 * * *", "0 3 1,15 * *", "*/15 1-3 * * 0", "45 1,2 * * 0", "15 * * * 7"])
+@pytest.mark.parametrize(
+    "expression", ["30 2 * * *", "0 3 1,15 * *", "*/15 1-3 * * 0", "45 1,2 * * 0", "15 * * * 7"]
+)
 def test_moments_of_three_years(zone: str, expression: str) -> None:
     after, until = datetime(2025, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC)
     model = Model(expression).moments(ZoneInfo(zone), after, until, 15 * MINUTE)
@@ -169,7 +191,12 @@ def local_times(expression: str, zone: tzinfo, day: datetime) -> list[str]:
         # An hour that occurs twice.
         (BERLIN, datetime(2026, 10, 25), "30 2 * * *", ["02:30+0200"]),
         (BERLIN, datetime(2026, 10, 25), "15 30 2 * * *", ["02:30+0200"]),
-        (BERLIN, datetime(2026, 10, 25), "*/30 2 * * *", ["02:00+0200", "02:30+0200", "02:00+0100", "02:30+0100"]),
+        (
+            BERLIN,
+            datetime(2026, 10, 25),
+            "*/30 2 * * *",
+            ["02:00+0200", "02:30+0200", "02:00+0100", "02:30+0100"],
+        ),
         (NEW_YORK, datetime(2026, 11, 1), "30 1 * * *", ["01:30-0400"]),
         (LORD_HOWE, datetime(2026, 4, 5), "45 1 * * *", ["01:45+1100"]),
         (
@@ -180,10 +207,17 @@ def local_times(expression: str, zone: tzinfo, day: datetime) -> list[str]:
         ),
         # A day that is skipped.
         (ZoneInfo("Pacific/Apia"), datetime(2011, 12, 30), "0 12 * * *", []),
-        (ZoneInfo("Pacific/Apia"), datetime(2011, 12, 31), "0 12 * * *", ["00:00+1400", "12:00+1400"]),
+        (
+            ZoneInfo("Pacific/Apia"),
+            datetime(2011, 12, 31),
+            "0 12 * * *",
+            ["00:00+1400", "12:00+1400"],
+        ),
     ],
 )
-def test_the_rule_for_daylight_saving(zone: tzinfo, day: datetime, expression: str, times: list[str]) -> None:
+def test_the_rule_for_daylight_saving(
+    zone: tzinfo, day: datetime, expression: str, times: list[str]
+) -> None:
     assert local_times(expression, zone, day) == times
 
 
@@ -193,7 +227,8 @@ def test_a_fixed_time_comes_once_on_each_day_of_ten_years(zone: tzinfo) -> None:
     for time in ("0 2", "30 2", "45 1", "59 2", "0 0"):
         first, last = datetime(2024, 1, 1, tzinfo=zone), datetime(2034, 1, 1, tzinfo=zone)
         days = [
-            moment.astimezone(zone).date() for moment in ours(f"{time} * * *", zone, first.astimezone(UTC) - MICROSECOND, last)
+            moment.astimezone(zone).date()
+            for moment in ours(f"{time} * * *", zone, first.astimezone(UTC) - MICROSECOND, last)
         ]
         assert days == [(datetime(2024, 1, 1) + n * DAY).date() for n in range(len(days))]
         assert len(days) == 3653
@@ -219,14 +254,26 @@ def test_as_many_moments_as_the_server_is_told_and_all_after_the_given_one() -> 
 
 
 @needs_cron
-@pytest.mark.parametrize("cron", ["", "* * * *", "60 * * * *", "x * * * *", "0 0 30 2 *", "* * * * * * *", "0 0 31 2,4 *"])
+@pytest.mark.parametrize(
+    "cron",
+    ["", "* * * *", "60 * * * *", "x * * * *", "0 0 30 2 *", "* * * * * * *", "0 0 31 2,4 *"],
+)
 def test_an_expression_that_cannot_be_read_or_never_comes_is_bad_input(cron: str) -> None:
     with pytest.raises(delayq.BadInput, match="cron"):
         timing_of(cron, None, "UTC").moments(0)
 
 
 @pytest.mark.parametrize(
-    ("cron", "every"), [(None, None), ("* * * * *", 5), (5, None), (None, 0), (None, -1), (None, float("nan")), (None, "1")]
+    ("cron", "every"),
+    [
+        (None, None),
+        ("* * * * *", 5),
+        (5, None),
+        (None, 0),
+        (None, -1),
+        (None, float("nan")),
+        (None, "1"),
+    ],
 )
 def test_a_timing_that_cannot_work_is_bad_input(cron: str | None, every: float | None) -> None:
     with pytest.raises(delayq.BadInput):
@@ -247,7 +294,17 @@ class Odd(tzinfo):
 
 
 @pytest.mark.parametrize(
-    "zone", ["Europe/Atlantis", "", "../etc/passwd", "Europe", "UTC+99:00", Odd(), timezone(timedelta(seconds=1)), 5]
+    "zone",
+    [
+        "Europe/Atlantis",
+        "",
+        "../etc/passwd",
+        "Europe",
+        "UTC+99:00",
+        Odd(),
+        timezone(timedelta(seconds=1)),
+        5,
+    ],
 )
 def test_a_time_zone_that_others_could_not_find_is_bad_input(zone: str | tzinfo) -> None:
     with pytest.raises(delayq.BadInput, match=r"time ?zone"):
@@ -275,7 +332,10 @@ def test_a_time_zone_has_one_name_everywhere(zone: str | tzinfo, name: str) -> N
 
 
 def test_the_same_timing_has_the_same_text() -> None:
-    assert timing_of(" 0  3 * * * ", None, BERLIN).text == timing_of("0 3 * * *", None, "Europe/Berlin").text
+    assert (
+        timing_of(" 0  3 * * * ", None, BERLIN).text
+        == timing_of("0 3 * * *", None, "Europe/Berlin").text
+    )
     assert timing_of(None, 60, UTC).text == timing_of(None, timedelta(minutes=1), BERLIN).text
     for timing in (timing_of("0 3 * * *", None, BERLIN), timing_of(None, 60, UTC)):
         assert Timing.parse(timing.text) == timing
@@ -303,9 +363,14 @@ def test_without_the_extra_an_expression_is_refused_clearly_and_nothing_is_loade
         "try: timing_of('* * * * *', None, 'UTC').moments(0)\n"
         "except delayq.ConfigurationError as error: print(error)\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "cron expressions need an extra: pip install 'delayq[cron]'"
     lazy = subprocess.run(
-        [sys.executable, "-c", "import delayq, sys; print('cronsim' in sys.modules)"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", "import delayq, sys; print('cronsim' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert lazy.stdout.strip() == "False"

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from delayq._redis.scripts import Script
 
 ALL = (RESYNC, *delayed.ALL, *reliable.ALL)
-WRITING = "SET DEL UNLINK PEXPIRE PUBLISH ZADD ZREM ZREMRANGEBYRANK HSET HDEL LPUSH RPUSH LPOP RPOP LSET LREM".split()  # noqa: SIM905
+WRITING = (  # noqa: SIM905
+    "SET DEL UNLINK PEXPIRE PUBLISH ZADD ZREM ZREMRANGEBYRANK HSET HDEL"
+    " LPUSH RPUSH LPOP RPOP LSET LREM"
+).split()
 
 
 @pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
@@ -50,7 +53,10 @@ def test_what_takes_tries_what_gives_back_as_well() -> None:
         "NOPERM No permissions to access a key",
         "ACL failure in script: No permissions to access a channel script: on @user_script:97.",
         "@user_script: 1: The user executing the script can't run this command or subcommand",
-        "The user executing the script can't access at least one of the keys mentioned in the command arguments",
+        (
+            "The user executing the script can't access at least one of the keys mentioned in the"
+            " command arguments"
+        ),
     ],
 )
 def test_a_missing_right_is_told_from_other_errors(text: str) -> None:

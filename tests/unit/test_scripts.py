@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(str(files("delayq")))
 ALL = (RESYNC, *scripts.ALL, *reliable_scripts.ALL, ADVANCE_DELAYED, ADVANCE_RELIABLE)
-FILES = sorted(file for folder in ("lua", "testing/lua") for file in (PACKAGE / folder).rglob("*.lua"))
+FILES = sorted(
+    file for folder in ("lua", "testing/lua") for file in (PACKAGE / folder).rglob("*.lua")
+)
 by_name = pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
 
 
 def source(script: Script) -> str:
     """Return the script's own file."""
-    return files(script.package).joinpath("lua", *f"{script.name}.lua".split("/")).read_text("utf-8")
+    return (
+        files(script.package).joinpath("lua", *f"{script.name}.lua".split("/")).read_text("utf-8")
+    )
 
 
 def header(script: Script, title: str) -> list[str]:
@@ -41,14 +45,18 @@ def header(script: Script, title: str) -> list[str]:
 
 
 def without_messages(script: Script) -> list[str]:
-    """Return the declared keys, with one name for those of every script that touches a reliable queue's messages."""
+    """Return the declared keys, with one name for those of every script that touches a reliable
+    queue's messages.
+    """
     shared = script.keys[: len(MESSAGES)] == MESSAGES
     return ["messages", *script.keys[len(MESSAGES) :]] if shared else [*script.keys]
 
 
 def test_every_file_is_declared() -> None:
     bodies = {file for file in FILES if file.parent.name != "include"}
-    assert {Path(str(files(script.package).joinpath("lua", f"{script.name}.lua"))) for script in ALL} == bodies
+    assert {
+        Path(str(files(script.package).joinpath("lua", f"{script.name}.lua"))) for script in ALL
+    } == bodies
 
 
 @by_name
@@ -60,7 +68,11 @@ def test_the_header_names_what_the_declaration_names(script: Script) -> None:
 
 @by_name
 def test_a_script_uses_every_name_that_is_declared_and_no_other(script: Script) -> None:
-    shared = {*Script("", MESSAGES, ()).variables} if without_messages(script)[0] == "messages" else set()
+    shared = (
+        {*Script("", MESSAGES, ()).variables}
+        if without_messages(script)[0] == "messages"
+        else set()
+    )
     optional = {"FIRST", "STRIDE", "COUNT"}
     assert {*script.variables} - shared - optional <= names_in(script.text.partition("\n")[2])
     assert not lua.global_reads(script)
@@ -76,11 +88,15 @@ def test_nothing_else_has_the_name_of_a_key(script: Script) -> None:
 def test_no_file_knows_the_position_of_a_key_or_an_argument(file: Path) -> None:
     text = lua.without_comments(file.read_text("utf-8"))
     assert "KEYS" not in text
-    assert {*re.findall(r".?\bARGV\b(?:\[.*?\])?", text)} <= {"#ARGV"} | {*re.findall(r"[ (]ARGV\[at \+ [A-Z_]+\]", text)}
+    assert {*re.findall(r".?\bARGV\b(?:\[.*?\])?", text)} <= {"#ARGV"} | {
+        *re.findall(r"[ (]ARGV\[at \+ [A-Z_]+\]", text)
+    }
 
 
 def test_names_are_made_from_the_declaration() -> None:
-    assert Script("", ("live_0", "live_1", "wake"), ("limit", "id...", "delay_us...")).variables == {
+    assert Script(
+        "", ("live_0", "live_1", "wake"), ("limit", "id...", "delay_us...")
+    ).variables == {
         "wake": "KEYS[3]",
         "live": "{[0] = KEYS[1], KEYS[2]}",
         "limit": "ARGV[1]",
@@ -100,9 +116,15 @@ def test_names_are_made_from_the_declaration() -> None:
 def test_functions_that_are_not_called_are_left_out() -> None:
     one = "local function one() return 1 end\n"
     two = "-- Returns two.\nlocal function two()\n  return one() + one()\nend\n"
-    three = "-- Calls two, and is not called: three() is text.\nlocal function three() return two() end\n"
+    three = (
+        "-- Calls two, and is not called: three() is text.\nlocal function three() return two()"
+        " end\n"
+    )
     assert without_unused_functions(one + two + three + "return 'three'") == "return 'three'"
-    assert without_unused_functions(one + two + three + "return pcall(two)") == one + two + "return pcall(two)"
+    assert (
+        without_unused_functions(one + two + three + "return pcall(two)")
+        == one + two + "return pcall(two)"
+    )
 
 
 @by_name
@@ -122,7 +144,10 @@ def test_every_key_is_one_of_keys(script: Script) -> None:
 def test_nothing_is_built_run_or_left_behind(script: Script) -> None:
     body = re.sub(r"'[^'\n]*'", "''", lua.without_comments(script.text))
     assert not lua.global_writes(script)
-    assert not re.findall(r"\b(?:os|io|debug|package|coroutine)\.|string\.dump|redis\.(?!p?call\b|error_reply\b)\w+", body)
+    assert not re.findall(
+        r"\b(?:os|io|debug|package|coroutine)\.|string\.dump|redis\.(?!p?call\b|error_reply\b)\w+",
+        body,
+    )
     # The script contains nothing that looks like a key: keys are made in keys.py.
     assert not re.findall(r"'(?:redisson|delayq)_[^']*'|'delayq:\{", script.text)
 
@@ -138,7 +163,13 @@ def test_nothing_is_built_run_or_left_behind(script: Script) -> None:
         ("local function f(key)\n  redis.call('GET', key)\nend\nf(KEYS[1])", []),
         ("local key, id = KEYS[1], ARGV[1]\nredis.call('GET', key)", []),
         ("local key, id = KEYS[1], ARGV[1]\nredis.call('GET', id)", ["ARGV"]),
-        ("local live = {[0] = KEYS[1], KEYS[2]}\nredis.call('GET', live[1])\nredis.call('DEL', unpack(live))", []),
+        (
+            (
+                "local live = {[0] = KEYS[1], KEYS[2]}\nredis.call('GET',"
+                " live[1])\nredis.call('DEL', unpack(live))"
+            ),
+            [],
+        ),
         ("local live = {}\nredis.call('GET', live[1])", ["{}"]),
         ("local function both() return KEYS[1], KEYS[2] end\nredis.call('DEL', both())", []),
         ("local function both() return KEYS[1], 'a' end\nredis.call('DEL', both())", ["'a'"]),
@@ -149,12 +180,16 @@ def test_a_key_from_elsewhere_is_found(text: str, wrong: list[str]) -> None:
     assert lua.unknown_keys(planted(text)) == wrong
 
 
-@pytest.mark.parametrize("text", ["x = 1", "local y\nif y then x = 1 end", "function x() end", "local y\ny, x = 1, 2"])
+@pytest.mark.parametrize(
+    "text", ["x = 1", "local y\nif y then x = 1 end", "function x() end", "local y\ny, x = 1, 2"]
+)
 def test_a_global_is_found(text: str) -> None:
     assert lua.global_writes(planted(text)) == {"x"}
 
 
-@pytest.mark.parametrize("text", ["return x", "local y = x", "local function f() return x.y end\nf()"])
+@pytest.mark.parametrize(
+    "text", ["return x", "local y = x", "local function f() return x.y end\nf()"]
+)
 def test_a_name_that_is_nowhere_declared_is_found(text: str) -> None:
     assert lua.global_reads(planted(text)) == {"x"}
 

@@ -1,4 +1,6 @@
-"""Many clients wait for one moment: each wakes after a stagger of its own, which notices and finds change."""
+"""Many clients wait for one moment: each wakes after a stagger of its own, which notices and finds
+change.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayq._engine.stagger import _ASIDE, _ASK_EVERY, LEAST, MOST, Stagger, TransferNotice, parse, signature
+from delayq._engine.stagger import (
+    _ASIDE,
+    _ASK_EVERY,
+    LEAST,
+    MOST,
+    Stagger,
+    TransferNotice,
+    parse,
+    signature,
+)
 
 FROM_A_CONSUMER = TransferNotice(next_us=-1, through_us=0, client="other", demand=True)
 FROM_A_PRODUCER = TransferNotice(next_us=-1, through_us=0, client="other", demand=False)
 
 
 def not_first(place: float = 0.5, *, after: float = 0.0) -> Stagger:
-    """Return the stagger of a client that was not first: another client's notice came ``after`` seconds after the moment."""
+    """Return the stagger of a client that was not first: another client's notice came ``after``
+    seconds after the moment.
+    """
     stagger = Stagger(lambda: place)
     stagger.on_notice(FROM_A_CONSUMER, after, demand=True)
     return stagger
 
 
 def test_few_of_many_clients_wake_before_the_first_ones_notice_has_reached_them() -> None:
-    """Try a thousand clients and a notice that takes 4 ms. The earliest wakes no later than it would among ten."""
+    """Try a thousand clients and a notice that takes 4 ms.
+
+    The earliest wakes no later than it would among ten.
+    """
     chance = random.Random(1)
     notice = TransferNotice(next_us=-1, through_us=0, client="first", demand=True, listeners=1000)
     delays = []
@@ -40,7 +56,9 @@ def test_few_of_many_clients_wake_before_the_first_ones_notice_has_reached_them(
 def test_a_notice_says_how_many_clients_heard_the_last_one() -> None:
     notice = parse(b"1 2 " + signature("abc", demand=True, listeners=200).encode())
     assert notice == TransferNotice(1, 2, "abc", demand=True, listeners=200)
-    assert parse(b"1 2 abc 1") == TransferNotice(1, 2, "abc", demand=True), "from a client that knows of no other"
+    assert parse(b"1 2 abc 1") == TransferNotice(1, 2, "abc", demand=True), (
+        "from a client that knows of no other"
+    )
 
 
 class TestNotice:
@@ -50,13 +68,25 @@ class TestNotice:
         client=st.text("0123456789abcdef", min_size=1, max_size=16),
         demand=st.booleans(),
     )
-    def test_a_published_notice_is_parsed(self, next_us: int, through_us: int, client: str, demand: bool) -> None:
+    def test_a_published_notice_is_parsed(
+        self, next_us: int, through_us: int, client: str, demand: bool
+    ) -> None:
         content = f"{next_us} {through_us} {signature(client, demand=demand)}".encode()
         assert parse(content) == TransferNotice(next_us, through_us, client, demand)
 
     @pytest.mark.parametrize(
         "content",
-        [b"", b"nonsense", b"1 2", b"1 2 abc", b"1 2 abc 1 more", b"x 2 abc 1", b"1 y abc 1", b"1.5 2 abc 1", b"1 2 \xff\xfe 1"],
+        [
+            b"",
+            b"nonsense",
+            b"1 2",
+            b"1 2 abc",
+            b"1 2 abc 1 more",
+            b"x 2 abc 1",
+            b"1 y abc 1",
+            b"1.5 2 abc 1",
+            b"1 2 \xff\xfe 1",
+        ],
     )
     def test_anything_else_is_no_notice(self, content: bytes) -> None:
         assert parse(content) is None
@@ -165,7 +195,9 @@ class TestStagger:
             max_size=30,
         ),
     )
-    def test_a_delay_is_zero_or_within_its_bounds(self, chance: float, events: list[tuple[Any, ...]]) -> None:
+    def test_a_delay_is_zero_or_within_its_bounds(
+        self, chance: float, events: list[tuple[Any, ...]]
+    ) -> None:
         stagger = Stagger(lambda: chance)
         for kind, *facts in events:
             if kind == "transferred":

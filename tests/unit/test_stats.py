@@ -8,8 +8,15 @@ from delayq.stats import QueueDepth
 def test_a_queue_has_what_its_partitions_have_together() -> None:
     first = QueueDepth(1, 2, 3, 4, 5.0, quarantined=6)
     second = QueueDepth(10, 20, 30, 40, 4.0, paused=True, quarantined=60)
-    assert QueueDepth.total([first, second]) == QueueDepth(11, 22, 33, 44, 5.0, paused=True, quarantined=66)
+    assert QueueDepth.total([first, second]) == QueueDepth(
+        11, 22, 33, 44, 5.0, paused=True, quarantined=66
+    )
 
 
 def test_what_is_unknown_of_one_partition_is_unknown_of_the_queue() -> None:
-    assert QueueDepth.total([QueueDepth(0, 0, 0, 0, 0.0), QueueDepth(0, 0, 0, 0, 0.0, quarantined=None)]).quarantined is None
+    assert (
+        QueueDepth.total(
+            [QueueDepth(0, 0, 0, 0, 0.0), QueueDepth(0, 0, 0, 0, 0.0, quarantined=None)]
+        ).quarantined
+        is None
+    )

@@ -1,4 +1,6 @@
-"""Only the stores and the client of the server know the commands and scripts: anything else asks a store."""
+"""Only the stores and the client of the server know the commands and scripts: anything else asks a
+store.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +15,41 @@ from delayq._redis.scripts import Script
 
 PACKAGE = Path(delayq.__file__).parent
 _COMMANDS = """
-ACL APPEND ASKING AUTH BLMOVE BLMPOP BLPOP BRPOP BZPOPMIN CLIENT CLUSTER COMMAND CONFIG COPY DBSIZE DEL DISCARD DUMP
-ECHO EVAL EVALSHA EXEC EXISTS EXPIRE EXPIREAT FCALL FLUSHALL FLUSHDB FUNCTION GET GETDEL GETEX HDEL HELLO HEXISTS HGET
-HGETALL HINCRBY HKEYS HLEN HMGET HMSET HRANDFIELD HSCAN HSET HSETNX HSTRLEN HVALS INCR INCRBY INFO KEYS LINDEX LINSERT
-LLEN LMOVE LMPOP LPOP LPOS LPUSH LPUSHX LRANGE LREM LSET LTRIM MEMORY MGET MIGRATE MONITOR MSET MULTI OBJECT PERSIST
-PEXPIRE PEXPIREAT PING PSETEX PSUBSCRIBE PTTL PUBLISH PUBSUB PUNSUBSCRIBE QUIT RENAME RENAMENX RESET RESTORE ROLE RPOP
-RPOPLPUSH RPUSH RPUSHX SADD SCAN SCARD SCRIPT SELECT SENTINEL SET SETEX SETNX SHUTDOWN SISMEMBER SMEMBERS SPOP SPUBLISH
-SREM SSCAN SSUBSCRIBE STRLEN SUBSCRIBE TIME TOUCH TTL TYPE UNLINK UNSUBSCRIBE WAIT WAITAOF WATCH XACK XADD XLEN XRANGE
-XREAD ZADD ZCARD ZCOUNT ZINCRBY ZMSCORE ZPOPMAX ZPOPMIN ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANGESTORE ZRANK ZREM
-ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE ZREVRANGEBYSCORE ZREVRANK ZSCAN ZSCORE
+ACL APPEND ASKING AUTH BLMOVE BLMPOP BLPOP BRPOP BZPOPMIN CLIENT CLUSTER COMMAND CONFIG COPY DBSIZE
+DEL DISCARD DUMP ECHO EVAL EVALSHA EXEC EXISTS EXPIRE EXPIREAT FCALL FLUSHALL FLUSHDB FUNCTION GET
+GETDEL GETEX HDEL HELLO HEXISTS HGET HGETALL HINCRBY HKEYS HLEN HMGET HMSET HRANDFIELD HSCAN HSET
+HSETNX HSTRLEN HVALS INCR INCRBY INFO KEYS LINDEX LINSERT LLEN LMOVE LMPOP LPOP LPOS LPUSH LPUSHX
+LRANGE LREM LSET LTRIM MEMORY MGET MIGRATE MONITOR MSET MULTI OBJECT PERSIST PEXPIRE PEXPIREAT PING
+PSETEX PSUBSCRIBE PTTL PUBLISH PUBSUB PUNSUBSCRIBE QUIT RENAME RENAMENX RESET RESTORE ROLE RPOP
+RPOPLPUSH RPUSH RPUSHX SADD SCAN SCARD SCRIPT SELECT SENTINEL SET SETEX SETNX SHUTDOWN SISMEMBER
+SMEMBERS SPOP SPUBLISH SREM SSCAN SSUBSCRIBE STRLEN SUBSCRIBE TIME TOUCH TTL TYPE UNLINK UNSUBSCRIBE
+WAIT WAITAOF WATCH XACK XADD XLEN XRANGE XREAD ZADD ZCARD ZCOUNT ZINCRBY ZMSCORE ZPOPMAX ZPOPMIN
+ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANGESTORE ZRANK ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE
+ZREVRANGEBYSCORE ZREVRANK ZSCAN ZSCORE
 """
 COMMANDS = frozenset(_COMMANDS.split())
-# The subscription is a protocol of its own; rights and the table of transitions are derived from the declarations.
+# The subscription is a protocol of its own; rights and the table of transitions are derived from
+# the declarations.
 EXEMPT = {"_engine/subscriber.py", "_reliable/transitions.py", "admin/acl.py"}
 
 
 def modules() -> list[str]:
     """Return the modules that have to ask a store."""
     found = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
-    return sorted(path for path in found if not path.startswith("_redis/") and not path.endswith(("/store.py", "/scripts.py")))
+    return sorted(
+        path
+        for path in found
+        if not path.startswith("_redis/") and not path.endswith(("/store.py", "/scripts.py"))
+    )
 
 
 def commands_in(text: str) -> set[str]:
     """Return the commands that a module names."""
-    return {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant) and node.value in COMMANDS}
+    return {
+        node.value
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and node.value in COMMANDS
+    }
 
 
 def scripts_in(text: str) -> set[str]:
@@ -46,7 +59,9 @@ def scripts_in(text: str) -> set[str]:
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("delayq"):
             continue
         for name in (alias.name for alias in node.names):
-            if name == "scripts" or isinstance(getattr(import_module(str(node.module)), name, None), Script):
+            if name == "scripts" or isinstance(
+                getattr(import_module(str(node.module)), name, None), Script
+            ):
                 found.add(name)
     return found
 

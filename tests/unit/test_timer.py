@@ -67,7 +67,9 @@ def nothing(_timeout: Timeout) -> None:
 
 
 class TestFiring:
-    @pytest.mark.parametrize("delay", [0.0004, 0.001, 0.0105, 0.5, 1, 5.12, 60, 263.0, 3600, 86400 * 30.0])
+    @pytest.mark.parametrize(
+        "delay", [0.0004, 0.001, 0.0105, 0.5, 1, 5.12, 60, 263.0, 3600, 86400 * 30.0]
+    )
     def test_a_timer_fires_at_its_time_and_not_before(
         self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder, delay: float
     ) -> None:
@@ -78,19 +80,32 @@ class TestFiring:
         assert record.fired == [timeout]
         assert timeout.deadline < record.at[0] <= timeout.deadline + TICK + ROUNDING
 
-    def test_the_callback_gets_the_timeout(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
+    def test_the_callback_gets_the_timeout(
+        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder
+    ) -> None:
         timeout = timer.new_timeout(record, 1)
         loop.advance(2)
         assert record.fired == [timeout]
 
-    def test_a_timer_fires_once(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
+    def test_a_timer_fires_once(
+        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder
+    ) -> None:
         timer.new_timeout(record, 1)
         loop.advance(10_000)
         assert len(record.fired) == 1
 
     @pytest.mark.parametrize(
         "delay",
-        [0, 0.0, -1, -1e300, pytest.param(-(10**400), id="huge-int"), -math.inf, timedelta(0), timedelta(-1)],
+        [
+            0,
+            0.0,
+            -1,
+            -1e300,
+            pytest.param(-(10**400), id="huge-int"),
+            -math.inf,
+            timedelta(0),
+            timedelta(-1),
+        ],
     )
     def test_no_delay_means_the_next_tick_and_never_at_once(
         self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder, delay: float | timedelta
@@ -101,13 +116,17 @@ class TestFiring:
         loop.advance(TICK)
         assert len(record.fired) == 1
 
-    def test_a_delay_may_be_a_timedelta(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
+    def test_a_delay_may_be_a_timedelta(
+        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder
+    ) -> None:
         timeout = timer.new_timeout(record, timedelta(minutes=1))
         assert timeout.deadline == 1060.0
         loop.advance(60.001)
         assert record.fired == [timeout]
 
-    @pytest.mark.parametrize("delay", [math.inf, 1e300, pytest.param(10**400, id="huge-int"), timedelta.max])
+    @pytest.mark.parametrize(
+        "delay", [math.inf, 1e300, pytest.param(10**400, id="huge-int"), timedelta.max]
+    )
     def test_a_huge_delay_neither_overflows_nor_fires(
         self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder, delay: float | timedelta
     ) -> None:
@@ -122,7 +141,9 @@ class TestFiring:
         assert timer.pending_timeouts == 0
 
     @pytest.mark.parametrize("delay", ["1", None, b"", [1]])
-    def test_what_is_no_duration_is_a_type_error(self, timer: HashedWheelTimer, delay: float) -> None:
+    def test_what_is_no_duration_is_a_type_error(
+        self, timer: HashedWheelTimer, delay: float
+    ) -> None:
         with pytest.raises(TypeError):
             timer.new_timeout(nothing, delay)
         assert timer.pending_timeouts == 0
@@ -132,7 +153,9 @@ class TestFiring:
             timer.new_timeout(None, 1)  # type: ignore[arg-type]
         assert timer.pending_timeouts == 0
 
-    def test_within_a_tick_the_order_is_that_of_adding(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
+    def test_within_a_tick_the_order_is_that_of_adding(
+        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder
+    ) -> None:
         added = [timer.new_timeout(record, 0.5 + fraction * TICK) for fraction in (0.9, 0.1, 0.5)]
         loop.advance(1)
         assert record.fired == added
@@ -141,7 +164,9 @@ class TestFiring:
         self, loop: ManualLoop, record: Recorder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         call_at = loop.call_at
-        monkeypatch.setattr(loop, "call_at", lambda when, *rest, **more: call_at(when - 0.0014, *rest, **more))
+        monkeypatch.setattr(
+            loop, "call_at", lambda when, *rest, **more: call_at(when - 0.0014, *rest, **more)
+        )
         timer = make_timer(loop)
         timer.new_timeout(record, 0.01)
         for _ in range(200):
@@ -150,7 +175,9 @@ class TestFiring:
         assert len(record.at) == 1
         assert record.at[0] > 1000.01
 
-    def test_ticks_may_be_shorter_than_a_millisecond(self, loop: ManualLoop, record: Recorder) -> None:
+    def test_ticks_may_be_shorter_than_a_millisecond(
+        self, loop: ManualLoop, record: Recorder
+    ) -> None:
         make_timer(loop, tick=0.00025).new_timeout(record, 0.0101)
         loop.advance(0.0101)
         assert record.fired == []
@@ -178,18 +205,24 @@ class TestWakingUp:
         assert loop.calls_made == 0
 
     @pytest.mark.parametrize("tick", [0.001, 0.00025])
-    def test_a_lone_timer_an_hour_away_wakes_the_loop_three_times_at_most(self, loop: ManualLoop, tick: float) -> None:
+    def test_a_lone_timer_an_hour_away_wakes_the_loop_three_times_at_most(
+        self, loop: ManualLoop, tick: float
+    ) -> None:
         make_timer(loop, tick).new_timeout(nothing, 3600)
         loop.advance(7200)
         assert loop.calls_made <= 3
 
-    def test_once_everything_has_fired_the_loop_is_left_alone(self, loop: ManualLoop, timer: HashedWheelTimer) -> None:
+    def test_once_everything_has_fired_the_loop_is_left_alone(
+        self, loop: ManualLoop, timer: HashedWheelTimer
+    ) -> None:
         timer.new_timeout(nothing, 0.5)
         loop.advance(1)
         assert loop.scheduled == []
         assert not timer.statistics().armed
 
-    def test_after_cancelling_everything_there_is_one_wake_up_at_most(self, loop: ManualLoop, timer: HashedWheelTimer) -> None:
+    def test_after_cancelling_everything_there_is_one_wake_up_at_most(
+        self, loop: ManualLoop, timer: HashedWheelTimer
+    ) -> None:
         for timeout in [timer.new_timeout(nothing, number / 10) for number in range(1000)]:
             timeout.cancel()
         loop.advance(1000)
@@ -201,7 +234,9 @@ class TestWakingUp:
             timer.new_timeout(nothing, number / 7)
             assert len(loop.scheduled) == 1
 
-    def test_an_earlier_timer_re_arms_and_a_later_one_does_not(self, loop: ManualLoop, timer: HashedWheelTimer) -> None:
+    def test_an_earlier_timer_re_arms_and_a_later_one_does_not(
+        self, loop: ManualLoop, timer: HashedWheelTimer
+    ) -> None:
         timer.new_timeout(nothing, 0.2)
         (before,) = loop.scheduled
         timer.new_timeout(nothing, 0.3)
@@ -218,7 +253,9 @@ class TestWakingUp:
         loop.advance(0.501)
         assert record.fired == [timeout]
 
-    def test_after_a_stall_of_hours_all_fire_in_order(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
+    def test_after_a_stall_of_hours_all_fire_in_order(
+        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder
+    ) -> None:
         delays = [number * 1.7 for number in range(3000)]
         random.Random(4).shuffle(delays)
         for delay in delays:
@@ -229,7 +266,9 @@ class TestWakingUp:
         assert len(deadlines) == 3000
         assert loop.calls_made < 50  # works in slices, not tick by tick: 36 million ticks went by
 
-    def test_timers_work_as_before_after_a_long_sleep(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
+    def test_timers_work_as_before_after_a_long_sleep(
+        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder
+    ) -> None:
         loop.advance(1e7)
         timer.new_timeout(record, 0.01)
         loop.advance(0.011)
@@ -244,7 +283,9 @@ class TestWakingUp:
 
 
 class TestHoldingTheLoop:
-    def test_many_due_at_once_are_fired_in_slices(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
+    def test_many_due_at_once_are_fired_in_slices(
+        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder
+    ) -> None:
         added = [timer.new_timeout(record, 0.5) for _ in range(10_000)]
         loop.clock.advance(1)
         largest = before = 0
@@ -254,7 +295,9 @@ class TestHoldingTheLoop:
         assert largest <= 2000
         assert record.fired == added
 
-    def test_others_get_their_turn_in_between(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
+    def test_others_get_their_turn_in_between(
+        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder
+    ) -> None:
         for _ in range(10_000):
             timer.new_timeout(record, 0.5)
         loop.clock.advance(1)
@@ -280,13 +323,19 @@ class TestHoldingTheLoop:
 
 
 class TestCallbacks:
-    def test_expired_is_true_while_the_callback_runs(self, loop: ManualLoop, timer: HashedWheelTimer) -> None:
+    def test_expired_is_true_while_the_callback_runs(
+        self, loop: ManualLoop, timer: HashedWheelTimer
+    ) -> None:
         seen: list[tuple[bool, bool, bool]] = []
-        timer.new_timeout(lambda timeout: seen.append((timeout.expired, timeout.cancelled, timeout.cancel())), 0.1)
+        timer.new_timeout(
+            lambda timeout: seen.append((timeout.expired, timeout.cancelled, timeout.cancel())), 0.1
+        )
         loop.advance(1)
         assert seen == [(True, False, False)]
 
-    def test_pending_falls_before_the_callback_runs(self, loop: ManualLoop, timer: HashedWheelTimer) -> None:
+    def test_pending_falls_before_the_callback_runs(
+        self, loop: ManualLoop, timer: HashedWheelTimer
+    ) -> None:
         seen: list[int] = []
         for _ in range(3):
             timer.new_timeout(lambda _: seen.append(timer.pending_timeouts), 0.1)
@@ -300,7 +349,9 @@ class TestCallbacks:
         loop.advance(1)
         assert added[0].expired
 
-    def test_a_callback_may_cancel_its_neighbour(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
+    def test_a_callback_may_cancel_its_neighbour(
+        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder
+    ) -> None:
         results: list[bool] = []
         timer.new_timeout(lambda _: results.append(neighbour.cancel()), 0.1)
         neighbour = timer.new_timeout(record, 0.1)
@@ -318,7 +369,11 @@ class TestCallbacks:
         assert 1000.12 < record.at[0] <= 1000.12 + 2 * TICK + ROUNDING
 
     def test_a_callback_that_raises_stops_nobody(
-        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder, caplog: pytest.LogCaptureFixture
+        self,
+        loop: ManualLoop,
+        timer: HashedWheelTimer,
+        record: Recorder,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         def fail(_timeout: Timeout) -> None:
             raise LookupError("broken")
@@ -334,7 +389,11 @@ class TestCallbacks:
         assert isinstance(entry.exc_info[1], LookupError)
 
     def test_cancelled_error_from_a_callback_stops_nobody(
-        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder, caplog: pytest.LogCaptureFixture
+        self,
+        loop: ManualLoop,
+        timer: HashedWheelTimer,
+        record: Recorder,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         def fail(_timeout: Timeout) -> None:
             raise asyncio.CancelledError
@@ -359,7 +418,9 @@ class TestCallbacks:
         loop.advance(1)
         assert record.fired == others
 
-    def test_a_fired_timeout_lets_go_of_its_callback(self, loop: ManualLoop, timer: HashedWheelTimer) -> None:
+    def test_a_fired_timeout_lets_go_of_its_callback(
+        self, loop: ManualLoop, timer: HashedWheelTimer
+    ) -> None:
         timeout = timer.new_timeout(lambda _: None, 0.1)
         before = timeout._callback
         loop.advance(1)
@@ -402,7 +463,9 @@ class TestLimit:
 
 
 class TestStop:
-    def test_it_returns_what_was_pending_each_cancelled_now(self, loop: ManualLoop, timer: HashedWheelTimer) -> None:
+    def test_it_returns_what_was_pending_each_cancelled_now(
+        self, loop: ManualLoop, timer: HashedWheelTimer
+    ) -> None:
         timer.new_timeout(nothing, 0.1)
         timer.new_timeout(nothing, 5).cancel()
         left = [timer.new_timeout(nothing, delay) for delay in (3600, 5, 0.7)]
@@ -416,7 +479,9 @@ class TestStop:
         timer.stop()
         assert timer.pending_timeouts == 0
 
-    def test_nothing_fires_afterwards(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
+    def test_nothing_fires_afterwards(
+        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder
+    ) -> None:
         timer.new_timeout(record, 0.1)
         timer.stop()
         loop.advance(10)
@@ -438,7 +503,9 @@ class TestStop:
         assert isinstance(caught.value, RuntimeError)
         assert timer.pending_timeouts == 0
 
-    def test_a_callback_may_stop_the_timer(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
+    def test_a_callback_may_stop_the_timer(
+        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder
+    ) -> None:
         stopped: list[list[Timeout]] = []
         timer.new_timeout(lambda _: stopped.append(timer.stop()), 0.1)
         left = [timer.new_timeout(record, delay) for delay in (0.1, 0.2, 3600)]
@@ -447,7 +514,9 @@ class TestStop:
         assert record.fired == []
         assert loop.scheduled == []
 
-    def test_it_can_be_stopped_between_two_slices(self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder) -> None:
+    def test_it_can_be_stopped_between_two_slices(
+        self, loop: ManualLoop, timer: HashedWheelTimer, record: Recorder
+    ) -> None:
         for _ in range(5000):
             timer.new_timeout(record, 0.5)
         loop.clock.advance(1)
@@ -466,7 +535,16 @@ class TestConstruction:
         assert timer.pending_timeouts == 0
 
     @pytest.mark.parametrize(
-        ("tick", "ticks"), [(0, 512), (-1, 512), (math.nan, 512), (0.001, 0), (0.001, -1), (0.001, 2**31), (0.001, 1.5)]
+        ("tick", "ticks"),
+        [
+            (0, 512),
+            (-1, 512),
+            (math.nan, 512),
+            (0.001, 0),
+            (0.001, -1),
+            (0.001, 2**31),
+            (0.001, 1.5),
+        ],
     )
     def test_bad_arguments_are_value_errors(self, tick: float, ticks: int) -> None:
         with pytest.raises(ValueError):

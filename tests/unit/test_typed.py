@@ -79,8 +79,12 @@ ROUND_TRIPS: list[tuple[Any, Any, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value", "wire"), ROUND_TRIPS, ids=[str(kind) for kind, _, _ in ROUND_TRIPS])
-def test_a_value_is_json_on_the_wire_and_the_same_again_behind_it(kind: Any, value: Any, wire: bytes) -> None:
+@pytest.mark.parametrize(
+    ("kind", "value", "wire"), ROUND_TRIPS, ids=[str(kind) for kind, _, _ in ROUND_TRIPS]
+)
+def test_a_value_is_json_on_the_wire_and_the_same_again_behind_it(
+    kind: Any, value: Any, wire: bytes
+) -> None:
     codec = codec_for(kind)
     assert codec.encode(value) == wire
     back = codec.decode(wire)
@@ -105,8 +109,12 @@ MISFITS: list[tuple[Any, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "wire", "why"), MISFITS, ids=[f"{kind} {wire!r}" for kind, wire, _ in MISFITS])
-def test_what_is_not_of_the_type_is_refused_and_the_cause_says_why(kind: Any, wire: bytes, why: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "wire", "why"), MISFITS, ids=[f"{kind} {wire!r}" for kind, wire, _ in MISFITS]
+)
+def test_what_is_not_of_the_type_is_refused_and_the_cause_says_why(
+    kind: Any, wire: bytes, why: str
+) -> None:
     with pytest.raises(delayq.DecodeError) as caught:
         codec_for(kind).decode(wire)
     assert why in str(caught.value.__cause__)
@@ -158,7 +166,9 @@ def test_a_type_that_nobody_knows_is_an_error_that_names_it() -> None:
 
 def without(*modules: str, code: str) -> str:
     program = f"import sys\nfor name in {modules!r}: sys.modules[name] = None\n{code}"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     return result.stdout.strip()
 
 
@@ -168,12 +178,17 @@ import dataclasses, delayq
 class Order: id: int
 try: codec = delayq.codecs.codec_for(Order)
 except delayq.ConfigurationError as error: print(error)
-else: print(codec.encode(Order(1)).decode(), codec.decode(b'{"id":2}'), sorted({"msgspec", "pydantic"} & set(sys.modules)))
+else:
+    loaded = sorted({"msgspec", "pydantic"} & set(sys.modules))
+    print(codec.encode(Order(1)).decode(), codec.decode(b'{"id":2}'), loaded)
 """
 
 
 def test_a_dataclass_is_read_by_whichever_library_is_there_or_by_none() -> None:
-    assert without("msgspec", "pydantic", code=DATACLASS) == """{"id":1} Order(id=2) ['msgspec', 'pydantic']"""
+    assert (
+        without("msgspec", "pydantic", code=DATACLASS)
+        == """{"id":1} Order(id=2) ['msgspec', 'pydantic']"""
+    )
     assert without("msgspec", code=DATACLASS) == """{"id":1} Order(id=2) ['msgspec', 'pydantic']"""
     assert without("pydantic", code=DATACLASS) == """{"id":1} Order(id=2) ['msgspec', 'pydantic']"""
     # If both libraries are installed, only one is loaded.
@@ -183,8 +198,8 @@ def test_a_dataclass_is_read_by_whichever_library_is_there_or_by_none() -> None:
 def test_a_dataclass_with_more_than_json_has_needs_one_of_two_libraries() -> None:
     code = "import datetime\n" + DATACLASS.replace("id: int", "at: datetime.datetime")
     assert without("msgspec", "pydantic", code=code) == (
-        "no codec for Order: pip install 'delayq[msgspec]'; or pip install 'delayq[pydantic]'; or use only JSON types: "
-        "<class 'datetime.datetime'> has no JSON representation"
+        "no codec for Order: pip install 'delayq[msgspec]'; or pip install 'delayq[pydantic]'; "
+        "or use only JSON types: <class 'datetime.datetime'> has no JSON representation"
     )
 
 
@@ -220,7 +235,11 @@ class TestWithoutALibrary:
 
     def test_defaults_and_unknown_fields_and_whole_floats_are_fine(self) -> None:
         text = b'{"id": 1, "new": true, "lines": [{"item": "pen", "price": 2}]}'
-        assert self.codec.decode(text) == codec_for(Basket).decode(text) == Basket(1, [Line("pen", 2.0)])
+        assert (
+            self.codec.decode(text)
+            == codec_for(Basket).decode(text)
+            == Basket(1, [Line("pen", 2.0)])
+        )
 
     @pytest.mark.parametrize(
         ("text", "why"),
@@ -234,7 +253,9 @@ class TestWithoutALibrary:
             (b'{"id": 1, "lines": [], "parent": 1}', "parent: it is int, not "),
         ],
     )
-    def test_what_does_not_fit_is_told_where_and_without_the_value(self, text: bytes, why: str) -> None:
+    def test_what_does_not_fit_is_told_where_and_without_the_value(
+        self, text: bytes, why: str
+    ) -> None:
         with pytest.raises(delayq.DecodeError) as caught:
             self.codec.decode(text)
         assert str(caught.value.__cause__).startswith(why)
@@ -245,7 +266,9 @@ class TestWithoutALibrary:
         with pytest.raises(delayq.EncodeError):
             self.codec.encode(Line("pen"))  # type: ignore[arg-type, unused-ignore]
 
-    @pytest.mark.parametrize("kind", [datetime, set[int], dict[int, str], tuple[int, ...], Literal["a"]])
+    @pytest.mark.parametrize(
+        "kind", [datetime, set[int], dict[int, str], tuple[int, ...], Literal["a"]]
+    )
     def test_a_field_that_json_has_not_is_an_error_at_once(self, kind: Any) -> None:
         with pytest.raises(TypeError, match="has no JSON representation"):
             DataclassCodec(dataclasses.make_dataclass("Odd", [("field", kind)]))

@@ -31,7 +31,9 @@ class Driver:
         clock.observe(us(0), 0.0)
         self.has_demand = True
         self.retry_in = 0.1
-        self.plan = WakeupPlan(client, clock, Stagger(lambda: chance), lambda: self.has_demand, lambda _: self.retry_in)
+        self.plan = WakeupPlan(
+            client, clock, Stagger(lambda: chance), lambda: self.has_demand, lambda _: self.retry_in
+        )
         self.timer: Armed | None = None
         self.requested = False
 
@@ -69,7 +71,8 @@ class Desk(Driver):
     def __init__(self, client: str = "us") -> None:
         super().__init__(client)
         self.count = 0
-        # The replies to the next calls, None for a failure. Without any, a call replies that nothing is left.
+        # The replies to the next calls, None for a failure. Without any, a call replies that
+        # nothing is left.
         self.replies: deque[int | None] = deque()
         self.finds = False
 
@@ -82,7 +85,11 @@ class Desk(Driver):
             reply = self.replies.popleft() if self.replies else -1
             if self.finds:
                 self.plan.transferred(2, self.now)
-            self.act(self.plan.on_failure(self.now) if reply is None else self.plan.on_reply(reply, self.now))
+            self.act(
+                self.plan.on_failure(self.now)
+                if reply is None
+                else self.plan.on_reply(reply, self.now)
+            )
 
     def at(self, second: float) -> int:
         """Advance the time to this second. Return the number of calls made so far."""
@@ -105,7 +112,9 @@ class Desk(Driver):
 
     def notice(self, through: float, following: float | None, *, client: str = "other") -> None:
         next_us = -1 if following is None else us(following)
-        self.act(self.plan.on_notice(TransferNotice(next_us, us(through), client, demand=True), self.now))
+        self.act(
+            self.plan.on_notice(TransferNotice(next_us, us(through), client, demand=True), self.now)
+        )
 
     def step_back(self) -> float:
         """Make this client one that does not go first. Return its stagger in seconds."""
@@ -185,7 +194,9 @@ class TestWakeups:
         desk.notice(9, None)
         assert desk.at(100) == 0
 
-    def test_a_client_without_demand_leaves_messages_longest_to_the_others(self, desk: Desk) -> None:
+    def test_a_client_without_demand_leaves_messages_longest_to_the_others(
+        self, desk: Desk
+    ) -> None:
         latest = 2 * desk.step_back()
         desk.has_demand = False
         desk.due(10)
@@ -230,14 +241,18 @@ class TestWakeups:
         assert desk.goes_first
 
     @pytest.mark.parametrize("reply", [-1, NOT_ASKED, None], ids=["nothing", "not asked", "failed"])
-    def test_a_wake_up_that_finds_nothing_makes_us_step_back(self, desk: Desk, reply: int | None) -> None:
+    def test_a_wake_up_that_finds_nothing_makes_us_step_back(
+        self, desk: Desk, reply: int | None
+    ) -> None:
         desk.plan.stagger.published(2, 0.0)
         desk.replies.append(reply)
         desk.due(10)
         assert desk.at(10.01) == 1
         assert not desk.goes_first
 
-    def test_a_call_for_a_caller_that_finds_nothing_is_no_reason_to_step_back(self, desk: Desk) -> None:
+    def test_a_call_for_a_caller_that_finds_nothing_is_no_reason_to_step_back(
+        self, desk: Desk
+    ) -> None:
         desk.plan.stagger.published(2, 0.0)
         assert desk.wake() == 1
         assert desk.goes_first
@@ -247,23 +262,31 @@ class TestWakeups:
         desk.due(0.9)
         assert desk.at(1000) == 0
 
-    def test_a_much_too_late_announcement_shows_that_the_servers_clock_was_set_back(self, desk: Desk) -> None:
+    def test_a_much_too_late_announcement_shows_that_the_servers_clock_was_set_back(
+        self, desk: Desk
+    ) -> None:
         desk.handed_out(60)
         desk.due(1)
         assert desk.at(0) == 1
 
-    def test_a_notice_from_the_future_is_not_believed_and_the_server_is_asked(self, desk: Desk) -> None:
+    def test_a_notice_from_the_future_is_not_believed_and_the_server_is_asked(
+        self, desk: Desk
+    ) -> None:
         desk.due(10)
         desk.notice(10**6, None)
         assert desk.at(0) == 1
         assert desk.at(10.1) == 2, "known moments stay known"
 
-    def test_a_request_for_messages_that_are_handed_out_meanwhile_is_dropped(self, desk: Desk) -> None:
+    def test_a_request_for_messages_that_are_handed_out_meanwhile_is_dropped(
+        self, desk: Desk
+    ) -> None:
         desk.act(desk.plan.wake(us(9)))
         desk.handed_out(10)
         assert desk.at(0) == 0
 
-    def test_a_wake_up_for_messages_that_are_handed_out_gives_way_to_the_next(self, desk: Desk) -> None:
+    def test_a_wake_up_for_messages_that_are_handed_out_gives_way_to_the_next(
+        self, desk: Desk
+    ) -> None:
         desk.due(10)
         desk.handed_out(11)
         desk.act(desk.plan.on_next_due(us(20), desk.now))
@@ -331,7 +354,9 @@ class TestDemand:
         assert desk.demand() == 2
 
     @pytest.mark.parametrize("reply", [NOT_ASKED, None], ids=["not asked", "failed"])
-    def test_a_call_without_a_result_leaves_the_queue_out_of_date(self, desk: Desk, reply: int | None) -> None:
+    def test_a_call_without_a_result_leaves_the_queue_out_of_date(
+        self, desk: Desk, reply: int | None
+    ) -> None:
         desk.wake()
         desk.replies.append(reply)
         desk.wake()
@@ -353,13 +378,18 @@ class TestNotices:
         assert desk.plan.signature(desk.now) == ""
 
     @pytest.mark.parametrize("listeners", [0, -1], ids=["not published", "not permitted"])
-    def test_a_notice_that_was_not_published_says_nothing_about_listeners(self, desk: Desk, listeners: int) -> None:
+    def test_a_notice_that_was_not_published_says_nothing_about_listeners(
+        self, desk: Desk, listeners: int
+    ) -> None:
         desk.plan.transferred(listeners, desk.now)
         assert (desk.plan.signature(desk.now) == "") == (listeners != 0)
 
 
 def test_two_clients_that_hear_one_another_make_one_call_for_each_moment() -> None:
-    """The first client's notice spares the other its call. When the first has gone, the other takes over."""
+    """The first client's notice spares the other its call.
+
+    When the first has gone, the other takes over.
+    """
     one, two = Desk("one"), Desk("two")
 
     def pass_by(moment: float) -> None:
@@ -386,7 +416,9 @@ def test_two_clients_that_hear_one_another_make_one_call_for_each_moment() -> No
 
 
 class Shop(Driver):
-    """A delayed queue on a server, one client's plan for it, and the messages on their way between them."""
+    """A delayed queue on a server, one client's plan for it, and the messages on their way between
+    them.
+    """
 
     def __init__(self, chance: float) -> None:
         super().__init__(chance=chance)
@@ -394,7 +426,8 @@ class Shop(Driver):
         # Notices in the order of their publication. Replies travel on other connections.
         self.channel: deque[TransferNotice | int] = deque()
         self.own_offers: deque[int] = deque()
-        # The call in flight: when the server carried it out, whether it found messages, when the next one is due.
+        # The call in flight: when the server carried it out, whether it found messages, when the
+        # next one is due.
         self.reply: tuple[int, bool, int] | None = None
 
     def offer(self, wait_ms: int, *, ours: bool) -> None:
@@ -407,7 +440,10 @@ class Shop(Driver):
         self.dues.append(due)
 
     def move(self, client: str) -> tuple[bool, int]:
-        """Move due messages, and tell the others if there were any. Return whether, and when the next message is due."""
+        """Move due messages, and tell the others if there were any.
+
+        Return whether, and when the next message is due.
+        """
         left = [due for due in self.dues if due > us(self.now)]
         found, self.dues = len(left) < len(self.dues), left
         following = min(left, default=-1)
@@ -499,8 +535,12 @@ def test_no_due_message_waits_for_the_re_check_whatever_the_order_of_events(
         max_size=40,
     )
 )
-def test_the_timer_that_is_set_is_the_one_that_the_plan_holds(events: list[tuple[Any, ...]]) -> None:
-    """The driver checks that timers give way only to earlier ones, and that a timer to cancel is set."""
+def test_the_timer_that_is_set_is_the_one_that_the_plan_holds(
+    events: list[tuple[Any, ...]],
+) -> None:
+    """The driver checks that timers give way only to earlier ones, and that a timer to cancel is
+    set.
+    """
     desk, closed = Desk(), False
 
     def perform(event: str, *facts: int) -> Actions:
@@ -508,12 +548,17 @@ def test_the_timer_that_is_set_is_the_one_that_the_plan_holds(events: list[tuple
         if event == "due":
             return plan.on_due(us(facts[0]), 0.0)
         if event == "notice":
-            return plan.on_notice(TransferNotice(us(facts[1]), us(facts[0] / 20), "other", demand=True), 0.0)
+            return plan.on_notice(
+                TransferNotice(us(facts[1]), us(facts[0] / 20), "other", demand=True), 0.0
+            )
         if event == "timer" and desk.timer is not None:
             fired, desk.timer = desk.timer, None
             return plan.on_timer(fired)
         results: dict[str, Any] = {"wake": plan.wake, "close": plan.close}
-        results |= {"reply": lambda: plan.on_reply(us(50), 0.0), "failure": lambda: plan.on_failure(0.0)}
+        results |= {
+            "reply": lambda: plan.on_reply(us(50), 0.0),
+            "failure": lambda: plan.on_failure(0.0),
+        }
         return cast("Actions", results.get(event, tuple[Action, ...])())
 
     for event, *facts in events:

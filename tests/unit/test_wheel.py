@@ -1,4 +1,7 @@
-"""The pure wheel: no clock, no loop. A tick is one second and a wheel eight ticks, unless a test says otherwise."""
+"""The pure wheel: no clock, no loop.
+
+A tick is one second and a wheel eight ticks, unless a test says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,34 @@ def wheel() -> Wheel:
 
 
 # One deadline on each level, on the borders between levels, and many revolutions away.
-DEADLINES = [0.0, 0.5, 1.0, 6.9, 7.0, 8.0, 15.9, 16.0, 17.0, 63.0, 64.0, 127.9, 128.0, 129.0, 511.0, 512.5, 4096.0, 1e6, 1e9]
+DEADLINES = [
+    0.0,
+    0.5,
+    1.0,
+    6.9,
+    7.0,
+    8.0,
+    15.9,
+    16.0,
+    17.0,
+    63.0,
+    64.0,
+    127.9,
+    128.0,
+    129.0,
+    511.0,
+    512.5,
+    4096.0,
+    1e6,
+    1e9,
+]
 
 
 class TestExpiry:
     @pytest.mark.parametrize("deadline", DEADLINES)
-    def test_a_timer_expires_after_its_deadline_and_not_before(self, wheel: Wheel, deadline: float) -> None:
+    def test_a_timer_expires_after_its_deadline_and_not_before(
+        self, wheel: Wheel, deadline: float
+    ) -> None:
         (timeout,) = fill(wheel, [deadline])
         assert expire(wheel, deadline) == []
         assert expire(wheel, deadline + 1.0) == [timeout]
@@ -58,7 +83,9 @@ class TestExpiry:
         assert expire(wheel, deadline * 3 + 1000) == []
 
     @pytest.mark.parametrize("deadline", DEADLINES)
-    def test_whoever_comes_at_each_next_tick_finds_the_timer_at_most_one_tick_late(self, wheel: Wheel, deadline: float) -> None:
+    def test_whoever_comes_at_each_next_tick_finds_the_timer_at_most_one_tick_late(
+        self, wheel: Wheel, deadline: float
+    ) -> None:
         (timeout,) = fill(wheel, [deadline])
         while not timeout.expired:
             tick = wheel.next_tick()
@@ -88,8 +115,11 @@ class TestExpiry:
         assert expire(wheel, 6) == added
 
     @pytest.mark.parametrize("deadline", [100, 1000])
-    def test_the_order_of_adding_survives_the_spreading_of_coarse_buckets(self, wheel: Wheel, deadline: int) -> None:
-        # Timers are added on every level that the tick passes through as it comes nearer, and between slices of spreading.
+    def test_the_order_of_adding_survives_the_spreading_of_coarse_buckets(
+        self, wheel: Wheel, deadline: int
+    ) -> None:
+        # Timers are added on every level that the tick passes through as it comes nearer, and
+        # between slices of spreading.
         added = []
         for now in range(deadline):
             expire(wheel, now, budget=1)
@@ -102,7 +132,9 @@ class TestExpiry:
         assert expire(wheel, 50.0) == []
         assert expire(wheel, 51.0) == [timeout]
 
-    def test_past_deadlines_queue_up_behind_those_already_due_in_the_tick(self, wheel: Wheel) -> None:
+    def test_past_deadlines_queue_up_behind_those_already_due_in_the_tick(
+        self, wheel: Wheel
+    ) -> None:
         added = [*fill(wheel, [50.5], now=50.0), *fill(wheel, [-5.0, -math.inf], now=50.6)]
         assert expire(wheel, 51.0) == added
 
@@ -166,7 +198,8 @@ class TestNextTick:
         century = 100 * 365 * 86400.0  # 3e12 ticks
         assert expire(wheel, century) == [before]
         (after,) = fill(wheel, [century + 0.01], century)
-        assert wheel.next_tick() == wheel.tick_of(after.deadline) + 1  # placed directly on the near level again
+        # Placed directly on the near level again.
+        assert wheel.next_tick() == wheel.tick_of(after.deadline) + 1
 
 
 class TestCancel:
@@ -274,7 +307,9 @@ class TestBetweenTwoSteps:
             assert second.cancel() == (timeout is first)
         assert seen == [first, third]
 
-    def test_a_timer_that_is_added_with_no_delay_waits_for_the_next_tick(self, wheel: Wheel) -> None:
+    def test_a_timer_that_is_added_with_no_delay_waits_for_the_next_tick(
+        self, wheel: Wheel
+    ) -> None:
         fill(wheel, [5])
         added = [wheel.add(nothing, 0, 6.0) for _ in wheel.expire(6.0)]
         wheel._check()
@@ -323,9 +358,13 @@ class TestBudget:
         assert tick <= 6
 
     @pytest.mark.parametrize("budget", [1, 2, 7])
-    def test_in_slices_everything_expires_in_the_same_order(self, wheel: Wheel, budget: int) -> None:
+    def test_in_slices_everything_expires_in_the_same_order(
+        self, wheel: Wheel, budget: int
+    ) -> None:
         deadlines = [number * 3.7 % 900 for number in range(400)]
-        in_order = sorted(fill(wheel, deadlines), key=lambda timeout: wheel.tick_of(timeout.deadline))
+        in_order = sorted(
+            fill(wheel, deadlines), key=lambda timeout: wheel.tick_of(timeout.deadline)
+        )
         seen = []
         for _ in range(10_000):
             part = expire(wheel, 1000, budget)
@@ -410,7 +449,9 @@ class TestConstruction:
         with pytest.raises(ValueError, match="292 years"):
             Wheel(1e8, 512)
 
-    @pytest.mark.parametrize(("asked", "given"), [(1, 1), (2, 2), (3, 4), (5, 8), (511, 512), (512, 512), (513, 1024)])
+    @pytest.mark.parametrize(
+        ("asked", "given"), [(1, 1), (2, 2), (3, 4), (5, 8), (511, 512), (512, 512), (513, 1024)]
+    )
     def test_ticks_per_wheel_is_rounded_up_to_a_power_of_two(self, asked: int, given: int) -> None:
         assert Wheel(1.0, asked).near_end == 2 * given
 

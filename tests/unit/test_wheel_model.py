@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from delayq._timer.wheel import Timeout, Wheel
 
-# Seconds. With ticks of 1 ms and wheels of 4 to 512 ticks, they reach every level and the borders between levels.
+# Seconds. With ticks of 1 ms and wheels of 4 to 512 ticks, they reach every level and the borders
+# between levels.
 DELAYS = st.one_of(
     st.just(0.0),
     st.floats(-5, 0),
@@ -21,7 +22,9 @@ DELAYS = st.one_of(
     st.floats(0, 1e5),
     st.sampled_from([1e15, 1e300, math.inf]),
 )
-STEPS = st.one_of(st.just(0.0), st.floats(0, 0.005), st.floats(0, 0.3), st.floats(0, 30), st.floats(0, 1e5))
+STEPS = st.one_of(
+    st.just(0.0), st.floats(0, 0.005), st.floats(0, 0.3), st.floats(0, 30), st.floats(0, 1e5)
+)
 BUDGETS = st.sampled_from([1, 2, 3, 10, 1000])
 
 
@@ -30,7 +33,9 @@ def nothing(_timeout: Timeout) -> None:
 
 
 class WheelModel(RuleBasedStateMachine):
-    """A model of each pending timer: its serial number, in the order of adding, and the deadline requested."""
+    """A model of each pending timer: its serial number, in the order of adding, and the deadline
+    requested.
+    """
 
     @initialize(
         start=st.sampled_from([0.0, 0.1234567, 1e6 + 1 / 3]),
@@ -48,7 +53,8 @@ class WheelModel(RuleBasedStateMachine):
     def settle(self, timeout: Timeout) -> tuple[int, int]:
         """Check one expired timer, remove it from the model, and return its place in the order."""
         assert timeout.expired
-        serial, deadline = self.pending.pop(timeout)  # KeyError: it expired twice, or after it was cancelled
+        # KeyError: it expired twice, or after it was cancelled.
+        serial, deadline = self.pending.pop(timeout)
         assert self.now > deadline, "early"
         assert self.wheel.pending == len(self.pending)
         self.done.append(timeout)
@@ -61,7 +67,8 @@ class WheelModel(RuleBasedStateMachine):
 
     def add_one(self, delay: float) -> Timeout:
         timeout = self.wheel.add(nothing, self.now + delay, self.now)
-        # Deadlines are clamped: an overdue one counts from now, and one that is too far away counts as the latest possible.
+        # Deadlines are clamped: an overdue one counts from now, and one that is too far away counts
+        # as the latest possible.
         assert timeout.deadline == min(max(self.now + delay, self.now), self.wheel.latest)
         self.pending[timeout] = (self.serial, timeout.deadline)
         self.serial += 1
@@ -104,7 +111,11 @@ class WheelModel(RuleBasedStateMachine):
         self.now += step
         while (tick := self.wheel.next_tick()) is not None and tick <= self.wheel.tick_of(self.now):
             self.expire(budget)
-        late = [deadline for _, deadline in self.pending.values() if deadline <= self.now - self.tick * 1.000001]
+        late = [
+            deadline
+            for _, deadline in self.pending.values()
+            if deadline <= self.now - self.tick * 1.000001
+        ]
         assert not late, "more than a tick late"
 
     @rule(looks=st.integers(1, 10))
@@ -154,7 +165,10 @@ class WheelModel(RuleBasedStateMachine):
             assert tick is None
         else:
             assert tick is not None
-            assert tick <= self.wheel.tick_of(min(deadline for _, deadline in self.pending.values())) + 1
+            assert (
+                tick
+                <= self.wheel.tick_of(min(deadline for _, deadline in self.pending.values())) + 1
+            )
 
 
 TestWheelModel = WheelModel.TestCase

@@ -20,7 +20,9 @@ from delayq.worker._pace import MOST, ahead, mean
         (1, 0.0, MOST),
     ],
 )
-def test_only_what_is_begun_within_a_moment_is_claimed_ahead(slots: int, took: float | None, messages: int) -> None:
+def test_only_what_is_begun_within_a_moment_is_claimed_ahead(
+    slots: int, took: float | None, messages: int
+) -> None:
     assert ahead(slots, took) == messages
 
 

@@ -1,8 +1,9 @@
 """The demo's two processes: ``python -m delayq.cli.demo.children producer|consumer QUEUE ...``.
 
-Each process reports on stdout, one JSON array a line: ``[number, delay_us, due_us]`` for an offer, ``[number, at_us]`` for an
-arrival. The first line means that the process is ready. The parent never writes to stdin; a process ends when its stdin is
-closed, which also happens if the parent is killed.
+Each process reports on stdout, one JSON array a line: ``[number, delay_us, due_us]`` for an offer,
+``[number, at_us]`` for an arrival. The first line means that the process is ready. The parent never
+writes to stdin; a process ends when its stdin is closed, which also happens if the parent is
+killed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ async def produce(reports: list[list[int]], name: str, messages: str, max_delay:
         queue = client.delayed_queue(name)
         reports.append([])
         schedule = _schedule(int(messages))
-        await asyncio.gather(*(_offer(queue, schedule, float(max_delay), reports) for _ in range(_AT_A_TIME)))
+        await asyncio.gather(
+            *(_offer(queue, schedule, float(max_delay), reports) for _ in range(_AT_A_TIME))
+        )
 
 
 def _schedule(messages: int) -> Iterator[tuple[int, float]]:
@@ -59,20 +62,29 @@ def _schedule(messages: int) -> Iterator[tuple[int, float]]:
 
 
 async def _offer(
-    queue: delayq.DelayedQueue[Any], schedule: Iterator[tuple[int, float]], max_delay: float, reports: list[list[int]]
+    queue: delayq.DelayedQueue[Any],
+    schedule: Iterator[tuple[int, float]],
+    max_delay: float,
+    reports: list[list[int]],
 ) -> None:
     clock = asyncio.get_running_loop().time
     for number, moment in schedule:
         await asyncio.sleep(moment - clock())
         delay = round(random.uniform(0, max_delay), 3)
         receipt = await queue.offer({"number": number}, delay=delay)
-        reports.append([number, round(delay * 1_000_000), (receipt.due_at - _EPOCH) // _MICROSECOND])
+        reports.append(
+            [number, round(delay * 1_000_000), (receipt.due_at - _EPOCH) // _MICROSECOND]
+        )
 
 
 async def main(role: str, *arguments: str) -> None:
-    """Run the producer or the consumer, and write its reports at intervals, until it has finished or stdin is closed."""
+    """Run the producer or the consumer, and write its reports at intervals, until it has finished
+    or stdin is closed.
+    """
     reports: list[list[int]] = []
-    work = asyncio.create_task(produce(reports, *arguments) if role == "producer" else consume(reports, *arguments))
+    work = asyncio.create_task(
+        produce(reports, *arguments) if role == "producer" else consume(reports, *arguments)
+    )
     loop = asyncio.get_running_loop()
 
     def stop() -> None:

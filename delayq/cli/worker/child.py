@@ -1,7 +1,9 @@
-"""One process of ``delayq worker``: ``python -m delayq.cli.worker.child [options] MODULE:ATTRIBUTE LIFELINE REPORT``.
+"""One process of ``delayq worker``: ``python -m delayq.cli.worker.child [options] MODULE:ATTRIBUTE
+LIFELINE REPORT``.
 
-LIFELINE and REPORT are file descriptors. The end of the first means that the parent is gone, and that this process is to
-stop; it comes also when the parent was killed. On the second goes one line: ``ready``, or why the worker could not start.
+LIFELINE and REPORT are file descriptors. The end of the first means that the parent is gone, and
+that this process is to stop; it comes also when the parent was killed. On the second goes one line:
+``ready``, or why the worker could not start.
 """
 
 from __future__ import annotations
@@ -39,17 +41,23 @@ def find(where: str) -> delayq.Worker:
     """
     module_name, colon, attribute = where.partition(":")
     if not (module_name and colon and attribute):
-        raise CommandFailed(f"{where!r} is not of the form module:attribute, such as app.jobs:worker")
+        raise CommandFailed(
+            f"{where!r} is not of the form module:attribute, such as app.jobs:worker"
+        )
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+        if error.name is not None and (
+            module_name == error.name or module_name.startswith(f"{error.name}.")
+        ):
             raise CommandFailed(f"there is no module {error.name!r} in {Path.cwd()}") from None
         traceback.print_exc()
         raise CommandFailed(f"importing {module_name!r} failed: {error}") from None
     except Exception as error:  # noqa: BLE001 - whatever that module does
         traceback.print_exc()
-        raise CommandFailed(f"importing {module_name!r} failed: {type(error).__name__}: {error}") from None
+        raise CommandFailed(
+            f"importing {module_name!r} failed: {type(error).__name__}: {error}"
+        ) from None
     for name in attribute.split("."):
         try:
             found = getattr(found, name)
@@ -59,14 +67,16 @@ def find(where: str) -> delayq.Worker:
         raise CommandFailed(f"{where} is a {type(found).__name__}, not a delayq.Worker")
     if found.needs_address and not os.environ.get(URL_VARIABLE):
         raise CommandFailed(
-            f'no server given: set ${URL_VARIABLE}, or give the worker an address: delayq.Worker("redis://..."); '
-            'delayq.Worker("embedded:") starts a private one'
+            f"no server given: set ${URL_VARIABLE}, or give the worker an address:"
+            ' delayq.Worker("redis://..."); delayq.Worker("embedded:") starts a private one'
         )
     return found
 
 
 def main() -> int:
-    """Run the worker, and return the exit status: 0, 2 if it could not be started, 1 if it failed later."""
+    """Run the worker, and return the exit status: 0, 2 if it could not be started, 1 if it failed
+    later.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("where")
     parser.add_argument("lifeline", type=int)
@@ -77,7 +87,9 @@ def main() -> int:
     # After the import of delayq, so that no module in that directory can shadow its imports.
     sys.path.insert(0, str(Path.cwd()))
     told = _Report(given.report)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+    )
     try:
         worker = find(given.where)
         asyncio.run(_run(worker, given.lifeline, told, burst=given.burst, metrics=given.metrics))
@@ -94,7 +106,9 @@ def main() -> int:
     return 0
 
 
-async def _run(worker: delayq.Worker, lifeline: int, told: _Report, *, burst: bool, metrics: str | None) -> None:
+async def _run(
+    worker: delayq.Worker, lifeline: int, told: _Report, *, burst: bool, metrics: str | None
+) -> None:
     loop = asyncio.get_running_loop()
 
     def wait_for_the_end() -> None:
@@ -118,7 +132,9 @@ async def _metrics(host: str, port: str, worker: delayq.Worker) -> AsyncIterator
         try:
             await stack.enter_async_context(serve(worker.client, int(port), host=host))
         except OSError as error:
-            raise CommandFailed(f"cannot serve metrics at {host}:{port}: {error.strerror or error}") from None
+            raise CommandFailed(
+                f"cannot serve metrics at {host}:{port}: {error.strerror or error}"
+            ) from None
         yield
 
 

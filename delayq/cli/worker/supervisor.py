@@ -14,7 +14,8 @@ from delayq._redis.retry import retry_delay
 from delayq.cli.errors import CommandFailed
 from delayq.cli.output import print_json
 
-# A process that lived longer than this, seconds, did not fail to start: the next one is started without a longer pause.
+# A process that lived longer than this, seconds, did not fail to start: the next one is started
+# without a longer pause.
 _STEADY = 10.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -23,14 +24,19 @@ class Supervisor:
     """Starts the processes, replaces those that die, and passes signals on."""
 
     def __init__(
-        self, where: str, processes: int, *, burst: bool, metrics: tuple[str, int] | None = None, as_json: bool = False
+        self,
+        where: str,
+        processes: int,
+        *,
+        burst: bool,
+        metrics: tuple[str, int] | None = None,
+        as_json: bool = False,
     ) -> None:
         """Args:
-        where: The worker, as ``module:attribute``.
-        processes: The number of processes.
-        burst: Whether the processes exit when no message is due.
-        metrics: The host and port on which the first process serves its metrics. The others use the following ports.
-        as_json: Whether to print events for programs.
+        where: The worker, as ``module:attribute``. processes: The number of processes. burst:
+        Whether the processes exit when no message is due. metrics: The host and port on which the
+        first process serves its metrics. The others use the following ports. as_json: Whether to
+        print events for programs.
         """
         self._where = where
         self._count = processes
@@ -40,7 +46,8 @@ class Supervisor:
         self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
         self._killed_by: int | None = None
-        # Whether a process has ever started successfully. Until then, a failure is one of the command.
+        # Whether a process has ever started successfully. Until then, a failure is one of the
+        # command.
         self._proven = False
         self._refused: str | None = None
         self._died = 0
@@ -77,7 +84,9 @@ class Supervisor:
                 failures = 0
             failures += 1
             self._died += 1
-            how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+            how = (
+                f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+            )
             if self._burst:
                 self._say(f"process {place} {how}")
                 return
@@ -93,7 +102,8 @@ class Supervisor:
         theirs, lifeline = os.pipe()
         report, told = os.pipe()
         try:
-            # As in this process, delayq itself is not imported from the working directory unless that was asked for.
+            # As in this process, delayq itself is not imported from the working directory unless
+            # that was asked for.
             flags = [] if {"", str(Path.cwd())} & set(sys.path) else ["-P"]
             command = [sys.executable, *flags, "-m", "delayq.cli.worker.child"]
             if self._burst:

@@ -33,14 +33,17 @@ from delayq.codecs.java.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The names that Java's reflection gives to classes, where they can be told from any other text: an array, or a name with a
-# package or an outer class.
+# The names that Java's reflection gives to classes, where they can be told from any other text: an
+# array, or a name with a package or an outer class.
 _CLASS_NAME = re.compile(r"\[+(?:[BCDFIJSZ]|L[\w.$]+;)|[\w$]+(?:\.[\w$]+)+|\w+\$[\w$]+")
 _MAP_NAME = re.compile(r"java\.util\.[\w.$]*(?:Map|Hashtable|Properties)[\w$]*")
 
 
 def real(written: str) -> float:
-    """Read a JSON number with a point or an exponent. It keeps its text if we would write it differently."""
+    """Read a JSON number with a point or an exponent.
+
+    It keeps its text if we would write it differently.
+    """
     value = float(written)
     return value if written == text.double(value) else JavaDouble(value, written)
 
@@ -64,7 +67,9 @@ class Reader:
         rules: The rules that the reader shares with the writer.
     """
 
-    def __init__(self, types: dict[str, type[Any]], list_class: str, map_class: str, rules: Rules) -> None:
+    def __init__(
+        self, types: dict[str, type[Any]], list_class: str, map_class: str, rules: Rules
+    ) -> None:
         self._types = types
         self._names = {known: name for name, known in types.items()}
         self._rules = rules
@@ -76,8 +81,11 @@ class Reader:
         self._enums = {known: self._enum_fields(known) for known in self._fields}
         self._list_class = list_class
         self._map_class = map_class
-        # JSON is read from the inside out: an object knows its class, but an array's meaning depends on its surroundings.
-        self._json = json.JSONDecoder(object_pairs_hook=self._object, parse_float=real, parse_constant=refuse_constant)
+        # JSON is read from the inside out: an object knows its class, but an array's meaning
+        # depends on its surroundings.
+        self._json = json.JSONDecoder(
+            object_pairs_hook=self._object, parse_float=real, parse_constant=refuse_constant
+        )
 
     def read(self, payload: bytes) -> Any:
         """Return the value in a payload.
@@ -92,7 +100,9 @@ class Reader:
         return self._array(tree, place) if type(tree) is list else tree
 
     def _values(self, pairs: list[tuple[str, Any]], place: Place) -> dict[str, Any]:
-        return {key: self._array(item, place) if type(item) is list else item for key, item in pairs}
+        return {
+            key: self._array(item, place) if type(item) is list else item for key, item in pairs
+        }
 
     def _object(self, pairs: list[tuple[str, Any]]) -> Any:
         # Redisson writes the class first. A map may have a key "@class" of its own after that.
@@ -110,7 +120,11 @@ class Reader:
         if name in self._types:
             return self._known(self._types[name], fields)
         # JSON itself has no enums: an enum among the fields had its class.
-        return JavaObject(name, fields, with_class=[field for field, item in fields.items() if isinstance(item, Enum)])
+        return JavaObject(
+            name,
+            fields,
+            with_class=[field for field, item in fields.items() if isinstance(item, Enum)],
+        )
 
     def _known(self, known: type[Any], fields: dict[str, Any]) -> Any:
         try:
@@ -142,18 +156,29 @@ class Reader:
         found = {}
         for name in self._fields[known]:
             hint = hints[name]
-            kinds = typing.get_args(hint) if typing.get_origin(hint) in {typing.Union, UnionType} else (hint,)
+            kinds = (
+                typing.get_args(hint)
+                if typing.get_origin(hint) in {typing.Union, UnionType}
+                else (hint,)
+            )
             kinds = tuple(kind for kind in kinds if kind is not NoneType)
-            if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum) and self._is_by_name(kinds[0]):
+            if (
+                len(kinds) == 1
+                and isinstance(kinds[0], type)
+                and issubclass(kinds[0], Enum)
+                and self._is_by_name(kinds[0])
+            ):
                 found[name] = kinds[0]
         return found
 
     def _is_by_name(self, kind: type[Enum]) -> bool:
-        # An enum that is text or a number as well is written as such, unless it stands for a Java class.
+        # An enum that is text or a number as well is written as such, unless it stands for a Java
+        # class.
         return kind in self._names or not issubclass(kind, str | int | float)
 
     def _array(self, tree: list[Any], place: Place) -> Any:
-        # Two elements, the first of which names a class, are a class and its value; anything else is a Java array.
+        # Two elements, the first of which names a class, are a class and its value; anything else
+        # is a Java array.
         if len(tree) == 2 and isinstance(tree[0], str):
             name, inner = tree
             if name in _SCALARS:
@@ -162,8 +187,14 @@ class Reader:
                 except (Malformed, ValueError, InvalidOperation):
                     # A String[] whose first text is the name of a class.
                     return self._wrapped(name, inner, place)
-            # An enum looks like an array of two strings. Its class is final, so it is wrapped only in a collection.
-            told_apart = place is Place.ELEMENT or not isinstance(inner, str) or name.startswith("java") or name in self._types
+            # An enum looks like an array of two strings. Its class is final, so it is wrapped only
+            # in a collection.
+            told_apart = (
+                place is Place.ELEMENT
+                or not isinstance(inner, str)
+                or name.startswith("java")
+                or name in self._types
+            )
             if told_apart and (name in self._types or _CLASS_NAME.fullmatch(name)):
                 return self._wrapped(name, inner, place)
         return JavaList(None, [self._value(item, Place.BARE) for item in tree])
@@ -174,7 +205,12 @@ class Reader:
             return items if name == self._list_class else JavaList(name, items)
         known = self._types.get(name)
         # Alone, an enum is plain, so Redisson did not write this one.
-        if known is None or not issubclass(known, Enum) or not isinstance(inner, str) or place is Place.ROOT:
+        if (
+            known is None
+            or not issubclass(known, Enum)
+            or not isinstance(inner, str)
+            or place is Place.ROOT
+        ):
             return JavaValue(name, inner)
         if inner in known.__members__:
             return known[inner]
@@ -189,21 +225,30 @@ class Reader:
         except OverflowError:
             # A Date outside of Python's range stays as it was.
             return JavaValue(name, inner)
-        # Plain where the class is known, as in a POJO's field that is declared with it. This field is declared otherwise.
+        # Plain where the class is known, as in a POJO's field that is declared with it. This field
+        # is declared otherwise.
         if (name == "java.util.UUID" and not self._rules.uuid_has_class(place)) or (
-            place is Place.FIELD and (name == "[B" or (name == "java.lang.Double" and isinstance(inner, str)))
+            place is Place.FIELD
+            and (name == "[B" or (name == "java.lang.Double" and isinstance(inner, str)))
         ):
             return JavaValue(name, inner)
         return value
 
 
 def _class_and_text(item: Any) -> tuple[str | None, str]:
-    """Return the class, if there is one, and the text of an enum field's value that was not read as an enum."""
+    """Return the class, if there is one, and the text of an enum field's value that was not read as
+    an enum.
+    """
     if type(item) is str:
         return None, item
     if isinstance(item, JavaValue) and isinstance(item.value, str):
         return item.class_name, item.value
-    if isinstance(item, JavaList) and item.class_name is None and len(item) == 2 and all(type(part) is str for part in item):
+    if (
+        isinstance(item, JavaList)
+        and item.class_name is None
+        and len(item) == 2
+        and all(type(part) is str for part in item)
+    ):
         return item[0], item[1]
     return None, ""
 
@@ -229,7 +274,9 @@ def _text(make: Callable[[str], Any]) -> Callable[[Any], Any]:
 def _double(tree: Any) -> float:
     if isinstance(tree, float):
         return tree
-    if isinstance(tree, bool) or not (isinstance(tree, int) or tree in ("NaN", "Infinity", "-Infinity")):
+    if isinstance(tree, bool) or not (
+        isinstance(tree, int) or tree in ("NaN", "Infinity", "-Infinity")
+    ):
         raise Malformed
     return float(tree)
 

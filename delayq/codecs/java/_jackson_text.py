@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 # The longest number that Jackson reads (StreamReadConstraints.maxNumberLength).
 LONGEST_NUMBER = 1000
 
-# Characters below U+0020, the quote and the backslash must be escaped. Jackson also escapes surrogates: pairs, because it
-# combines them into four bytes only when asked (JsonWriteFeature.COMBINE_UNICODE_SURROGATES_IN_UTF8), and lone ones alike.
-# Everything else goes out as UTF-8, including `/`, DEL and U+2028.
+# Characters below U+0020, the quote and the backslash must be escaped. Jackson also escapes
+# surrogates: pairs, because it combines them into four bytes only when asked
+# (JsonWriteFeature.COMBINE_UNICODE_SURROGATES_IN_UTF8), and lone ones alike. Everything else goes
+# out as UTF-8, including `/`, DEL and U+2028.
 _TO_ESCAPE = re.compile('[\x00-\x1f"\\\\\ud800-\udfff\U00010000-\U0010ffff]')
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _has_to_escape = _TO_ESCAPE.search
@@ -28,12 +29,15 @@ _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f":
 
 def quote(text: str) -> str:
     """Return ``text`` as a JSON string."""
-    # Concatenated, not formatted: a str with methods of its own, such as an enum's, is written as the text that it is.
+    # Concatenated, not formatted: a str with methods of its own, such as an enum's, is written as
+    # the text that it is.
     return '"' + (_TO_ESCAPE.sub(_escape, text) if _has_to_escape(text) else text) + '"'
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """Tell whether ``text`` contains a lone surrogate, half of a character, so that it is not valid Unicode."""
+    """Tell whether ``text`` contains a lone surrogate, half of a character, so that it is not valid
+    Unicode.
+    """
     return _LONE_SURROGATE.search(text) is not None
 
 
@@ -57,8 +61,14 @@ def whole(value: int) -> str | None:
 
 
 def decimal(value: Decimal) -> str | None:
-    """Write a BigDecimal without exponent (WRITE_BIGDECIMAL_AS_PLAIN). Returns None if Java has none, or would not read it."""
-    if not value.is_finite() or max(abs(value.adjusted()), len(value.as_tuple().digits)) > LONGEST_NUMBER:
+    """Write a BigDecimal without exponent (WRITE_BIGDECIMAL_AS_PLAIN).
+
+    Returns None if Java has none, or would not read it.
+    """
+    if (
+        not value.is_finite()
+        or max(abs(value.adjusted()), len(value.as_tuple().digits)) > LONGEST_NUMBER
+    ):
         return None
     text = format(value, "f")
     # A BigDecimal has no negative zero.
@@ -67,10 +77,12 @@ def decimal(value: Decimal) -> str | None:
 
 
 def double(value: float) -> str:
-    """Write a double as Java's ``Double.toString`` does since JDK 19: the fewest digits that read back as the same double.
+    """Write a double as Java's ``Double.toString`` does since JDK 19: the fewest digits that read
+    back as the same double.
 
-    Those are Python's digits, but at least two; of all forms with two, the closest. So 4.9E-324, where Python writes 5e-324.
-    Before JDK 19, Java sometimes wrote more digits than needed: 2.0E23 as 1.9999999999999998E23.
+    Those are Python's digits, but at least two; of all forms with two, the closest. So 4.9E-324,
+    where Python writes 5e-324. Before JDK 19, Java sometimes wrote more digits than needed: 2.0E23
+    as 1.9999999999999998E23.
     """
     # In this range neither writes an exponent, and both write the same text.
     if 1e-3 <= value < 1e7 or -1e7 < value <= -1e-3:
@@ -80,7 +92,8 @@ def double(value: float) -> str:
     text = float.__repr__(abs(value))
     if len(_digits(text)[0]) == 1:
         two = f"{abs(value):.1e}"
-        # Just above a power of two the rounding interval is lopsided, so the closest one could lie outside it. It never has.
+        # Just above a power of two the rounding interval is lopsided, so the closest one could lie
+        # outside it. It never has.
         text = two if float(two) == abs(value) else text
     return _java_form(value, text)
 
@@ -108,16 +121,22 @@ def _not_finite(value: float) -> str:
 
 
 def _digits(text: str) -> tuple[str, int]:
-    """Return the significant digits of a number in Python's notation, and the power of ten of the first one."""
+    """Return the significant digits of a number in Python's notation, and the power of ten of the
+    first one.
+    """
     mantissa, _, exponent = text.partition("e")
     before, _, after = mantissa.partition(".")
     digits = (before + after).lstrip("0")
-    power = int(exponent or 0) + (len(before) - 1 if before.strip("0") else len(digits) - len(after) - 1)
+    power = int(exponent or 0) + (
+        len(before) - 1 if before.strip("0") else len(digits) - len(after) - 1
+    )
     return digits.rstrip("0"), power
 
 
 def _java_form(value: float, text: str) -> str:
-    """Write without exponent from 10**-3 up to 10**7, otherwise with one; always with a digit on either side of the point."""
+    """Write without exponent from 10**-3 up to 10**7, otherwise with one; always with a digit on
+    either side of the point.
+    """
     sign = "-" if math.copysign(1, value) < 0 else ""
     digits, power = _digits(text)
     if not digits:

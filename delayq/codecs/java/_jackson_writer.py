@@ -1,4 +1,6 @@
-"""Turns values into JSON as Redisson's mapper writes it. ``_jackson_places`` describes the rules."""
+"""Turns values into JSON as Redisson's mapper writes it. ``_jackson_places`` describes the
+rules.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class PlainWriter:
                 return method
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return PlainWriter.dataclass
-        hint = " (its order is undefined: use JavaList)" if isinstance(value, set | frozenset) else ""
+        hint = (
+            " (its order is undefined: use JavaList)" if isinstance(value, set | frozenset) else ""
+        )
         raise Refused(f"no Java type is known for {type(value).__name__}{hint}")
 
     def wrapped(self, class_name: str | None, body: str) -> str:
@@ -84,7 +88,9 @@ class PlainWriter:
         return None
 
     def class_in(self, owner: Any, field: str, member: Enum) -> str | None:
-        """Return the Java class that is written with an enum in a field of ``owner``, a dataclass or :class:`JavaObject`."""
+        """Return the Java class that is written with an enum in a field of ``owner``, a dataclass
+        or :class:`JavaObject`.
+        """
         del owner, field, member
         return None
 
@@ -113,7 +119,8 @@ class PlainWriter:
     def real(self, value: float, place: Place) -> str:
         if math.isfinite(value) or place is Place.FIELD:
             return text.double(value)
-        # Without its class, it would be read as a string (NumberSerializers.DoubleSerializer.serializeWithType).
+        # Without its class, it would be read as a string
+        # (NumberSerializers.DoubleSerializer.serializeWithType).
         return self.wrapped_inside("java.lang.Double", text.double(value), place)
 
     def java_double(self, value: JavaDouble, place: Place) -> str:
@@ -145,7 +152,10 @@ class PlainWriter:
     def decimal(self, value: Decimal, _place: Place) -> str:
         written = text.decimal(value)
         if written is None:
-            raise Refused(f"a Decimal is not finite, or has more than {text.LONGEST_NUMBER} characters when written out")
+            raise Refused(
+                f"a Decimal is not finite, or has more than {text.LONGEST_NUMBER} characters when"
+                " written out"
+            )
         return self.wrapped("java.math.BigDecimal", written)
 
     def uuid(self, value: UUID, place: Place) -> str:
@@ -160,14 +170,20 @@ class PlainWriter:
 
     def elements(self, class_name: str | None, items: Iterable[Any]) -> str:
         place = inside(class_name)
-        return self.wrapped(class_name, f"[{','.join([self.write(item, place) for item in items])}]")
+        return self.wrapped(
+            class_name, f"[{','.join([self.write(item, place) for item in items])}]"
+        )
 
     def mapping(self, value: dict[Any, Any], _place: Place) -> str:
         return self.entries(self.map_class, value.items(), Place.ELEMENT)
 
     def java_map(self, value: JavaMap, _place: Place) -> str:
         # A map without a class may be an object of a final class, whose long is plain.
-        return self.entries(value.class_name, value.items(), Place.BARE if value.class_name is None else Place.ELEMENT)
+        return self.entries(
+            value.class_name,
+            value.items(),
+            Place.BARE if value.class_name is None else Place.ELEMENT,
+        )
 
     def java_object(self, value: JavaObject, _place: Place) -> str:
         return self.entries(value.class_name, value.items(), Place.FIELD, owner=value, nulls=True)
@@ -192,9 +208,14 @@ class PlainWriter:
                 raise Refused(f"a key is {type(key).__name__}, but JSON allows only str keys")
             if not key.isascii() and text.has_lone_surrogate(key):
                 raise Refused("a key has a lone surrogate, which Jackson can write but not read")
-            # The mapper's Include.NON_NULL applies to a map's entries as it does to a POJO's fields.
+            # The mapper's Include.NON_NULL applies to a map's entries as it does to a POJO's
+            # fields.
             if item is not None or nulls:
-                if owner is not None and isinstance(item, Enum) and (known_as := self.class_in(owner, key, item)):
+                if (
+                    owner is not None
+                    and isinstance(item, Enum)
+                    and (known_as := self.class_in(owner, key, item))
+                ):
                     written = self.wrapped(known_as, text.quote(item.name))
                 else:
                     written = (_METHODS.get(type(item)) or self.method_of(item))(self, item, place)
@@ -203,7 +224,11 @@ class PlainWriter:
 
     def enum(self, value: Enum, place: Place) -> str:
         body = text.quote(value.name)
-        return body if place in {Place.ROOT, Place.FIELD} else self.wrapped(self.name_of(type(value)), body)
+        return (
+            body
+            if place in {Place.ROOT, Place.FIELD}
+            else self.wrapped(self.name_of(type(value)), body)
+        )
 
     def java_value(self, value: JavaValue, _place: Place) -> str:
         return self.wrapped(value.class_name, self.write(value.value, Place.FIELD))
@@ -219,15 +244,22 @@ class TypedWriter(PlainWriter):
         rules: The rules that the writer shares with the reader.
     """
 
-    def __init__(self, names: dict[type[Any], str], list_class: str, map_class: str, rules: Rules) -> None:
+    def __init__(
+        self, names: dict[type[Any], str], list_class: str, map_class: str, rules: Rules
+    ) -> None:
         self.names = names
         self.list_class = list_class
         self.map_class = map_class
         self.rules = rules
 
     def method_of(self, value: Any) -> Method:
-        # Written as Java's enum, whatever else the Python one is: a StrEnum would go out as its text otherwise.
-        return PlainWriter.enum if isinstance(value, Enum) and type(value) in self.names else super().method_of(value)
+        # Written as Java's enum, whatever else the Python one is: a StrEnum would go out as its
+        # text otherwise.
+        return (
+            PlainWriter.enum
+            if isinstance(value, Enum) and type(value) in self.names
+            else super().method_of(value)
+        )
 
     def wrapped(self, class_name: str | None, body: str) -> str:
         return body if class_name is None else f"[{text.quote(class_name)},{body}]"
@@ -239,13 +271,16 @@ class TypedWriter(PlainWriter):
         try:
             return self.names[known]
         except KeyError:
-            raise Refused(f"the codec's types do not name a Java class for {known.__name__}") from None
+            raise Refused(
+                f"the codec's types do not name a Java class for {known.__name__}"
+            ) from None
 
     def class_in(self, owner: Any, field: str, member: Enum) -> str | None:
         return self.rules.class_in(owner, field, member, self.names.get(type(member)))
 
 
-# A class that is not listed uses the first entry that fits, so a class precedes those that it is derived from.
+# A class that is not listed uses the first entry that fits, so a class precedes those that it is
+# derived from.
 _METHODS: dict[type[Any], Method] = {
     JavaInt: PlainWriter.java_number,
     JavaFloat: PlainWriter.java_float,

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from delayq.codecs.java._limits import from_ms
-from delayq.codecs.java.types import JavaBigInteger, JavaByte, JavaChar, JavaFloat, JavaLong, JavaShort
+from delayq.codecs.java.types import (
+    JavaBigInteger,
+    JavaByte,
+    JavaChar,
+    JavaFloat,
+    JavaLong,
+    JavaShort,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +28,10 @@ MOST_DIGITS = 10_000
 
 
 class Tag(IntEnum):
-    """The tag that a value begins with. From INTEGER on, it is the number at which ``Kryo`` registers the class, plus 2."""
+    """The tag that a value begins with.
+
+    From INTEGER on, it is the number at which ``Kryo`` registers the class, plus 2.
+    """
 
     NULL = 0
     BY_NAME = 1
@@ -114,7 +124,8 @@ class Reader:
         return value
 
     def counted(self) -> bytes:
-        # The length is written one larger: 0 stands for null, which only a field of a Java object can be.
+        # The length is written one larger: 0 stands for null, which only a field of a Java object
+        # can be.
         return self.take(self.varint() - 1)
 
     def signed(self) -> int:
@@ -138,7 +149,9 @@ class Reader:
         return self.units(size - 1)
 
     def units(self, count: int) -> str:
-        """Read ``count`` UTF-16 units, each written as UTF-8: a pair of surrogates takes three bytes and three bytes."""
+        """Read ``count`` UTF-16 units, each written as UTF-8: a pair of surrogates takes three
+        bytes and three bytes.
+        """
         plain = self.payload[self.at : self.at + count]
         if len(plain) == count and plain.isascii():
             self.at += count

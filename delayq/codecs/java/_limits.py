@@ -9,7 +9,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def fits(value: int, bits: int | None) -> bool:
-    """Tell whether ``value`` fits into a Java type of ``bits`` bits, sign included. None: any number of bits."""
+    """Tell whether ``value`` fits into a Java type of ``bits`` bits, sign included.
+
+    None: any number of bits.
+    """
     # `~value` is -value - 1: the negative side reaches one further.
     return bits is None or max(value, ~value) < 1 << bits - 1
 
@@ -35,7 +38,10 @@ def to_float(value: float) -> float:
 
 
 def to_ms(moment: datetime) -> int:
-    """Return milliseconds since the epoch, as Java's ``Date`` counts them. Anything finer is cut off, towards the past."""
+    """Return milliseconds since the epoch, as Java's ``Date`` counts them.
+
+    Anything finer is cut off, towards the past.
+    """
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 

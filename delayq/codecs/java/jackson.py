@@ -21,12 +21,13 @@ _PLAIN_READER = json.JSONDecoder(parse_float=real, parse_constant=refuse_constan
 
 
 class TypedJsonJacksonCodec:
-    """Plain JSON, exactly as Redisson's ``TypedJsonJacksonCodec`` writes it, for use where Java knows the class to read.
+    """Plain JSON, exactly as Redisson's ``TypedJsonJacksonCodec`` writes it, for use where Java
+    knows the class to read.
 
-    Writes None, bool, int, float, str, lists, tuples, dicts with str keys, dataclasses (fields by name), enums (by name),
-    aware datetimes (milliseconds since the epoch), Decimal, UUID, bytes (base64), and the types of
-    :mod:`delayq.codecs.java.types`. Like Redisson's mapper, it leaves out entries and fields that are None. NaN and the
-    infinities become strings.
+    Writes None, bool, int, float, str, lists, tuples, dicts with str keys, dataclasses (fields by
+    name), enums (by name), aware datetimes (milliseconds since the epoch), Decimal, UUID, bytes
+    (base64), and the types of :mod:`delayq.codecs.java.types`. Like Redisson's mapper, it leaves
+    out entries and fields that are None. NaN and the infinities become strings.
 
     Reads plain JSON: a datetime, UUID or bytes comes back as the number or text that stands for it.
     """
@@ -35,7 +36,8 @@ class TypedJsonJacksonCodec:
         """Encode ``value`` as JSON.
 
         Raises:
-            EncodeError: It, or something in it, is of another type, or has more digits than Jackson reads.
+            EncodeError: It, or something in it, is of another type, or has more digits than Jackson
+                reads.
         """
         return _encode(self, value, _PLAIN_WRITER)
 
@@ -55,29 +57,35 @@ class TypedJsonJacksonCodec:
 class JsonJacksonCodec:
     """JSON with type information, exactly as Redisson's ``JsonJacksonCodec`` writes it.
 
-    Writes the values that :class:`TypedJsonJacksonCodec` writes, but a dataclass only if ``types`` names it, and likewise an enum
-    in a list or dict. Reads every payload that Redisson writes, and values come back as they were: a Date as an aware datetime,
-    a BigDecimal as Decimal, a Long as :class:`~delayq.codecs.JavaLong`. A class that ``types`` does not name comes back as
-    :class:`~delayq.codecs.JavaObject`, :class:`~delayq.codecs.JavaList`, :class:`~delayq.codecs.JavaMap` or
-    :class:`~delayq.codecs.JavaValue`. No class is ever looked up by a name in a payload.
+    Writes the values that :class:`TypedJsonJacksonCodec` writes, but a dataclass only if ``types``
+    names it, and likewise an enum in a list or dict. Reads every payload that Redisson writes, and
+    values come back as they were: a Date as an aware datetime, a BigDecimal as Decimal, a Long as
+    :class:`~delayq.codecs.JavaLong`. A class that ``types`` does not name comes back as
+    :class:`~delayq.codecs.JavaObject`, :class:`~delayq.codecs.JavaList`,
+    :class:`~delayq.codecs.JavaMap` or :class:`~delayq.codecs.JavaValue`. No class is ever looked up
+    by a name in a payload.
 
-    In a field, Java writes an enum as its name if the field is declared with the enum's class and its constants have no bodies.
-    Otherwise it writes ``[class, name]``, and it reads only the form that it would write. Both forms become the enum if a
-    dataclass declares the field as one, and the second form also if ``types`` names the enum. Once this codec has read the second
-    form in a field of a dataclass, it writes the field in that form. If your producer reads nothing, name such enums in
-    ``enums_with_class``, or put a :class:`~delayq.codecs.JavaValue` into the field.
+    In a field, Java writes an enum as its name if the field is declared with the enum's class and
+    its constants have no bodies. Otherwise it writes ``[class, name]``, and it reads only the form
+    that it would write. Both forms become the enum if a dataclass declares the field as one, and
+    the second form also if ``types`` names the enum. Once this codec has read the second form in a
+    field of a dataclass, it writes the field in that form. If your producer reads nothing, name
+    such enums in ``enums_with_class``, or put a :class:`~delayq.codecs.JavaValue` into the field.
 
     Args:
-        types: Dataclasses and enums, by the Java class that they stand for: ``{"shop.Order": Order}``. A field that the
-            dataclass lacks is ignored, as Redisson ignores it.
+        types: Dataclasses and enums, by the Java class that they stand for: ``{"shop.Order":
+            Order}``. A field that the dataclass lacks is ignored, as Redisson ignores it.
         list_class: The Java class of a plain list or tuple.
         map_class: The Java class of a plain dict.
-        enums_with_class: Enums of ``types`` that Java writes with their class in every field: those whose constants have bodies.
-        uuid_with_class: Whether a UUID carries its class everywhere, as Redisson 4.2.0 and later write it and read it. False for
-            earlier versions of Redisson, where a UUID that stands alone or in a field declared as one is plain text.
+        enums_with_class: Enums of ``types`` that Java writes with their class in every field: those
+            whose constants have bodies.
+        uuid_with_class: Whether a UUID carries its class everywhere, as Redisson 4.2.0 and later
+            write it and read it. False for earlier versions of Redisson, where a UUID that stands
+            alone or in a field declared as one is plain text.
 
     Raises:
-        TypeError: ``types`` or ``enums_with_class`` contains something else, or ``uuid_with_class`` is not a bool.
+        TypeError: ``types`` or ``enums_with_class`` contains something else, or ``uuid_with_class``
+            is not a bool.
     """
 
     def __init__(
@@ -91,7 +99,10 @@ class JsonJacksonCodec:
     ) -> None:
         by_name = dict(types or {})
         for known in by_name.values():
-            if not (isinstance(known, type) and (dataclasses.is_dataclass(known) or issubclass(known, Enum))):
+            if not (
+                isinstance(known, type)
+                and (dataclasses.is_dataclass(known) or issubclass(known, Enum))
+            ):
                 raise TypeError(f"types must be dataclasses and enums, not {known!r}")
         if not isinstance(uuid_with_class, bool):
             raise TypeError(f"uuid_with_class must be True or False, not {uuid_with_class!r}")
@@ -107,7 +118,8 @@ class JsonJacksonCodec:
         """Encode ``value`` as JSON with Java's classes.
 
         Raises:
-            EncodeError: No Java class is known for it, or for something in it, or Jackson could not read it.
+            EncodeError: No Java class is known for it, or for something in it, or Jackson could not
+                read it.
         """
         return _encode(self, value, self._writer)
 

@@ -1,8 +1,10 @@
-"""Kryo 5 as Redisson's default codec uses it: no references, no registrations of its own (``Kryo5Codec.createKryo``).
+"""Kryo 5 as Redisson's default codec uses it: no references, no registrations of its own
+(``Kryo5Codec.createKryo``).
 
-A value is a class tag, followed by the output of the class's serializer. The tag is a varint: 0 for null, 1 for a class by name,
-otherwise the number of a registered class plus 2. A class by name goes on with a varint, which is its number in this payload and
-always 0 here, and then its name. Observed in Redisson 4.7.0 (Kryo 5.6.2) and 3.20.1 (Kryo 5.4.0).
+A value is a class tag, followed by the output of the class's serializer. The tag is a varint: 0 for
+null, 1 for a class by name, otherwise the number of a registered class plus 2. A class by name goes
+on with a varint, which is its number in this payload and always 0 here, and then its name. Observed
+in Redisson 4.7.0 (Kryo 5.6.2) and 3.20.1 (Kryo 5.4.0).
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from uuid import UUID
 from delayq.codecs._reasons import reason_of
 from delayq.codecs.java._kryo_reader import MOST_DIGITS, Malformed, Reader, Tag, Unknown
 from delayq.codecs.java._limits import fits, is_char, to_ms
-from delayq.codecs.java.types import JavaBigInteger, JavaByte, JavaChar, JavaFloat, JavaLong, JavaShort
+from delayq.codecs.java.types import (
+    JavaBigInteger,
+    JavaByte,
+    JavaChar,
+    JavaFloat,
+    JavaLong,
+    JavaShort,
+)
 from delayq.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:
@@ -28,10 +37,13 @@ _UNCOUNTED = range(2, 33)
 
 
 class KryoOpaque(bytes):
-    """A whole payload of a Java class that delayq does not read. It encodes to the same bytes again.
+    """A whole payload of a Java class that delayq does not read.
 
-    Lists, maps, enums and objects are returned as such payloads, because only Java knows their layout. You can offer one again,
-    remove it and compare it; to look inside, use another codec on both sides.
+    It encodes to the same bytes again.
+
+    Lists, maps, enums and objects are returned as such payloads, because only Java knows their
+    layout. You can offer one again, remove it and compare it; to look inside, use another codec on
+    both sides.
     """
 
     __slots__ = ()
@@ -43,19 +55,21 @@ class KryoOpaque(bytes):
 class Kryo5Codec:
     """Kryo as Redisson's default codec ``Kryo5Codec`` writes it, for single values.
 
-    Writes None, bool, int (``Integer``, past 32 bits ``Long``, past 64 ``BigInteger``), float (``Double``), str, bytes
-    (``byte[]``), aware datetimes (``Date``, in whole milliseconds), Decimal, UUID, and from
-    :mod:`delayq.codecs.java.types` the numbers and :class:`~delayq.codecs.JavaChar`.
+    Writes None, bool, int (``Integer``, past 32 bits ``Long``, past 64 ``BigInteger``), float
+    (``Double``), str, bytes (``byte[]``), aware datetimes (``Date``, in whole milliseconds),
+    Decimal, UUID, and from :mod:`delayq.codecs.java.types` the numbers and
+    :class:`~delayq.codecs.JavaChar`.
 
-    Reads the same types. A payload of any other class comes back as :class:`KryoOpaque`. No class is ever looked up by a name in
-    a payload.
+    Reads the same types. A payload of any other class comes back as :class:`KryoOpaque`. No class
+    is ever looked up by a name in a payload.
     """
 
     def encode(self, value: Any, /) -> bytes:
         """Encode a single value. A :class:`KryoOpaque` becomes the payload that it is.
 
         Raises:
-            EncodeError: It is a list, a dict, an object or of another type that Kryo5Codec cannot write, or it does not fit.
+            EncodeError: It is a list, a dict, an object or of another type that Kryo5Codec cannot
+                write, or it does not fit.
         """
         try:
             write = _WRITERS.get(type(value)) or _writer_of(value)
@@ -97,7 +111,10 @@ _BYTES = _name("[B")
 
 
 def _varint(value: int) -> bytes:
-    """Write seven bits per byte, the lowest first; 0x80 says that more follow. A ninth byte has eight: 64 bits need no tenth."""
+    """Write seven bits per byte, the lowest first; 0x80 says that more follow.
+
+    A ninth byte has eight: 64 bits need no tenth.
+    """
     out = bytearray()
     while value > 0x7F and len(out) < 8:
         out.append((value & 0x7F) | 0x80)
@@ -155,13 +172,16 @@ def _write_string(value: str) -> bytes:
             return bytes([Tag.STRING, *data[:-1], data[-1] | 0x80])
         count = len(data)
     else:
-        # Java counts UTF-16 units, and writes each as UTF-8: a character beyond U+FFFF as two surrogates.
+        # Java counts UTF-16 units, and writes each as UTF-8: a character beyond U+FFFF as two
+        # surrogates.
         units = value.encode("utf-16-le", "surrogatepass")
         count = len(units) // 2
         data = (value if count == len(value) else _as_units(units)).encode("utf-8", "surrogatepass")
     # In the first byte, 0x80 says that there is a length, and 0x40 that more of it follows.
     size = count + 1
-    length = bytes([0x80 | size]) if size < 0x40 else bytes([0xC0 | size & 0x3F]) + _varint(size >> 6)
+    length = (
+        bytes([0x80 | size]) if size < 0x40 else bytes([0xC0 | size & 0x3F]) + _varint(size >> 6)
+    )
     return bytes([Tag.STRING]) + length + data
 
 
@@ -196,7 +216,8 @@ def _write_uuid(value: UUID) -> bytes:
     return _UUID + value.bytes[7::-1] + value.bytes[:7:-1]
 
 
-# A class that is not listed uses the first entry that fits, so a class precedes those that it is derived from.
+# A class that is not listed uses the first entry that fits, so a class precedes those that it is
+# derived from.
 _WRITERS: dict[type[Any], Callable[[Any], bytes]] = {
     KryoOpaque: bytes,
     type(None): lambda _: bytes([Tag.NULL]),
@@ -222,4 +243,7 @@ def _writer_of(value: Any) -> Callable[[Any], bytes]:
     for known, write in _WRITERS.items():
         if isinstance(value, known):
             return write
-    raise _Refused("it can write only single values, because only Java knows how it lays out containers and objects")
+    raise _Refused(
+        "it can write only single values, because only Java knows how it lays out containers and"
+        " objects"
+    )

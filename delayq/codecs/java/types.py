@@ -1,10 +1,12 @@
 """Java's types, where Python has no type of its own for them.
 
-A value read from Java has one of these types only where plain Python would lose something, so that encoding it again gives the
-same bytes: Redisson finds an element by its bytes (``contains``, ``remove``). Except for :class:`JavaValue`, each one can be used
-as the type that it is derived from, and equals a value of it: a :class:`JavaLong` is an ``int``, a :class:`JavaList` a ``list``.
+A value read from Java has one of these types only where plain Python would lose something, so that
+encoding it again gives the same bytes: Redisson finds an element by its bytes (``contains``,
+``remove``). Except for :class:`JavaValue`, each one can be used as the type that it is derived
+from, and equals a value of it: a :class:`JavaLong` is an ``int``, a :class:`JavaList` a ``list``.
 
-Class names are only ever compared and written. Nothing is imported or built because a payload names it.
+Class names are only ever compared and written. Nothing is imported or built because a payload names
+it.
 """
 
 from __future__ import annotations
@@ -55,8 +57,9 @@ class JavaBigInteger(JavaInt):
 class JavaDouble(float):
     """A ``float`` that keeps the JSON text from which it was read.
 
-    Decoding makes one where delayq would write the number differently: before JDK 19 Java gives some doubles more digits than
-    they need, and the ``1.50`` of a BigDecimal looks like a double where JSON names no class.
+    Decoding makes one where delayq would write the number differently: before JDK 19 Java gives
+    some doubles more digits than they need, and the ``1.50`` of a BigDecimal looks like a double
+    where JSON names no class.
 
     Attributes:
         text: The number as written in JSON.
@@ -85,11 +88,13 @@ class JavaChar(str):
 
 
 class JavaList(list[Any]):
-    """A Java collection or array of a class other than ``java.util.ArrayList``, including sets, in Java's order.
+    """A Java collection or array of a class other than ``java.util.ArrayList``, including sets, in
+    Java's order.
 
     Attributes:
-        class_name: The Java class, such as ``java.util.LinkedList`` or ``[Ljava.lang.String;``. If None, it is written without
-            a class, as Jackson does for ``String[]`` and ``List.of()``; Redisson cannot read that back.
+        class_name: The Java class, such as ``java.util.LinkedList`` or ``[Ljava.lang.String;``. If
+            None, it is written without a class, as Jackson does for ``String[]`` and ``List.of()``;
+            Redisson cannot read that back.
     """
 
     class_name: str | None
@@ -106,14 +111,17 @@ class JavaMap(dict[Any, Any]):
     """A Java map of a class other than the codec's own.
 
     Attributes:
-        class_name: The Java class, such as ``java.util.TreeMap``. If None, it is written without a class, as Jackson does for a
-            record, or an object of another final class, in a field that is declared with that class. An int in it is plain,
-            however large. Jackson does the same for a ``Map.of()`` that stands alone; Redisson cannot read that back.
+        class_name: The Java class, such as ``java.util.TreeMap``. If None, it is written without a
+            class, as Jackson does for a record, or an object of another final class, in a field
+            that is declared with that class. An int in it is plain, however large. Jackson does the
+            same for a ``Map.of()`` that stands alone; Redisson cannot read that back.
     """
 
     class_name: str | None
 
-    def __init__(self, class_name: str | None, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ()) -> None:
+    def __init__(
+        self, class_name: str | None, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ()
+    ) -> None:
         super().__init__(items)
         self.class_name = class_name
 
@@ -124,14 +132,16 @@ class JavaMap(dict[Any, Any]):
 class JavaObject(JavaMap):
     """An object of a Java class, as a dict of its fields.
 
-    The fields are written as they are, including those that are None. Put them in the order in which Java writes them (by name,
-    except that the constructor's parameters come first), and leave out nulls. An ``int`` is written plain, as Java writes an
-    ``int`` and a ``long``; a field declared as ``Long`` or ``Object`` needs a :class:`JavaLong`.
+    The fields are written as they are, including those that are None. Put them in the order in
+    which Java writes them (by name, except that the constructor's parameters come first), and leave
+    out nulls. An ``int`` is written plain, as Java writes an ``int`` and a ``long``; a field
+    declared as ``Long`` or ``Object`` needs a :class:`JavaLong`.
 
     Attributes:
-        class_name: The Java class, such as ``shop.Order`` or, for a nested one, ``shop.Shop$Order``.
-        with_class: The fields whose enum is written as ``[class, name]``, and not as the name alone. Decoding lists the fields
-            that it has read in that form.
+        class_name: The Java class, such as ``shop.Order`` or, for a nested one,
+            ``shop.Shop$Order``.
+        with_class: The fields whose enum is written as ``[class, name]``, and not as the name
+            alone. Decoding lists the fields that it has read in that form.
     """
 
     with_class: frozenset[str]
@@ -149,11 +159,12 @@ class JavaObject(JavaMap):
 
 @dataclass(frozen=True, slots=True)
 class JavaValue:
-    """A value of a Java class that has no counterpart in Python: Jackson writes it as ``[class_name, value]``.
+    """A value of a Java class that has no counterpart in Python: Jackson writes it as
+    ``[class_name, value]``.
 
-    Decoding makes one of every value for which Python has no type: an AtomicLong, a Timestamp, an enum that the codec's ``types``
-    do not name. It encodes to the same bytes again. To write such a value, make one yourself:
-    ``JavaValue("shop.Status", "SENT")``.
+    Decoding makes one of every value for which Python has no type: an AtomicLong, a Timestamp, an
+    enum that the codec's ``types`` do not name. It encodes to the same bytes again. To write such a
+    value, make one yourself: ``JavaValue("shop.Status", "SENT")``.
 
     Attributes:
         class_name: The Java class.

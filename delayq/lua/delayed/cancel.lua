@@ -12,7 +12,8 @@
 -- include: record
 -- include: forget
 
-local length = redis.call('LLEN', ordered) -- a key of a foreign type must fail before anything is removed
+-- A key of a foreign type must fail before anything is removed.
+local length = redis.call('LLEN', ordered)
 local now = now_us()
 local cancelled, only_listed = {}, {}
 for _, record in ipairs(records) do

@@ -6,7 +6,8 @@
 --   lease_us  int   time from now, microseconds
 --   token...  text  of each payload
 --
--- Returns {ends_ms, held, held, ...}: the new end, and for each token 1, or 0 if nothing is leased under it any more.
+-- Returns {ends_ms, held, held, ...}: the new end, and for each token 1, or 0 if nothing is leased
+-- under it any more.
 -- include: clock
 
 local ends = due_ms(now_us(), tonumber(lease_us))

@@ -8,9 +8,12 @@
 --   leased   HASH    token to the leased messages: see include/lease.lua
 --   fence    STRING  exists once this was done
 -- Arguments:
---   fence_ms    int    how long a late first try of this call, or of the call that is given up, is kept from doing anything
---   call        text   the name of the call that is given up, as it was given to the script; its leases end
---   places      int    the most leases that this call may have made, one for each payload; 0: one for all
+--   fence_ms    int    how long a late first try of this call, or of the call that is given up, is
+--                      kept from doing anything
+--   call        text   the name of the call that is given up, as it was given to the script; its
+--                      leases end
+--   places      int    the most leases that this call may have made, one for each payload; 0: one
+--                      for all
 --   payload...  bytes  those that the client has, in the order in which they are to be taken again
 --
 -- Returns the number of messages that went back; 0 if an earlier try had done so.

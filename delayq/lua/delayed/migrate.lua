@@ -1,18 +1,22 @@
--- migrate: bring records into the form that this server's Redisson writes today, one step at a time. Id, payload, due time and
--- place in the ordered list stay as they are.
+-- migrate: bring records into the form that this server's Redisson writes today, one step at a
+-- time. Id, payload, due time and place in the ordered list stay as they are.
 --
 -- Keys:
 --   timeout  ZSET  records, scored by due time, ms
 --   ordered  LIST  the same records in offer order
 -- Arguments:
 --   rewrite    0 or 1  0: only look
---   before     int     look at entries of the ordered list before this index; an index past its end is its end
---   limit      int     look at this many of them at most: a script blocks the whole server while it runs
---   record...  bytes   outdated, and known to be only in the sorted set: each is brought up to date there
+--   before     int     look at entries of the ordered list before this index; an index past its end
+--                      is its end
+--   limit      int     look at this many of them at most: a script blocks the whole server while it
+--                      runs
+--   record...  bytes   outdated, and known to be only in the sorted set: each is brought up to date
+--                      there
 --
--- Returns {length_bytes, length, first, merged, counts...}. first: the index of the first entry looked at, for the next step.
--- merged: the number of records whose current form was in the sorted set beside the outdated one. Then three counts for each
--- form, in the order of FORMS: entries of the ordered list, those among them that are in the sorted set, and given records.
+-- Returns {length_bytes, length, first, merged, counts...}. first: the index of the first entry
+-- looked at, for the next step. merged: the number of records whose current form was in the sorted
+-- set beside the outdated one. Then three counts for each form, in the order of FORMS: entries of
+-- the ordered list, those among them that are in the sorted set, and given records.
 -- include: record
 
 -- By the number of bytes before the payload. The fifth form is any other.
@@ -35,7 +39,8 @@ local function renewed(record)
   local header = #record - #payload
   if header == current_header then return FORMS[header], nil end
   local id_at = header % 4 == 1 and 2 or 1
-  -- No payload needs more than four bytes of length. They are copied as they are, so they need not be packed.
+  -- No payload needs more than four bytes of length. They are copied as they are, so they need not
+  -- be packed.
   local id_and_length = string.sub(record, id_at, id_at + 11)
   return FORMS[header], '\8' .. id_and_length .. (width == 8 and '\0\0\0\0' or '') .. payload
 end
@@ -49,7 +54,8 @@ local function replace_in_set(record, by)
   if by and may_write then
     -- The first write frees memory: then a full server accepts the rest of the script.
     redis.call('ZREM', timeout, record)
-    -- Same id and same payload: it is one message. The due time of the current form counts: only that one can be rescheduled.
+    -- Same id and same payload: it is one message. The due time of the current form counts: only
+    -- that one can be rescheduled.
     redis.call('ZADD', timeout, 'NX', score, by)
   end
   return true

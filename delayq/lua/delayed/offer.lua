@@ -9,7 +9,8 @@
 --   delay_us...  int     of each message, microseconds
 --   payload...   bytes   of the message
 --
--- Returns {length_bytes, id, due_ms, id, due_ms, ...}: a receipt needs these to name its record again.
+-- Returns {length_bytes, id, due_ms, id, due_ms, ...}: a receipt needs these to name its record
+-- again.
 -- include: clock
 -- include: record
 -- include: store

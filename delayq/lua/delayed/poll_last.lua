@@ -1,5 +1,6 @@
--- poll_last: move the newest pending message, undelayed, to the head of a ready list. Without an ordered list, move the one that
--- is due last. Records on the way that cannot be read go to quarantine.
+-- poll_last: move the newest pending message, undelayed, to the head of a ready list. Without an
+-- ordered list, move the one that is due last. Records on the way that cannot be read go to
+-- quarantine.
 --
 -- Keys:
 --   timeout      ZSET  records, scored by due time, ms
@@ -10,8 +11,8 @@
 --   listed  0 or 1  whether the ordered list is kept
 --   limit   int     look at this many records at most
 --
--- Returns {left, payload}. left: the number of records that left. payload: absent if all of them could not be read, or none was
--- pending.
+-- Returns {left, payload}. left: the number of records that left. payload: absent if all of them
+-- could not be read, or none was pending.
 -- include: clock
 -- include: record
 -- include: forget

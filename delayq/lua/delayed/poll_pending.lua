@@ -1,4 +1,5 @@
--- poll_pending: take pending messages, due or not: the oldest, or without an ordered list those that are due first.
+-- poll_pending: take pending messages, due or not: the oldest, or without an ordered list those
+-- that are due first.
 --
 -- Keys:
 --   timeout     ZSET    records, scored by due time, ms
@@ -11,10 +12,12 @@
 --   limit       int     look at this many records at most
 --   most_bytes  int     and take none beyond this many bytes except the first
 --   listed      0 or 1  whether the ordered list is kept
---   lease_us    int     the records go back after this time, unless the caller confirms that the answer has come
+--   lease_us    int     the records go back after this time, unless the caller confirms that the
+--                       answer has come
 --   token       text    of their lease, which ends in ":pending"
 --
--- Returns {taken, payloads}. taken: the number of records that left, including those that cannot be read.
+-- Returns {taken, payloads}. taken: the number of records that left, including those that cannot be
+-- read.
 -- include: clock
 -- include: record
 -- include: forget

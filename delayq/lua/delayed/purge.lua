@@ -9,8 +9,9 @@
 --
 -- Returns the number of messages dropped.
 
--- Both are counted first, because a key of a foreign type must fail before anything is removed. Besides, ZCARD needs a right that
--- consumers do not have: they take messages, but do not drop them.
+-- Both are counted first, because a key of a foreign type must fail before anything is removed.
+-- Besides, ZCARD needs a right that consumers do not have: they take messages, but do not drop
+-- them.
 local pending_count, ready_count = redis.call('ZCARD', timeout), redis.call('LLEN', ready)
 -- One command in each case, which is refused as a whole or not at all.
 if state == 'ready' then

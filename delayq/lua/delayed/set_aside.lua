@@ -1,4 +1,5 @@
--- set_aside: put a payload that a client cannot read at the end of quarantine. Running it again changes nothing.
+-- set_aside: put a payload that a client cannot read at the end of quarantine. Running it again
+-- changes nothing.
 --
 -- Keys:
 --   quarantine  LIST    records and payloads that cannot be read
@@ -10,7 +11,8 @@
 --   token     text   of its lease, which ends; empty if it has none
 --   payload   bytes  the payload
 --
--- Returns 1; 0 if an earlier try had done so, or if the lease had ended: then the payload went back, and another client reads it.
+-- Returns 1; 0 if an earlier try had done so, or if the lease had ended: then the payload went
+-- back, and another client reads it.
 
 -- Reads come first: a key of a foreign type must fail here, before anything is moved.
 redis.call('LLEN', quarantine)

@@ -1,4 +1,5 @@
--- transfer: move due messages to the ready list, and hand the first of them to the caller under a lease.
+-- transfer: move due messages to the ready list, and hand the first of them to the caller under a
+-- lease.
 --
 -- Keys:
 --   ready       LIST     payloads that are due
@@ -12,19 +13,21 @@
 -- Arguments:
 --   limit       int     move at most this many: a script blocks the whole server while it runs
 --   take        int     hand at most this many ready payloads to the caller
---   most_bytes  int     and none beyond this many bytes except the first: an answer has to cross a slow network in reasonable
---                       time
+--   most_bytes  int     and none beyond this many bytes except the first: an answer has to cross a
+--                       slow network in reasonable time
 --   lease_us    int     how long the caller holds the payloads
---   each        0 or 1  whether each payload has a lease of its own; otherwise all have one, which ends as soon as the caller
---                       confirms that the answer has come
---   call        text    the caller's name for this call: the token of its one lease, or the tokens are call:001, call:002, ...
---   signature   text    of the caller. If all due messages were moved, it is published behind the due time of the next one, and
---                       now; empty: it is not
+--   each        0 or 1  whether each payload has a lease of its own; otherwise all have one, which
+--                       ends as soon as the caller confirms that the answer has come
+--   call        text    the caller's name for this call: the token of its one lease, or the tokens
+--                       are call:001, call:002, ...
+--   signature   text    of the caller. If all due messages were moved, it is published behind the
+--                       due time of the next one, and now; empty: it is not
 --
--- Returns {now_us, wait_us, moved, quarantined, returned, left, listeners, payloads}. wait_us: the time until the next message is
--- due or the next lease ends; 0 if one already is, -1 if there is none. returned: payloads whose lease had ended. left: the
--- length of the ready list. listeners: the number of clients that got the notice; 0 if there was none, -1 if the user may not
--- publish it.
+-- Returns {now_us, wait_us, moved, quarantined, returned, left, listeners, payloads}. wait_us: the
+-- time until the next message is due or the next lease ends; 0 if one already is, -1 if there is
+-- none. returned: payloads whose lease had ended. left: the length of the ready list. listeners:
+-- the number of clients that got the notice; 0 if there was none, -1 if the user may not publish
+-- it.
 -- include: clock
 -- include: notice
 -- include: record

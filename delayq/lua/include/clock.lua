@@ -4,7 +4,8 @@ local function now_us()
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
--- Return the due time in ms of a message offered now. Rounded up, so that it is never early; without a delay, it is due now.
+-- Return the due time in ms of a message offered now. Rounded up, so that it is never early;
+-- without a delay, it is due now.
 local function due_ms(now, delay)
   if delay == 0 then return (now - now % 1000) / 1000 end
   local due = now + delay
@@ -13,8 +14,8 @@ local function due_ms(now, delay)
   return due / 1000
 end
 
--- Return the microseconds until the head of the sorted set is due: 0 if it is, -1 if there is none. `unit` is the unit of its
--- scores, microseconds.
+-- Return the microseconds until the head of the sorted set is due: 0 if it is, -1 if there is none.
+-- `unit` is the unit of its scores, microseconds.
 local function wait_us(set, now, unit)
   local head = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
   if not head[2] then return -1 end

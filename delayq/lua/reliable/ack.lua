@@ -2,15 +2,16 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
---   done  ZSET  ids of messages that were handled lately, scored by the end of the time for which they are remembered,
---               microseconds
+--   done  ZSET  ids of messages that were handled lately, scored by the end of the time for which
+--               they are remembered, microseconds
 -- Arguments:
 --   remember_us  int   how long their ids count as duplicates from now on; 0: not at all
 --   id...        text  of each message
 --   token...     text  of its lease
 --   priority...  int   of the message, 0 to 9
 --
--- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was changed.
+-- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was
+-- changed.
 -- include: clock
 -- include: queue
 

@@ -8,9 +8,11 @@
 --   id...        text  of each message
 --   token...     text  of its lease
 --   priority...  int   of the message, 0 to 9
---   why...       text  JSON on one line; if it ends in an empty error, the last one that is known takes its place
+--   why...       text  JSON on one line; if it ends in an empty error, the last one that is known
+--                      takes its place
 --
--- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was changed.
+-- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was
+-- changed.
 -- include: clock
 -- include: queue
 -- include: letters

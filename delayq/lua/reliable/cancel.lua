@@ -5,7 +5,8 @@
 -- Arguments:
 --   id...  text  of each message
 --
--- Returns for each message: 1, or 0 if there is none of that id, it has expired, or a worker has it.
+-- Returns for each message: 1, or 0 if there is none of that id, it has expired, or a worker has
+-- it.
 -- include: clock
 -- include: queue
 

@@ -12,20 +12,22 @@
 --   token         text    names the lease: every call about a leased message needs it
 --   max_attempts  int     a message that has used this many dies instead; 0: no limit
 --   expired       text    the end of a message past its time to live: "drop" or "dead"
---   signature     text    of the caller. If all due messages were handed out, it is published behind the due time of the next
---                         one, and now; empty: it is not
---   suspects      0 or 1  whether the client may have a suspect: not if it has one at work, or asks for one elsewhere
---   held_id       text    the suspect of this queue that the client has at work: if its lease is over, it may have another; or
---                         empty
+--   signature     text    of the caller. If all due messages were handed out, it is published
+--                         behind the due time of the next one, and now; empty: it is not
+--   suspects      0 or 1  whether the client may have a suspect: not if it has one at work, or asks
+--                         for one elsewhere
+--   held_id       text    the suspect of this queue that the client has at work: if its lease is
+--                         over, it may have another; or empty
 --   held_token    text    of that lease
 --   company       0 or 1  whether the client has other messages of this queue at hand
 --
--- Returns {now_us, wait_us, expired, died, listeners, {id, priority, attempt, due, body, ...}, suspect, more, {id, ...}}.
--- wait_us: the time until the next message is due or the next lease ends, suspects apart; 0 if one already is, -1 if there is
--- none or the queue is paused. listeners: the number of clients that got the notice; 0 if there was none, -1 if the user may not
--- publish it. attempt: a number, or with the number of those that are forgiven, "3-1". suspect: 1 if the message handed out is
--- one, and thus alone. more: 1 if suspects wait that were not handed out. The last ids are of recurring messages that were
--- dropped or died.
+-- Returns {now_us, wait_us, expired, died, listeners, {id, priority, attempt, due, body, ...},
+-- suspect, more, {id, ...}}. wait_us: the time until the next message is due or the next lease
+-- ends, suspects apart; 0 if one already is, -1 if there is none or the queue is paused. listeners:
+-- the number of clients that got the notice; 0 if there was none, -1 if the user may not publish
+-- it. attempt: a number, or with the number of those that are forgiven, "3-1". suspect: 1 if the
+-- message handed out is one, and thus alone. more: 1 if suspects wait that were not handed out. The
+-- last ids are of recurring messages that were dropped or died.
 -- include: clock
 -- include: notice
 -- include: queue
@@ -34,7 +36,8 @@
 local now = now_us()
 if redis.call('EXISTS', paused) == 1 then return {now, -1, 0, 0, 0, {}, 0, 0, {}} end
 limit, lease_us, max_attempts = tonumber(limit), tonumber(lease_us), tonumber(max_attempts)
--- The bodies of one answer have to cross a network before the first message can be handled, so those after the first are bounded.
+-- The bodies of one answer have to cross a network before the first message can be handled, so
+-- those after the first are bounded.
 local bytes_left = 262144
 -- Messages that are gone make room for more, but not without end.
 local looks_left = limit + 400
@@ -57,8 +60,9 @@ local none = {}
 local some_tried = redis.call('EXISTS', attempts) == 1
 local some_expire = redis.call('EXISTS', expiries) == 1
 local some_leased = redis.call('EXISTS', leases) == 1
--- The ends of their leases lie a quarter of a microsecond apart, so that they keep their order. Four of them share the digits
--- before the point, because turning numbers into text costs most here.
+-- The ends of their leases lie a quarter of a microsecond apart, so that they keep their order.
+-- Four of them share the digits before the point, because turning numbers into text costs most
+-- here.
 local ends, quarters, whole = now + lease_us, {[0] = '.00', '.25', '.50', '.75'}, nil
 
 local function set_score(priority, score, id)

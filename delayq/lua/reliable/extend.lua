@@ -9,7 +9,8 @@
 --   token...     text  of its lease
 --   priority...  int   of the message, 0 to 9
 --
--- Returns {now_us, 1 or 0 for each message}: 0 if it is not leased under that token any more, and nothing was changed.
+-- Returns {now_us, 1 or 0 for each message}: 0 if it is not leased under that token any more, and
+-- nothing was changed.
 -- include: clock
 -- include: queue
 
@@ -29,11 +30,13 @@ for i, id in ipairs(ids) do
     local group = extended_by_priority[priority] or {}
     group[#group + 1], group[#group + 2] = ends, id
     extended_by_priority[priority] = group
-    -- Leases are renewed many at a time, and end later. A lease that is to end earlier than before comes alone.
+    -- Leases are renewed many at a time, and end later. A lease that is to end earlier than before
+    -- comes alone.
     if #ids == 1 then is_earlier = moment < tonumber(redis.call('ZSCORE', live[priority], id) or 0) end
   end
 end
--- There is nothing to delete. But a full server lets a script make a write that frees memory, and then accepts all the rest.
+-- There is nothing to delete. But a full server lets a script make a write that frees memory, and
+-- then accepts all the rest.
 if #extended > 0 then redis.call('HDEL', attempts, unpack(extended)) end
 for priority, group in pairs(extended_by_priority) do
   local set = live[priority]

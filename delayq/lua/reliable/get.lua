@@ -5,8 +5,8 @@
 -- Arguments:
 --   id...  text  of each message
 --
--- Returns for each message {state, priority, moment, attempt, body, error}, or nil if there is none. moment: the due time, or the
--- end of the lease, microseconds.
+-- Returns for each message {state, priority, moment, attempt, body, error}, or nil if there is
+-- none. moment: the due time, or the end of the lease, microseconds.
 -- include: clock
 -- include: queue
 

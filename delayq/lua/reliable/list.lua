@@ -7,8 +7,9 @@
 --   offset  int   skip this many
 --   limit   int   look at this many at most
 --
--- Returns {looked_at, id, {state, priority, moment, attempt, body, error}, ...}: fewer than were looked at if leased ones are
--- among the delayed, or some have expired. If fewer than `limit` were looked at, there are no more.
+-- Returns {looked_at, id, {state, priority, moment, attempt, body, error}, ...}: fewer than were
+-- looked at if leased ones are among the delayed, or some have expired. If fewer than `limit` were
+-- looked at, there are no more.
 -- include: clock
 -- include: queue
 
@@ -16,7 +17,8 @@ local now = now_us()
 offset, limit = tonumber(offset), tonumber(limit)
 local reply = {0}
 
--- Return the ids of a set between two ranks. Suspects come first, the one with the lowest score last.
+-- Return the ids of a set between two ranks. Suspects come first, the one with the lowest score
+-- last.
 local function ids_between(set, first, last)
   local suspects = redis.call('ZCOUNT', set, '-inf', '(0')
   if first >= suspects then return redis.call('ZRANGE', set, first, last) end

@@ -10,7 +10,8 @@
 --   delay_us...  int   time from now, microseconds
 --   error...     text  of the handler, or empty
 --
--- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was changed.
+-- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was
+-- changed.
 -- include: clock
 -- include: queue
 

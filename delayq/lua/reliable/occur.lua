@@ -9,9 +9,10 @@
 --   token...     text  of its lease
 --   priority...  int   of the occurrence, 0 to 9
 --
--- Returns {1 or 0, left, ...} for each occurrence: 0 if it is not to be handed out, because the one before it is still alive, and
--- it is deleted, or because it is not leased under that token any more. left: the number of moments known beyond the next one; -1
--- if that does not matter, -2 if there is no such schedule.
+-- Returns {1 or 0, left, ...} for each occurrence: 0 if it is not to be handed out, because the one
+-- before it is still alive, and it is deleted, or because it is not leased under that token any
+-- more. left: the number of moments known beyond the next one; -1 if that does not matter, -2 if
+-- there is no such schedule.
 -- include: clock
 -- include: queue
 -- include: schedule

@@ -3,8 +3,8 @@
 -- Keys:
 --   messages  see include/queue.lua
 --   wake  CHANNEL  where a new head is announced: its due time, microseconds
---   done  ZSET     ids of messages that were handled lately, scored by the end of the time for which they are remembered,
---                  microseconds
+--   done  ZSET     ids of messages that were handled lately, scored by the end of the time for
+--                  which they are remembered, microseconds
 --   call  STRING   number and reply of this client's last call to this queue
 -- Arguments:
 --   number           int   of this call: the same as that of the last one if its answer was lost
@@ -16,8 +16,8 @@
 --   on_duplicate...  text  "ignore", "replace" or "raise"
 --   content...       text  headers, newline, payload
 --
--- Returns for each message: 1 stored, 2 stored in the place of an earlier one, 0 ignored, -1 there is one already, -2 full. And
--- behind these -3, if the user may not announce a new head.
+-- Returns for each message: 1 stored, 2 stored in the place of an earlier one, 0 ignored, -1 there
+-- is one already, -2 full. And behind these -3, if the user may not announce a new head.
 -- include: clock
 -- include: queue
 
@@ -26,7 +26,8 @@ if last_call then
   local last_number, stored_reply = string.match(last_call, '^(%d+) (.*)$')
   local readable, outcomes = pcall(cjson.decode, stored_reply or '')
   if readable and last_number == number then
-    -- A write, so that a caller that waits for its writes to be safe waits for those of the first try, too.
+    -- A write, so that a caller that waits for its writes to be safe waits for those of the first
+    -- try, too.
     redis.call('SET', call, last_call, 'PX', 120000)
     return outcomes
   end
@@ -52,7 +53,8 @@ local function ids_in_use(ids)
 end
 
 local now = now_us()
--- The writes, collected: one command for all costs a third of one for each. By priority: scores, and the first due time.
+-- The writes, collected: one command for all costs a third of one for each. By priority: scores,
+-- and the first due time.
 local new_bodies, new_scores, earliest, new_priorities, new_expiries = {}, {}, {}, {}, {}
 local function write()
   for priority, due in pairs(earliest) do
@@ -85,7 +87,8 @@ end
 local in_use = ids_in_use(ids)
 for id in pairs(in_use) do
   local found = find_message(id, now)
-  -- An expired message counts as absent, although no claim has dropped it yet, and so does one of which a part is missing.
+  -- An expired message counts as absent, although no claim has dropped it yet, and so does one of
+  -- which a part is missing.
   if found and found.expired then free_id(id, found, now) end
   if not found or found.expired then in_use[id] = nil end
 end
@@ -112,7 +115,8 @@ for at = FIRST, #ARGV, STRIDE do
   if status == 1 and max_size > 0 and size >= max_size then status = -2 end
   if status > 0 then
     local delay, ttl = tonumber(ARGV[at + DELAY_US]), ARGV[at + TTL_US]
-    -- A quarter of a microsecond apart, so that they keep their order. Those without a delay are put back in time for it.
+    -- A quarter of a microsecond apart, so that they keep their order. Those without a delay are
+    -- put back in time for it.
     local due = delay > 0 and now + delay + index / 4 or now - (COUNT - index) / 4
     size = size + 1
     in_use[id] = true

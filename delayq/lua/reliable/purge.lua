@@ -7,12 +7,13 @@
 --   offset  int   of the delayed ones, skip this many: leased ones are among them
 --   limit   int   look at this many at most
 --
--- Returns {dropped, passed_over, looked_at}: if fewer than `limit` were looked at, there are no more. Expired messages are
--- dropped, but not counted.
+-- Returns {dropped, passed_over, looked_at}: if fewer than `limit` were looked at, there are no
+-- more. Expired messages are dropped, but not counted.
 -- include: clock
 -- include: queue
 
--- This needs a right that neither producers nor consumers have: they may remove single messages, but do not drop them all.
+-- This needs a right that neither producers nor consumers have: they may remove single messages,
+-- but do not drop them all.
 redis.call('ZCARD', live[0])
 local now = now_us()
 offset, limit = tonumber(offset), tonumber(limit)

@@ -1,4 +1,5 @@
--- recur: make sure that the next occurrence of each of these schedules waits, whatever became of the last one.
+-- recur: make sure that the next occurrence of each of these schedules waits, whatever became of
+-- the last one.
 --
 -- Keys:
 --   messages  see include/queue.lua
@@ -7,8 +8,8 @@
 -- Arguments:
 --   name...  text  of each schedule
 --
--- Returns for each schedule the number of moments known beyond the next one: -1 if that does not matter, -2 if there is no such
--- schedule any more.
+-- Returns for each schedule the number of moments known beyond the next one: -1 if that does not
+-- matter, -2 if there is no such schedule any more.
 -- include: clock
 -- include: queue
 -- include: schedule

@@ -8,8 +8,8 @@
 -- Arguments:
 --   name...  text  of each dead letter
 --
--- Returns for each letter: 1 it lives again, 0 there is none of that name, -1 a live message has the id, -2 it cannot be read,
--- and it stays, -3 there was only its name, which is gone.
+-- Returns for each letter: 1 it lives again, 0 there is none of that name, -1 a live message has
+-- the id, -2 it cannot be read, and it stays, -3 there was only its name, which is gone.
 -- include: clock
 -- include: queue
 -- include: letters

@@ -1,4 +1,5 @@
--- release: return messages that were handed out and not touched. They wait again as before, and no attempt is counted.
+-- release: return messages that were handed out and not touched. They wait again as before, and no
+-- attempt is counted.
 --
 -- Keys:
 --   messages  see include/queue.lua
@@ -8,7 +9,8 @@
 --   token...     text  of its lease
 --   priority...  int   of the message, 0 to 9
 --
--- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was changed.
+-- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was
+-- changed.
 -- include: clock
 -- include: queue
 

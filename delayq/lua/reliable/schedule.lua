@@ -6,7 +6,8 @@
 --   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
 -- Arguments:
 --   name       text  of the schedule
---   timing     text  its times, as the caller writes them: while this stays the same, so does the next moment
+--   timing     text  its times, as the caller writes them: while this stays the same, so does the
+--                    next moment
 --   version    int   of the definition: one lower than the stored one's changes nothing
 --   every_us   int   the period, microseconds; 0: the moments decide
 --   priority   int   0 to 9
@@ -14,8 +15,8 @@
 --   content    text  headers, newline, payload
 --   moment...  int   each of the next ones, in order, microseconds, if there is no period
 --
--- Returns {due_us, left}. due_us: the due time of the next occurrence, -1 if that is unknown. left: the number of moments known
--- beyond it.
+-- Returns {due_us, left}. due_us: the due time of the next occurrence, -1 if that is unknown. left:
+-- the number of moments known beyond it.
 -- include: clock
 -- include: queue
 -- include: schedule
@@ -28,7 +29,8 @@ local facts, stored_content = load_schedule(name)
 local function answer() return {facts.next == '' and -1 or tonumber(facts.next) - shift, #facts.upcoming} end
 if facts and tonumber(version) < tonumber(facts.version) then return answer() end
 
--- The moment that is over: its occurrence was cancelled, purged or the like, or is with a worker already.
+-- The moment that is over: its occurrence was cancelled, purged or the like, or is with a worker
+-- already.
 local over
 if not facts then
   facts = {next = '', last = last_of_ended(name, now) or ''}

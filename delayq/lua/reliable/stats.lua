@@ -5,8 +5,9 @@
 --   dead    ZSET    names of dead letters, scored by their time of death, microseconds
 --   paused  STRING  exists while no client may take anything
 --
--- Returns {delayed, ready, leased, dead, oldest_us, paused, exact}. oldest_us: how long the oldest ready one has been due,
--- microseconds; 0 if there is none. If `exact` is 0, some leases may have ended: those count as leased, and not as delayed.
+-- Returns {delayed, ready, leased, dead, oldest_us, paused, exact}. oldest_us: how long the oldest
+-- ready one has been due, microseconds; 0 if there is none. If `exact` is 0, some leases may have
+-- ended: those count as leased, and not as delayed.
 -- include: clock
 -- include: queue
 
@@ -24,7 +25,8 @@ for _, priority in ipairs(priorities_to_count) do
   end
   if moment then oldest = math.max(oldest, now - moment) end
 end
--- Messages whose leases have ended are ready again. Finding them takes a look at each lease, or at each message that is ready.
+-- Messages whose leases have ended are ready again. Finding them takes a look at each lease, or at
+-- each message that is ready.
 local leased, exact = redis.call('HLEN', leases), 1
 if leased > 0 and leased <= 1000 then
   local ids_and_leases = redis.call('HGETALL', leases)

@@ -6,7 +6,8 @@
 -- Arguments:
 --   name  text  of the schedule
 --
--- Returns 1, or 0 if there is none. The occurrence that waits is deleted; one that a worker has stays.
+-- Returns 1, or 0 if there is none. The occurrence that waits is deleted; one that a worker has
+-- stays.
 -- include: clock
 -- include: queue
 -- include: schedule

@@ -19,8 +19,8 @@ for _, set in ipairs({timeout, leases}) do
   local first = tonumber(redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')[2])
   if first and (not head or first - by < head) then head = first - by end
 end
--- Before anything is written, so that a user who may not publish has changed nothing. Not a moment that has passed: a client that
--- has dealt with it takes it for a late message.
+-- Before anything is written, so that a user who may not publish has changed nothing. Not a moment
+-- that has passed: a client that has dealt with it takes it for a late message.
 if head then redis.call('PUBLISH', channel, string.format('%.0f', math.ceil(math.max(head, now)))) end
 
 local function move_scores(set)

@@ -3,8 +3,8 @@
 -- Keys:
 --   messages  see lua/reliable/include/queue.lua in delayq
 --   wake           CHANNEL  where a new head is announced: its due time, microseconds
---   done           ZSET     ids of messages that were handled lately, scored by the end of the time for which they are
---                           remembered, microseconds
+--   done           ZSET     ids of messages that were handled lately, scored by the end of the time
+--                           for which they are remembered, microseconds
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
 --   schedules      HASH     recurring messages; its empty field counts how far their time has moved
@@ -61,6 +61,7 @@ end)
 local left = redis.call('PTTL', done)
 if left > 0 then redis.call('PEXPIRE', done, math.max(0, math.ceil(left - by / 1000))) end
 redis.call('HINCRBY', schedules, '', by_us)
--- A hint. Never announce a moment that has passed: a client that has looked since then takes it for a late message.
+-- A hint. Never announce a moment that has passed: a client that has looked since then takes it for
+-- a late message.
 if head then redis.pcall('PUBLISH', wake, string.format('%.0f', math.ceil(math.max(head, now)))) end
 return 1

@@ -1,9 +1,11 @@
 -- forget: remove records from the ordered list, without walking through it for each. Needs record.
 --
--- The list is in offer order, and our ids sort by offer order. So due records often lie together at one end. Any other record is
--- found by its id, like a name in a telephone book: where its time should be, then nearer and nearer. Every record found is
--- overwritten with a mark, and one pass removes the marks. Java's ids are random, so they are skipped, and a record that cannot
--- be found in this way is searched for by LREM, as Redisson does; many such records are searched for in one walk.
+-- The list is in offer order, and our ids sort by offer order. So due records often lie together at
+-- one end. Any other record is found by its id, like a name in a telephone book: where its time
+-- should be, then nearer and nearer. Every record found is overwritten with a mark, and one pass
+-- removes the marks. Java's ids are random, so they are skipped, and a record that cannot be found
+-- in this way is searched for by LREM, as Redisson does; many such records are searched for in one
+-- walk.
 local LOOK_AROUND = 24
 
 -- Remove the run of `gone` records at one end. Return its length.
@@ -22,8 +24,8 @@ local function pop_run(gone, most, at_head)
   return run
 end
 
--- Return the first entry of `window`, from its start or end, whose id lies between those of the bounds `from` and `to`: its
--- index in the list, high, low. Other entries are foreign.
+-- Return the first entry of `window`, from its start or end, whose id lies between those of the
+-- bounds `from` and `to`: its index in the list, high, low. Other entries are foreign.
 local function bound_in(window, first, from, to, at_start)
   for step = 1, #window do
     local index = at_start and step or #window - step + 1
@@ -36,7 +38,8 @@ local function bound_in(window, first, from, to, at_start)
   return nil
 end
 
--- Return the index of a record that lies between the bounds {index, high, low} `from` and `to`; nil if it is not found.
+-- Return the index of a record that lies between the bounds {index, high, low} `from` and `to`; nil
+-- if it is not found.
 local function find_index(record, high, low, from, to)
   for round = 1, 40 do
     local gap = to[1] - from[1] - 1
@@ -45,7 +48,8 @@ local function find_index(record, high, low, from, to)
     -- By time, and in every third round by halves, because offers may have come in bursts.
     if round % 3 == 0 or not (share >= 0 and share <= 1) then share = 0.5 end
     local guess = from[1] + 1 + math.floor(share * (gap - 1))
-    -- Getting there has a cost, too, so look around: as far as the guess would be off if offers came at random.
+    -- Getting there has a cost, too, so look around: as far as the guess would be off if offers
+    -- came at random.
     local around = math.min(LOOK_AROUND, 2 + math.ceil(math.sqrt(guess - from[1])))
     local first = math.max(from[1] + 1, guess - around)
     local window = redis.call('LRANGE', ordered, first, math.min(to[1] - 1, guess + around))
@@ -80,9 +84,11 @@ local function remove_from_list(records, now)
 
   -- Most calls end above, so these are here.
   local FOUR_YEARS, A_DAY = 134217728, 82397 -- in units of an id's upper half (2^20 microseconds)
-  local MANY = 50 -- from this number of records on, a walk through the whole list costs less than an LREM for each
+  -- From this number of records on, a walk through the whole list costs less than an LREM for each.
+  local MANY = 50
   local PAGE = 1000
-  local GONE = 'delayq:gone' -- not a record: those have at least 12 bytes of header, the first of which are an id's
+  -- Not a record: those have at least 12 bytes of header, the first of which are an id's.
+  local GONE = 'delayq:gone'
   local searched = {}
   for _, record in ipairs(records) do
     if gone[record] then

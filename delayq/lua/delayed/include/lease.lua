@@ -1,13 +1,15 @@
--- lease: messages that a client holds under a token, until it is done or its lease ends. See docs/redis-data-model.md.
+-- lease: messages that a client holds under a token, until it is done or its lease ends. See
+-- docs/redis-data-model.md.
 --
--- A token with a number stands for one payload. The bare name of a call stands for all payloads that the call handed out. One
--- that ends in ":pending" stands for the records that a call took out while they were pending: whether the ordered list had them,
--- then each behind its due time in ms.
+-- A token with a number stands for one payload. The bare name of a call stands for all payloads
+-- that the call handed out. One that ends in ":pending" stands for the records that a call took out
+-- while they were pending: whether the ordered list had them, then each behind its due time in ms.
 local PENDING = ':pending'
 
 local function numbered_token(call_name, number) return string.format('%s:%03d', call_name, number) end
 
--- Join several strings, each behind its length. Plain string functions only, because the same text runs on every server.
+-- Join several strings, each behind its length. Plain string functions only, because the same text
+-- runs on every server.
 local function pack_parts(parts)
   local packed = {}
   for i, part in ipairs(parts) do packed[i] = #part .. ':' .. part end
@@ -30,7 +32,8 @@ local function add_lease(token, ends_ms, content)
   redis.call('ZADD', leases, string.format('%.0f', ends_ms), token)
 end
 
--- End these leases, and put their messages back where they were: the first one becomes the head. Return the number of messages.
+-- End these leases, and put their messages back where they were: the first one becomes the head.
+-- Return the number of messages.
 local function end_leases(tokens)
   local count = 0
   for i = #tokens, 1, -1 do

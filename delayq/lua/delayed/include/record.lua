@@ -1,14 +1,17 @@
 -- record: read and write the form in which Redisson packs a payload. See docs/redis-data-model.md.
 --
--- Plain string functions only, because the same text runs on every server, whatever its C library or byte order.
+-- Plain string functions only, because the same text runs on every server, whatever its C library
+-- or byte order.
 
--- A length field is as wide as the server's C `unsigned long`: 8 bytes, or 4 on 32-bit and Windows servers.
+-- A length field is as wide as the server's C `unsigned long`: 8 bytes, or 4 on 32-bit and Windows
+-- servers.
 local function length_bytes()
   local is_known, width = pcall(function() return struct.size('L') end)
   return is_known and width or 8
 end
 
--- Return the little-endian number of 4 or 8 bytes at `at`; nil if it is cut off, or larger than any payload.
+-- Return the little-endian number of 4 or 8 bytes at `at`; nil if it is cut off, or larger than any
+-- payload.
 local function read_length(record, at, width)
   local b1, b2, b3, b4, b5, b6, b7, b8 = string.byte(record, at, at + width - 1)
   if not b4 then return nil end
@@ -28,8 +31,8 @@ local function payload_of(record)
   return nil
 end
 
--- Return the id of a record in the current form as two 32-bit numbers, high and low; nil for any other record.
--- Numbers, because Lua compares strings by the server's locale.
+-- Return the id of a record in the current form as two 32-bit numbers, high and low; nil for any
+-- other record. Numbers, because Lua compares strings by the server's locale.
 local function id_of(record)
   local marker, a, b, c, d, e, f, g, h = string.byte(record, 1, 9)
   if marker ~= 8 or not h then return nil end

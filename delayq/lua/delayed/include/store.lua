@@ -1,11 +1,13 @@
 -- store: give messages their ids, and store them as pending. Needs record.
 --
--- `dues` (ms) and `payloads` are in offer order. Without `is_listed`, the ordered list is left out. Returns the ids.
+-- `dues` (ms) and `payloads` are in offer order. Without `is_listed`, the ordered list is left out.
+-- Returns the ids.
 local MAX_MS = 9007199254740992 -- beyond 2^53 a score is no longer exact
 local A_DAY_OF_IDS = 82397      -- in units of an id's upper half (2^20 microseconds)
 
--- Announce the first of `dues` if it is a new head, because the others would wake too late otherwise. Redisson's clients have no
--- other way to learn of it, so a user who may not publish is refused: call this before anything is written.
+-- Announce the first of `dues` if it is a new head, because the others would wake too late
+-- otherwise. Redisson's clients have no other way to learn of it, so a user who may not publish is
+-- refused: call this before anything is written.
 local function announce(dues)
   local first = dues[1]
   for _, due in ipairs(dues) do
@@ -16,11 +18,13 @@ local function announce(dues)
 end
 
 local function store(is_listed, now, dues, payloads)
-  -- An id is the time in microseconds times 4096, big-endian, so ids sort by offer order, and within one script by position.
-  -- A clock that stepped back must not break that order, so continue after the newest id if it looks like one of ours.
+  -- An id is the time in microseconds times 4096, big-endian, so ids sort by offer order, and
+  -- within one script by position. A clock that stepped back must not break that order, so continue
+  -- after the newest id if it looks like one of ours.
   local high = math.floor(now / 1048576)
   local low = (now % 1048576) * 4096
-  local tail = is_listed and redis.call('LINDEX', ordered, -1) -- also refuses a foreign type before anything is written
+  -- Also refuses a foreign type before anything is written.
+  local tail = is_listed and redis.call('LINDEX', ordered, -1)
   if tail then
     local tail_high, tail_low = id_of(tail)
     if tail_high and tail_high - high < A_DAY_OF_IDS and (tail_high > high or (tail_high == high and tail_low >= low)) then
@@ -61,7 +65,8 @@ local function store(is_listed, now, dues, payloads)
   for i, due in ipairs(dues) do
     scored[i * 2 - 1], scored[i * 2] = due, records[i]
   end
-  -- First the write for which a user's right cannot be tried beforehand: if it is refused, nothing has been written.
+  -- First the write for which a user's right cannot be tried beforehand: if it is refused, nothing
+  -- has been written.
   if is_listed then redis.call('RPUSH', ordered, unpack(records)) end
   redis.call('ZADD', timeout, unpack(scored))
   return ids

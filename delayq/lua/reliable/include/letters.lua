@@ -1,10 +1,12 @@
 -- letters: dead letters. See docs/redis-data-model.md.
 --
--- A letter is stored under its message's id. If that id has a letter already, the next one is stored under the id, a NUL and
--- sixteen digits; those digits are listed, each behind a space, under the id and a NUL. So no letter takes the place of another.
+-- A letter is stored under its message's id. If that id has a letter already, the next one is
+-- stored under the id, a NUL and sixteen digits; those digits are listed, each behind a space,
+-- under the id and a NUL. So no letter takes the place of another.
 local ID_AND_STAMP = '^(.*)%z(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)$'
 
--- Return the id of the message by the name of its letter. A message whose id was freed has such a name, too.
+-- Return the id of the message by the name of its letter. A message whose id was freed has such a
+-- name, too.
 local function id_of(name)
   return string.match(name, ID_AND_STAMP) or name
 end

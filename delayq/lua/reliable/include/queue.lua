@@ -1,31 +1,37 @@
--- queue: the functions that the scripts of a reliable queue share. Needs clock. See docs/redis-data-model.md.
+-- queue: the functions that the scripts of a reliable queue share. Needs clock. See
+-- docs/redis-data-model.md.
 --
 -- The messages of a queue, which are keys of every script that touches them:
---   live        ZSETs  by priority: ids, scored by the next moment at which a client must act, microseconds: its due time
---                      while a message waits, the end of its lease while a worker has it. Below 0: suspects, whose last
---                      lease ended, scored by their due time with a minus
+--   live        ZSETs  by priority: ids, scored by the next moment at which a client must act,
+--                      microseconds: its due time while a message waits, the end of its lease while
+--                      a worker has it. Below 0: suspects, whose last lease ended, scored by their
+--                      due time with a minus
 --   bodies      HASH   id to "enqueued_us headers", newline, payload
---   leases      HASH   id to "attempt:due:token", while leased and until the lease's end is handled; before the token a mark
---                      may come, a letter, the number of attempts that are forgiven, and a colon
---   attempts    HASH   id to the attempts used, while a message waits that has used some; behind a hyphen, the number of
---                      these that are forgiven
+--   leases      HASH   id to "attempt:due:token", while leased and until the lease's end is
+--                      handled; before the token a mark may come, a letter, the number of attempts
+--                      that are forgiven, and a colon
+--   attempts    HASH   id to the attempts used, while a message waits that has used some; behind a
+--                      hyphen, the number of these that are forgiven
 --   expiries    HASH   id to the end of its time to live, microseconds, where it has one
 --   errors      HASH   id to the last error, where there was one
 --   priorities  HASH   id to its priority, where that is not 0
 
--- A message whose lease ends may have killed its worker, or have been killed by a neighbour. So it becomes a suspect, which is
--- handed out alone, and its attempt counts towards its death only if it was alone that time, too. The marks of a lease:
+-- A message whose lease ends may have killed its worker, or have been killed by a neighbour. So it
+-- becomes a suspect, which is handed out alone, and its attempt counts towards its death only if it
+-- was alone that time, too. The marks of a lease:
 --   a  alone: a lost attempt counts
 --   c  in company: a lost attempt is forgiven
 --   s  a suspect: a lost attempt counts; if it is released, it is a suspect again
 --   l  a suspect that was released: no client has it
 --
--- Nothing here relies on fields that a foreign writer may have left: each one that cannot be read has a default.
+-- Nothing here relies on fields that a foreign writer may have left: each one that cannot be read
+-- has a default.
 
 -- Beyond 2^53 a score is no longer exact.
 local MAX_SCORE = 9007199254740992
 
--- Moments have quarters of a microsecond, which is as fine as a score is, and keeps the order within one call.
+-- Moments have quarters of a microsecond, which is as fine as a score is, and keeps the order
+-- within one call.
 local function format_score(moment) return string.format('%.2f', moment) end
 
 -- Return the number that a text holds, or the default if it holds none, or not a sensible one.
@@ -50,8 +56,8 @@ local function head_of(set)
   return head[1], head[2] and math.min(tonumber(head[2]), MAX_SCORE), has_suspects
 end
 
--- Return the microseconds until a client must look again, suspects apart: 0 if that is now, -1 if there is nothing to look for.
--- Also return whether there are suspects.
+-- Return the microseconds until a client must look again, suspects apart: 0 if that is now, -1 if
+-- there is nothing to look for. Also return whether there are suspects.
 local function wait_for_next(now)
   local wait, has_suspects = -1, false
   for _, priority in ipairs(used_priorities()) do
@@ -62,8 +68,9 @@ local function wait_for_next(now)
   return wait, has_suspects
 end
 
--- Publish a hint, which changes nothing if the user may not publish: the others look every few seconds as well. Never announce a
--- moment that has passed: a client that has looked since then would take the news for old.
+-- Publish a hint, which changes nothing if the user may not publish: the others look every few
+-- seconds as well. Never announce a moment that has passed: a client that has looked since then
+-- would take the news for old.
 local may_announce = true
 local function announce(due, now)
   local receivers = redis.pcall('PUBLISH', wake, string.format('%.0f', math.max(math.ceil(due), now)))
@@ -122,8 +129,9 @@ end
 
 local function format_attempts(used, forgiven) return forgiven > 0 and used .. '-' .. forgiven or used end
 
--- Return {priority, score, lease, leased, expired} of a live message; nil if there is none. A lease that has ended no longer
--- counts, even if no client has taken the message since. A message that has expired and is not leased counts as absent.
+-- Return {priority, score, lease, leased, expired} of a live message; nil if there is none. A lease
+-- that has ended no longer counts, even if no client has taken the message since. A message that
+-- has expired and is not leased counts as absent.
 local function find_message(id, now)
   if redis.call('HEXISTS', bodies, id) == 0 then return nil end
   local priority, score = locate(id)
@@ -134,7 +142,8 @@ local function find_message(id, now)
   return found
 end
 
--- Count the messages that have expired and are not leased, if that is cheap. Return how many are due, and how many are not.
+-- Count the messages that have expired and are not leased, if that is cheap. Return how many are
+-- due, and how many are not.
 local function count_expired(now)
   local due, waiting = 0, 0
   local count = redis.call('HLEN', expiries)
@@ -190,7 +199,8 @@ local function free_id(id, found, now)
   end
 end
 
--- Return the facts about a message: {state, priority, moment, attempt, body, error}; false if it is not live.
+-- Return the facts about a message: {state, priority, moment, attempt, body, error}; false if it is
+-- not live.
 local function describe(id, now)
   local found = find_message(id, now)
   if not found or found.expired then return false end

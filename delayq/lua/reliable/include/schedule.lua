@@ -1,11 +1,12 @@
 -- schedule: recurring messages. Needs clock and queue. See docs/redis-data-model.md.
 --
--- The hash of schedules holds, by name, facts as JSON, a newline, then headers and payload as in a body. Moments in it are
--- decimal text, because cjson rounds numbers of that size. An occurrence is a message whose id is "name@moment", with the moment
--- at which it is due. `facts.next` is the occurrence that waits, `facts.last` the one that was handed out before it.
+-- The hash of schedules holds, by name, facts as JSON, a newline, then headers and payload as in a
+-- body. Moments in it are decimal text, because cjson rounds numbers of that size. An occurrence is
+-- a message whose id is "name@moment", with the moment at which it is due. `facts.next` is the
+-- occurrence that waits, `facts.last` the one that was handed out before it.
 --
--- The field with the empty name is how far delayq.testing has moved the queue's time, microseconds: schedules tell the time
--- with it, while everything else was moved back instead.
+-- The field with the empty name is how far delayq.testing has moved the queue's time, microseconds:
+-- schedules tell the time with it, while everything else was moved back instead.
 local function clock_shift() return tonumber(redis.call('HGET', schedules, '') or 0) end
 
 local function format_moment(moment) return string.format('%.0f', moment) end
@@ -21,7 +22,8 @@ local function are_facts(facts)
   return type(facts.next) == 'string' and type(facts.last) == 'string' and live[facts.priority] ~= nil
 end
 
--- An entry that cannot be read counts as absent: other schedules continue, and the next definition of that name replaces it.
+-- An entry that cannot be read counts as absent: other schedules continue, and the next definition
+-- of that name replaces it.
 local function load_schedule(name)
   local stored = redis.call('HGET', schedules, name)
   local facts_text, content = string.match(stored or '', '^([^\n]*)\n(.*)$')
@@ -42,8 +44,8 @@ local function find_occurrence(name, moment, now)
   return found and not found.expired and found or nil
 end
 
--- If a schedule has ended while its last occurrence is still alive, the moment of that occurrence stays: a schedule of that name
--- that begins meanwhile waits for it. Returns nil if there is none.
+-- If a schedule has ended while its last occurrence is still alive, the moment of that occurrence
+-- stays: a schedule of that name that begins meanwhile waits for it. Returns nil if there is none.
 local function last_of_ended(name, now)
   local moment = string.match(redis.call('HGET', schedules, name) or '', '^{"ended":"(%d+)"}\n$')
   return moment and find_occurrence(name, moment, now) and moment or nil
@@ -53,7 +55,8 @@ local function save_end(name, moment)
   redis.call('HSET', schedules, name, '{"ended":"' .. moment .. '"}\n')
 end
 
--- Make the first occurrence after `moment` the schedule's next one; none if no such moment is known.
+-- Make the first occurrence after `moment` the schedule's next one; none if no such moment is
+-- known.
 local function skip_to_after(facts, moment)
   local every = tonumber(facts.every)
   if every > 0 then
