@@ -31,6 +31,9 @@ E = TypeVar("E", bound=BaseException)
 _LINK_ERRORS = (RedisConnectionError, RedisTimeoutError, OSError, EOFError)
 # Python's names for what the other side of a TLS connection has reported.
 _ALERT = re.compile(r"\[SSL: \w*?(ALERT_\w+)\]")
+_ADD_CERTIFICATE = (
+    "if the server requires a client certificate, add ssl_certfile= and ssl_keyfile= to the address"
+)
 # The beginnings of errors about the user, the password or the user's rights.
 _OF_THE_USER = ("NOAUTH", "WRONGPASS", "NOPERM", "AUTH ", "invalid password", "Client sent AUTH")
 
@@ -287,10 +290,7 @@ def _what_to_do(alert: str, address: Address) -> str:
     if not address.options.get("ssl_certfile") and alert.endswith(
         ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
     ):
-        return (
-            f"{words}; if the server requires a client certificate, add ssl_certfile= and"
-            " ssl_keyfile= to the address"
-        )
+        return f"{words}; {_ADD_CERTIFICATE}"
     return f"{words}; check ssl_certfile, ssl_keyfile, ssl_min_version and ssl_ciphers"
 
 
@@ -307,4 +307,7 @@ def _hint(error: BaseException, address: Address) -> str:
         return " (ports without TLS do not answer a handshake: did you mean redis://?)"
     if not address.is_tls and _behind(error, ConnectionResetError):
         return " (ports with TLS close plain connections: did you mean rediss://?)"
+    if address.is_tls and _behind(error, ConnectionResetError):
+        # The reset may have overtaken the alert that says so.
+        return "" if address.options.get("ssl_certfile") else f" ({_ADD_CERTIFICATE})"
     return ""

@@ -244,7 +244,9 @@ async def test_a_client_certificate_that_is_wanted_or_cannot_be_loaded_is_told_a
     for protocols in ("TLSv1.2", "TLSv1.3"):
         with PrivateServer(FOUND["redis-7"], options=(*options, "--tls-protocols", protocols)):
             url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
-            with pytest.raises(delayq.ServerRefused, match="client certificate, add ssl_certfile="):
+            # The server's alert may be lost when it resets the connection right after it.
+            unsaid = (delayq.ServerRefused, delayq.ServerUnavailable)
+            with pytest.raises(unsaid, match="client certificate, add ssl_certfile="):
                 await delayq.connect(url).__aenter__()
             with pytest.raises(delayq.ServerRefused, match="certificates cannot be loaded"):
                 await delayq.connect(
