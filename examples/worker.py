@@ -13,7 +13,6 @@ import random
 from dataclasses import dataclass
 
 import delayq
-from delayq.codecs import codec_for
 
 
 @dataclass
@@ -51,7 +50,7 @@ async def close_order(order: Order, warehouse: Warehouse, message: delayq.Messag
 
 async def main() -> None:
     async with worker:
-        orders = worker.client.reliable_queue("close-orders", codec=codec_for(Order))
+        orders = worker.client.reliable_queue("close-orders")
         for number, item in enumerate(["book", "pen", "lamp"], start=1):
             await orders.offer(Order(number, item), delay=0.5)
         for _ in range(3):

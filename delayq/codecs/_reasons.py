@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import re
+import typing
+from typing import Any
 
 # msgspec quotes a value that is not in an enum, an unknown tag, or an unknown field.
 _QUOTED = re.compile(
@@ -42,3 +44,9 @@ def said(error: BaseException) -> ValueError:
     text = str(error)
     found = _QUOTED.fullmatch(text)
     return ValueError(f"{found[1]}{found[2] or ''}" if found else text)
+
+
+def shown(kind: Any) -> str:
+    """Return a type as you would write it."""
+    is_class = isinstance(kind, type) and typing.get_origin(kind) is None
+    return kind.__qualname__ if is_class else str(kind)

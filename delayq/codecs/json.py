@@ -5,33 +5,44 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from delayq.codecs._plain import Unencodable, encode_json, to_plain
 from delayq.codecs._reasons import reason_of
 from delayq.errors import DecodeError, EncodeError
 
-# Made once, because json.dumps makes one for each call that has options.
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _read = json.JSONDecoder().raw_decode
 
 
 class JsonCodec:
-    """Compact JSON as UTF-8: dicts, lists, strings, numbers, booleans and None."""
+    """Compact JSON as UTF-8, of whatever a worker can read by its type, see :func:`codec_for`.
+
+    Dicts, lists, strings, numbers, booleans and None come back as they were. Without a type to read
+    them by, other values come back as the plain ones that they are written as:
+
+    - dataclasses, pydantic models (by alias) and ``msgspec.Struct`` as dicts;
+    - tuples, named tuples and sets as lists;
+    - ``datetime``, ``date`` and ``time`` as in RFC 3339, ``timedelta`` as in ISO 8601;
+    - ``UUID`` and ``Decimal`` as strings, and enums by value.
+
+    Keys of dicts can be any of these that are written as a string or a number.
+    """
 
     def encode(self, value: Any, /) -> bytes:
         """Encode ``value`` as JSON.
 
         Raises:
-            EncodeError: JSON has no form for it: another type, a NaN or infinity, a lone surrogate,
-                a value that contains itself.
+            EncodeError: JSON has no form for it: a value of another type, a NaN or infinity, a lone
+                surrogate, a value that contains itself. The text names its place in ``value``.
         """
         try:
-            return _ENCODER.encode(value).encode()
-        except TypeError as error:
-            # The message names a type.
+            return encode_json(value).encode()
+        except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
+            pass
+        # It has keys that need conversion, or JSON cannot hold it.
+        try:
+            return encode_json(to_plain(value)).encode()
+        except Unencodable as error:
             reason = str(error)
-        except ValueError as error:
-            unsaid = "it contains NaN, an infinity, or itself"
-            reason = str(reason_of(error)) if isinstance(error, UnicodeError) else unsaid
-        except RecursionError as error:
+        except (ValueError, RecursionError) as error:
             reason = str(reason_of(error))
         raise EncodeError(f"JsonCodec cannot encode this {type(value).__name__}: {reason}")
 

@@ -2,28 +2,28 @@
 
 A type that belongs to msgspec or pydantic is checked by that library. Other types (dataclasses,
 TypedDicts, ``list[int]``) are checked by msgspec if it is installed and knows the whole type,
-otherwise by pydantic. Both write the same JSON for JSON's own types, and RFC 3339 for dates. They
-write ``bytes`` differently: if values hold any, use the same library on both sides of a queue.
-Neither is imported before a type needs it.
+otherwise by pydantic, otherwise by functions that read what :class:`~delayq.JsonCodec` writes. All
+of them write and read the same JSON, except for ``bytes``: if values hold any, use the same library
+on both sides of a queue. Neither is imported before a type needs it.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import sys
 import typing
 from importlib import import_module
 from inspect import Parameter
 from typing import Any, TypeVar, overload
 
-from delayq.codecs._dataclasses import DataclassCodec
-from delayq.codecs._reasons import said
+from delayq.codecs._readers import reader_of
+from delayq.codecs._reasons import said, shown
 from delayq.codecs.json import JsonCodec
 from delayq.codecs.string import BytesCodec
 from delayq.errors import ConfigurationError, DecodeError, EncodeError
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from delayq.codecs.protocol import Codec
 
@@ -41,6 +41,8 @@ _PLAIN: dict[type[Any], type[Any] | tuple[type[Any], ...]] = {
 }
 # JSON has no other keys, so these types are no more specific than the plain ones.
 _AS_PLAIN = {dict[str, Any]: dict, list[Any]: list}
+# Attributes of dataclasses, TypedDicts and named tuples.
+_HAVE_FIELDS = ("__dataclass_fields__", "__required_keys__", "_fields")
 # The maximum number of faults that a reason names.
 _FAULTS = 3
 
@@ -52,21 +54,7 @@ def codec_for(kind: Any, /) -> Codec[Any]: ...
 def codec_for(kind: Any, /) -> Codec[Any]:
     """Return a codec whose values have the type ``kind``, for a producer's queue or a listener's.
 
-    =====================================================  =========================================
-    ``Any``, ``object``, no annotation                     :class:`~delayq.JsonCodec`: whatever
-                                                           JSON there is
-    ``dict``, ``list``, ``str``, ``int``, ``float``,       JSON of that type and no other
-    ``bool``, ``None``, ``dict[str, Any]``, ``list[Any]``
-    ``bytes``                                              :class:`~delayq.codecs.BytesCodec`: the
-                                                           payload as it is
-    pydantic models and dataclasses                        pydantic, by alias where there is one
-    ``msgspec.Struct``                                     msgspec
-    dataclasses                                            msgspec or pydantic; without either,
-                                                           those of JSON's own types
-    anything else                                          msgspec or pydantic, whichever is
-                                                           installed and knows it
-    =====================================================  =========================================
-
+    ===================================  ===================================================
     Its ``decode`` raises :class:`~delayq.DecodeError` for a value of another type. The cause says
     what is wrong without quoting a value. Its ``encode`` raises :class:`~delayq.EncodeError`.
 
@@ -90,10 +78,11 @@ def _library_codec(kind: Any) -> Codec[Any]:
     makers: list[tuple[str, Callable[[Any], Codec[Any]]]] = [
         ("msgspec", _MsgspecCodec),
         ("pydantic", _PydanticCodec),
+        ("json", StandardCodec),
     ]
-    if any(_is_pydantics(part) for part in _parts(kind)):
-        # msgspec takes pydantic's dataclasses for plain ones, and would skip their validators.
-        del makers[0]
+    if "pydantic" in sys.modules and _holds_pydantics(kind, []):
+        # The others take pydantic's dataclasses for plain ones, and would skip their validators.
+        makers = makers[1:2]
     reasons = []
     for library, make in makers:
         try:
@@ -105,12 +94,7 @@ def _library_codec(kind: Any) -> Codec[Any]:
             return make(kind)
         except Exception as error:  # noqa: BLE001 - each library has its own errors for a type that it does not know
             reasons.append(f"{library}: {str(error).splitlines()[0]}")
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type) and makers[0][0] == "msgspec":
-        try:
-            return DataclassCodec(kind)
-        except (TypeError, NameError) as error:
-            reasons.append(f"use only JSON types: {error}")
-    raise ConfigurationError(f"no codec for {_name(kind)}: {'; or '.join(reasons)}")
+    raise ConfigurationError(f"no codec for {shown(kind)}: {'; or '.join(reasons)}")
 
 
 class _PlainCodec(JsonCodec):
@@ -150,7 +134,7 @@ class _MsgspecCodec:
 
         # This raises for an unknown type; a decoder would do so only when it meets a value.
         msgspec.json.schema(kind)
-        self._name = f"codec_for({_name(kind)})"
+        self._name = f"codec_for({shown(kind)})"
         self._class = _class(kind)
         self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(kind).decode
@@ -181,7 +165,7 @@ class _PydanticCodec:
     def __init__(self, kind: Any) -> None:
         import pydantic  # noqa: PLC0415 - an extra
 
-        self._name = f"codec_for({_name(kind)})"
+        self._name = f"codec_for({shown(kind)})"
         self._class = _class(kind)
         self._adapter = pydantic.TypeAdapter(kind)
         self._invalid = pydantic.ValidationError
@@ -214,20 +198,44 @@ class _PydanticCodec:
         return self._name
 
 
-def _parts(kind: Any) -> Iterator[Any]:
-    """Yield a type and all the types that it is composed of."""
-    yield kind
-    for part in typing.get_args(kind):
-        yield from _parts(part)
+class StandardCodec(JsonCodec):
+    """A codec for a type that needs neither msgspec nor pydantic."""
+
+    def __init__(self, kind: Any) -> None:
+        self._name = f"codec_for({shown(kind)})"
+        self._class = _class(kind)
+        self._read = reader_of(kind)
+
+    def encode(self, value: Any, /) -> bytes:
+        if self._class is not None and not isinstance(value, self._class):
+            raise EncodeError(f"{self._name} cannot encode {type(value).__name__}")
+        return super().encode(value)
+
+    def decode(self, payload: bytes, /) -> Any:
+        value = super().decode(payload)
+        try:
+            return self._read(value)
+        except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
+            reason = said(error)
+        raise DecodeError(self._name, payload) from reason
+
+    def __repr__(self) -> str:
+        return self._name
 
 
-def _is_pydantics(kind: Any) -> bool:
-    # Unless pydantic has been imported, no type can belong to it.
-    return (
-        isinstance(kind, type)
-        and "pydantic" in sys.modules
-        and hasattr(kind, "__pydantic_validator__")
-    )
+def _holds_pydantics(kind: Any, seen: list[Any]) -> bool:
+    """Return whether a type of pydantic's is among those that a type is composed of."""
+    if kind in seen:
+        return False
+    seen.append(kind)
+    parts = typing.get_args(kind)
+    if isinstance(kind, type):
+        if hasattr(kind, "__pydantic_validator__"):
+            return True
+        if any(hasattr(kind, name) for name in _HAVE_FIELDS):
+            with contextlib.suppress(NameError, TypeError):
+                parts += tuple(typing.get_type_hints(kind).values())
+    return any(_holds_pydantics(part, seen) for part in parts)
 
 
 def _class(kind: Any) -> type[Any] | None:
@@ -236,14 +244,6 @@ def _class(kind: Any) -> type[Any] | None:
         # A TypedDict, including one from typing_extensions: its values are plain dicts.
         return dict
     return kind if isinstance(kind, type) and typing.get_origin(kind) is None else None
-
-
-def _name(kind: Any) -> str:
-    return (
-        kind.__qualname__
-        if isinstance(kind, type) and typing.get_origin(kind) is None
-        else str(kind)
-    )
 
 
 def _hashable(kind: Any) -> bool:

@@ -150,7 +150,7 @@ async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer
             {SECRET: object()},
             {(SECRET,): 1},
             {SECRET: float("nan")},
-            {SECRET: {SECRET}},
+            {SECRET: {SECRET.encode()}},
         ):
             async with failing(delayq.EncodeError):
                 await queue.offer(bad)

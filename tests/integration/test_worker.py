@@ -13,10 +13,15 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator  # noqa: TC003 - the worker reads annotations
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import anyio
+import msgspec
+import pydantic
 import pytest
 
 import delayq
@@ -38,6 +43,25 @@ LATER = Backoff.fixed(3600)
 class Order:
     id: int
     item: str = "book"
+
+
+class Model(pydantic.BaseModel):
+    made_by: str = pydantic.Field(alias="madeBy")
+
+
+class Struct(msgspec.Struct):
+    id: int
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Shelf:
+    orders: dict[Colour, list[Order | None]]
+    model: Model
+    every: timedelta
 
 
 class Db:
@@ -115,6 +139,36 @@ async def test_a_handler_gets_values_of_its_annotated_type(client: Client, worke
     await worker.run(burst=True)
     assert seen == [Order(1), Order(2, "pen")]
     assert await left(queue) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Order(1),
+        Model(madeBy="ada"),
+        Struct(2),
+        UUID(int=3),
+        datetime(2030, 1, 1, tzinfo=UTC),
+        Decimal("1.50"),
+        Colour.RED,
+        Shelf({Colour.RED: [Order(1), None]}, Model(madeBy="bob"), timedelta(1)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_a_producer_offers_a_value_of_the_handlers_type_without_a_codec(
+    worker: Worker, jobs: ReliableQueue[Any], value: Any
+) -> None:
+    seen: list[Any] = []
+
+    async def handle(value: Any) -> None:
+        seen.append(value)
+
+    handle.__annotations__["value"] = type(value)
+    on_jobs(worker)(handle)
+    await jobs.offer(value)
+    await worker.run(burst=True)
+    assert seen == [value]
+    assert type(seen[0]) is type(value)
 
 
 async def test_the_decorator_returns_the_function_itself(worker: Worker) -> None:

@@ -1,0 +1,297 @@
+"""Reads values by their type without msgspec or pydantic: what ``JsonCodec`` writes for that type.
+
+The readers turn what ``json`` has read into a value of the type, or raise ``TypeError`` with a text
+that quotes nothing. Unknown fields are ignored, and missing ones get their defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import typing
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from delayq.codecs._plain import encode_json, to_plain
+from delayq.codecs._reasons import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    Reader = Callable[[Any], Any]
+    Made = dict[Any, Reader]
+
+_PLAIN = (dict, list, str, int, float, bool, NoneType)
+_COLLECTIONS = (list, tuple, set, frozenset)
+_DURATION = re.compile(
+    r"([+-]?)P(?=[\dT])(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d{1,6}))?S)?)?",
+    re.ASCII,
+)
+
+
+def reader_of(kind: Any) -> Reader:
+    """Return a function that turns a JSON value into a value of a type.
+
+    Raises:
+        TypeError: JsonCodec does not write the type, or one within it.
+        NameError: An annotation names something that does not exist in its module.
+    """
+    return _reader(kind, {})
+
+
+def _reader(kind: Any, made: Made) -> Reader:
+    """Do what :func:`reader_of` does. ``made`` holds the readers of the classes."""
+    if kind in (Any, object):
+        return _as_it_is
+    if kind is None or kind in _PLAIN:
+        return _plain_reader(kind or NoneType)
+    if hasattr(kind, "__supertype__"):
+        return _reader(kind.__supertype__, made)
+    if isinstance(kind, type) and typing.get_origin(kind) is None:
+        return _class_reader(kind, made)
+    return _composed_reader(kind, made)
+
+
+def _composed_reader(kind: Any, made: Made) -> Reader:
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, UnionType):
+        return _union_reader([_reader(part, made) for part in parts], kind)
+    if origin is typing.Literal:
+        return _choice_reader(kind, parts)
+    if origin is typing.Annotated:
+        return _reader(parts[0], made)
+    if origin is dict:
+        return _dict_reader(*(_reader(part, made) for part in parts))
+    if origin in _COLLECTIONS:
+        return _collection_reader(origin, parts, made)
+    raise _unknown(kind)
+
+
+def _class_reader(kind: type[Any], made: Made) -> Reader:
+    if issubclass(kind, Enum):
+        return _choice_reader(kind, [member.value for member in kind], kind)
+    if kind in _COLLECTIONS:
+        return _collection_reader(kind, (Any, ...), made)
+    if kind in _TEXTS:
+        return _text_reader(kind, _TEXTS[kind])
+    if kind in made:
+        return made[kind]
+    fields: dict[str, Reader] = {}
+    if dataclasses.is_dataclass(kind):
+        read = _object_reader(kind, fields, _required(kind))
+    elif hasattr(kind, "__required_keys__"):
+        # A TypedDict, including one from typing_extensions.
+        read = _object_reader(kind, fields, kind.__required_keys__)
+    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        read = _named_tuple_reader(kind, fields)
+    else:
+        raise _unknown(kind)
+    # Registered before its fields are looked at, because one of them may be of this very class.
+    made[kind] = read
+    hints = typing.get_type_hints(kind)
+    fields |= {name: _reader(hints.get(name, Any), made) for name in _names(kind, hints)}
+    return read
+
+
+def _names(kind: Any, hints: Iterable[str]) -> Iterable[str]:
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind) if field.init]
+    return getattr(kind, "_fields", hints)
+
+
+def _required(kind: Any) -> list[str]:
+    return [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.init and field.default is field.default_factory is dataclasses.MISSING
+    ]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _plain_reader(kind: type[Any]) -> Reader:
+    def read(value: Any) -> Any:
+        # In Python a bool is an int; in JSON it is not. A number without a fraction is a float as
+        # well.
+        if type(value) is kind:
+            return value
+        if kind is float and type(value) is int:
+            return float(value)
+        raise TypeError(f"it is {type(value).__name__}, not {kind.__name__}")
+
+    return read
+
+
+def _text_reader(kind: type[Any], parse: Callable[[str], Any]) -> Reader:
+    def read(value: Any) -> Any:
+        if kind is Decimal and type(value) in (int, float):
+            value = repr(value)
+        if type(value) is not str:
+            raise TypeError(f"it is {type(value).__name__}, not {kind.__name__}")
+        try:
+            return parse(value)
+        except (ValueError, ArithmeticError):
+            # The error's text quotes the value.
+            pass
+        raise TypeError(f"it is not the text of a {kind.__name__}")
+
+    return read
+
+
+def _timedelta(text: str) -> timedelta:
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError("not a duration")
+    sign, days, hours, minutes, seconds, fraction = found.groups("0")
+    value = timedelta(
+        days=int(days),
+        hours=int(hours),
+        minutes=int(minutes),
+        seconds=int(seconds),
+        microseconds=int(fraction.ljust(6, "0")),
+    )
+    return -value if sign == "-" else value
+
+
+_TEXTS: dict[type[Any], Callable[[str], Any]] = {
+    UUID: UUID,
+    Decimal: Decimal,
+    datetime: datetime.fromisoformat,
+    date: date.fromisoformat,
+    time: time.fromisoformat,
+    timedelta: _timedelta,
+}
+
+
+def _choice_reader(
+    kind: Any, values: Iterable[Any], make: Callable[[Any], Any] | None = None
+) -> Reader:
+    """Read one of several values, or what ``make`` accepts: a combination of flags."""
+    known = {_text(value): make(value) if make else value for value in values}
+
+    def read(value: Any) -> Any:
+        try:
+            return known[_text(value)]
+        except KeyError:
+            pass
+        try:
+            if make is not None and type(value) in (int, str):
+                return make(value)
+        except ValueError:
+            # The error's text quotes the value.
+            pass
+        raise TypeError(f"it is not one of the values of {shown(kind)}")
+
+    return read
+
+
+def _union_reader(readers: list[Reader], kind: Any) -> Reader:
+    def read(value: Any) -> Any:
+        found = []
+        for reader in readers:
+            try:
+                found.append(reader(value))
+            except (TypeError, ValueError, ArithmeticError):
+                continue
+        if not found:
+            raise TypeError(f"it is {type(value).__name__}, not {kind}")
+        if len(found) == 1:
+            return found[0]
+        # A dataclass accepts the fields of a larger one. The one that was written is the one that
+        # is written like this.
+        return next((one for one in found if json.loads(_text(one)) == value), found[0])
+
+    return read
+
+
+def _collection_reader(kind: type[Any], parts: tuple[Any, ...], made: Made) -> Reader:
+    read_list = _plain_reader(list)
+    if kind is not tuple or parts[1:] == (...,):
+        read_item = _reader(parts[0], made)
+        return lambda value: kind([read_item(item) for item in read_list(value)])
+    readers = [_reader(part, made) for part in parts]
+
+    def read(value: Any) -> Any:
+        items = read_list(value)
+        if len(items) != len(readers):
+            raise TypeError(f"it has {len(items)} items, not {len(readers)}")
+        return tuple(reader(item) for reader, item in zip(readers, items, strict=True))
+
+    return read
+
+
+def _dict_reader(key: Reader, read_item: Reader) -> Reader:
+    read_key = _key_reader(key)
+    read_dict = _plain_reader(dict)
+    return lambda value: {read_key(name): read_item(one) for name, one in read_dict(value).items()}
+
+
+def _key_reader(reader: Reader) -> Reader:
+    def read(name: str) -> Any:
+        try:
+            return reader(name)
+        except TypeError as error:
+            reason = error
+        try:
+            # Keys that are numbers, booleans and None are written as text.
+            return reader(json.loads(name))
+        except (TypeError, ValueError, RecursionError):
+            pass
+        raise TypeError(f"a key: {reason}")
+
+    return read
+
+
+def _object_reader(
+    kind: type[Any], fields: Mapping[str, Reader], required: Collection[str]
+) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise TypeError(f"it is {type(value).__name__}, not an object of {kind.__qualname__}")
+        for name in required:
+            if name not in value:
+                raise TypeError(f"{name} is missing")
+        return kind(
+            **{
+                name: _named(name, reader, value[name])
+                for name, reader in fields.items()
+                if name in value
+            }
+        )
+
+    return read
+
+
+def _named_tuple_reader(kind: Any, fields: Mapping[str, Reader]) -> Reader:
+    least, read_list = len(kind._fields) - len(kind._field_defaults), _plain_reader(list)
+
+    def read(value: Any) -> Any:
+        items = read_list(value)
+        if not least <= len(items) <= len(fields):
+            raise TypeError(f"it has {len(items)} items, not {len(fields)}")
+        named = zip(fields.items(), items, strict=False)
+        return kind(*(_named(name, reader, item) for (name, reader), item in named))
+
+    return read
+
+
+def _named(name: str, reader: Reader, value: Any) -> Any:
+    try:
+        return reader(value)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+
+
+def _text(value: Any) -> str:
+    return encode_json(to_plain(value))
+
+
+def _unknown(kind: Any) -> TypeError:
+    return TypeError(f"JsonCodec does not write {shown(kind)}")

@@ -1,0 +1,533 @@
+"""Values that a producer offers without naming a codec, and the types that workers read them by."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+import math
+import subprocess
+import sys
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NewType, NotRequired, cast
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pydantic
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from pydantic import dataclasses as pydantic_dataclasses
+from typing_extensions import TypedDict
+
+import delayq
+from delayq import JsonCodec
+from delayq.codecs import codec_for
+from delayq.codecs.typed import StandardCodec, _MsgspecCodec, _PydanticCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hypothesis.strategies import SearchStrategy
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    GREEN = "green"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Kind(enum.StrEnum):
+    CARD = "card"
+    CASH = "cash"
+
+
+class Right(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+Number = NewType("Number", int)
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
+# msgspec reads a number of more digits as a float.
+INTS = st.integers(-(2**63), 2**64 - 1)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+DECIMALS = st.decimals(allow_nan=False, allow_infinity=False)
+ZONES: SearchStrategy[Any] = st.sampled_from(
+    [
+        None,
+        UTC,
+        ZoneInfo("Europe/Berlin"),
+        ZoneInfo("America/New_York"),
+        ZoneInfo("Asia/Kathmandu"),
+        timezone(timedelta(hours=-3, minutes=-30)),
+    ]
+)
+# In every zone they are between the years 1 and 9999.
+DATETIMES = st.datetimes(
+    datetime.fromisoformat("0001-01-02"),
+    datetime.fromisoformat("9999-12-30"),
+    timezones=ZONES,
+    allow_imaginary=False,
+)
+TIMES = st.times(timezones=st.sampled_from([None, UTC, timezone(timedelta(hours=2))]))
+
+LEAVES: list[tuple[Any, SearchStrategy[Any], str]] = [
+    (str, TEXT, "string"),
+    (int, INTS, "number"),
+    (float, FLOATS, "number"),
+    (bool, st.booleans(), "boolean"),
+    (UUID, st.uuids(), "string"),
+    (datetime, DATETIMES, "string"),
+    (date, st.dates(), "string"),
+    (time, TIMES, "string"),
+    (timedelta, st.timedeltas(), "string"),
+    (Decimal, DECIMALS, "string"),
+    (Colour, st.sampled_from(Colour), "string"),
+    (Kind, st.sampled_from(Kind), "string"),
+    (Level, st.sampled_from(Level), "number"),
+    (Right, st.sampled_from([*Right, Right.READ | Right.WRITE]), "number"),
+    (Literal["a", "b"], st.sampled_from("ab"), "string"),
+    (Number, INTS, "number"),
+    (Annotated[int, "of a kind"], INTS, "number"),
+]
+KEYS = [leaf for leaf in LEAVES if leaf[0] not in (bool, Right)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A type, a strategy for its values, and what JSON writes them as."""
+
+    kind: Any
+    values: SearchStrategy[Any]
+    form: str
+
+
+# As values, because mypy would take a computed type for an annotation.
+LIST, DICT, TUPLE, NAMED_TUPLE, TYPED_DICT = cast("Any", (list, dict, tuple, NamedTuple, TypedDict))
+
+
+@st.composite
+def records(draw: Callable[[Any], Any], parts: SearchStrategy[Case]) -> Case:
+    """Return a class with two fields."""
+    a, b = draw(parts), draw(parts)
+    fields = {"a": a.kind, "b": b.kind}
+    kind: Any
+    match draw(st.sampled_from(["dataclass", "frozen", "tuple", "dict"])):
+        case "tuple":
+            kind = NAMED_TUPLE("Made", [*fields.items()])
+            return Case(kind, st.builds(kind, a=a.values, b=b.values), "array")
+        case "dict":
+            kind = TYPED_DICT("Made", fields | {"b": NotRequired[b.kind]})
+            values = st.fixed_dictionaries({"a": a.values}, optional={"b": b.values})
+            return Case(kind, values, "object")
+        case form:
+            kind = dataclasses.make_dataclass("Made", [*fields.items()], frozen=form == "frozen")
+            return Case(kind, st.builds(kind, a=a.values, b=b.values), "object")
+
+
+@st.composite
+def containers(draw: Callable[[Any], Any], parts: SearchStrategy[Case]) -> Case:
+    inner = draw(parts)
+    kind, values = inner.kind, inner.values
+    match draw(st.sampled_from(["list", "dict", "pair", "tuple", "optional"])):
+        case "list":
+            return Case(LIST[kind], st.lists(values, max_size=3), "array")
+        case "dict":
+            key, keys, _ = draw(st.sampled_from(KEYS))
+            return Case(DICT[key, kind], st.dictionaries(keys, values, max_size=3), "object")
+        case "pair":
+            return Case(TUPLE[kind, int], st.tuples(values, INTS), "array")
+        case "tuple":
+            return Case(TUPLE[kind, ...], st.lists(values, max_size=3).map(tuple), "array")
+        case _:
+            return Case(kind | None, values | st.none(), inner.form)
+
+
+@st.composite
+def unions(draw: Callable[[Any], Any], parts: SearchStrategy[Case]) -> Case:
+    one, other = draw(parts), draw(parts)
+    # A codec cannot tell a Decimal from a UUID, for example: both are strings.
+    assume(one.form != other.form and "union" not in (one.form, other.form))
+    return Case(one.kind | other.kind, one.values | other.values, "union")
+
+
+def cases(*makers: Callable[[SearchStrategy[Case]], SearchStrategy[Case]]) -> SearchStrategy[Case]:
+    return st.recursive(
+        st.sampled_from([Case(*leaf) for leaf in LEAVES]),
+        lambda parts: st.one_of(*(make(parts) for make in makers)),
+        max_leaves=6,
+    )
+
+
+ALL_CASES = cases(containers, records, unions)
+# pydantic, which codec_for needs for some, converts in a union: it reads 1 as True, or a datetime.
+CASES_WITHOUT_UNIONS = cases(containers, records)
+
+
+def comparable(value: Any) -> Any:
+    """Return what is compared: types and values, but of a datetime the moment, in any zone."""
+    kind = type(value)
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return kind, value.astimezone(UTC)
+    if dataclasses.is_dataclass(value):
+        return kind, comparable(vars(value))
+    if isinstance(value, dict):
+        return {comparable(key): comparable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return kind, [comparable(item) for item in value]
+    return kind, value
+
+
+@pytest.mark.parametrize(
+    ("make", "all_cases"),
+    [
+        (StandardCodec, ALL_CASES),
+        (_MsgspecCodec, ALL_CASES),
+        (_PydanticCodec, CASES_WITHOUT_UNIONS),
+        (codec_for, CASES_WITHOUT_UNIONS),
+    ],
+)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(st.data())
+def test_a_workers_type_reads_what_a_producer_offers(
+    make: Callable[[Any], Any], all_cases: SearchStrategy[Case], data: Any
+) -> None:
+    case = data.draw(all_cases)
+    value = data.draw(case.values)
+    try:
+        codec = make(case.kind)
+    except Exception:
+        # The library does not know the type. There is always one that does.
+        assert make in (_MsgspecCodec, _PydanticCodec)
+        return
+    written = JsonCodec().encode(value)
+    back = codec.decode(written)
+    assert comparable(back) == comparable(value), written
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(st.data())
+def test_what_is_not_of_the_type_is_refused_and_nothing_else_is_raised(data: Any) -> None:
+    """Or it is of the type by chance, so that it can be written again."""
+    kind = data.draw(ALL_CASES).kind
+    other = data.draw(ALL_CASES.flatmap(lambda case: case.values) | st.just(10**400))
+    payload = JsonCodec().encode(other)
+    codec = StandardCodec(kind)
+    with contextlib.suppress(delayq.DecodeError):
+        codec.encode(codec.decode(payload))
+
+
+@dataclasses.dataclass
+class Line:
+    price: Any
+
+
+@dataclasses.dataclass
+class Order:
+    id: UUID
+    lines: list[Line]
+    paid: Colour = Colour.RED
+    at: datetime | None = None
+    by_day: dict[date, Decimal] = dataclasses.field(default_factory=dict)
+
+
+class Struct(msgspec.Struct, rename="camel", tag="struct", omit_defaults=True):
+    made_at: datetime
+    tags: frozenset[str] = frozenset()
+
+
+class Model(pydantic.BaseModel):
+    made_by: str = pydantic.Field(alias="madeBy")
+    prices: dict[Colour, Decimal] = {}
+
+
+@pydantic_dataclasses.dataclass
+class Checked:
+    size: int = pydantic.Field(alias="SIZE")
+
+    @pydantic.field_validator("size")
+    @classmethod
+    def positive(cls, value: int) -> int:
+        if value < 0:
+            raise ValueError("must not be negative")
+        return value
+
+
+@dataclasses.dataclass
+class Both:
+    """Holds types of pydantic's, and is none."""
+
+    model: Model
+    checked: list[Checked]
+
+
+@pydantic_dataclasses.dataclass
+class Small:
+    size: int
+
+
+@dataclasses.dataclass
+class Large(Small):
+    """Inherits from a dataclass of pydantic's, and is none."""
+
+    weight: int
+
+
+@dataclasses.dataclass
+class WithStruct:
+    struct: Struct
+    parent: WithStruct | None = None
+
+
+MOMENT = datetime(2030, 1, 1, 12, tzinfo=ZoneInfo("Europe/Berlin"))
+MODEL = Model(madeBy="ada", prices={Colour.RED: Decimal("1.50")})
+ORDER = Order(
+    UUID(int=5), [Line(1), Line(None)], Colour.GREEN, MOMENT, {date(2030, 1, 1): Decimal(7)}
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "wire"),
+    [
+        (
+            Struct,
+            Struct(MOMENT, frozenset("a")),
+            '{"type":"struct","madeAt":"2030-01-01T12:00:00+01:00","tags":["a"]}',
+        ),
+        (Model, MODEL, '{"madeBy":"ada","prices":{"red":"1.50"}}'),
+        (Checked, Checked(SIZE=1), '{"SIZE":1}'),
+        (Large, Large(1, 2), '{"size":1,"weight":2}'),
+        (list[Model], [MODEL], '[{"madeBy":"ada","prices":{"red":"1.50"}}]'),
+        (
+            Both,
+            Both(Model(madeBy="bob"), [Checked(SIZE=1)]),
+            '{"model":{"madeBy":"bob","prices":{}},"checked":[{"SIZE":1}]}',
+        ),
+        (
+            WithStruct,
+            WithStruct(Struct(MOMENT), WithStruct(Struct(MOMENT))),
+            (
+                '{"struct":{"type":"struct","madeAt":"2030-01-01T12:00:00+01:00"},"parent":'
+                '{"struct":{"type":"struct","madeAt":"2030-01-01T12:00:00+01:00"},"parent":null}}'
+            ),
+        ),
+        (
+            Order,
+            ORDER,
+            (
+                '{"id":"00000000-0000-0000-0000-000000000005","lines":[{"price":1},{"price":null}],'
+                '"paid":"green","at":"2030-01-01T12:00:00+01:00","by_day":{"2030-01-01":"7"}}'
+            ),
+        ),
+        (set[UUID], {UUID(int=5)}, '["00000000-0000-0000-0000-000000000005"]'),
+        (frozenset[int], frozenset({3, 1, 2}), "[1,2,3]"),
+        (dict[int, str], {1: "a"}, '{"1":"a"}'),
+        (
+            datetime,
+            datetime(1880, 1, 1, tzinfo=ZoneInfo("Europe/Berlin")),
+            '"1879-12-31T23:06:32Z"',
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_types_of_libraries_and_their_exact_json(kind: Any, value: Any, wire: str) -> None:
+    assert JsonCodec().encode(value).decode() == wire
+    back = codec_for(kind).decode(wire.encode())
+    assert back == value or back.astimezone(UTC) == value.astimezone(UTC)
+    assert type(back) is type(value)
+
+
+def test_a_dataclass_with_types_of_pydantics_is_read_by_pydantic() -> None:
+    with pytest.raises(delayq.DecodeError) as caught:
+        codec_for(Both).decode(b'{"model":{"madeBy":"bob"},"checked":[{"SIZE":-1}]}')
+    assert "must not be negative" in str(caught.value.__cause__)
+
+
+@given(st.sets(TEXT | INTS))
+def test_equal_sets_are_equal_bytes(values: set[Any]) -> None:
+    assert JsonCodec().encode(values) == JsonCodec().encode({*reversed([*values])})
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | INTS | FLOATS | TEXT,
+        lambda inner: st.lists(inner) | st.dictionaries(TEXT | INTS | st.booleans(), inner),
+    )
+)
+def test_plain_values_are_what_the_standard_library_writes(value: Any) -> None:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    assert JsonCodec().encode(value) == text.encode()
+
+
+class Money:
+    """No codec knows it."""
+
+
+def loop() -> Order:
+    order = Order(UUID(int=1), [])
+    order.lines.append(Line(order))
+    return order
+
+
+class Unchecked(pydantic.BaseModel):
+    price: Any = None
+    size: int = 0
+
+
+class Loose(msgspec.Struct):
+    price: Any
+
+
+CANNOT = ", which JSON cannot hold"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (Money(), f"value is a Money{CANNOT}: convert it first, or open the queue with a codec"),
+        (Order(UUID(int=1), [Line(1), Line(Money())]), f"value.lines[1].price is a Money{CANNOT}"),
+        ({"secret": [0, Money()]}, f"value[...][1] is a Money{CANNOT}"),
+        ([b"secret"], f"value[0] is a bytes{CANNOT}"),
+        ([{Money()}], f"value[0][...] is a Money{CANNOT}"),
+        ({(1, "secret"): 2}, f"a key of value is a tuple{CANNOT}"),
+        ({Line(1).__class__: 2}, f"a key of value is a type{CANNOT}"),
+        ({frozenset({"secret"}): 2}, "a key of value is a frozenset, but keys are text in JSON"),
+        ({"secret": math.nan}, f"value[...] is NaN or infinite{CANNOT}"),
+        (Line(Decimal("-Infinity")), f"value.price is NaN or infinite{CANNOT}"),
+        ({"secret": "secret\ud800"}, "value[...] has a lone surrogate"),
+        ({"secret\ud800": 1}, "a key of value has a lone surrogate"),
+        ([10**5000], "value[0] has more digits than Python writes"),
+        (loop(), "value.lines[0].price contains itself"),
+        ([Unchecked(price=[Money()])], f"value[0] is a Unchecked that holds a Money{CANNOT}"),
+        ([Loose([Money()])], f"value[0] is a Loose that holds a Money{CANNOT}"),
+        (
+            Line(Unchecked.model_construct(size="secret")),
+            "value.price is a Unchecked that cannot be read (PydanticSerializationError)",
+        ),
+        (Loose, f"value is a StructMeta{CANNOT}"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else type(value).__name__,
+)
+def test_what_json_cannot_hold_is_told_where_and_how_to_help(value: Any, reason: str) -> None:
+    with pytest.raises(delayq.EncodeError) as caught:
+        JsonCodec().encode(value)
+    kind = type(value).__name__
+    assert str(caught.value).startswith(f"JsonCodec cannot encode this {kind}: {reason}")
+    assert "secret" not in str(caught.value)
+    assert caught.value.__context__ is caught.value.__cause__ is None
+
+
+@dataclasses.dataclass
+class Named:
+    name: str
+
+
+@dataclasses.dataclass
+class Priced:
+    name: str
+    price: float = 0.0
+
+
+class Pair(NamedTuple):
+    first: int
+    second: str = "x"
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "value"),
+    [
+        (Named | Priced, b'{"name":"pen","price":2}', Priced("pen", 2.0)),
+        (Priced | Named, b'{"name":"pen"}', Named("pen")),
+        (date | datetime, b'"2030-01-01T00:00:00Z"', datetime(2030, 1, 1, tzinfo=UTC)),
+        (datetime | date, b'"2030-01-01"', date(2030, 1, 1)),
+        (Decimal, b"1.5", Decimal("1.5")),
+        (timedelta, b'"-P1DT1H1M1.5S"', -timedelta(1, 3661.5)),
+        (tuple, b"[1,null]", (1, None)),
+        (set[Any], b"[1,1]", {1}),
+        (Pair, b"[1]", Pair(1)),
+        (Right, b"3", Right.READ | Right.WRITE),
+        (dict[UUID | int, int], b'{"5":6}', {5: 6}),
+    ],
+)
+def test_without_a_library_what_others_write_is_read_too(
+    kind: Any, payload: bytes, value: Any
+) -> None:
+    assert comparable(StandardCodec(kind).decode(payload)) == comparable(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "reason"),
+    [
+        (UUID, b'"secret"', "it is not the text of a UUID"),
+        (datetime, b"1", "it is int, not datetime"),
+        (timedelta, b'"P1Y"', "it is not the text of a timedelta"),
+        (timedelta, b'"P9999999999D"', "it is not the text of a timedelta"),
+        (Colour, b'"secret"', "it is not one of the values of Colour"),
+        (Literal["a"], b'"secret"', "it is not one of the values of typing.Literal['a']"),
+        (dict[UUID, int], b'{"secret":1}', "a key: it is not the text of a UUID"),
+        (tuple[int, str], b"[1]", "it has 1 items, not 2"),
+        (Pair, b'[1,"a",2]', "it has 3 items, not 2"),
+        (Pair, b'["secret"]', "first: it is str, not int"),
+        (set[Any], b"[[]]", "unhashable type: 'list'"),
+    ],
+)
+def test_without_a_library_the_reason_of_a_refusal_quotes_nothing(
+    kind: Any, payload: bytes, reason: str
+) -> None:
+    with pytest.raises(delayq.DecodeError) as caught:
+        StandardCodec(kind).decode(payload)
+    assert reason in str(caught.value.__cause__)
+    assert "secret" not in str(caught.value.__cause__)
+    assert caught.value.__context__ is None
+
+
+def test_neither_library_is_needed() -> None:
+    program = """
+import sys
+sys.modules["msgspec"] = sys.modules["pydantic"] = None
+import dataclasses, datetime, decimal, enum, typing, uuid
+from delayq.codecs import JsonCodec, codec_for
+
+class Colour(enum.Enum):
+    RED = (1, 2)
+
+class Small(typing.NamedTuple):
+    size: int
+    name: str = "x"
+
+class Row(typing.TypedDict, total=False):
+    kind: typing.Literal[1, "b"]
+
+@dataclasses.dataclass
+class Short:
+    id: int
+
+@dataclasses.dataclass
+class Order:
+    id: uuid.UUID
+    colours: set[Colour]
+    small: Small
+    row: Row
+    prices: dict[datetime.date, decimal.Decimal]
+    either: "Short | Order | None"
+    rest: tuple[datetime.timedelta, ...] = ()
+
+now = datetime.datetime.now(datetime.UTC)
+inner = Order(uuid.uuid4(), {Colour.RED}, Small(1), {"kind": "b"}, {}, Short(1))
+order = Order(uuid.uuid4(), set(), Small(2, "y"), {}, {now.date(): decimal.Decimal("1.5")}, inner,
+              (datetime.timedelta(days=-2, microseconds=5),))
+moment = datetime.datetime
+for kind, value in (Order, order), (list[Order], [order]), (moment, now), (Colour, Colour.RED):
+    assert codec_for(kind).decode(JsonCodec().encode(value)) == value, value
+    assert codec_for(kind).decode(codec_for(kind).encode(value)) == value, value
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
