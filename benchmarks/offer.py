@@ -138,7 +138,7 @@ async def own_script(redis: AsyncRedis, kind: str) -> Step:
     else:
         reliable = ReliableKeys.of("bare reliable")
         sha = await redis.script_load(reliable_scripts.OFFER.text)
-        keys = (*reliable.messages, reliable.wake, reliable.done, reliable.call("bare"))
+        keys = (*reliable.of_script(reliable_scripts.OFFER), reliable.call("bare"))
 
     def call() -> Awaitable[Any]:
         nonlocal serial
@@ -147,7 +147,7 @@ async def own_script(redis: AsyncRedis, kind: str) -> Step:
         if kind == "DelayedQueue":
             args: tuple[str | int, ...] = (1, delay_us, payload)
         else:
-            args = (serial, 0, f"{serial:012}", 0, delay_us, 0, "raise", "\n" + payload)
+            args = (serial, "0", f"{serial:012}", 0, delay_us, 0, "raise", "\n" + payload)
         return redis.evalsha(sha, len(keys), *keys, *args)  # type: ignore[return-value,unused-ignore]
 
     return call

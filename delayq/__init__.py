@@ -11,6 +11,7 @@ from delayq._reliable.offering import Offer
 from delayq._reliable.partitions import PartitionedDeadLetters, PartitionedQueue
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.schedules import Schedule
+from delayq._reliable.settings import QueueSettings
 from delayq._timer.timer import HashedWheelTimer
 from delayq._timer.wheel import Timeout
 from delayq.backoff import Backoff
@@ -73,6 +74,7 @@ __all__ = [
     "PayloadTooLarge",
     "QueueDepth",
     "QueueFull",
+    "QueueSettings",
     "QueueStats",
     "Receipt",
     "Reject",

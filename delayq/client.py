@@ -22,7 +22,7 @@ from delayq._reliable.keys import ReliableKeys, check_partitions
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.partitions import PartitionedQueue
 from delayq._reliable.queue import ReliableQueue
-from delayq._reliable.settings import RETRIES, Settings
+from delayq._reliable.settings import UNSET, Settings
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
 from delayq.errors import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
 
     from delayq._engine.session import Session
-    from delayq._reliable.settings import Expired, WhenFull
+    from delayq._reliable.settings import Expired, Unset, WhenFull
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.instrumentation import Observer
@@ -262,15 +262,15 @@ class Client:
         self,
         name: str,
         *,
-        lease: Duration = ...,
-        max_attempts: int | None = ...,
-        backoff: Backoff = ...,
-        dedup_window: Duration = ...,
-        expired: Expired = ...,
-        max_size: int | None = ...,
-        when_full: WhenFull = ...,
-        max_payload: int = ...,
-        durability: str = ...,
+        lease: Duration | None = ...,
+        max_attempts: int | Unset | None = ...,
+        backoff: Backoff | None = ...,
+        dedup_window: Duration | None = ...,
+        expired: Expired | None = ...,
+        max_size: int | Unset | None = ...,
+        when_full: WhenFull | None = ...,
+        max_payload: int | None = ...,
+        durability: str | None = ...,
         partitions: None = ...,
     ) -> ReliableQueue[Any]: ...
     @overload
@@ -279,15 +279,15 @@ class Client:
         name: str,
         *,
         codec: Codec[T],
-        lease: Duration = ...,
-        max_attempts: int | None = ...,
-        backoff: Backoff = ...,
-        dedup_window: Duration = ...,
-        expired: Expired = ...,
-        max_size: int | None = ...,
-        when_full: WhenFull = ...,
-        max_payload: int = ...,
-        durability: str = ...,
+        lease: Duration | None = ...,
+        max_attempts: int | Unset | None = ...,
+        backoff: Backoff | None = ...,
+        dedup_window: Duration | None = ...,
+        expired: Expired | None = ...,
+        max_size: int | Unset | None = ...,
+        when_full: WhenFull | None = ...,
+        max_payload: int | None = ...,
+        durability: str | None = ...,
         partitions: None = ...,
     ) -> ReliableQueue[T]: ...
     @overload
@@ -295,15 +295,15 @@ class Client:
         self,
         name: str,
         *,
-        lease: Duration = ...,
-        max_attempts: int | None = ...,
-        backoff: Backoff = ...,
-        dedup_window: Duration = ...,
-        expired: Expired = ...,
-        max_size: int | None = ...,
-        when_full: WhenFull = ...,
-        max_payload: int = ...,
-        durability: str = ...,
+        lease: Duration | None = ...,
+        max_attempts: int | Unset | None = ...,
+        backoff: Backoff | None = ...,
+        dedup_window: Duration | None = ...,
+        expired: Expired | None = ...,
+        max_size: int | Unset | None = ...,
+        when_full: WhenFull | None = ...,
+        max_payload: int | None = ...,
+        durability: str | None = ...,
         partitions: int,
     ) -> PartitionedQueue[Any]: ...
     @overload
@@ -312,15 +312,15 @@ class Client:
         name: str,
         *,
         codec: Codec[T],
-        lease: Duration = ...,
-        max_attempts: int | None = ...,
-        backoff: Backoff = ...,
-        dedup_window: Duration = ...,
-        expired: Expired = ...,
-        max_size: int | None = ...,
-        when_full: WhenFull = ...,
-        max_payload: int = ...,
-        durability: str = ...,
+        lease: Duration | None = ...,
+        max_attempts: int | Unset | None = ...,
+        backoff: Backoff | None = ...,
+        dedup_window: Duration | None = ...,
+        expired: Expired | None = ...,
+        max_size: int | Unset | None = ...,
+        when_full: WhenFull | None = ...,
+        max_payload: int | None = ...,
+        durability: str | None = ...,
         partitions: int,
     ) -> PartitionedQueue[T]: ...
     def reliable_queue(
@@ -328,43 +328,50 @@ class Client:
         name: str,
         *,
         codec: Codec[Any] | None = None,
-        lease: Duration = 30.0,
-        max_attempts: int | None = 10,
-        backoff: Backoff = RETRIES,
-        dedup_window: Duration = 0.0,
-        expired: Expired = "drop",
-        max_size: int | None = None,
-        when_full: WhenFull = "raise",
-        max_payload: int = MAX_PAYLOAD,
-        durability: str = "memory",
+        lease: Duration | None = None,
+        max_attempts: int | Unset | None = UNSET,
+        backoff: Backoff | None = None,
+        dedup_window: Duration | None = None,
+        expired: Expired | None = None,
+        max_size: int | Unset | None = UNSET,
+        when_full: WhenFull | None = None,
+        max_payload: int | None = None,
+        durability: str | None = None,
         partitions: int | None = None,
     ) -> ReliableQueue[Any] | PartitionedQueue[Any]:
         """Open a queue.
 
         It needs no declaration on the server, and is closed with the client or on its own.
 
-        The settings apply to this client: every client that uses the queue should use the same
-        ones.
+        Every setting may be left out. ``dedup_window``, ``expired``, ``max_size`` and
+        ``partitions`` belong to the queue: the first handle that has one stores it on the server,
+        a handle that leaves it out uses what is stored, and one that has another value gets a
+        :class:`~delayq.ConfigurationError` from its first call.
+        :meth:`ReliableQueue.configure <delayq.ReliableQueue.configure>` and ``delayq configure``
+        change them. All other settings belong to the handle; those that it leaves out are taken
+        from the handles of this queue that are open on this client, or have the default given here.
 
         Args:
             name: The queue's name.
             codec: Converts values to bytes and back; :class:`~delayq.JsonCodec` by default.
             lease: How long a worker holds a message before it is redelivered: seconds or a
-                timedelta. Renewed while ``async with message`` runs.
-            max_attempts: The number of attempts after which a message becomes a dead letter; None
-                for no limit.
-            backoff: How long a failed message waits for its next attempt.
-            dedup_window: How long the id of a handled message still counts as taken.
-            expired: How to treat a message past its ``ttl``: ``"drop"`` it, or make it a dead
-                letter (``"dead"``).
-            max_size: The largest number of live messages the queue may hold; None to be limited by
-                the server only.
+                timedelta; 30 s by default. Renewed while ``async with message`` runs.
+            max_attempts: The number of attempts after which a message becomes a dead letter, 10 by
+                default; None for no limit.
+            backoff: How long a failed message waits for its next attempt; by default 1 s, then
+                twice as long each time, up to 5 minutes.
+            dedup_window: How long the id of a handled message still counts as taken; not at all by
+                default.
+            expired: How to treat a message past its ``ttl``: ``"drop"`` it, the default, or make it
+                a dead letter (``"dead"``).
+            max_size: The largest number of live messages the queue may hold; None, the default, to
+                be limited by the server only.
             when_full: How to treat an offer beyond ``max_size``: ``"raise"``
-                :class:`~delayq.QueueFull`, or ``"wait"`` for room.
-            max_payload: The largest encoded value allowed, bytes.
-            durability: How safe an offer must be before it returns: ``"memory"``, ``"fsync"`` or
-                ``"replicas:N"``; see :meth:`delayq.ReliableQueue.offer`. Acknowledgements do not
-                wait for it: at worst a message is redelivered.
+                :class:`~delayq.QueueFull`, the default, or ``"wait"`` for room.
+            max_payload: The largest encoded value allowed, bytes; 512 KiB by default.
+            durability: How safe an offer must be before it returns: ``"memory"``, the default,
+                ``"fsync"`` or ``"replicas:N"``; see :meth:`delayq.ReliableQueue.offer`.
+                Acknowledgements do not wait for it: at worst a message is redelivered.
             partitions: The number of cluster slots to spread the queue over, as a
                 :class:`~delayq.PartitionedQueue`. Every process must use the same number.
 
@@ -373,7 +380,7 @@ class Client:
             BadInput: A setting is invalid.
             Closed: The client is not open.
             ConfigurationError: The client was opened in another event loop, or the queue is open on
-                this client with other settings.
+                this client with another ``lease`` or ``max_attempts``.
         """
         session = self._open_session()
         session.check_loop()
@@ -389,15 +396,12 @@ class Client:
             durability,
         )
         check_codec(codec)
-        chosen = JsonCodec() if codec is None else codec
         if partitions is None:
-            return ReliableQueue(
-                ReliableKeys.of(name, self._name_mapper), chosen, settings, session
-            )
+            return ReliableQueue(ReliableKeys.of(name, self._name_mapper), codec, settings, session)
         check_partitions(partitions)
         parts = (ReliableKeys.of(name, self._name_mapper, place) for place in range(partitions))
         return PartitionedQueue(
-            name, [ReliableQueue(keys, chosen, settings, session) for keys in parts]
+            name, [ReliableQueue(keys, codec, settings, session) for keys in parts]
         )
 
     async def server_time(self) -> datetime:

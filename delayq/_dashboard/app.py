@@ -177,8 +177,11 @@ class _Board:
             raise HTTPException(404, "Unknown message state.")
         offset = _offset(request, source)
         now = await self._now()
-        depth, bars, rows = await asyncio.gather(
-            source.depth(), source.histogram(now), source.page(state, offset, PAGE)
+        depth, bars, rows, settings = await asyncio.gather(
+            source.depth(),
+            source.histogram(now),
+            source.page(state, offset, PAGE),
+            source.settings(),
         )
         total = _of_state(depth, state)
         return await self._page(
@@ -186,6 +189,7 @@ class _Board:
             "queue.html",
             source=source,
             depth=depth,
+            settings=settings,
             bars=list(zip(_BARS, bars, (_share(bar, bars) for bar in bars), strict=True)),
             state=state,
             total=total,

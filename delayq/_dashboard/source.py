@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from delayq._delayed.store import PendingRecord
     from delayq._redis.client import RedisClient
     from delayq._reliable.replies import MessageTimes, StoredLetter, StoredMessage
+    from delayq._reliable.settings import QueueSettings
     from delayq.admin.catalog import QueueKind
 
 R = TypeVar("R")
@@ -89,6 +90,10 @@ class Source(Protocol):
         """Return the number of messages in each state."""
         ...
 
+    async def settings(self) -> QueueSettings | None:
+        """Return the settings of a reliable queue; None for a delayed one."""
+        ...
+
     async def histogram(self, now: int) -> list[int]:
         """Return how many messages are due by each of :data:`HORIZONS`, and how many later."""
         ...
@@ -133,6 +138,9 @@ class DelayedSource:
             self._server.time_us(self._store.keys.timeout),
         )
         return depth.of_queue(now, bad)
+
+    async def settings(self) -> None:
+        return None
 
     async def histogram(self, now: int) -> list[int]:
         return await _bars(
@@ -190,6 +198,9 @@ class ReliableSource:
 
     async def depth(self) -> QueueDepth:
         return QueueDepth.total(await self._each(lambda _, store: store.depth()))
+
+    async def settings(self) -> QueueSettings:
+        return (await next(iter(self._parts.values())).settings()).public()
 
     async def histogram(self, now: int) -> list[int]:
         edges = [now, *(now + horizon for horizon in HORIZONS)]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from delayq._engine.context import EngineContext
     from delayq._engine.counters import Counters
     from delayq._engine.stagger import TransferNotice
+    from delayq._engine.store import NextDue
     from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.hand_back import LastCalls
     from delayq.instrumentation import Hooks
@@ -72,14 +73,18 @@ class OpenDelayedQueue:
     def resync_keys(self) -> tuple[str, ...]:
         return self.store.resync_keys if self.transfer.watches else ()
 
-    def resynced(self, due_us: int, ready: int) -> None:
-        self.transfer.resynced(due_us, ready)
+    def resynced(self, due_us: int, found: NextDue) -> None:
+        self.transfer.resynced(due_us, found.extra)
 
     def on_due(self, due_us: int) -> None:
         self.transfer.on_due(due_us)
 
     def on_notice(self, notice: TransferNotice) -> None:
         self.transfer.wakeups.on_notice(notice)
+
+    def on_settings(self) -> None:
+        # Nothing but a reliable queue has settings on the server.
+        self.wake()
 
     def wake(self) -> None:
         self.transfer.wakeups.wake()

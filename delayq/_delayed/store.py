@@ -605,7 +605,7 @@ class DelayedStore:
             The microseconds until a message is due or a lease ends (0: now, -1: never), and the
             number of ready messages.
         """
-        _, wait_us, ready = await self._client.run(RESYNC, self.resync_keys, ("delayed",))
+        _, wait_us, ready, _ = await self._client.run(RESYNC, self.resync_keys, ("delayed",))
         return wait_us, ready
 
     @property

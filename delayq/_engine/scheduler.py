@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from delayq._background import Background
     from delayq._engine.stagger import TransferNotice
+    from delayq._engine.store import NextDue
     from delayq._redis.client import RedisClient
     from delayq._redis.pool import ConnectionPool
     from delayq._redis.topology import Topology
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
+# The notification of ``configure.lua``.
+_SETTINGS = b"settings"
 # Maximum number of queues examined per script call, so that the script stays short.
 _AT_A_TIME = 200
 # In a cluster, how long a server that hangs holds up the others, in seconds.
@@ -71,11 +74,10 @@ class OpenQueue(Protocol):
         """
         ...
 
-    def resynced(self, due_us: int, ready: int) -> None:
+    def resynced(self, due_us: int, found: NextDue) -> None:
         """Act on what the re-check found.
 
-        The next message is due at ``due_us`` microseconds (0: now, -1: never), and ``ready``
-        payloads are waiting.
+        The next message is due at ``due_us`` microseconds (0: now, -1: never).
         """
         ...
 
@@ -90,6 +92,10 @@ class OpenQueue(Protocol):
 
     def on_notice(self, notice: TransferNotice) -> None:
         """Act on a notice: another client was first."""
+        ...
+
+    def on_settings(self) -> None:
+        """Act on a notification: the queue's settings have changed."""
         ...
 
     def wake(self) -> None:
@@ -242,7 +248,7 @@ class Scheduler:
                 # The queue may have been closed in the meantime.
                 if (clock := self._clocks.get(queue)) is not None:
                     clock.observe(reply.now_us, asked_at)
-                    queue.resynced(due_us(reply.now_us, next_due.wait_us), next_due.extra)
+                    queue.resynced(due_us(reply.now_us, next_due.wait_us), next_due)
         if errors:
             raise errors[0]
 
@@ -299,6 +305,9 @@ class Scheduler:
             return
         if (notice := parse(content)) is not None:
             queue.on_notice(notice)
+            return
+        if content == _SETTINGS:
+            queue.on_settings()
             return
         if (moment := parse_moment(content)) is None:
             _log.warning(

@@ -19,10 +19,12 @@ class NextDue(NamedTuple):
         wait_us: Microseconds until the next message is due; 0 if that is now, -1 if there is none.
         extra: For a delayed queue, the number of ready messages; for a reliable one, the number of
             schedules.
+        epoch: The epoch of a reliable queue's settings.
     """
 
     wait_us: int
     extra: int
+    epoch: bytes
 
 
 class Resynced(NamedTuple):
@@ -52,6 +54,6 @@ async def resync(
     return [
         reply
         if isinstance(reply, BaseException)
-        else Resynced(reply[0], [*map(NextDue, reply[1::2], reply[2::2])])
+        else Resynced(reply[0], [*map(NextDue, reply[1::3], reply[2::3], reply[3::3])])
         for reply in await client.run_all(RESYNC, requests)
     ]

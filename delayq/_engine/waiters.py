@@ -14,7 +14,7 @@ from delayq._logging import about
 from delayq._redis.connection import own_copy
 from delayq._redis.hand_back import send
 from delayq._redis.retry import retry_delay
-from delayq.errors import Closed, DelayqError, ServerRefused, ServerUnavailable
+from delayq.errors import Closed, ConfigurationError, DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -297,7 +297,7 @@ class Waiters(Generic[Item]):
         Callers that can wait stay for the next one, unless that is bound to fail too.
         """
         for waiter in list(self._waiters):
-            if waiter.once or isinstance(error, ServerRefused):
+            if waiter.once or isinstance(error, ServerRefused | ConfigurationError):
                 self._leave(waiter)
                 if not waiter.future.done():
                     waiter.future.set_exception(own_copy(error))

@@ -40,6 +40,7 @@ _log = logging.getLogger("delayq")
 _ELSEWHERE = re.compile(r"(MOVED|ASK) (\d+) (\S+)")
 _SENT_ON = 5
 _UNKNOWN_SCRIPT = "NOSCRIPT"
+_SETTINGS_CHANGED = "DELAYQ_SETTINGS"
 # How long a call that was not carried out is retried, seconds.
 RETRY_FOR = 5.0
 # How long a command that follows a script may hold back its answer, seconds.
@@ -70,6 +71,13 @@ class Redirected(ServerUnavailable):
         super().__init__(text)
         self.pool: ConnectionPool = pool
         self.asking: bool = asking
+
+
+class SettingsChanged(ServerError):
+    """The queue has other settings than the caller knows. Nothing was carried out.
+
+    Read the settings and make the call again: to repeat it as it is would not help.
+    """
 
 
 class _Unseen:
@@ -612,6 +620,8 @@ class RedisClient:
         return await answer, await second
 
     def _refused(self, text: str, connections: ConnectionPool) -> DelayqError:
+        if text.startswith(_SETTINGS_CHANGED):
+            return SettingsChanged(text)
         self.errors += 1
         if is_not_now(text):
             # It has lost its role, or its cluster has lost some slots: another server may have

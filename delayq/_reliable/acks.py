@@ -160,7 +160,7 @@ class Acknowledger:
         return settled(answer, self._counters)
 
     def _acks_of(self, claims: Sequence[Claim], _slot: int) -> Request:
-        return self._store.ack_request(claims, self._policy.remember_us)
+        return self._store.ack_request(claims)
 
     def _heed(self, claim: Claim, outcome: bool | OutcomeUnknown | BaseException) -> None:
         heed(self._store.keys.name, claim.id, outcome)

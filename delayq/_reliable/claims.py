@@ -16,6 +16,7 @@ from delayq._engine.waiters import Waiters
 from delayq._engine.wakeup import WakeupLoop
 from delayq._engine.wakeup_plan import NOT_ASKED, due_us
 from delayq._logging import about
+from delayq._redis.client import SettingsChanged
 from delayq._redis.hand_back import HandBack
 from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerUnavailable
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.suspects import Suspects
     from delayq._redis.hand_back import LastCalls
+    from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.replies import Claim
     from delayq._reliable.settings import Policy
     from delayq._reliable.store import ReliableStore
@@ -54,13 +56,15 @@ class Claims:
         self,
         store: ReliableStore,
         policy: Policy,
+        settings: KnownSettings,
         services: EngineContext,
         settled: Callable[[], int],
         recurring: Callable[[list[bytes]], None],
     ) -> None:
         """Args:
         store: The queue's data on the server.
-        policy: This client's settings for the queue.
+        policy: The settings with which this client claims messages.
+        settings: The queue's settings on the server, as far as this client knows them.
         services: The services the queue is built from.
         settled: Returns how many claims have been settled or lost so far.
         recurring: Called with the ids of occurrences that the server has dropped.
@@ -68,6 +72,7 @@ class Claims:
         self._name = store.keys.name
         self._store = store
         self._policy = policy
+        self._settings = settings
         self._clock = services.clock
         self._timer = services.timer
         self.suspects: Suspects[Claim] = services.suspects
@@ -128,7 +133,12 @@ class Claims:
                 return NOT_ASKED
             take = min(self.taker.begin(), BATCH)
             while True:
-                claims, wait, now = await self._call(take)
+                epoch = self._settings.epoch
+                try:
+                    claims, wait, now = await self._call(take)
+                except SettingsChanged:
+                    await self._settings.after_refusal(0, epoch)
+                    continue
                 if claims or wait:
                     break
                 # Every message that the call examined is gone, and there are more.
@@ -191,6 +201,7 @@ class Claims:
             # Assume that the answer is lost until it has been read.
             self._unsure = token
             reply = await self._store.claim(
+                self._settings.epoch,
                 take,
                 policy,
                 token,

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 PRIORITIES = 10
 """Priorities range from 0 to 9."""
-_MOST_PARTITIONS = 1024
+MOST_PARTITIONS = 1024
+"""The largest number of partitions of a queue."""
 _SALTS = string.digits + string.ascii_lowercase
 SALT_LENGTH = 3
 
@@ -63,6 +64,8 @@ class ReliableKeys:
     """STRING that exists while the queue is paused."""
     schedules: str
     """HASH of recurring messages by name."""
+    settings: str
+    """HASH of the queue's settings; that of the first partition decides."""
     _of_scripts: dict[str, tuple[str, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -106,6 +109,7 @@ class ReliableKeys:
             dead_messages=f"{prefix}dead:messages",
             paused=f"{prefix}paused",
             schedules=f"{prefix}schedules",
+            settings=f"{prefix}settings",
         )
 
     @property
@@ -127,6 +131,11 @@ class ReliableKeys:
     def priorities(self) -> str:
         """HASH of priorities by id, where they are not 0."""
         return self.named("priorities")
+
+    @property
+    def re_checked(self) -> tuple[str, ...]:
+        """The keys that a re-check examines, in the order that ``resync.lua`` expects."""
+        return (*self.live, self.schedules, self.settings)
 
     @property
     def pattern(self) -> str:
@@ -165,7 +174,7 @@ def partition_prefix(name: str, partition: str, salt: str) -> str:
     return f"{PARTITION}{partition}:{salt}:{name}}}:"
 
 
-@lru_cache(maxsize=4 * _MOST_PARTITIONS)
+@lru_cache(maxsize=4 * MOST_PARTITIONS)
 def salt(name: str, partition: int) -> str:
     """Return the salt that spreads the partitions' keys evenly over a cluster's slots, however many
     partitions there are.
@@ -200,8 +209,6 @@ def check_partitions(partitions: int) -> None:
     if (
         isinstance(partitions, bool)
         or not isinstance(partitions, int)
-        or not 1 <= partitions <= _MOST_PARTITIONS
+        or not 1 <= partitions <= MOST_PARTITIONS
     ):
-        raise BadInput(
-            f"partitions must be an int from 1 to {_MOST_PARTITIONS}, not {partitions!r}"
-        )
+        raise BadInput(f"partitions must be an int from 1 to {MOST_PARTITIONS}, not {partitions!r}")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from delayq._engine.batcher import Batcher
 from delayq._engine.durability import DurableBatchers
 from delayq._engine.wakeup import warn_of_refusal
-from delayq.errors import ServerError, ServerRefused, ServerUnavailable
+from delayq._redis.client import SettingsChanged
+from delayq.errors import ConfigurationError, ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from delayq._redis.client import RedisClient
     from delayq._redis.durability import Durability, WaitingServer
     from delayq._redis.scripts import Request
-    from delayq._reliable.settings import Policy
+    from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.store import ReliableStore
     from delayq.errors import OutcomeUnknown
 
@@ -66,7 +67,7 @@ class ReliableOffers:
     def __init__(
         self,
         store: ReliableStore,
-        policy: Policy,
+        settings: KnownSettings,
         services: EngineContext,
         counters: Counters,
         unannounced: Callable[[], None],
@@ -78,7 +79,7 @@ class ReliableOffers:
         self._store = store
         self._unannounced = unannounced
         self._counters = counters
-        self._policy = policy
+        self._settings = settings
         self._background = services.background
         self._used: list[str] = []
         self._warned_of_refusal = False
@@ -116,7 +117,7 @@ class ReliableOffers:
             if not number:
                 self._used += [each[-1] for each in keys]
             number += 1
-            return self._store.offer_request(keys[slot], number, self._policy.max_size, messages)
+            return self._store.offer_request(keys[slot], number, self._settings.epoch, messages)
 
         def results(messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
             outcomes: list[int] = answer[: len(messages)]
@@ -154,8 +155,13 @@ class ReliableOffers:
                 raise lost
         try:
             # The call keeps its number, so anything already carried out is not carried out again.
-            return await server.run(*request)
-        except (ServerUnavailable, ServerRefused) as error:
+            while True:
+                epoch = self._settings.epoch
+                try:
+                    return await server.run(*self._store.with_epoch(request, epoch))
+                except SettingsChanged:
+                    await self._settings.after_refusal(0, epoch)
+        except (ServerUnavailable, ServerRefused, ConfigurationError) as error:
             # Whatever happened to this try, an earlier one may have been carried out.
             raise lost or error from error.__cause__
         finally:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
 
 from delayq._durations import Duration, delay_us, seconds
 from delayq._engine import durability as durabilities
+from delayq._redis.connection import own_copy
+from delayq._redis.retry import retry_delay
 from delayq._reliable.dead_letters import DeadLetters, check_page, half_way
 from delayq._reliable.ids import checked_id
 from delayq._reliable.message import Message, QueueHandle
@@ -17,8 +20,17 @@ from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
-from delayq._reliable.settings import differing
-from delayq.errors import BadDelay, BadInput, Closed, ConfigurationError, DelayqError, ServerError
+from delayq._reliable.settings import DEFAULTS, RETRIES, UNSET, declare, differing
+from delayq.codecs import JsonCodec
+from delayq.errors import (
+    BadDelay,
+    BadInput,
+    Closed,
+    ConfigurationError,
+    DelayqError,
+    ServerError,
+    ServerRefused,
+)
 from delayq.instrumentation import OfferEvent
 
 if TYPE_CHECKING:
@@ -42,7 +54,7 @@ if TYPE_CHECKING:
     from delayq._reliable.offering import Commits
     from delayq._reliable.offers import NewMessage
     from delayq._reliable.replies import State, StoredMessage
-    from delayq._reliable.settings import Settings
+    from delayq._reliable.settings import Expired, QueueSettings, Settings, Unset
     from delayq.codecs import Codec
     from delayq.stats import QueueDepth
 
@@ -62,28 +74,39 @@ class ReliableQueue(Recurring[T], Generic[T]):
     """
 
     def __init__(
-        self, keys: ReliableKeys, codec: Codec[T], settings: Settings, session: Session
+        self, keys: ReliableKeys, codec: Codec[T] | None, given: Settings, session: Session
     ) -> None:
-        policy = settings.policy()
+        given.check()
         self._keys = keys
-        self._codec = codec
-        self._settings = settings
-        self._promise = durabilities.parse(settings.durability)
         self._session = session
         self._open = session.scheduler.open(
-            keys.wake, lambda services: OpenReliableQueue(keys, policy, services)
+            keys.wake, lambda services: OpenReliableQueue(keys, given, services)
         )
-        if self._open.policy != policy:
-            differences = differing(self._open.policy, policy)
+        # What this handle was not given comes from the others on this client.
+        settings = given.inherit(self._open.given).inherit(DEFAULTS)
+        if (policy := settings.policy()) != self._open.policy:
             raise ConfigurationError(
-                f"queue {keys.name!r} is open on this client with other settings: {differences}"
+                f"queue {keys.name!r} is open on this client with other settings: "
+                f"{differing(self._open.policy, policy)}"
             )
+        self._open.given = self._open.given.inherit(given)
+        self._open.codec = self._open.codec or codec
+        codec = codec or self._open.codec or JsonCodec()
+        self._codec = codec
+        self._promise = durabilities.parse(settings.durability or "")
+        self._declared = given.declared()
+        # Until the settings on the server are known, and agree with what this handle declares.
+        self._is_declared = False
+        self._declaring: asyncio.Task[DelayqError | None] | None = None
+        self._known = self._open.settings
         self._store = self._open.store
         self._counters = self._open.counters
         self._hooks = self._open.hooks
-        self._origin = QueueHandle(codec, self._open, settings.backoff, settings.max_attempts or 0)
+        self._origin = QueueHandle(
+            codec, self._open, settings.backoff or RETRIES, policy.max_attempts
+        )
         self._offering: OfferEncoder[T] = OfferEncoder(
-            codec, settings.max_payload, waits=settings.when_full == "wait"
+            codec, settings.max_payload or 0, waits=settings.when_full == "wait"
         )
         self.dead: DeadLetters[T] = DeadLetters(self._store, codec)
 
@@ -170,9 +193,11 @@ class ReliableQueue(Recurring[T], Generic[T]):
         plain = durability is None and self._promise is None
         commits = self._open.offers.commits if plain else await self._commits(durability)
         since = await commits.wait_for_capacity() if commits.is_full else None
-        if id is not None or self._settings.max_size:
-            await self._settled()
         message = self._offering.message(value, delay, at, id, headers, priority, ttl, on_duplicate)
+        if not self._is_declared:
+            await self._declare()
+        if id is not None or self._known.max_size:
+            await self._settled()
         try:
             outcome = await commits.submit(message, len(message.content), since)
         except DelayqError as error:
@@ -256,6 +281,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
         the loop.
         """
         self._check_open()
+        try:
+            await self._declare_within(None)
+        except Closed:
+            return
         keeper = self._open.keeper
         async with aclosing(self._open.claims.taker.batches()) as batches:
             async for batch in batches:
@@ -281,7 +310,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             OutcomeUnknown: The reply was lost: it may have been cancelled. With any other error, it
                 was not.
         """
-        self._check_open()
+        await self._ready()
         return await self._store.cancel(checked_id(id))
 
     async def reschedule(
@@ -304,6 +333,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._check_open()
         if delay is None and at is None:
             raise BadDelay("pass delay or at")
+        await self._ready()
         return await self._store.reschedule(checked_id(id), delay_us(delay, at))
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
@@ -394,13 +424,59 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
         Leased messages are not affected.
         """
-        self._check_open()
+        await self._ready()
         await self._store.pause()
 
     async def resume(self) -> bool:
         """End a pause, and return whether there was one."""
-        self._check_open()
+        await self._ready()
         return await self._store.resume()
+
+    # Settings
+
+    async def settings(self) -> QueueSettings:
+        """Return the queue's settings, which all its clients share."""
+        self._check_open()
+        return (await self._known.read()).public()
+
+    async def configure(
+        self,
+        *,
+        max_size: int | Unset | None = UNSET,
+        expired: Expired | None = None,
+        dedup_window: Duration | None = None,
+        partitions: int | None = None,
+    ) -> QueueSettings:
+        """Change settings of the queue, for all its clients, and return all of them.
+
+        Clients that have the queue open use the new settings from their next call on; none of
+        their calls fails because of the change. Code that still declares other settings gets a
+        :class:`~delayq.ConfigurationError` when it starts the next time.
+
+        Args:
+            max_size: As for :meth:`delayq.Client.reliable_queue`, like all arguments below. Those
+                that are left out stay as they are.
+            expired: How to treat messages past their time to live.
+            dedup_window: How long the id of a handled message still counts as taken. Ids of
+                messages that have been handled keep their window.
+            partitions: The number of partitions. It may grow at any time. Before you reduce it,
+                let the workers finish, or purge the queue.
+
+        Raises:
+            BadInput: A setting is invalid. Nothing was changed.
+            ConfigurationError: The queue is not empty, and would have fewer partitions.
+            ServerRefused: The user may not change settings: see ``delayq acl admin``.
+            OutcomeUnknown: The reply was lost: the settings may have been changed. Calling it again
+                is safe.
+        """
+        changes = declare(
+            partitions=partitions, max_size=max_size, expired=expired, dedup_window=dedup_window
+        )
+        self._check_open()
+        settings = await self._known.configure(changes)
+        # This handle does not declare what it has just changed.
+        self._declared |= {name: changes[name] for name in self._declared.keys() & changes.keys()}
+        return settings.public()
 
     # Closing
 
@@ -438,10 +514,77 @@ class ReliableQueue(Recurring[T], Generic[T]):
             self._open.offers.commits if promise is None else await self._open.offers.under(promise)
         )
 
+    def keep_codec(self) -> None:
+        """Keep other handles of this client from inheriting this handle's codec."""
+        if self._open.codec is self._codec:
+            self._open.codec = None
+
     def _check_open(self) -> None:
         self._session.check_loop()
         if self._open.closed:
             raise Closed("the queue is closed")
+
+    async def _ready(self) -> None:
+        """Check that the queue is open, and declare the settings that this handle was given."""
+        self._check_open()
+        if not self._is_declared:
+            await self._declare()
+
+    async def _declare(self) -> None:
+        """Learn the settings on the server, and declare those that this handle was given.
+
+        Concurrent callers share one call. Raises as :meth:`KnownSettings.learn`.
+        """
+        if self._declaring is None:
+            self._declaring = self._session.background.spawn(
+                self._learn(), f"settings of {self.name}"
+            )
+        learning = self._declaring
+        either: set[asyncio.Future[Any]] = {learning, self._open.closing}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        self._check_open()
+        if (error := learning.result()) is not None:
+            raise own_copy(error)
+
+    async def _learn(self) -> DelayqError | None:
+        try:
+            await self._known.learn(self._declared)
+        except DelayqError as error:
+            return error
+        else:
+            self._is_declared = True
+            return None
+        finally:
+            self._declaring = None
+
+    async def _declare_within(self, wait: float | None) -> float | None:
+        """Declare as :meth:`_declare`, for a caller that waits ``wait`` seconds for messages.
+
+        A caller that waits for messages waits for the server as well.
+
+        Returns:
+            How long the caller still waits.
+
+        Raises:
+            TimeoutError: The time is over.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait if wait else None
+        tries = 0
+        async with asyncio.timeout_at(until):
+            while not self._is_declared:
+                try:
+                    await self._declare()
+                except ServerRefused:
+                    raise
+                except ServerError:
+                    if wait == 0:
+                        raise
+                    tries += 1
+                    pause = retry_delay(tries, most=self._open.retry_most)
+                    await asyncio.wait({self._open.closing}, timeout=pause)
+                    self._check_open()
+        return wait if until is None else max(until - loop.time(), 0.001)
 
     def _messages(self, offers: Sequence[Offer[T]]) -> MutableSequence[NewMessage]:
         """Check offers, and encode them as they are stored."""
@@ -478,7 +621,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             made_up: For each message, whether its id is generated.
             durability: Overrides the queue's own setting.
         """
-        if self._settings.max_size or not all(made_up):
+        if not self._is_declared:
+            await self._declare()
+        if self._known.max_size or not all(made_up):
             await self._settled()
         commits = await self._commits(durability)
         outcomes = await self._offering.outcomes(commits, messages)
@@ -486,13 +631,18 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     async def _take(self, count: int, wait: float | None) -> Sequence[Taken[Claim]]:
         self._check_open()
+        if not self._is_declared:
+            try:
+                wait = await self._declare_within(wait)
+            except TimeoutError:
+                return ()
         return await self._open.recurrence.claim(count, wait)
 
     async def _settled(self) -> None:
         """Flush the acknowledgements that this client has not waited for, so that the next call
         sees their effect.
         """
-        self._check_open()
+        await self._ready()
         if self._open.settling.unanswered:
             await self._open.settling.flush()
             self._check_open()

@@ -135,6 +135,7 @@ class Recurring(Generic[T]):
         ):
             raise BadInput(f"version must be an int from 0 to 2**53, not {version!r}")
         message = self._occurrence(value, headers, priority, ttl)
+        await self._ready()
         return await self._open.recurrence.schedule(name, timing, version, message)
 
     async def unschedule(self, name: str) -> bool:
@@ -149,8 +150,8 @@ class Recurring(Generic[T]):
             OutcomeUnknown: The reply was lost: it may have been carried out. With any other error,
                 it was not.
         """
-        self._check_open()
         _check_name(name)
+        await self._ready()
         return await self._open.recurrence.unschedule(name)
 
     async def schedules(self) -> list[Schedule]:
@@ -158,7 +159,7 @@ class Recurring(Generic[T]):
 
         Schedules that cannot be read are left out and logged.
         """
-        self._check_open()
+        await self._ready()
         stored, shift_us = await self._open.store.schedules()
         known = []
         for raw, record in sorted(stored.items()):
@@ -176,6 +177,9 @@ class Recurring(Generic[T]):
         return known
 
     def _check_open(self) -> None:
+        raise NotImplementedError
+
+    async def _ready(self) -> None:
         raise NotImplementedError
 
     def _occurrence(

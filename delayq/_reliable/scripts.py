@@ -23,10 +23,10 @@ _SETTLED = ("id...", "token...", "priority...")
 # A call whose answer was lost is repeated under the same number, and then finds its stored reply.
 OFFER = Script(
     "reliable/offer",
-    (*MESSAGES, "wake", "done", "call"),
+    (*MESSAGES, "wake", "done", "settings", "call"),
     (
         "number",
-        "max_size",
+        "epoch",
         "id...",
         "priority...",
         "delay_us...",
@@ -39,13 +39,13 @@ OFFER = Script(
 RELEASE = Script("reliable/release", (*MESSAGES, "wake"), _SETTLED)
 CLAIM = Script(
     "reliable/claim",
-    (*MESSAGES, "paused", "dead", "dead_messages", "wake"),
+    (*MESSAGES, "paused", "dead", "dead_messages", "wake", "settings"),
     (
+        "epoch",
         "limit",
         "lease_us",
         "token",
         "max_attempts",
-        "expired",
         "signature",
         "suspects",
         "held_id",
@@ -54,7 +54,7 @@ CLAIM = Script(
     ),
     followed_by=RELEASE,
 )
-ACK = Script("reliable/ack", (*MESSAGES, "done"), ("remember_us", *_SETTLED))
+ACK = Script("reliable/ack", (*MESSAGES, "done", "settings"), _SETTLED)
 NACK = Script("reliable/nack", (*MESSAGES, "wake"), (*_SETTLED, "delay_us...", "error..."))
 EXTEND = Script("reliable/extend", (*MESSAGES, "wake"), ("lease_us", *_SETTLED), repeatable=True)
 BURY = Script("reliable/bury", (*MESSAGES, "dead", "dead_messages"), (*_SETTLED, "why..."))
@@ -72,7 +72,7 @@ DROP_DEAD = Script("reliable/drop_dead", ("dead", "dead_messages"), ("name...",)
 RESUME = Script("reliable/resume", ("paused", "wake"), (), repeatable=True)
 SCHEDULE = Script(
     "reliable/schedule",
-    (*MESSAGES, "wake", "schedules"),
+    (*MESSAGES, "wake", "schedules", "settings"),
     ("name", "timing", "version", "every_us", "priority", "ttl_us", "content", "moment..."),
     repeatable=True,
 )
@@ -83,6 +83,12 @@ REFILL = Script(
     "reliable/refill",
     (*MESSAGES, "wake", "schedules"),
     ("name", "timing", "moment..."),
+    repeatable=True,
+)
+CONFIGURE = Script(
+    "reliable/configure",
+    ("settings", "wake"),
+    ("expected", "epoch", "field...", "value..."),
     repeatable=True,
 )
 
@@ -109,4 +115,5 @@ ALL = (
     OCCUR,
     RECUR,
     REFILL,
+    CONFIGURE,
 )

@@ -1,119 +1,347 @@
-"""The settings that a client uses for a reliable queue."""
+"""The settings of a reliable queue: those of the queue, kept on its server, and those of a handle.
+
+A handle may leave each setting out. Of the queue's settings, those that a handle *declares* are
+stored if the server has none yet, and must be the same as the stored ones otherwise. Of its own
+settings, a handle inherits those that it leaves out from the other handles of the queue on this
+client, or uses the default.
+
+Everything here decides without asking a server: :mod:`delayq._reliable.known_settings` does that.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Literal
 
 from delayq._durations import Duration, check_max_payload, microseconds
+from delayq._engine import durability as durabilities
+from delayq._reliable.keys import MOST_PARTITIONS, check_partitions
 from delayq.backoff import Backoff
-from delayq.errors import BadInput
+from delayq.errors import BadInput, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from typing import Self
 
 Expired = Literal["drop", "dead"]
 WhenFull = Literal["raise", "wait"]
 
+
+class Unset(Enum):
+    """The default of settings for which None means "no limit"."""
+
+    UNSET = "unset"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+UNSET: Final = Unset.UNSET
+
 _SHORTEST_LEASE_US = 1_000
+
+LAYOUT = "1"
+"""The layout of the keys that this release knows, as in ``lua/reliable/include/settings.lua``."""
+UNDECLARED = "0"
+"""The epoch of a queue of whose settings none was ever stored."""
+FIELDS = ("layout", "epoch", "partitions", "former", "max_size", "expired", "dedup_window")
+"""The fields of the hash on the server."""
+
+Declared = Mapping[str, str]
+"""Settings of a queue that somebody has given, as the server stores them, by their names."""
 
 RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
 """The default of ``backoff``."""
 
 
 @dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """The settings of a queue, which all its clients share.
+
+    :meth:`ReliableQueue.settings` returns them.
+
+    Attributes:
+        partitions: The number of partitions.
+        max_size: The number of live messages beyond which offers are refused; None for no limit.
+        expired: How messages past their time to live are treated: ``"drop"`` or ``"dead"``.
+        dedup_window: How long the id of a handled message still counts as taken, in seconds.
+    """
+
+    partitions: int = 1
+    max_size: int | None = None
+    expired: Expired = "drop"
+    dedup_window: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
-    """The settings with which one client uses a queue.
+    """The settings that a client sends with its claims.
 
     Attributes:
         lease_us: Length of a worker's lease on a message, in microseconds.
         max_attempts: Number of attempts after which a message becomes a dead letter; 0 for no
             limit.
-        expired: How to treat a message past its time to live: ``drop`` or ``dead``.
-        remember_us: How long the id of a handled message still counts as a duplicate, in
-            microseconds.
-        max_size: Number of live messages beyond which offers are refused; 0 for no limit.
     """
 
     lease_us: int
     max_attempts: int
-    expired: str
-    remember_us: int
-    max_size: int
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one queue; see :meth:`delayq.Client.reliable_queue`."""
+    """The settings that one handle was given.
 
-    lease: Duration = 30.0
-    max_attempts: int | None = 10
-    backoff: Backoff = RETRIES
-    dedup_window: Duration = 0.0
-    expired: Expired = "drop"
-    max_size: int | None = None
-    when_full: WhenFull = "raise"
-    max_payload: int = 512 * 1024
-    durability: str = "memory"
+    One that is None was left out, unless the default is UNSET.
+    :meth:`delayq.Client.reliable_queue` explains them.
+    """
 
-    def policy(self) -> Policy:
-        """Return the part of the settings that is sent to the server.
+    lease: Duration | None = None
+    max_attempts: int | Unset | None = UNSET
+    backoff: Backoff | None = None
+    dedup_window: Duration | None = None
+    expired: Expired | None = None
+    max_size: int | Unset | None = UNSET
+    when_full: WhenFull | None = None
+    max_payload: int | None = None
+    durability: str | None = None
+    partitions: int | None = None
+
+    def check(self) -> None:
+        """Check every setting that was given.
 
         Raises:
-            BadInput: A setting is invalid.
+            BadInput: One of them is invalid.
         """
-        lease_us = microseconds(self.lease, "lease")
-        if lease_us < _SHORTEST_LEASE_US:
+        if self.lease is not None and microseconds(self.lease, "lease") < _SHORTEST_LEASE_US:
             raise BadInput(
                 "lease must be at least 1 ms: otherwise a message is redelivered before its handler"
                 " starts"
             )
-        for name, count in (("max_attempts", self.max_attempts), ("max_size", self.max_size)):
-            if count is not None and (
-                isinstance(count, bool) or not isinstance(count, int) or count < 1
-            ):
-                raise BadInput(f"{name} must be None or an int of at least 1, not {count!r}")
-        if not isinstance(self.backoff, Backoff):
+        _check_limit("max_attempts", self.max_attempts)
+        if self.backoff is not None and not isinstance(self.backoff, Backoff):
             raise BadInput(
                 f"backoff must be a delayq.Backoff, such as Backoff.fixed(5), not {self.backoff!r}"
             )
-        check_max_payload(self.max_payload)
-        if self.expired not in ("drop", "dead") or self.when_full not in ("raise", "wait"):
-            raise BadInput(
-                'expired must be "drop" or "dead", and when_full must be "raise" or "wait"'
-            )
-        return Policy(
-            lease_us,
-            self.max_attempts or 0,
-            self.expired,
-            microseconds(self.dedup_window, "dedup_window"),
-            self.max_size or 0,
+        if self.max_payload is not None:
+            check_max_payload(self.max_payload)
+        if self.durability is not None:
+            durabilities.parse(self.durability)
+        if self.when_full not in (None, "raise", "wait"):
+            raise BadInput(f'when_full must be "raise" or "wait", not {self.when_full!r}')
+        self.declared()
+
+    def declared(self) -> dict[str, str]:
+        """Return the settings of the queue that the handle declares.
+
+        Raises:
+            BadInput: One of them is invalid.
+        """
+        return declare(
+            partitions=self.partitions,
+            max_size=self.max_size,
+            expired=self.expired,
+            dedup_window=self.dedup_window,
         )
+
+    def inherit(self, other: Settings) -> Settings:
+        """Return these settings, with the handle's own ones that were left out taken from
+        ``other``.
+        """
+        left_out = [name for name in _OF_HANDLE if getattr(self, name) is getattr(_NOTHING, name)]
+        return replace(self, **{name: getattr(other, name) for name in left_out})
+
+    def policy(self) -> Policy:
+        """Return the settings that are sent with claims. Every one must be given."""
+        return Policy(microseconds(self.lease or 0, "lease"), max(_number(self.max_attempts), 0))
 
 
 def differing(there: Policy, wanted: Policy) -> str:
     """Name the settings in which two policies differ, with both values."""
-    shown = [
-        (name, show(getattr(there, field)), show(getattr(wanted, field)))
-        for name, field, show in _SETTINGS
-        if getattr(there, field) != getattr(wanted, field)
-    ]
-    return ", ".join(f"{name}={old} there, {name}={new} here" for name, old, new in shown)
+    pairs = (
+        ("lease", f"{there.lease_us / 1_000_000:g}", f"{wanted.lease_us / 1_000_000:g}"),
+        ("max_attempts", there.max_attempts or None, wanted.max_attempts or None),
+    )
+    shown = [f"{name}={old} there, {name}={new} here" for name, old, new in pairs if old != new]
+    return ", ".join(shown)
 
 
-def _seconds(us: int) -> str:
-    return f"{us / 1_000_000:g}"
-
-
-def _count(count: int) -> str:
-    return str(count or None)
-
-
-# The name of each setting, its field, and a function that formats its value.
-_SETTINGS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("lease", "lease_us", _seconds),
-    ("max_attempts", "max_attempts", _count),
-    ("expired", "expired", repr),
-    ("dedup_window", "remember_us", _seconds),
-    ("max_size", "max_size", _count),
+_OF_HANDLE = ("lease", "max_attempts", "backoff", "when_full", "max_payload", "durability")
+_NOTHING = Settings()
+DEFAULTS = Settings(
+    lease=30.0,
+    max_attempts=10,
+    backoff=RETRIES,
+    when_full="raise",
+    max_payload=512 * 1024,
+    durability="memory",
 )
+"""The settings of a handle for which no other is known."""
+
+
+class StoredSettings:
+    """The settings of a queue that its server has.
+
+    Attributes:
+        fields: Every field that is stored, as text.
+        epoch: Changes whenever a setting does; ``0`` if none was ever stored.
+        partitions: The number of partitions.
+        former: Numbers of partitions that the queue had before, by which messages may still be
+            placed.
+        max_size: The number of live messages beyond which offers are refused; 0 for no limit.
+    """
+
+    __slots__ = ("epoch", "fields", "former", "max_size", "partitions")
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        self.fields: Mapping[str, str] = fields
+        self.epoch: str = fields.get("epoch", UNDECLARED)
+        self.partitions: int = _partitions(fields.get("partitions"))
+        former = map(_number, fields.get("former", "").split(","))
+        self.former: tuple[int, ...] = tuple(
+            number for number in former if 0 < number <= MOST_PARTITIONS
+        )
+        self.max_size: int = max(_number(fields.get("max_size")), 0)
+
+    @classmethod
+    def of(cls, values: Iterable[bytes | None]) -> Self:
+        """Parse the values of :data:`FIELDS`."""
+        found = zip(FIELDS, values, strict=True)
+        return cls(
+            {name: value.decode(errors="replace") for name, value in found if value is not None}
+        )
+
+    @property
+    def is_new(self) -> bool:
+        """Whether neither a message nor a setting was ever stored."""
+        return "layout" not in self.fields
+
+    def public(self) -> QueueSettings:
+        """Return the settings as users see them."""
+        return QueueSettings(
+            self.partitions,
+            self.max_size or None,
+            "dead" if self.fields.get("expired") == "dead" else "drop",
+            max(_number(self.fields.get("dedup_window")), 0) / 1_000_000,
+        )
+
+    def check_layout(self, queue: str) -> None:
+        """Check that this release can work with the queue.
+
+        Raises:
+            ConfigurationError: A newer or an older release has written it.
+        """
+        layout = self.fields.get("layout", LAYOUT)
+        if layout == LAYOUT:
+            return
+        what = (
+            f"queue {queue!r} has layout {layout}, and this release of delayq knows layout {LAYOUT}"
+        )
+        if _number(layout) > int(LAYOUT):
+            raise ConfigurationError(
+                f"{what}: a newer release has written it. Upgrade delayq in this process"
+            )
+        raise ConfigurationError(
+            f"{what}: another release has written it. Let that release handle its messages, or use"
+            " another name"
+        )
+
+    def check(self, queue: str, declared: Declared) -> None:
+        """Check that a handle may declare these settings.
+
+        Raises:
+            ConfigurationError: Others are stored.
+        """
+        differing = [
+            f"{name} is {_shown(name, self.fields[name])} on the server, and "
+            f"{_shown(name, text)} here"
+            for name, text in declared.items()
+            if self.fields.get(name, text) != text
+        ]
+        if differing:
+            what = "it" if len(differing) == 1 else "them"
+            raise ConfigurationError(
+                f"queue {queue!r}: {'; '.join(differing)}: "
+                f"call configure() to change {what}, or leave {what} out"
+            )
+
+    def missing(self, declared: Declared) -> dict[str, str]:
+        """Return those of the declared settings of which none is stored."""
+        return {name: text for name, text in declared.items() if name not in self.fields}
+
+    def changed(self, changes: Declared, epoch: str) -> StoredSettings:
+        """Return what to store for these changes, under a new epoch."""
+        fields = {**self.fields, **changes, "layout": LAYOUT, "epoch": epoch}
+        now, before = _partitions(fields.get("partitions")), self.partitions
+        # Messages stay where they are: they are found by the number that placed them.
+        if "partitions" in changes:
+            former = dict.fromkeys(() if self.is_new else (*self.former, before))
+            fields["former"] = ",".join(str(number) for number in former if number != now)
+        return StoredSettings(fields)
+
+    def next_epoch(self, now_us: int) -> str:
+        """Return an epoch for the next change: higher than this one, and than any that was lost
+        with the server's data.
+        """
+        return str(max(_number(self.epoch) + 1, now_us))
+
+
+def declare(
+    *,
+    partitions: int | None = None,
+    max_size: int | Unset | None = UNSET,
+    expired: Expired | None = None,
+    dedup_window: Duration | None = None,
+) -> dict[str, str]:
+    """Return the given settings of a queue as the server stores them.
+
+    Raises:
+        BadInput: One of them is invalid.
+    """
+    declared: dict[str, str] = {}
+    if partitions is not None:
+        check_partitions(partitions)
+        declared["partitions"] = str(partitions)
+    _check_limit("max_size", max_size)
+    if max_size is not UNSET:
+        declared["max_size"] = str(max_size or 0)
+    if expired is not None:
+        if expired not in ("drop", "dead"):
+            raise BadInput(f'expired must be "drop" or "dead", not {expired!r}')
+        declared["expired"] = expired
+    if dedup_window is not None:
+        declared["dedup_window"] = str(microseconds(dedup_window, "dedup_window"))
+    return declared
+
+
+def _check_limit(name: str, limit: int | Unset | None) -> None:
+    if limit is None or limit is UNSET:
+        return
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise BadInput(f"{name} must be None or an int of at least 1, not {limit!r}")
+
+
+def _number(text: object) -> int:
+    """Return the whole number in a text; 0 if there is none, as another program may have left."""
+    try:
+        return int(text)  # type: ignore[call-overload,no-any-return]
+    except (TypeError, ValueError):
+        return 0
+
+
+def _partitions(text: str | None) -> int:
+    number = _number(text)
+    return number if 1 <= number <= MOST_PARTITIONS else 1
+
+
+def _shown(name: str, text: str) -> str:
+    """Return a stored setting as a user would write it."""
+    return _SHOWN.get(name, str)(text)
+
+
+_SHOWN: dict[str, Callable[[str], str]] = {
+    "max_size": lambda text: str(_number(text) or None),
+    "expired": repr,
+    "dedup_window": lambda text: f"{_number(text) / 1_000_000:g}",
+}

@@ -31,6 +31,7 @@ from delayq._reliable.scripts import (
     BURY,
     CANCEL,
     CLAIM,
+    CONFIGURE,
     DROP_DEAD,
     EXTEND,
     GET,
@@ -50,6 +51,7 @@ from delayq._reliable.scripts import (
     STATS,
     UNSCHEDULE,
 )
+from delayq._reliable.settings import FIELDS, StoredSettings
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -90,6 +92,23 @@ class ReliableStore:
         self.client: RedisClient = client
         self.keys: ReliableKeys = keys
 
+    # Settings
+
+    async def settings(self) -> StoredSettings:
+        """Return the settings that are stored here: those of the queue, or a partition's copy."""
+        return StoredSettings.of(await self.client.command("HMGET", self.keys.settings, *FIELDS))
+
+    async def configure(self, expected: str, settings: StoredSettings) -> str:
+        """Store settings in place of those that have the expected epoch.
+
+        Returns:
+            The epoch that is stored now: another one if nothing was changed.
+        """
+        others = {k: v for k, v in settings.fields.items() if k not in ("layout", "epoch")}
+        parts = chain.from_iterable(others.items())
+        stored: bytes = await self._run(CONFIGURE, expected, settings.epoch, *parts)
+        return stored.decode(errors="replace")
+
     # Offering
 
     def offer_keys(self, session: str) -> tuple[str, ...]:
@@ -101,14 +120,20 @@ class ReliableStore:
         return (*self.keys.of_script(OFFER), self.keys.call(session))
 
     def offer_request(
-        self, keys: Sequence[str], number: int, max_size: int, messages: Sequence[NewMessage]
+        self, keys: Sequence[str], number: int, epoch: str, messages: Sequence[NewMessage]
     ) -> Request:
         """Build the call that stores messages.
 
-        ``number`` tells it from the earlier calls with these keys.
+        ``number`` tells it from the earlier calls with these keys. If the settings have another
+        epoch by now, the call fails with :class:`~delayq._redis.client.SettingsChanged`.
         """
         parts = cast("Iterable[Part]", chain.from_iterable(messages))
-        return Request(OFFER, keys, [number, max_size, *parts])
+        return Request(OFFER, keys, [number, epoch, *parts])
+
+    def with_epoch(self, request: Request, epoch: str) -> Request:
+        """Return the call of :meth:`offer_request` with another epoch of the settings."""
+        number, _, *parts = request.args
+        return request._replace(args=[number, epoch, *parts])
 
     async def forget_calls(self, calls: Sequence[str]) -> None:
         """Delete the replies that are kept for repetitions of calls, by their keys."""
@@ -118,6 +143,7 @@ class ReliableStore:
 
     async def claim(
         self,
+        epoch: str,
         limit: int,
         policy: Policy,
         token: str,
@@ -130,23 +156,27 @@ class ReliableStore:
         """Claim due messages, without repeating the call.
 
         Args:
+            epoch: The epoch of the settings that the client knows.
             limit: The largest number of messages.
-            policy: The client's settings for the queue.
+            policy: The settings of those who want the messages.
             token: Names the lease.
             signature: Published with the notice to other clients; empty for no notice.
             may_be_suspect: Whether the client may have a suspect.
             held: The suspect of this queue that the client has at work, if any.
             has_company: Whether the client has other messages of this queue at hand.
+
+        Raises:
+            SettingsChanged: The settings have another epoch.
         """
         reply = await self.client.run_once(
             CLAIM,
             self.keys.of_script(CLAIM),
             (
+                epoch,
                 limit,
                 policy.lease_us,
                 token,
                 policy.max_attempts,
-                policy.expired,
                 signature,
                 int(may_be_suspect),
                 "" if held is None else held.id,
@@ -173,14 +203,12 @@ class ReliableStore:
 
     # The ends of claims
 
-    def ack_request(self, claims: Sequence[Claim], remember_us: int) -> Request:
+    def ack_request(self, claims: Sequence[Claim]) -> Request:
         """Build the call that deletes handled messages.
-
-        Their ids count as duplicates for ``remember_us`` from then on.
 
         The reply has 1 for each, or 0 if the lease was not ours any more.
         """
-        args: list[Part] = [remember_us]
+        args: list[Part] = []
         for claim in claims:
             args += claim.name
         return Request(ACK, self.keys.of_script(ACK), args)
@@ -529,7 +557,7 @@ class ReliableStore:
 
 async def which_are_due(stores: Sequence[ReliableStore]) -> list[bool]:
     """Return which of these queues, all on one server, have a message that is due."""
-    calls = [[("reliable", (*store.keys.live, store.keys.schedules))] for store in stores]
+    calls = [[("reliable", store.keys.re_checked)] for store in stores]
     due = []
     for reply in await resync(stores[0].client, calls):
         if isinstance(reply, BaseException):

@@ -161,9 +161,20 @@ DELAYED: dict[Role, _Delayed] = {
 
 RELIABLE: dict[Role, _Reliable] = {
     "producer": _Reliable(
-        (reliable_scripts.OFFER, reliable_scripts.CANCEL, reliable_scripts.RESCHEDULE),
+        (
+            reliable_scripts.OFFER,
+            reliable_scripts.CANCEL,
+            reliable_scripts.RESCHEDULE,
+            reliable_scripts.CONFIGURE,
+        ),
         "unlink",
-        lambda keys: (*_messages(keys), keys.wake, keys.done, keys.call(f"{_CLIENT}-{_ONE}")),
+        lambda keys: (
+            *_messages(keys),
+            keys.wake,
+            keys.done,
+            keys.settings,
+            keys.call(f"{_CLIENT}-{_ONE}"),
+        ),
     ),
     "consumer": _Reliable(
         (
@@ -178,6 +189,7 @@ RELIABLE: dict[Role, _Reliable] = {
             reliable_scripts.OCCUR,
             reliable_scripts.RECUR,
             reliable_scripts.REFILL,
+            reliable_scripts.CONFIGURE,
             RESYNC,
         ),
         "hscan hmget hget time",
@@ -189,6 +201,7 @@ RELIABLE: dict[Role, _Reliable] = {
             keys.dead_messages,
             keys.paused,
             keys.schedules,
+            keys.settings,
         ),
         # Of the re-check, it reaches only the part for reliable queues.
         never="llen",
@@ -206,6 +219,7 @@ RELIABLE: dict[Role, _Reliable] = {
             reliable_scripts.CANCEL,
             reliable_scripts.RESCHEDULE,
             reliable_scripts.UNSCHEDULE,
+            reliable_scripts.CONFIGURE,
         ),
         f"{_LOOKS_AT_RELIABLE} set zmscore",
         lambda keys: (
@@ -215,6 +229,7 @@ RELIABLE: dict[Role, _Reliable] = {
             keys.dead_messages,
             keys.paused,
             keys.schedules,
+            keys.settings,
         ),
     ),
     "dashboard": _Reliable(
@@ -225,7 +240,14 @@ RELIABLE: dict[Role, _Reliable] = {
             reliable_scripts.STATS,
         ),
         _LOOKS_AT_RELIABLE,
-        lambda keys: (*_messages(keys), keys.dead, keys.dead_messages, keys.paused, keys.schedules),
+        lambda keys: (
+            *_messages(keys),
+            keys.dead,
+            keys.dead_messages,
+            keys.paused,
+            keys.schedules,
+            keys.settings,
+        ),
     ),
 }
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from delayq._durations import Duration
     from delayq._redis.client import RedisClient
+    from delayq._reliable.settings import QueueSettings
     from delayq.client import Client
 
 PendingState = Literal["delayed", "ready", "leased"]
@@ -122,6 +123,14 @@ async def reliable_stats(client: Client, name: str, partitions: int | None = Non
     Raises as :func:`queues`.
     """
     return QueueDepth.total([await store.depth() for store in _stores(client, name, partitions)])
+
+
+async def settings(client: Client, name: str, partitions: int | None = None) -> QueueSettings:
+    """Return the settings of a reliable queue without opening it.
+
+    Raises as :func:`queues`.
+    """
+    return (await _stores(client, name, partitions)[0].settings()).public()
 
 
 async def records(

@@ -151,12 +151,10 @@ class Target:
                 f"a delayed queue cannot {doing}: pass a reliable one with --queue NAME"
             )
         if self.queue.partitions is None:
-            return client.reliable_queue(
-                self.name, codec=BytesCodec(), max_attempts=None, expired="dead"
-            )
+            return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None)
         partitions = self.queue.partitions
         return client.reliable_queue(
-            self.name, codec=BytesCodec(), max_attempts=None, expired="dead", partitions=partitions
+            self.name, codec=BytesCodec(), max_attempts=None, partitions=partitions
         )
 
     def delayed(self, client: Client) -> DelayedQueue[bytes]:

@@ -1,9 +1,10 @@
-"""The commands about whole queues: ``queues``, ``stats``, ``pause``, ``resume``, ``purge``."""
+"""The commands about whole queues: how they are, their settings, pausing and purging them."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -12,7 +13,7 @@ from rich.live import Live
 
 from delayq.admin import inspect as inspection
 from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson, Delayed, Partitions, Reliable, Target, Url, Yes
+from delayq.cli.options import AsJson, Delayed, Partitions, Reliable, Target, Url, Yes, duration
 from delayq.cli.output import (
     clean,
     console,
@@ -34,7 +35,7 @@ from delayq.errors import ServerRefused
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from delayq import Client, QueueDepth
+    from delayq import Client, QueueDepth, QueueSettings
     from delayq.admin.inspect import FoundQueue
 
     # What a queue holds; and, for a delayed queue, when the next message is due.
@@ -91,6 +92,61 @@ def stats(
     with_client(
         url, partial(_watch if watch else _once, target=target, interval=interval, as_json=as_json)
     )
+
+
+def configure(
+    queue: Annotated[str, typer.Argument(help="The name of a reliable queue.", show_default=False)],
+    max_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|none",
+            help="Refuse offers beyond this many live messages.",
+            show_default=False,
+        ),
+    ] = None,
+    expired: Annotated[
+        str | None,
+        typer.Option(
+            help='What becomes of messages past their time to live: "drop" or "dead".',
+            show_default=False,
+        ),
+    ] = None,
+    dedup_window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="How long the id of a handled message still counts as taken: 90 (seconds), 1h.",
+            show_default=False,
+        ),
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="The number of partitions.", show_default=False)
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change settings of a reliable queue, for all its clients, and show all of them.
+
+    Clients that are running use the new settings at once. Code that declares other settings is
+    refused when it starts the next time, so change it as well. Without an option for a setting,
+    nothing is changed.
+    """
+    changes: dict[str, Any] = {
+        "expired": expired,
+        "dedup_window": duration(dedup_window, "--dedup-window"),
+        "partitions": partitions,
+    }
+    if max_size is not None:
+        changes["max_size"] = _limit(max_size)
+
+    async def act(client: Client) -> QueueSettings:
+        return await client.reliable_queue(queue).configure(**changes)
+
+    settings = with_client(url, act)
+    if as_json:
+        print_json({"queue": queue, **asdict(settings)})
+    else:
+        show_fields([("partitions", f"{settings.partitions:,}"), *_setting_lines(settings)])
 
 
 def pause(
@@ -243,13 +299,38 @@ async def _stats(client: Client, queue: FoundQueue) -> _Stats:
     )
 
 
+def _limit(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise CommandFailed(f"--max-size must be a number from 1 up, or none, not {text!r}")
+    return int(text)
+
+
+def _setting_lines(settings: QueueSettings) -> list[tuple[str, str]]:
+    window = settings.dedup_window
+    return [
+        ("max size", f"{settings.max_size:,}" if settings.max_size else "none"),
+        ("expired", settings.expired),
+        ("dedup window", span(window) if window else "none"),
+    ]
+
+
+async def _settings(client: Client, queue: FoundQueue) -> QueueSettings | None:
+    if queue.kind == "delayed":
+        return None
+    return await inspection.settings(client, queue.name, queue.partitions)
+
+
 async def _once(client: Client, target: Target, interval: float, *, as_json: bool) -> None:
     del interval
     found, now = await _stats(client, target.queue), await clock(client)
+    settings = await _settings(client, target.queue)
     if as_json:
-        print_json(_figures(target.queue, *found))
+        more = {} if settings is None else asdict(settings)
+        print_json({**more, **_figures(target.queue, *found)})
     else:
-        show_fields(_lines(target.queue, *found, now))
+        show_fields(_lines(target.queue, *found, now, settings))
 
 
 async def _watch(client: Client, target: Target, interval: float, *, as_json: bool) -> None:
@@ -260,7 +341,7 @@ async def _watch(client: Client, target: Target, interval: float, *, as_json: bo
     with Live(console=console(), auto_refresh=False) as live:
         while True:
             found, now = await _stats(client, target.queue), await clock(client)
-            rows = _lines(target.queue, *found, now)
+            rows = _lines(target.queue, *found, now, await _settings(client, target.queue))
             shown = table((target.queue.kind, target.name), rows, wide=[target.name])
             shown.caption = f"{now.astimezone():%H:%M:%S}, Ctrl-C to stop"
             shown.caption_justify = "left"
@@ -314,7 +395,11 @@ def _row(queue: FoundQueue, depth: QueueDepth | str) -> list[str]:
 
 
 def _lines(
-    queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None, now: datetime
+    queue: FoundQueue,
+    depth: QueueDepth,
+    next_due_at: datetime | None,
+    now: datetime,
+    settings: QueueSettings | None,
 ) -> list[tuple[str, str]]:
     lines = [
         ("ready", f"{depth.ready:,}"),
@@ -329,4 +414,5 @@ def _lines(
         ("dead", f"{depth.dead:,}"),
         ("oldest due", f"{span(depth.oldest_due_age)} ago" if depth.ready else "-"),
     ]
-    return [*lines, ("paused", "yes" if depth.paused else "no")]
+    lines.append(("paused", "yes" if depth.paused else "no"))
+    return lines if settings is None else [*lines, *_setting_lines(settings)]

@@ -4,14 +4,15 @@
 -- Keys:
 --   key...  of each queue in turn. Delayed: ZSET of records by due time, ms; ZSET of leases by
 --           their end, ms; LIST of payloads that are due. Reliable: its ten ZSETs of ids by moment,
---           microseconds, from priority 0 up; HASH of its schedules
+--           microseconds, from priority 0 up; HASH of its schedules; HASH of its settings
 -- Arguments:
 --   kind...  text  of each queue: "delayed" or "reliable"
 --
--- Returns {now_us, wait_us, ready, wait_us, ready, ...}: the time until each queue's next message
--- is due or lease ends (0 if one already is, -1 if there is none), and the length of its ready
--- list, or the number of its schedules. A key of a foreign type counts as empty here: it must not
--- hide the other queues, and its own queue's next call reports it.
+-- Returns {now_us, wait_us, ready, epoch, wait_us, ready, epoch, ...}: the time until each queue's
+-- next message is due or lease ends (0 if one already is, -1 if there is none); the length of its
+-- ready list, or the number of its schedules; and the epoch of its settings, 0 if it has none. A
+-- key of a foreign type counts as empty here: it must not hide the other queues, and its own
+-- queue's next call reports it.
 -- include: clock
 
 local now, used = now_us(), 0
@@ -22,7 +23,7 @@ local function wait_for_next_key(unit)
 end
 local reply = {now}
 for _, kind in ipairs(kinds) do
-  local wait, ready = nil, 0
+  local wait, ready, epoch = nil, 0, nil
   if kind == 'delayed' then
     wait = shorter_wait(wait_for_next_key(1000), wait_for_next_key(1000))
     used = used + 1
@@ -37,8 +38,11 @@ for _, kind in ipairs(kinds) do
     end
     used = used + 1
     ready = redis.pcall('HLEN', keys[used])
+    used = used + 1
+    epoch = redis.pcall('HGET', keys[used], 'epoch')
   end
   reply[#reply + 1] = wait
   reply[#reply + 1] = type(ready) == 'number' and ready or 0
+  reply[#reply + 1] = type(epoch) == 'string' and epoch or '0'
 end
 return reply

@@ -34,6 +34,7 @@ class Listener:
         timeout: How long a handler may take, in seconds.
         on_error: How to treat errors.
         partitions: Number of partitions of the queue; None if it is not partitioned.
+        reads_type: Whether the codec comes from the type that the handler takes.
     """
 
     queue: str
@@ -45,6 +46,7 @@ class Listener:
     timeout: float | None
     on_error: OnError
     partitions: int | None
+    reads_type: bool
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class ListenerSettings:
             self.timeout,
             self.on_error,
             self.partitions,
+            self.codec is None,
         )
 
 
@@ -115,7 +118,7 @@ def check_settings(
     # all.
     ReliableKeys.of(queue)
     check_codec(codec)
-    settings.policy()
+    settings.check()
     check_count("concurrency", concurrency)
     if partitions is not None:
         check_partitions(partitions)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from delayq._durations import Duration, seconds
 from delayq._reliable.message import Message
-from delayq._reliable.settings import RETRIES, Settings
+from delayq._reliable.partitions import PartitionedQueue
+from delayq._reliable.settings import UNSET, Settings
 from delayq.client import Client, connect
 from delayq.errors import Closed, ConfigurationError
 from delayq.worker._dependencies import Scope
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from delayq._reliable.partitions import PartitionedQueue
     from delayq._reliable.queue import ReliableQueue
-    from delayq._reliable.settings import Expired, WhenFull
+    from delayq._reliable.settings import Expired, Unset, WhenFull
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.worker._listener import Listener
@@ -138,14 +138,14 @@ class Worker:
         timeout: Duration | None = None,
         codec: Codec[Any] | None = None,
         on_error: OnError | None = None,
-        lease: Duration = 30.0,
-        max_attempts: int | None = 10,
-        backoff: Backoff = RETRIES,
-        dedup_window: Duration = 0.0,
-        expired: Expired = "drop",
-        max_size: int | None = None,
-        when_full: WhenFull = "raise",
-        max_payload: int = 512 * 1024,
+        lease: Duration | None = None,
+        max_attempts: int | Unset | None = UNSET,
+        backoff: Backoff | None = None,
+        dedup_window: Duration | None = None,
+        expired: Expired | None = None,
+        max_size: int | Unset | None = UNSET,
+        when_full: WhenFull | None = None,
+        max_payload: int | None = None,
         partitions: int | None = None,
     ) -> Callable[[F], F]:
         """Register a function as the handler of a queue's messages.
@@ -176,8 +176,8 @@ class Worker:
                 handled.
             expired: How to treat a message past its ``ttl``: ``"drop"``, or ``"dead"`` to make it a
                 dead letter.
-            max_size: Applies to messages that are offered through the worker's client.
-            when_full: Applies to the same messages.
+            max_size: The largest number of live messages that the queue may hold.
+            when_full: Applies to messages that are offered through the worker's client.
             max_payload: Applies to the same messages.
             partitions: Number of partitions of the queue, as for
                 :meth:`delayq.Client.reliable_queue`. The handlers serve all of them in turn.
@@ -449,7 +449,9 @@ class Worker:
         lanes = []
         for listener in self._listeners.values():
             settings = {
-                name: getattr(listener.settings, name) for name in Settings.__dataclass_fields__
+                name: getattr(listener.settings, name)
+                for name in Settings.__dataclass_fields__
+                if name != "partitions"
             }
             name, codec, count = listener.queue, listener.codec, listener.partitions
             queue: ReliableQueue[Any] | PartitionedQueue[Any] = (
@@ -457,6 +459,10 @@ class Worker:
                 if count is None
                 else self._client.reliable_queue(name, codec=codec, partitions=count, **settings)
             )
+            if listener.reads_type:
+                # The codec is for this handler: producers on this client may offer any JSON.
+                for part in queue.partitions if isinstance(queue, PartitionedQueue) else (queue,):
+                    part.keep_codec()
             # No more than the worker's own concurrency ever run.
             concurrency = min(listener.concurrency, self._concurrency)
             threads = Threads(name, concurrency)

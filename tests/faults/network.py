@@ -86,9 +86,11 @@ class Network:
         self._server.script_cache.clear()
 
     def lasting_keys(self) -> list[str]:
-        """Return the keys on the server that do not expire by themselves."""
+        """Return the keys on the server that do not expire by themselves, apart from settings."""
         return sorted(
-            key.decode() for key, item in self._server.dbs[0]._dict.items() if item.expireat is None
+            key.decode()
+            for key, item in self._server.dbs[0]._dict.items()
+            if item.expireat is None and not key.endswith(b":settings")
         )
 
     def list_of(self, key: str) -> list[bytes]:

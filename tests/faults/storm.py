@@ -546,7 +546,7 @@ class Storm:
             name.decode()
             for raw in clients
             for name in await raw.keys("*")
-            if await raw.pttl(name) == -1
+            if not name.endswith(b":settings") and await raw.pttl(name) == -1
         ]
 
 

@@ -209,6 +209,41 @@ def test_pause_and_resume(cli: Cli) -> None:
     assert cli.error.count("\n") == 1
 
 
+def test_configure(cli: Cli) -> None:
+    assert cli.plain("configure", "mails")[1].split() == (
+        ["partitions:", "1", "max", "size:", "none", "expired:", "drop", "dedup", "window:", "none"]
+    )
+    status, (settings,) = cli("configure", "mails", "--max-size", "2", "--dedup-window", "1h")
+    assert (status, settings) == (
+        0,
+        {
+            "queue": "mails",
+            "partitions": 1,
+            "max_size": 2,
+            "expired": "drop",
+            "dedup_window": 3600.0,
+        },
+    )
+    for n in range(3):
+        assert cli("offer", str(n), "--queue", "mails")[0] == (2 if n == 2 else 0)
+    assert "full" in cli.error
+    assert cli("configure", "mails", "--max-size", "none", "--expired", "dead")[0] == 0
+    assert cli("offer", "2", "--queue", "mails")[0] == 0
+    _, (stats,) = cli("stats", "--queue", "mails")
+    assert (stats["max_size"], stats["expired"], stats["dedup_window"]) == (None, "dead", 3600.0)
+    shown = cli.plain("stats", "--queue", "mails")[1]
+    assert ["expired:", "dead"] in [line.split() for line in shown.splitlines()]
+    for wrong in (
+        ("--max-size", "0"),
+        ("--max-size", "few"),
+        ("--expired", "keep"),
+        ("--dedup-window", "-1"),
+        ("--dedup-window", "soon"),
+    ):
+        assert cli.plain("configure", "mails", *wrong) == (2, "")
+        assert cli.error.count("\n") == 1
+
+
 def test_purge(cli: Cli) -> None:
     seed(cli.url)
     assert cli("purge", "--queue", "mails", "--state", "delayed", "--yes") == (

@@ -93,7 +93,8 @@ SCREENS = (
         ),
     ),
     Case(
-        "stats --queue mails", ("ready:      1", "delayed:    3", "leased:     1", "paused:     no")
+        "stats --queue mails",
+        ("ready:        1", "delayed:      3", "paused:       no", "max size:     none"),
     ),
     Case("stats --delayed closing", ("delayed:    2", "next due:")),
     Case("peek --queue mails", ("id         state    due", "priority  value", "…")),
@@ -113,6 +114,7 @@ SCREENS = (
     Case("cancel welcome-1 --queue mails", ("welcome-1 is cancelled",)),
     Case("reschedule welcome-1 --queue mails --delay 3m", ("welcome-1  due", "(in 3 min)")),
     Case("take --delayed closing", ("delayq: no message is due",), status=1),
+    Case("configure mails --max-size 1000", ("max size:     1,000", "dedup window: none")),
     Case("pause --queue mails", ("delayq resume --queue mails",)),
     Case("resume --queue mails", ("mails was not paused",), status=1),
     Case("purge --queue mails --yes", ("dropped: 5",)),
@@ -156,6 +158,7 @@ DOCUMENTS = (
     Case("cancel welcome-1 --queue mails", ("queue", "id", "cancelled")),
     Case("reschedule welcome-1 --queue mails --delay 3m", ("queue", "id", "due_at")),
     Case("take --queue mails", ("queue", "id", "value", "attempt")),
+    Case("configure mails", ("queue", "partitions", "max_size", "expired", "dedup_window")),
     Case("pause --queue mails", ("queue", "paused")),
     Case("resume --queue mails", ("queue", "resumed"), status=1),
     Case("purge --queue mails --yes", ("queue", "state", "dropped")),

@@ -133,6 +133,23 @@ async def test_a_queue_has_counts_due_times_and_lists(
     assert '{"n":0}' in texts(await page(reader, "queue?kind=reliable&name=jobs&state=ready"))
 
 
+async def test_a_reliable_queue_shows_its_settings(
+    client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
+    jobs = client.reliable_queue("jobs", max_size=12_000, expired="dead", dedup_window=90)
+    await jobs.offer(1)
+    text = (await reader.get("/queue", params={"kind": "reliable", "name": "jobs"})).text
+    for shown in ("<dd>12,000</dd>", "<dd>become dead letters</dd>", "<dd>1 min 30 s</dd>"):
+        assert shown in text
+    await jobs.configure(max_size=None, expired="drop", dedup_window=0)
+    text = (await reader.get("/queue", params={"kind": "reliable", "name": "jobs"})).text
+    for shown in ("<dd>none</dd>", "<dd>are dropped</dd>"):
+        assert shown in text
+    await client.delayed_queue("orders").offer(1, 60)
+    text = (await reader.get("/queue", params={"kind": "delayed", "name": "orders"})).text
+    assert "Settings" not in text
+
+
 async def test_lists_have_pages(client: delayq.Client, reader: httpx.AsyncClient) -> None:
     for name, partitions in (("one", None), ("many", 3)):
         queue: Any = client.reliable_queue(name, partitions=partitions)

@@ -276,7 +276,7 @@ async def test_a_call_that_arrives_after_later_ones_stores_nothing(
     late = NewMessage("late", 0, 0, 0, "raise", b"\n1")
     with pytest.raises(delayq.ServerRefused, match="LATE"):
         await jobs._store.client.run(
-            *jobs._store.offer_request(jobs._store.offer_keys(session), 1, 0, [late])
+            *jobs._store.offer_request(jobs._store.offer_keys(session), 1, "0", [late])
         )
     assert len((await store.look()).bodies) == 2
 

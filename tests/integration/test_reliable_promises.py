@@ -177,4 +177,4 @@ async def test_offers_that_cannot_work_are_refused_before_anything_is_written(
 
 def test_a_lease_that_no_handler_can_keep_is_refused() -> None:
     with pytest.raises(delayq.BadInput, match="lease"):
-        Settings(lease=1e-6).policy()
+        Settings(lease=1e-6).check()

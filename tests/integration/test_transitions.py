@@ -65,17 +65,19 @@ class Bench:
         ttl: int = 0,
         on_duplicate: str = "raise",
     ) -> None:
-        self.run(scripts.OFFER, self.now(), 0, id or self.id, 0, delay, ttl, on_duplicate, b"\n1")
+        self.run(scripts.OFFER, self.now(), "0", id or self.id, 0, delay, ttl, on_duplicate, b"\n1")
 
     def claim(
         self, *, suspects: int = 1, max_attempts: int = 0, expired: str = "drop", limit: int = 1
     ) -> Any:
+        self.raw.hset(KEYS.settings, "expired", expired)
         return self.run(
-            scripts.CLAIM, limit, HOUR, TOKEN, max_attempts, expired, "", suspects, "", "", 0
+            scripts.CLAIM, "0", limit, HOUR, TOKEN, max_attempts, "", suspects, "", "", 0
         )
 
     def ack(self, remember: int = 0) -> None:
-        self.run(scripts.ACK, remember, *self.lease)
+        self.raw.hset(KEYS.settings, "dedup_window", remember)
+        self.run(scripts.ACK, *self.lease)
 
     @property
     def lease(self) -> tuple[str, str, int]:

@@ -133,9 +133,8 @@ async def test_a_handler_gets_values_of_its_annotated_type(client: Client, worke
         "jobs", codec=codec_for(Order), lease=LEASE, backoff=LATER, max_attempts=3
     )
     await queue.offer(Order(1))
-    await client.reliable_queue("jobs", lease=LEASE, backoff=LATER, max_attempts=3).offer(
-        {"id": 2, "item": "pen"}
-    )
+    plain = client.reliable_queue("jobs", codec=delayq.JsonCodec())
+    await plain.offer({"id": 2, "item": "pen"})
     await worker.run(burst=True)
     assert seen == [Order(1), Order(2, "pen")]
     assert await left(queue) == (0, 0, 0, 0)

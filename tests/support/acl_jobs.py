@@ -220,6 +220,7 @@ async def show(board: DelayedSource | ReliableSource) -> None:
     depth = await board.depth()
     assert depth.delayed == 2
     assert sum(await board.histogram(0)) >= 2
+    assert (await board.settings() is None) == (board.kind == "delayed")
     for state in (*board.states, *(("dead",) if board.kind == "reliable" else ())):
         for row in await board.page(state, 0, 9):
             if row.place is not None:

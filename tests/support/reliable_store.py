@@ -181,7 +181,8 @@ class Store:
 
     async def others(self) -> set[str]:
         """Return all keys on the server that do not belong to the queue."""
-        return {key.decode() for key in await self._raw.keys("*")} - set(self._names)
+        known = {*self._names, self.keys.settings}
+        return {key.decode() for key in await self._raw.keys("*")} - known
 
     async def values(self) -> list[bytes]:
         """Return the payloads of all live messages, in queue order."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 NAME = "orders"
 DELAYED, RELIABLE = DelayedKeys.of(NAME), ReliableKeys.of(NAME)
 TOKEN = "0123456789ab-00000001"
+# The epoch of the queue's settings.
+EPOCH = "7"
 HOUR_US = 3_600_000_000
 SECOND_US = 1_000_000
 
@@ -205,6 +207,8 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str, int]]:
         (again,) = await queue.claim(1)
         assert again.id == f"again{n}", again.id
         await again.nack(0, "an error")
+    settings = {"epoch": EPOCH, "expired": "dead"}
+    await at.raw.hset(RELIABLE.settings, mapping=settings)
     leases = await at.raw.hgetall(RELIABLE.named("leases"))
     held = {name.decode(): lease.rsplit(b":", 1)[1].decode() for name, lease in leases.items()}
     return {name: (name, token, 3 * int(name[-1])) for name, token in held.items()}
@@ -227,10 +231,22 @@ def some(*args: Any, of: Sequence[str] = (), behind: Sequence[Any] = ()) -> Any:
 TAKEN = ("taken0", "taken1")
 
 
+async def forget(at: Prepared) -> Any:
+    args = await some(of=TAKEN)(at)
+    await at.raw.hdel(RELIABLE.settings, "dedup_window")
+    return args
+
+
+async def configure(at: Prepared) -> Any:
+    await at.raw.hset(RELIABLE.settings, mapping={"layout": 1, "epoch": EPOCH})
+    return [EPOCH, "8", "max_size", "1000", "expired", "dead"]
+
+
 async def full_offer(at: Prepared) -> Any:
     await messages(at)
     await at.raw.zadd(RELIABLE.done, {b"long ago": 1})
-    made: list[Any] = [7, 1000]
+    await at.raw.hset(RELIABLE.settings, "max_size", 1000)
+    made: list[Any] = [7, EPOCH]
     for id, on_duplicate in (  # noqa: A001
         ("new", "raise"),
         ("later1", "replace"),
@@ -242,7 +258,7 @@ async def full_offer(at: Prepared) -> Any:
 
 
 async def offer_one(at: Prepared) -> Any:
-    return [7, 0, "new", 0, 0, 0, "raise", b"\nvalue"]
+    return [7, "0", "new", 0, 0, 0, "raise", b"\nvalue"]
 
 
 async def scheduled(at: Prepared, every: float = 0.001) -> None:
@@ -344,10 +360,10 @@ CASES: list[tuple[Script, str, Any]] = [
     (delayed.MIGRATE, "", outdated),
     (reliable.OFFER, "full", full_offer),
     (reliable.OFFER, "one", offer_one),
-    (reliable.CLAIM, "hand out", some(100, HOUR_US, "t", 0, "drop", "client 1", 1, "", "", 0)),
-    (reliable.CLAIM, "die", some(100, HOUR_US, "t", 1, "dead", "client 1", 1, "", "", 0)),
-    (reliable.ACK, "forget", some(0, of=TAKEN)),
-    (reliable.ACK, "remember", some(HOUR_US, of=TAKEN)),
+    (reliable.CLAIM, "hand out", some(EPOCH, 100, HOUR_US, "t", 0, "client 1", 1, "", "", 0)),
+    (reliable.CLAIM, "die", some(EPOCH, 100, HOUR_US, "t", 1, "client 1", 1, "", "", 0)),
+    (reliable.ACK, "forget", forget),
+    (reliable.ACK, "remember", some(of=TAKEN)),
     (reliable.NACK, "", some(of=TAKEN, behind=(SECOND_US, "an error"))),
     (reliable.RELEASE, "", some(of=TAKEN)),
     (reliable.EXTEND, "", some(HOUR_US, of=TAKEN)),
@@ -369,4 +385,5 @@ CASES: list[tuple[Script, str, Any]] = [
     (reliable.OCCUR, "", occur),
     (reliable.RECUR, "", recur),
     (reliable.REFILL, "", refill),
+    (reliable.CONFIGURE, "", configure),
 ]

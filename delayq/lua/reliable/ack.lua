@@ -2,10 +2,10 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
---   done  ZSET  ids of messages that were handled lately, scored by the end of the time for which
---               they are remembered, microseconds
+--   done      ZSET  ids of messages that were handled lately, scored by the end of the time for
+--                   which they are remembered, microseconds
+--   settings  HASH  see include/settings.lua
 -- Arguments:
---   remember_us  int   how long their ids count as duplicates from now on; 0: not at all
 --   id...        text  of each message
 --   token...     text  of its lease
 --   priority...  int   of the message, 0 to 9
@@ -32,9 +32,9 @@ for i, id in ipairs(ids) do
     group[#group + 1] = id
   end
 end
+local remember_us = number_or(0, redis.call('HGET', settings, 'dedup_window'))
 for priority, group in pairs(acked_by_priority) do redis.call('ZREM', live[priority], unpack(group)) end
 delete_details(acked)
-remember_us = tonumber(remember_us)
 if remember_us > 0 and #acked > 0 then
   local now = now_us()
   trim_done(now)

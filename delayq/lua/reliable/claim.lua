@@ -6,12 +6,13 @@
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
 --   wake           CHANNEL  where other clients are told that they need not look
+--   settings       HASH     see include/settings.lua
 -- Arguments:
+--   epoch         text    of the settings that the caller knows
 --   limit         int     hand out at most this many
 --   lease_us      int     how long the worker has them
 --   token         text    names the lease: every call about a leased message needs it
 --   max_attempts  int     a message that has used this many dies instead; 0: no limit
---   expired       text    the end of a message past its time to live: "drop" or "dead"
 --   signature     text    of the caller. If all due messages were handed out, it is published
 --                         behind the due time of the next one, and now; empty: it is not
 --   suspects      0 or 1  whether the client may have a suspect: not if it has one at work, or asks
@@ -27,12 +28,17 @@
 -- the number of clients that got the notice; 0 if there was none, -1 if the user may not publish
 -- it. attempt: a number, or with the number of those that are forgiven, "3-1". suspect: 1 if the
 -- message handed out is one, and thus alone. more: 1 if suspects wait that were not handed out. The
--- last ids are of recurring messages that were dropped or died.
+-- last ids are of recurring messages that were dropped or died. An error, DELAYQ_SETTINGS, if other
+-- settings are stored.
 -- include: clock
 -- include: notice
 -- include: queue
 -- include: letters
+-- include: settings
 
+local layout, stored_epoch, expired =
+  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'expired'))
+if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
 local now = now_us()
 if redis.call('EXISTS', paused) == 1 then return {now, -1, 0, 0, 0, {}, 0, 0, {}} end
 limit, lease_us, max_attempts = tonumber(limit), tonumber(lease_us), tonumber(max_attempts)

@@ -2,13 +2,14 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
---   wake  CHANNEL  where a new head is announced: its due time, microseconds
---   done  ZSET     ids of messages that were handled lately, scored by the end of the time for
---                  which they are remembered, microseconds
---   call  STRING   number and reply of this client's last call to this queue
+--   wake      CHANNEL  where a new head is announced: its due time, microseconds
+--   done      ZSET     ids of messages that were handled lately, scored by the end of the time for
+--                     which they are remembered, microseconds
+--   settings  HASH     see include/settings.lua
+--   call      STRING   number and reply of this client's last call to this queue
 -- Arguments:
 --   number           int   of this call: the same as that of the last one if its answer was lost
---   max_size         int   refuse messages beyond this many live ones; 0: no limit
+--   epoch            text  of the settings that the caller knows
 --   id...            text  of each message
 --   priority...      int   0 to 9
 --   delay_us...      int   time from now, microseconds
@@ -17,9 +18,11 @@
 --   content...       text  headers, newline, payload
 --
 -- Returns for each message: 1 stored, 2 stored in the place of an earlier one, 0 ignored, -1 there
--- is one already, -2 full. And behind these -3, if the user may not announce a new head.
+-- is one already, -2 full. And behind these -3, if the user may not announce a new head. An error,
+-- DELAYQ_SETTINGS, if other settings are stored.
 -- include: clock
 -- include: queue
+-- include: settings
 
 local last_call = redis.call('GET', call)
 if last_call then
@@ -36,6 +39,11 @@ if last_call then
     return redis.error_reply('DELAYQ_LATE the call was repeated, and answered')
   end
 end
+
+local layout, stored_epoch, max_size =
+  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'max_size'))
+if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
+max_size = number_or(0, max_size)
 
 -- Return which of these ids are in use, by id.
 local function ids_in_use(ids)
@@ -64,12 +72,14 @@ local function write()
   end
   -- Next the keys that may be of a foreign type: the type of the bodies is known.
   for priority, scores in pairs(new_scores) do redis.call('ZADD', live[priority], unpack(scores)) end
-  if #new_bodies > 0 then redis.call('HSET', bodies, unpack(new_bodies)) end
+  if #new_bodies > 0 then
+    redis.call('HSET', bodies, unpack(new_bodies))
+    if not layout then redis.call('HSET', settings, 'layout', LAYOUT) end
+  end
   if #new_priorities > 0 then redis.call('HSET', priorities, unpack(new_priorities)) end
   if #new_expiries > 0 then redis.call('HSET', expiries, unpack(new_expiries)) end
 end
 
-max_size = tonumber(max_size)
 local ids = {}
 for at = FIRST, #ARGV, STRIDE do
   local delay = tonumber(ARGV[at + DELAY_US])

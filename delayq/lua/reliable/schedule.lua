@@ -4,6 +4,7 @@
 --   messages  see include/queue.lua
 --   wake       CHANNEL  where a new head is announced: its due time, microseconds
 --   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
+--   settings   HASH     see include/settings.lua
 -- Arguments:
 --   name       text  of the schedule
 --   timing     text  its times, as the caller writes them: while this stays the same, so does the
@@ -20,7 +21,9 @@
 -- include: clock
 -- include: queue
 -- include: schedule
+-- include: settings
 
+local layout = redis.call('HGET', settings, 'layout')
 local now = now_us()
 local shift = clock_shift()
 local shifted_now = now + shift
@@ -57,4 +60,5 @@ else
 end
 enqueue_next(name, facts, content, now, shift)
 save_schedule(name, facts, content)
+if not layout then redis.call('HSET', settings, 'layout', LAYOUT) end
 return answer()

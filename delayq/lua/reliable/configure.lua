@@ -1,0 +1,26 @@
+-- configure: store the settings of a queue, or of one of its partitions, unless other ones were
+-- stored meanwhile.
+--
+-- Keys:
+--   settings  HASH     see include/settings.lua
+--   wake      CHANNEL  where clients are told to read the settings again
+-- Arguments:
+--   expected  text  the epoch of the settings that these replace; 0 if there are none
+--   epoch     text  of these settings
+--   field...  text  the name of each setting
+--   value...  text  the setting
+--
+-- Returns the epoch that is stored now. If it is not that of these settings, nothing was changed.
+-- include: settings
+
+local stored = redis.call('HMGET', settings, 'layout', 'epoch')
+-- If the answer to a first try was lost, its repetition finds its work done.
+if not knows_settings(stored[1], stored[2], expected) then return stored[2] or '0' end
+local fields = {'layout', LAYOUT, 'epoch', epoch}
+for at = FIRST, #ARGV, STRIDE do
+  fields[#fields + 1], fields[#fields + 2] = ARGV[at + FIELD], ARGV[at + VALUE]
+end
+redis.call('HSET', settings, unpack(fields))
+-- A hint: a client that does not hear it is refused, and reads the settings then.
+redis.pcall('PUBLISH', wake, 'settings')
+return epoch

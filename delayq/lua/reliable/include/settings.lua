@@ -1,0 +1,18 @@
+-- settings: what the queue's settings say. See docs/redis-data-model.md.
+--
+-- The key `settings` is a HASH: layout, epoch, partitions, former, max_size, expired, dedup_window.
+-- A missing field means that nobody has given that setting, and one that cannot be read means the
+-- same. Each partition has a copy; that of the first partition decides.
+
+-- The layout of the keys that these scripts read and write.
+local LAYOUT = '1'
+
+-- Return whether the caller knows the settings that are stored; it may know none if none is stored.
+local function knows_settings(layout, stored_epoch, epoch)
+  return (layout or LAYOUT) == LAYOUT and (stored_epoch or '0') == epoch
+end
+
+-- The error for a caller that has to read the settings again. Nothing has been written.
+local function settings_changed()
+  return redis.error_reply('DELAYQ_SETTINGS the settings of the queue have changed')
+end

@@ -1,0 +1,841 @@
+"""The settings of a reliable queue: one for all its clients, whoever declares or changes them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+import delayq
+from delayq import ConfigurationError, Offer, QueueSettings
+from delayq._delayed.keys import DelayedKeys
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.known_settings import KnownSettings
+from delayq._reliable.scripts import CLAIM, CONFIGURE, OFFER
+from delayq._reliable.settings import LAYOUT, StoredSettings, declare
+from delayq._reliable.store import ReliableStore
+from delayq.admin.acl import acl_rules
+from tests.support.reliable_fixtures import raw
+from tests.support.reliable_store import HOUR
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from delayq import Client, ReliableQueue
+    from delayq._engine.context import EngineContext
+    from tests.support.servers import PrivateServer
+
+__all__ = ["raw"]
+
+KEYS = ReliableKeys.of("jobs")
+
+
+@pytest.fixture
+async def other(server: PrivateServer) -> AsyncIterator[Client]:
+    """A client of another process, as far as the server can tell."""
+    async with delayq.connect(server.url, resync_interval=0.05) as client:
+        yield client
+
+
+async def epoch(raw: Any) -> bytes | None:
+    found: bytes | None = await raw.hget(KEYS.settings, "epoch")
+    return found
+
+
+CALLS: dict[str, Callable[[ReliableQueue[int]], Any]] = {
+    "offer": lambda jobs: jobs.offer(1),
+    "offer_many": lambda jobs: jobs.offer_many([Offer(1)]),
+    "claim": lambda jobs: jobs.claim(),
+    "claim and wait": lambda jobs: jobs.claim(wait=5),
+    "loop": lambda jobs: anext(aiter(jobs)),
+    "cancel": lambda jobs: jobs.cancel("a"),
+    "reschedule": lambda jobs: jobs.reschedule("a", 1),
+    "get": lambda jobs: jobs.get("a"),
+    "stats": lambda jobs: jobs.stats(),
+    "peek": lambda jobs: jobs.peek(),
+    "purge": lambda jobs: jobs.purge(),
+    "pause": lambda jobs: jobs.pause(),
+    "resume": lambda jobs: jobs.resume(),
+    "schedule": lambda jobs: jobs.schedule("a", every=1, value=1),
+    "unschedule": lambda jobs: jobs.unschedule("a"),
+    "schedules": lambda jobs: jobs.schedules(),
+}
+
+
+class TestDeclaring:
+    async def test_a_handle_that_says_nothing_stores_nothing_but_the_layout(
+        self, client: Client, raw: Any
+    ) -> None:
+        jobs = client.reliable_queue("jobs")
+        assert (await jobs.stats()).delayed == 0
+        assert await jobs.claim() == []
+        assert await raw.exists(KEYS.settings) == 0
+        await jobs.offer(1, HOUR)
+        assert await raw.hgetall(KEYS.settings) == {b"layout": LAYOUT.encode()}
+        assert await jobs.settings() == QueueSettings()
+
+    async def test_a_schedule_stores_the_layout_too(self, client: Client, raw: Any) -> None:
+        await client.reliable_queue("jobs").schedule("daily", every=HOUR, value=1)
+        assert await raw.hget(KEYS.settings, "layout") == LAYOUT.encode()
+
+    async def test_what_is_declared_first_is_stored_at_the_first_call(
+        self, client: Client, raw: Any
+    ) -> None:
+        jobs = client.reliable_queue("jobs", max_size=5, expired="dead", dedup_window=60)
+        assert await raw.exists(KEYS.settings) == 0
+        assert await jobs.claim() == []
+        stored = await raw.hgetall(KEYS.settings)
+        assert (stored[b"max_size"], stored[b"expired"], stored[b"dedup_window"]) == (
+            b"5",
+            b"dead",
+            b"60000000",
+        )
+        assert await jobs.settings() == QueueSettings(1, 5, "dead", 60.0)
+
+    async def test_a_producer_that_names_only_the_queue_keeps_to_what_is_stored(
+        self, client: Client, other: Client
+    ) -> None:
+        await client.reliable_queue("jobs", max_size=2, dedup_window=60).offer_many([Offer(1)] * 2)
+        producer = other.reliable_queue("jobs")
+        with pytest.raises(delayq.QueueFull):
+            await producer.offer(3)
+        (message, _) = await client.reliable_queue("jobs").claim(2)
+        await message.ack()
+        with pytest.raises(delayq.DuplicateMessage):
+            await producer.offer(4, id=message.id)
+        await producer.offer(5)
+
+    async def test_another_client_adds_what_is_missing(self, client: Client, other: Client) -> None:
+        await client.reliable_queue("jobs", max_size=2).stats()
+        theirs = other.reliable_queue("jobs", expired="dead")
+        assert await theirs.settings() == QueueSettings(1, 2)
+        await theirs.stats()
+        assert await theirs.settings() == QueueSettings(1, 2, "dead")
+
+    @pytest.mark.parametrize("call", [*CALLS])
+    async def test_who_declares_something_else_is_told_at_the_first_call(
+        self,
+        client: Client,
+        other: Client,
+        raw: Any,
+        call: str,
+    ) -> None:
+        await client.reliable_queue("jobs", max_size=1000).offer(0, HOUR, id="a")
+        before = {key: await raw.dump(key) for key in await raw.keys("*")}
+        jobs = other.reliable_queue("jobs", max_size=500)
+        for _ in range(2):
+            with pytest.raises(
+                ConfigurationError, match="max_size is 1000 on the server, and 500 here: call"
+            ):
+                await CALLS[call](jobs)
+        assert {key: await raw.dump(key) for key in await raw.keys("*")} == before
+
+    async def test_two_handles_of_one_client_disagree_like_two_processes(
+        self, client: Client
+    ) -> None:
+        first = client.reliable_queue("jobs", max_size=1000)
+        second = client.reliable_queue("jobs", max_size=500)
+        await first.offer(1)
+        with pytest.raises(ConfigurationError, match="1000 on the server, and 500 here"):
+            await second.offer(2)
+        await client.reliable_queue("jobs").offer(3)
+
+    async def test_two_processes_that_disagree(self, server: PrivateServer) -> None:
+        program = """
+import asyncio, sys, delayq
+async def main():
+    async with delayq.connect(sys.argv[1]) as client:
+        try:
+            await client.reliable_queue("jobs", max_size=int(sys.argv[2])).offer(1, 60)
+        except delayq.ConfigurationError as error:
+            print(error)
+asyncio.run(main())
+"""
+        started = [
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-c", program, server.url, size, stdout=asyncio.subprocess.PIPE
+            )
+            for size in ("1000", "500")
+        ]
+        told = [out.decode() for out, _ in [await each.communicate() for each in started]]
+        assert sorted(map(bool, told)) == [False, True]
+        assert "on the server, and" in "".join(told)
+
+    async def test_who_comes_first_wins_and_the_others_are_told(
+        self, server: PrivateServer
+    ) -> None:
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(delayq.connect(server.url)) for _ in range(8)
+            ]
+            queues = [each.reliable_queue("jobs", max_size=n + 1) for n, each in enumerate(clients)]
+            outcomes = await asyncio.gather(
+                *(queue.offer(0, HOUR) for queue in queues), return_exceptions=True
+            )
+            winner = (await queues[0].settings()).max_size
+            failed = [n for n, each in enumerate(outcomes, 1) if isinstance(each, BaseException)]
+            assert [n for n in range(1, 9) if n not in failed] == [winner]
+            assert all(isinstance(outcomes[n - 1], ConfigurationError) for n in failed)
+
+    async def test_calls_that_are_made_at_once_share_one_look(self, client: Client) -> None:
+        jobs = client.reliable_queue("jobs")
+        before = client.statistics().round_trips
+        await asyncio.gather(*(jobs.offer(n, HOUR) for n in range(50)))
+        assert client.statistics().round_trips - before < 12
+
+    async def test_a_queue_that_is_known_costs_another_handle_nothing(self, client: Client) -> None:
+        await client.reliable_queue("jobs").offer(1, HOUR)
+        before = client.statistics().round_trips
+        await client.reliable_queue("jobs").offer(1, HOUR)
+        assert client.statistics().round_trips - before == 1
+
+    async def test_no_limit_can_be_declared(self, client: Client, other: Client) -> None:
+        await client.reliable_queue("jobs", max_size=None).stats()
+        with pytest.raises(ConfigurationError, match="max_size is None on the server, and 5 here"):
+            await other.reliable_queue("jobs", max_size=5).stats()
+
+
+class TestInheriting:
+    async def test_a_handle_takes_what_it_leaves_out_from_the_others_of_its_client(
+        self, client: Client
+    ) -> None:
+        codec = delayq.StringCodec()
+        client.reliable_queue("jobs", lease=5, max_attempts=2, codec=codec, max_payload=3)
+        jobs: ReliableQueue[str] = client.reliable_queue("jobs")
+        assert jobs._codec is codec
+        with pytest.raises(delayq.PayloadTooLarge):
+            await jobs.offer("four")
+        await jobs.offer("1")
+        (message,) = await jobs.claim()
+        assert message.value == "1"
+
+    async def test_the_default_counts_where_no_handle_says_anything(self, client: Client) -> None:
+        jobs = client.reliable_queue("jobs")
+        await jobs.offer(1)
+        (message,) = await jobs.claim()
+        now = await client.server_time()
+        assert 28 < (message.lease_ends_at - now).total_seconds() <= 30
+
+
+class TestConfiguring:
+    async def test_what_is_configured_counts_for_every_client_at_once(
+        self, client: Client, other: Client
+    ) -> None:
+        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
+        await theirs.offer_many([Offer(n, delay=HOUR) for n in range(3)])
+        assert await jobs.configure(max_size=4, expired="dead") == QueueSettings(1, 4, "dead")
+        await theirs.offer(3, HOUR)
+        with pytest.raises(delayq.QueueFull):
+            await theirs.offer(4, HOUR)
+        assert await jobs.configure(max_size=None) == QueueSettings(1, None, "dead")
+        await theirs.offer(4, HOUR)
+        assert (await jobs.stats()).delayed == 5
+
+    async def test_expired_messages_go_where_the_queue_says(
+        self, client: Client, other: Client, raw: Any
+    ) -> None:
+        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
+        await theirs.claim()
+        await jobs.configure(expired="dead")
+        await jobs.offer(1, ttl=0.001)
+        await asyncio.sleep(0.01)
+        assert await theirs.claim() == []
+        assert (await jobs.stats()).dead == 1
+
+    async def test_a_dedup_window_counts_for_the_next_ack_of_every_client(
+        self, client: Client, other: Client
+    ) -> None:
+        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
+        for window, outcome in ((60, 0), (0, 1)):
+            await theirs.offer(1, id=f"a{window}")
+            (message,) = await theirs.claim()
+            await jobs.configure(dedup_window=window)
+            await message.ack()
+            stored = 0
+            try:
+                await jobs.offer(1, HOUR, id=f"a{window}")
+                stored = 1
+            except delayq.DuplicateMessage:
+                pass
+            assert stored == outcome
+
+    async def test_what_changes_nothing_has_no_new_epoch(self, client: Client, raw: Any) -> None:
+        jobs = client.reliable_queue("jobs")
+        await jobs.configure()
+        assert await epoch(raw) is None
+        await jobs.configure(max_size=5)
+        before = await epoch(raw)
+        assert before is not None
+        await jobs.configure(max_size=5)
+        assert await epoch(raw) == before
+        await jobs.configure(max_size=6)
+        assert int(await epoch(raw) or 0) > int(before)
+
+    async def test_the_handle_that_configures_goes_on(self, client: Client, other: Client) -> None:
+        jobs = client.reliable_queue("jobs", max_size=1000)
+        await jobs.configure(max_size=500)
+        await jobs.offer(1)
+        theirs = other.reliable_queue("jobs", max_size=500)
+        await theirs.offer(1)
+        await jobs.configure(max_size=100)
+        await theirs.offer(1)
+
+    async def test_a_setting_that_is_not_valid_changes_nothing(
+        self, client: Client, raw: Any
+    ) -> None:
+        jobs = client.reliable_queue("jobs")
+        invalid: list[dict[str, Any]] = [
+            {"max_size": 0},
+            {"expired": "x"},
+            {"dedup_window": -1},
+            {"partitions": 0},
+        ]
+        for each in invalid:
+            with pytest.raises(delayq.BadInput):
+                await jobs.configure(**each)
+        assert await raw.exists(KEYS.settings) == 0
+
+    async def test_everything_that_is_configured_at_once_is_kept(
+        self, client: Client, other: Client
+    ) -> None:
+        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
+        await asyncio.gather(
+            jobs.configure(max_size=7),
+            theirs.configure(expired="dead"),
+            jobs.configure(dedup_window=9),
+        )
+        assert await jobs.settings() == QueueSettings(1, 7, "dead", 9.0)
+
+    async def test_a_closed_queue_is_not_configured(self, client: Client) -> None:
+        jobs = client.reliable_queue("jobs")
+        await jobs.aclose()
+        with pytest.raises(delayq.Closed):
+            await jobs.configure(max_size=5)
+        with pytest.raises(delayq.Closed):
+            await jobs.settings()
+
+
+class TestStaleClients:
+    async def test_offers_on_their_way_are_stored_whatever_is_configured_meanwhile(
+        self, client: Client, server: PrivateServer, other: Client, raw: Any
+    ) -> None:
+        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
+        offering = asyncio.gather(*(jobs.offer(n, HOUR, id=f"id {n}") for n in range(10_000)))
+        changed = 0
+        while not offering.done():
+            await theirs.configure(max_size=1_000_000 + changed % 2)
+            changed += 1
+            await asyncio.sleep(0.01)
+        assert await offering == [f"id {n}" for n in range(10_000)]
+        assert changed > 3
+        assert await raw.hlen(KEYS.named("bodies")) == 10_000
+        assert client.queue_statistics()[0].offered == 10_000
+        assert client.statistics().errors == 0
+
+    async def test_order_is_kept_where_a_batch_is_refused(
+        self, client: Client, other: Client
+    ) -> None:
+        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
+        await jobs.offer(-1)
+        await theirs.configure(max_size=1000)
+        await asyncio.gather(*(jobs.offer(n) for n in range(500)))
+        found: list[int] = []
+        while messages := await theirs.claim(100):
+            found += [message.value for message in messages]
+        assert found == [*range(-1, 500)]
+
+    @pytest.mark.parametrize("durability", ["memory", "fsync"])
+    async def test_a_refused_offer_is_repeated_and_counts_once(
+        self, client: Client, other: Client, raw: Any, durability: str
+    ) -> None:
+        if durability == "fsync":
+            await raw.config_set("appendonly", "yes")
+        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
+        await jobs.offer(0, HOUR)
+        await theirs.configure(expired="dead")
+        try:
+            await jobs.offer(1, HOUR, durability=durability)
+        except delayq.ServerRefused as error:
+            pytest.skip(str(error))
+        assert (await theirs.stats()).delayed == 2
+
+    async def test_a_waiting_claim_goes_on(self, client: Client, other: Client) -> None:
+        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
+        claiming = asyncio.create_task(jobs.claim(wait=5))
+        await until(lambda: client.statistics().waiting == 1)
+        await theirs.configure(expired="dead")
+        await theirs.offer(1, 0.05)
+        (message,) = await claiming
+        assert message.value == 1
+        assert client.queue_statistics()[0].errors == 0
+
+    async def test_a_loop_goes_on(self, client: Client, other: Client) -> None:
+        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
+        await theirs.offer_many([Offer(n) for n in range(300)])
+        seen = []
+        async for message in jobs:
+            async with message:
+                seen.append(message.value)
+            if len(seen) % 50 == 0:
+                await theirs.configure(dedup_window=len(seen))
+            if len(seen) == 300:
+                break
+        assert sorted(seen) == [*range(300)]
+
+    async def test_a_refused_script_has_written_nothing(self, client: Client, raw: Any) -> None:
+        jobs = client.reliable_queue("jobs")
+        await jobs.offer(1)
+        await raw.hset(KEYS.settings, "epoch", "7")
+        before = {key: await raw.dump(key) for key in await raw.keys("*")}
+        for script, args in (
+            (OFFER, ("1", "0", "new", 0, 0, 0, "raise", b"\n1")),
+            (CLAIM, ("0", 10, HOUR * 1_000_000, "t", 0, "", 1, "", "", 0)),
+            (CLAIM, ("8", 10, HOUR * 1_000_000, "t", 0, "", 1, "", "", 0)),
+        ):
+            keys = [*KEYS.of_script(script), *([KEYS.call("x")] if script is OFFER else [])]
+            with pytest.raises(Exception, match="DELAYQ_SETTINGS"):
+                await raw.eval(script.text, len(keys), *keys, *args)
+        assert (
+            await raw.eval(CONFIGURE.text, 2, KEYS.settings, KEYS.wake, "6", "9", "a", "b") == b"7"
+        )
+        assert {key: await raw.dump(key) for key in await raw.keys("*")} == before
+
+    async def test_a_call_that_was_carried_out_answers_after_a_change_too(
+        self, client: Client, raw: Any
+    ) -> None:
+        """Its first answer was lost: the repetition must not be refused."""
+        args = ("7", "0", "new", 0, 0, 0, "raise", b"\n1")
+        keys = [*KEYS.of_script(OFFER), KEYS.call("x")]
+        first = await raw.eval(OFFER.text, len(keys), *keys, *args)
+        await client.reliable_queue("jobs").configure(max_size=1)
+        assert await raw.eval(OFFER.text, len(keys), *keys, *args) == first == [1]
+
+
+class TestHearing:
+    @staticmethod
+    def known(client: Client) -> QueueSettings:
+        (queue,) = client._open_session().scheduler.queues
+        return queue.settings.stored.public()  # type: ignore[attr-defined,no-any-return]
+
+    async def test_a_notification_is_enough(self, server: PrivateServer, client: Client) -> None:
+        async with delayq.connect(server.url, resync_interval=60) as idle:
+            jobs = idle.reliable_queue("jobs")
+            await jobs.stats()
+
+            async def is_known() -> bool:
+                await client.reliable_queue("jobs").configure(max_size=5)
+                await client.reliable_queue("jobs").configure(max_size=6)
+                return self.known(idle).max_size == 6
+
+            await until(is_known)
+
+    async def test_a_lost_notification_is_found_by_the_re_check(
+        self, client: Client, other: Client, raw: Any
+    ) -> None:
+        jobs = other.reliable_queue("jobs")
+        claiming = asyncio.create_task(jobs.claim(wait=30))
+        await until(lambda: other.statistics().waiting == 1)
+        await until(lambda: other._open_session().scheduler.queues[0].settings.stored)  # type: ignore[attr-defined]
+        # As if it had been published while the link was down.
+        await raw.hset(KEYS.settings, mapping={"layout": LAYOUT, "epoch": "9", "max_size": "3"})
+        await until(lambda: self.known(other).max_size == 3)
+        claiming.cancel()
+
+    async def test_a_subscription_that_comes_back_reads_them_again(
+        self, server: PrivateServer, raw: Any
+    ) -> None:
+        async with delayq.connect(server.url, resync_interval=60) as client:
+            jobs = client.reliable_queue("jobs")
+            claiming = asyncio.create_task(jobs.claim(wait=30))
+            await until(lambda: client.statistics().waiting == 1)
+            await until(lambda: client._open_session().scheduler.queues[0].settings.stored)  # type: ignore[attr-defined]
+            await raw.hset(KEYS.settings, mapping={"layout": LAYOUT, "epoch": "9", "max_size": "3"})
+            await raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            await until(lambda: self.known(client).max_size == 3)
+            claiming.cancel()
+
+    async def test_the_word_does_nothing_to_a_queue_that_nobody_has_used(
+        self, client: Client, raw: Any
+    ) -> None:
+        client.reliable_queue("jobs")
+        client.delayed_queue("orders")
+        keys = DelayedKeys.of("orders")
+        for channel in (KEYS.wake, keys.channel):
+
+            async def is_heard(channel: str = channel) -> bool:
+                return bool(await raw.publish(channel, "settings"))
+
+            await until(is_heard)
+        assert (await client.reliable_queue("jobs").stats()).ready == 0
+
+
+class TestLosingAndBreaking:
+    async def test_a_server_that_lost_everything_is_told_what_the_handles_declare(
+        self, client: Client, other: Client, raw: Any
+    ) -> None:
+        jobs, theirs = client.reliable_queue("jobs", max_size=2), other.reliable_queue("jobs")
+        await jobs.offer(1)
+        await theirs.offer(1)
+        await raw.flushall()
+        await jobs.offer_many([Offer(1)] * 2)
+        with pytest.raises(delayq.QueueFull):
+            await theirs.offer(3)
+        assert await theirs.settings() == QueueSettings(1, 2)
+
+    async def test_a_client_that_declared_nothing_goes_on_after_a_loss(
+        self, client: Client, other: Client, raw: Any
+    ) -> None:
+        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
+        await theirs.configure(max_size=1)
+        await jobs.offer(1)
+        await raw.flushall()
+        await jobs.offer_many([Offer(1)] * 2)
+        assert len(await theirs.claim(5)) == 2
+        assert await theirs.settings() == QueueSettings()
+
+    async def test_what_was_configured_is_declared_after_a_loss(
+        self, client: Client, raw: Any
+    ) -> None:
+        jobs = client.reliable_queue("jobs", max_size=2)
+        await jobs.offer(1)
+        await jobs.configure(max_size=3)
+        await raw.flushall()
+        await jobs.offer(1)
+        assert await jobs.settings() == QueueSettings(1, 3)
+
+    async def test_settings_that_changed_behind_a_loss_are_noticed(
+        self, client: Client, other: Client, raw: Any
+    ) -> None:
+        """The second settings must not look like the first ones, of which nothing is left."""
+        jobs = client.reliable_queue("jobs")
+        await jobs.configure(max_size=1)
+        await raw.flushall()
+        await other.reliable_queue("jobs", max_size=7).stats()
+        await jobs.offer(1)
+        assert jobs._known.max_size == 7
+
+    @pytest.mark.parametrize(
+        ("layout", "why"), [("2", "a newer release"), ("0", "another release")]
+    )
+    async def test_a_layout_of_another_release_is_refused_by_every_call(
+        self, client: Client, raw: Any, layout: str, why: str
+    ) -> None:
+        await raw.hset(KEYS.settings, "layout", layout)
+        jobs = client.reliable_queue("jobs")
+        calls: list[Callable[[], Any]] = [
+            lambda: jobs.offer(1),
+            jobs.claim,
+            lambda: jobs.claim(wait=5),
+            lambda: anext(aiter(jobs)),
+            jobs.stats,
+            lambda: jobs.configure(max_size=5),
+            jobs.settings,
+            lambda: jobs.schedule("a", every=1, value=1),
+        ]
+        for call in calls:
+            with pytest.raises(ConfigurationError, match=why):
+                await call()
+        assert await raw.hgetall(KEYS.settings) == {b"layout": layout.encode()}
+
+    async def test_a_layout_that_changes_meanwhile_is_noticed(
+        self, client: Client, raw: Any
+    ) -> None:
+        jobs = client.reliable_queue("jobs")
+        await jobs.offer(1)
+        claiming = asyncio.create_task(jobs.claim(5, wait=30))
+        assert len(await claiming) == 1
+        claiming = asyncio.create_task(jobs.claim(5, wait=30))
+        await until(lambda: client.statistics().waiting == 1)
+        await raw.hset(KEYS.settings, "layout", "2")
+        with pytest.raises(ConfigurationError, match="a newer release"):
+            await jobs.offer(1)
+        client._open_session().scheduler.queues[0].wake()
+        with pytest.raises(ConfigurationError, match="a newer release"):
+            await claiming
+
+    async def test_a_key_of_a_foreign_type_is_told_and_stays(
+        self, client: Client, raw: Any
+    ) -> None:
+        await raw.set(KEYS.settings, "mine")
+        jobs = client.reliable_queue("jobs")
+        for call in (lambda: jobs.offer(1), jobs.claim, jobs.stats, lambda: jobs.claim(wait=5)):
+            with pytest.raises(delayq.ServerRefused, match="wrong type"):
+                await call()
+        assert await raw.get(KEYS.settings) == b"mine"
+
+    async def test_fields_that_cannot_be_read_count_as_left_out(
+        self, client: Client, raw: Any
+    ) -> None:
+        junk = {
+            "layout": LAYOUT,
+            "epoch": "what",
+            "max_size": "x",
+            "expired": "?",
+            "former": ",a,-1",
+        }
+        await raw.hset(KEYS.settings, mapping={**junk, "dedup_window": "soon", "partitions": "-3"})
+        jobs = client.reliable_queue("jobs")
+        await jobs.offer(1, id="a")
+        (message,) = await jobs.claim()
+        await message.ack()
+        await jobs.offer(1, id="a")
+        assert await jobs.settings() == QueueSettings()
+        assert await jobs.configure(max_size=3) == QueueSettings(1, 3)
+
+    @pytest.mark.parametrize("removed", ["settings", "hmget"])
+    async def test_a_user_who_may_not_read_them_is_told_and_writes_nothing(
+        self, server: PrivateServer, raw: Any, removed: str
+    ) -> None:
+        rules = [
+            rule
+            for rule in acl_rules("producer", reliable=["jobs"])
+            if not rule.endswith((f":{removed}", f"+{removed}"))
+        ]
+        await raw.execute_command("ACL", "SETUSER", "app", "on", ">secret", *rules)
+        url = server.url.replace("://", "://app:secret@", 1)
+        async with delayq.connect(url) as client:
+            jobs = client.reliable_queue("jobs")
+            with pytest.raises(delayq.ServerRefused, match=r"NOPERM|ermission"):
+                await jobs.offer(1)
+            with pytest.raises(delayq.ServerRefused, match=r"NOPERM|ermission"):
+                await jobs.configure(max_size=1)
+        assert await raw.keys("*") == []
+
+
+class TestPartitions:
+    """The settings of a queue that has partitions, each with a copy."""
+
+    @pytest.fixture
+    def context(self, client: Client) -> EngineContext:
+        return client._open_session().scheduler.services
+
+    @staticmethod
+    def keys(partition: int) -> ReliableKeys:
+        return ReliableKeys.of("jobs", partition=partition or None)
+
+    def known(
+        self, context: EngineContext, changed: Callable[[StoredSettings], object] = print
+    ) -> KnownSettings:
+        return KnownSettings(
+            "jobs",
+            lambda partition: ReliableStore(context.server, self.keys(partition)),
+            context,
+            changed,
+        )
+
+    async def copies(self, raw: Any, count: int) -> list[dict[bytes, bytes]]:
+        return [await raw.hgetall(self.keys(n).settings) for n in range(count)]
+
+    async def test_every_partition_has_a_copy(self, context: EngineContext, raw: Any) -> None:
+        changes: list[int] = []
+        known = self.known(context, lambda stored: changes.append(stored.partitions))
+        await known.learn(declare(partitions=4, max_size=100))
+        assert changes in ([1, 4], [4])
+        truth, *others = await self.copies(raw, 4)
+        assert truth[b"partitions"] == b"4"
+        assert others == [truth] * 3
+        await known.configure(declare(max_size=50))
+        truth, *others = await self.copies(raw, 4)
+        assert truth[b"max_size"] == b"50"
+        assert others == [truth] * 3
+
+    async def test_growth_keeps_the_former_number_while_there_are_messages(
+        self, client: Client, context: EngineContext, raw: Any
+    ) -> None:
+        await client.reliable_queue("jobs").offer(1)
+        known = self.known(context)
+        await known.learn(declare(partitions=2))
+        assert known.stored is not None
+        assert (known.stored.partitions, known.stored.former) == (2, (1,))
+        grown = await known.configure(declare(partitions=8))
+        assert (grown.partitions, grown.former) == (8, (1, 2))
+        await client.reliable_queue("jobs").purge()
+        grown = await known.configure({})
+        assert grown.former == ()
+
+    async def test_growth_of_an_empty_queue_has_no_former_number(
+        self, client: Client, context: EngineContext
+    ) -> None:
+        jobs = client.reliable_queue("jobs")
+        await jobs.offer(1)
+        await jobs.purge()
+        known = self.known(context)
+        grown = await known.configure(declare(partitions=2))
+        assert (grown.partitions, grown.former) == (2, ())
+
+    async def test_fewer_partitions_need_an_empty_queue(
+        self, client: Client, context: EngineContext, raw: Any
+    ) -> None:
+        known = self.known(context)
+        await known.learn(declare(partitions=4))
+        jobs = client.reliable_queue("jobs")
+        await jobs.offer(1, HOUR)
+        before = await self.copies(raw, 4)
+        with pytest.raises(ConfigurationError, match=r"is not empty.*2 partitions.*purge"):
+            await known.configure(declare(partitions=2))
+        assert await self.copies(raw, 4) == before
+        await jobs.purge()
+        fewer = await known.configure(declare(partitions=2))
+        assert (fewer.partitions, fewer.former) == (2, ())
+        # No client with the old settings reaches a partition that has gone.
+        epochs = {copy[b"epoch"] for copy in await self.copies(raw, 4)}
+        assert before[0][b"epoch"] not in epochs
+
+    async def test_a_message_that_arrives_while_partitions_go_keeps_them(
+        self, context: EngineContext, raw: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = self.known(context)
+        await known.learn(declare(partitions=4))
+        before = await self.copies(raw, 4)
+        looks = iter([True, False])
+
+        async def are_empty(_: object) -> bool:
+            return next(looks)
+
+        monkeypatch.setattr(known, "_are_empty", are_empty)
+        with pytest.raises(ConfigurationError, match="is not empty"):
+            await known.configure(declare(partitions=2))
+        assert await self.copies(raw, 4) == before
+
+    async def test_a_partition_that_differs_for_a_second_gets_the_truth(
+        self, context: EngineContext, raw: Any
+    ) -> None:
+        """Somebody has died while configuring."""
+        known = self.known(context)
+        await known.learn(declare(partitions=3))
+        truth = await raw.hgetall(self.keys(0).settings)
+        await raw.hset(self.keys(2).settings, mapping={"epoch": "99", "max_size": "1"})
+        before = asyncio.get_running_loop().time()
+        while (await raw.hget(self.keys(2).settings, "epoch")) == b"99":
+            await known.after_refusal(2, known.epoch)
+        assert asyncio.get_running_loop().time() - before >= 1.0
+        assert (await raw.hgetall(self.keys(2).settings))[b"epoch"] == truth[b"epoch"]
+
+    async def test_a_refusal_that_a_change_explains_is_repeated_at_once(
+        self, context: EngineContext, raw: Any
+    ) -> None:
+        known, other = self.known(context), self.known(context)
+        await known.learn(declare(partitions=3))
+        await other.learn({})
+        stale = other.epoch
+        await known.configure(declare(max_size=9))
+        before = asyncio.get_running_loop().time()
+        await other.after_refusal(2, stale)
+        assert asyncio.get_running_loop().time() - before < 0.5
+        assert (other.epoch, other.max_size) == (known.epoch, 9)
+
+    async def test_configurations_at_once_leave_all_copies_alike(
+        self, context: EngineContext, raw: Any
+    ) -> None:
+        known = [self.known(context) for _ in range(4)]
+        await known[0].learn(declare(partitions=4))
+        await asyncio.gather(
+            *(each.configure(declare(max_size=n + 1)) for n, each in enumerate(known))
+        )
+        truth, *others = await self.copies(raw, 4)
+        for number, copy in enumerate(others, 1):
+            if copy[b"epoch"] != truth[b"epoch"]:
+                async with asyncio.timeout(5):
+                    while await raw.hget(self.keys(number).settings, "epoch") != truth[b"epoch"]:
+                        await known[0].after_refusal(number, truth[b"epoch"].decode())
+
+
+class Handle:
+    """What the model knows of one handle."""
+
+    def __init__(self, declared: dict[str, Any]) -> None:
+        self.declared = declared
+        self.may_call = False
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_size": st.sampled_from([None, 1, 2]),
+        "expired": st.sampled_from(["drop", "dead"]),
+        "dedup_window": st.sampled_from([0, 1, 60]),
+    },
+)
+
+
+def test_declarations_and_configurations_follow_a_plain_model(server: PrivateServer) -> None:
+    loop = asyncio.new_event_loop()
+
+    class Machine(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.clients = [self.open() for _ in range(3)]
+            self.stored: dict[str, Any] = {}
+            self.handles: list[tuple[ReliableQueue[int], Handle, int]] = []
+            loop.run_until_complete(self.clients[0]._open_session().server.flush())
+
+        def open(self) -> Client:
+            return loop.run_until_complete(
+                delayq.connect(server.url, resync_interval=60).__aenter__()
+            )
+
+        def queue(self, client: int, **declared: Any) -> ReliableQueue[int]:
+            async def opened() -> ReliableQueue[int]:
+                queue: ReliableQueue[int] = self.clients[client].reliable_queue("jobs", **declared)
+                return queue
+
+            return loop.run_until_complete(opened())
+
+        @rule(client=st.integers(0, 2), declared=SETTINGS)
+        def new_handle(self, client: int, declared: dict[str, Any]) -> None:
+            queue = self.queue(client, **declared)
+            self.handles.append((queue, Handle(declared), client))
+
+        @rule(which=st.integers(0, 50))
+        def call(self, which: int) -> None:
+            if not self.handles:
+                return
+            queue, handle, _ = self.handles[which % len(self.handles)]
+            differs = any(
+                self.stored.get(name, value) != value for name, value in handle.declared.items()
+            )
+            if differs and not handle.may_call:
+                with pytest.raises(ConfigurationError):
+                    loop.run_until_complete(queue.claim())
+                return
+            loop.run_until_complete(queue.claim())
+            if not handle.may_call:
+                self.stored = {**handle.declared, **self.stored}
+                handle.may_call = True
+
+        @rule(which=st.integers(0, 50), changes=SETTINGS)
+        def configure(self, which: int, changes: dict[str, Any]) -> None:
+            if not self.handles:
+                return
+            queue, handle, _ = self.handles[which % len(self.handles)]
+            found = loop.run_until_complete(queue.configure(**changes))
+            self.stored |= changes
+            handle.declared = {n: changes.get(n, v) for n, v in handle.declared.items()}
+            assert found == self.expected()
+
+        @rule(client=st.integers(0, 2))
+        def read(self, client: int) -> None:
+            queue = self.queue(client)
+            assert loop.run_until_complete(queue.settings()) == self.expected()
+
+        def expected(self) -> QueueSettings:
+            return QueueSettings(**{"dedup_window": 0.0, **self.stored})
+
+        def teardown(self) -> None:
+            for client in self.clients:
+                loop.run_until_complete(client.aclose())
+
+    try:
+        run_state_machine_as_test(
+            Machine,
+            settings=hypothesis_settings(max_examples=25, stateful_step_count=15, deadline=None),
+        )
+    finally:
+        loop.close()

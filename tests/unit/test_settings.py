@@ -1,0 +1,185 @@
+"""The settings of a reliable queue, without a server: what is whose, and who wins."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import timedelta
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import delayq
+from delayq._reliable.settings import (
+    DEFAULTS,
+    FIELDS,
+    LAYOUT,
+    UNDECLARED,
+    UNSET,
+    Policy,
+    Settings,
+    StoredSettings,
+    declare,
+)
+
+INVALID: list[dict[str, Any]] = [
+    {"lease": 0.0001},
+    {"lease": -1},
+    {"max_attempts": 0},
+    {"max_attempts": True},
+    {"backoff": 5},
+    {"max_payload": -1},
+    {"when_full": "drop"},
+    {"partitions": 0},
+    {"partitions": 1025},
+    {"max_size": 0},
+    {"max_size": "many"},
+    {"expired": "keep"},
+    {"dedup_window": -1},
+    {"dedup_window": "1h"},
+]
+
+
+@pytest.mark.parametrize("given", INVALID, ids=str)
+def test_an_invalid_setting_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(delayq.BadInput, match=next(iter(given))):
+        Settings(**given).check()
+
+
+def test_a_handle_that_says_nothing_declares_nothing() -> None:
+    Settings().check()
+    assert Settings().declared() == {}
+
+
+def test_what_a_handle_says_is_declared_as_the_server_stores_it() -> None:
+    said = Settings(partitions=8, max_size=1000, expired="dead", dedup_window=timedelta(minutes=1))
+    assert said.declared() == {
+        "partitions": "8",
+        "max_size": "1000",
+        "expired": "dead",
+        "dedup_window": "60000000",
+    }
+
+
+def test_none_is_a_limit_of_its_own() -> None:
+    assert Settings(max_size=None).declared() == {"max_size": "0"}
+    assert Settings(max_size=UNSET).declared() == {}
+    assert Settings(max_attempts=None).inherit(DEFAULTS).policy() == Policy(30_000_000, 0)
+    assert repr(UNSET) == "UNSET"
+
+
+def test_a_handle_inherits_what_it_leaves_out_and_of_its_own_settings_only() -> None:
+    other = Settings(lease=60, max_attempts=3, max_size=5, dedup_window=1)
+    settings = Settings(lease=5).inherit(other).inherit(DEFAULTS)
+    assert (settings.lease, settings.max_attempts, settings.when_full) == (5, 3, "raise")
+    assert settings.declared() == {}
+    assert settings.policy() == Policy(5_000_000, 3)
+
+
+def test_every_default_is_known() -> None:
+    left_out = {
+        field.name for field in fields(Settings) if getattr(DEFAULTS, field.name) in (None, UNSET)
+    }
+    assert left_out == {"partitions", "max_size", "expired", "dedup_window"}
+
+
+def test_a_queue_of_which_nothing_is_stored_has_the_defaults() -> None:
+    stored = StoredSettings({})
+    assert stored.is_new
+    assert (stored.epoch, stored.partitions, stored.former, stored.max_size) == (
+        UNDECLARED,
+        1,
+        (),
+        0,
+    )
+    assert stored.public() == delayq.QueueSettings(1, None, "drop", 0.0)
+
+
+def test_stored_settings_are_read() -> None:
+    values = (b"1", b"17", b"16", b"4,8", b"1000", b"dead", b"1500000")
+    stored = StoredSettings.of(values)
+    assert not stored.is_new
+    assert (stored.epoch, stored.partitions, stored.former) == ("17", 16, (4, 8))
+    assert stored.public() == delayq.QueueSettings(16, 1000, "dead", 1.5)
+
+
+@given(st.lists(st.none() | st.binary(max_size=12), min_size=len(FIELDS), max_size=len(FIELDS)))
+def test_whatever_another_program_has_left_is_read(values: list[bytes | None]) -> None:
+    stored = StoredSettings.of(values)
+    public = stored.public()
+    assert 1 <= public.partitions <= 1024
+    assert all(1 <= number <= 1024 for number in stored.former)
+    assert public.max_size is None or public.max_size > 0
+    assert public.dedup_window >= 0
+    assert stored.next_epoch(1) != stored.epoch
+
+
+def test_the_error_names_the_setting_and_both_values() -> None:
+    stored = StoredSettings({"layout": LAYOUT, "epoch": "1", "max_size": "1000"})
+    stored.check("jobs", {"max_size": "1000", "expired": "dead"})
+    with pytest.raises(delayq.ConfigurationError) as caught:
+        stored.check("jobs", {"max_size": "500"})
+    assert str(caught.value) == (
+        "queue 'jobs': max_size is 1000 on the server, and 500 here: "
+        "call configure() to change it, or leave it out"
+    )
+
+
+def test_the_error_names_every_setting_that_differs() -> None:
+    stored = StoredSettings(
+        {"max_size": "0", "expired": "drop", "dedup_window": "1500000", "partitions": "4"}
+    )
+    declared = declare(max_size=5, expired="dead", dedup_window=60, partitions=8)
+    with pytest.raises(delayq.ConfigurationError) as caught:
+        stored.check("jobs", declared)
+    assert "max_size is None on the server, and 5 here;" in str(caught.value)
+    assert "expired is 'drop' on the server, and 'dead' here;" in str(caught.value)
+    assert "dedup_window is 1.5 on the server, and 60 here:" in str(caught.value)
+    assert "partitions is 4 on the server, and 8 here;" in str(caught.value)
+    assert str(caught.value).endswith("call configure() to change them, or leave them out")
+
+
+@pytest.mark.parametrize(
+    ("layout", "advice"),
+    [("2", "a newer release"), ("0", "another release"), ("mine", "another release")],
+)
+def test_a_layout_of_another_release_is_refused(layout: str, advice: str) -> None:
+    StoredSettings({}).check_layout("jobs")
+    StoredSettings({"layout": LAYOUT}).check_layout("jobs")
+    with pytest.raises(
+        delayq.ConfigurationError, match=f"layout {layout}.*knows layout 1: {advice}"
+    ):
+        StoredSettings({"layout": layout}).check_layout("jobs")
+
+
+def test_the_scripts_know_the_same_layout() -> None:
+    include = (
+        files("delayq").joinpath("lua", "reliable", "include", "settings.lua").read_text("utf-8")
+    )
+    assert f"local LAYOUT = '{LAYOUT}'" in include
+
+
+def test_a_change_keeps_everything_else_and_has_a_later_epoch() -> None:
+    stored = StoredSettings({"layout": "1", "epoch": "7", "max_size": "5", "other": "x"})
+    changed = stored.changed({"expired": "dead"}, stored.next_epoch(100))
+    assert changed.fields == {
+        "layout": "1",
+        "epoch": "100",
+        "max_size": "5",
+        "other": "x",
+        "expired": "dead",
+    }
+    assert changed.next_epoch(50) == "101"
+
+
+def test_former_numbers_of_partitions_are_kept() -> None:
+    stored = StoredSettings({"layout": "1", "epoch": "1"})
+    for number, former in ((4, (1,)), (16, (1, 4)), (16, (1, 4)), (4, (1, 16)), (1, (16, 4))):
+        stored = stored.changed({"partitions": str(number)}, "2")
+        assert (stored.partitions, stored.former) == (number, former)
+
+
+def test_a_queue_that_is_new_had_no_partitions_before() -> None:
+    assert StoredSettings({}).changed({"partitions": "4"}, "1").former == ()
