@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redis import Redis
 
 from delayq._delayed.records import pack
-from delayq._delayed.scripts import TRANSFER
+from delayq._delayed.store import TRANSFER
 from delayq._embedded.server import EmbeddedServer
 
 if TYPE_CHECKING:

@@ -33,9 +33,9 @@ from benchmarks._by_hand import connect, numbered
 from benchmarks._moves import Meter, address, measured_server
 from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, machine, plotter, save
 from benchmarks._samples import LOOPS, be_sample, medians, new_parser, result, start
-from delayq._delayed import scripts as delayed_scripts
+from delayq._delayed import store as delayed_store
 from delayq._delayed.keys import DelayedKeys
-from delayq._reliable import scripts as reliable_scripts
+from delayq._reliable import store as reliable_store
 from delayq._reliable.keys import ReliableKeys
 
 if TYPE_CHECKING:
@@ -133,12 +133,12 @@ async def own_script(redis: AsyncRedis, kind: str) -> Step:
     serial = 0
     if kind == "DelayedQueue":
         delayed = DelayedKeys.of("bare delayed")
-        sha = await redis.script_load(delayed_scripts.OFFER.text)
+        sha = await redis.script_load(delayed_store.OFFER.text)
         keys: tuple[str, ...] = (delayed.timeout, delayed.ordered, delayed.channel)
     else:
         reliable = ReliableKeys.of("bare reliable")
-        sha = await redis.script_load(reliable_scripts.OFFER.text)
-        keys = (*reliable.of_script(reliable_scripts.OFFER), reliable.call("bare"))
+        sha = await redis.script_load(reliable_store.OFFER.text)
+        keys = (*reliable.of_script(reliable_store.OFFER), reliable.call("bare"))
 
     def call() -> Awaitable[Any]:
         nonlocal serial

@@ -11,12 +11,11 @@ import math
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from delayq._delayed import scripts
 from delayq._delayed.listing import paged
 from delayq._delayed.records import any_id_of, id_of, payload_of
-from delayq._engine.scripts import RESYNC
+from delayq._engine.store import RESYNC
 from delayq._redis.client import Confirmation
-from delayq._redis.scripts import Request
+from delayq._redis.scripts import Request, Script
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -24,7 +23,22 @@ if TYPE_CHECKING:
 
     from delayq._delayed.keys import DelayedKeys
     from delayq._redis.client import RedisClient
-    from delayq._redis.scripts import Script
+
+OFFER = Script("delayed/offer")
+TRANSFER = Script("delayed/transfer")
+GIVE_BACK = Script("delayed/give_back")
+SET_ASIDE = Script("delayed/set_aside")
+CANCEL = Script("delayed/cancel")
+RESCHEDULE = Script("delayed/reschedule")
+PURGE = Script("delayed/purge")
+POLL_PENDING = Script("delayed/poll_pending")
+POLL_LAST = Script("delayed/poll_last")
+EXPIRE = Script("delayed/expire")
+ACK = Script("delayed/ack")
+NACK = Script("delayed/nack")
+EXTEND = Script("delayed/extend")
+RELEASE = Script("delayed/release")
+MIGRATE = Script("delayed/migrate")
 
 Offer = tuple[int, bytes]
 """The delay in microseconds, and the payload."""
@@ -232,9 +246,7 @@ class DelayedStore:
     def offer_request(self, offers: Iterable[Offer]) -> Request:
         """Build the call that stores messages."""
         parts = cast("Iterable[bytes | int]", chain.from_iterable(offers))
-        return Request(
-            scripts.OFFER, self.keys.of_script(scripts.OFFER), [int(self.listed), *parts]
-        )
+        return Request(OFFER, self.keys.of_script(OFFER), [int(self.listed), *parts])
 
     def parse_offered(self, reply: list[Any]) -> tuple[int, list[Stored]]:
         """Return the earliest due time, in microseconds, and each message as it was stored."""
@@ -267,8 +279,8 @@ class DelayedStore:
             confirm: Called if there are payloads. Returns the commands to send before this returns.
         """
         reply = await self._client.run_once(
-            scripts.TRANSFER,
-            self.keys.of_script(scripts.TRANSFER, fence=self.keys.fence(call)),
+            TRANSFER,
+            self.keys.of_script(TRANSFER, fence=self.keys.fence(call)),
             (BATCH, take, _MOST_BYTES, lease_us, int(each), call, signature),
             lambda reply: confirm() if reply[-1] else None,
         )
@@ -294,8 +306,8 @@ class DelayedStore:
             and the payloads.
         """
         left, payloads = await self._client.run_once(
-            scripts.POLL_PENDING,
-            self.keys.of_script(scripts.POLL_PENDING, fence=self.keys.fence(call)),
+            POLL_PENDING,
+            self.keys.of_script(POLL_PENDING, fence=self.keys.fence(call)),
             (limit, _MOST_BYTES, int(self.listed), lease_us, token),
             lambda _: None,
         )
@@ -316,15 +328,15 @@ class DelayedStore:
             payloads: Payloads that this client holds, in the order in which they are to be taken
                 again.
         """
-        keys = self.keys.of_script(scripts.GIVE_BACK, fence=fence)
-        return Request(scripts.GIVE_BACK, keys, (fence_us // UNIT_US, token, places, *payloads))
+        keys = self.keys.of_script(GIVE_BACK, fence=fence)
+        return Request(GIVE_BACK, keys, (fence_us // UNIT_US, token, places, *payloads))
 
     def set_aside_request(self, fence: str, fence_us: int, token: str, payload: bytes) -> Request:
         """Build the call that quarantines a payload and ends its lease; ``token`` is empty if it
         has none.
         """
-        keys = self.keys.of_script(scripts.SET_ASIDE, fence=fence)
-        return Request(scripts.SET_ASIDE, keys, (fence_us // UNIT_US, token, payload))
+        keys = self.keys.of_script(SET_ASIDE, fence=fence)
+        return Request(SET_ASIDE, keys, (fence_us // UNIT_US, token, payload))
 
     # Leases
 
@@ -332,15 +344,15 @@ class DelayedStore:
         """Build the call that deletes leased messages. Its reply says of each whether it was
         there.
         """
-        return Request(scripts.ACK, self.keys.of_script(scripts.ACK), tokens)
+        return Request(ACK, self.keys.of_script(ACK), tokens)
 
     def release_request(self, tokens: Sequence[str]) -> Request:
         """Build the call that puts leased messages back at the head of the ready list, in order."""
-        return Request(scripts.RELEASE, self.keys.of_script(scripts.RELEASE), tokens)
+        return Request(RELEASE, self.keys.of_script(RELEASE), tokens)
 
     async def ack(self, token: str) -> bool:
         """Delete leased messages. Returns whether they were there."""
-        (held,) = await self._run(scripts.ACK, token)
+        (held,) = await self._run(ACK, token)
         return bool(held)
 
     async def nack(self, token: str, delay_us: int) -> int | None:
@@ -348,14 +360,14 @@ class DelayedStore:
 
         Returns when it is due, in microseconds; None if the lease had ended.
         """
-        return _moment_or_none(await self._run(scripts.NACK, token, delay_us, int(self.listed)))
+        return _moment_or_none(await self._run(NACK, token, delay_us, int(self.listed)))
 
     async def extend(self, tokens: Iterable[str], lease_us: int) -> tuple[int, list[bool]]:
         """Make leases end ``lease_us`` microseconds from now.
 
         Returns their new end, in microseconds, and which were there.
         """
-        ends_ms, *held = await self._run(scripts.EXTEND, lease_us, *tokens)
+        ends_ms, *held = await self._run(EXTEND, lease_us, *tokens)
         return ends_ms * UNIT_US, [bool(one) for one in held]
 
     # Looking
@@ -524,7 +536,7 @@ class DelayedStore:
             stale: Whether to also remove those that are in the ordered list only, as another
                 program's crash may leave them.
         """
-        count: int = await self._run(scripts.CANCEL, int(stale), *records)
+        count: int = await self._run(CANCEL, int(stale), *records)
         return count
 
     async def reschedule(self, record: bytes, delay_us: int) -> int | None:
@@ -532,7 +544,7 @@ class DelayedStore:
 
         Returns when that is, in microseconds; None if it is not pending.
         """
-        return _moment_or_none(await self._run(scripts.RESCHEDULE, record, delay_us))
+        return _moment_or_none(await self._run(RESCHEDULE, record, delay_us))
 
     async def poll_last(self, destination: str) -> tuple[int, bytes | None]:
         """Move the message that was offered last to the head of a list.
@@ -541,17 +553,17 @@ class DelayedStore:
             How many records left the pending ones, and the payload; None if all of them could not
             be read.
         """
-        keys = self.keys.of_script(scripts.POLL_LAST, destination=destination)
-        left, *payloads = await self._client.run(scripts.POLL_LAST, keys, (int(self.listed), BATCH))
+        keys = self.keys.of_script(POLL_LAST, destination=destination)
+        left, *payloads = await self._client.run(POLL_LAST, keys, (int(self.listed), BATCH))
         return left, payloads[0] if payloads else None
 
     async def expire(self, ttl_us: int) -> bool:
         """Make all pending messages disappear after a while, and return whether there were any."""
-        return bool(await self._run(scripts.EXPIRE, -(-ttl_us // UNIT_US)))
+        return bool(await self._run(EXPIRE, -(-ttl_us // UNIT_US)))
 
     async def purge(self, state: Literal["delayed", "ready", "all"]) -> int:
         """Drop the pending messages, the ready ones, or both, and return how many there were."""
-        count: int = await self._run(scripts.PURGE, state)
+        count: int = await self._run(PURGE, state)
         return count
 
     async def remove(self) -> int:
@@ -575,7 +587,7 @@ class DelayedStore:
             rewrite: Whether to change anything.
         """
         width, length, reached, merged, *counts = await self._run(
-            scripts.MIGRATE, int(rewrite), before, limit, *records
+            MIGRATE, int(rewrite), before, limit, *records
         )
         return MigrationStep(
             width, length, reached, merged, counts[0::3], counts[1::3], counts[2::3]

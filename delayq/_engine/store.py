@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from delayq._engine.scripts import RESYNC
+from delayq._redis.scripts import Script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delayq._redis.client import RedisClient
+
+RESYNC = Script("resync")
 
 
 class NextDue(NamedTuple):

@@ -122,7 +122,7 @@ def tried(script: Script) -> frozenset[str]:
     if not of_its_own & (_WRITES.keys() | _PUSHES.keys()):
         return frozenset()
     # A client that takes messages also gives them back, and by then nothing may be refused.
-    return of_its_own.union(commands(script.followed_by) if script.followed_by else ()) - _UNTRIED
+    return of_its_own.union(commands(script.undone_by) if script.undone_by else ()) - _UNTRIED
 
 
 def _line(command: str) -> str:

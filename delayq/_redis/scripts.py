@@ -1,18 +1,23 @@
-"""The declaration of a Lua script, which is its contract, and calls to it."""
+"""Lua scripts, which declare themselves at their heads, and calls to them."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from importlib.resources.abc import Traversable
 
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
+# A line of the head that names keys or arguments, and not the next line of a description.
+_NAMES = re.compile(r"^--   (\S.*?)(?:  +(.*))?$", re.MULTILINE)
+_FROM_INCLUDE = re.compile(r"see (\w+/)?(include/\w+\.lua)")
+_NUMBERED = re.compile(r"(\w+_)(\d) to \1(\d)")
 # A function of the top level, with its comment: it ends with an ``end`` in the first column, or on
 # the line on which it begins.
 _FUNCTION = re.compile(
@@ -24,48 +29,75 @@ _NAME = re.compile(r"(?<![.\w])[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class Script:
-    """One script, which reads its KEYS and ARGV by the names that are declared here.
+    """One script, which declares itself in the comment at the head of its file.
 
-    Names that end in ``...`` come last, and repeat. A single one gives the script a table named in
-    the plural. With several, the script walks from ``FIRST`` in steps of ``STRIDE``, and finds
-    ``id...`` of each step at the offset ``ID``; there are ``COUNT`` steps. Names that end in
-    ``_0``, ``_1``, and so on give it one table by that number.
+    .. code-block:: lua
+
+        -- reschedule: give a message that no worker has a new delay, counted from now.
+        --
+        -- Keys:
+        --   messages  see include/queue.lua
+        --   wake  CHANNEL  where a new head is announced: its due time, microseconds
+        -- Arguments:
+        --   id        text  of the message
+        --   delay_us  int   time from now, microseconds
+        -- Roles: producer, admin
+        -- Repeatable: yes
+        --
+        -- Returns 1, or 0 if there is none of that id, it has expired, or a worker has it.
+
+    The body reads its KEYS and ARGV by these names. Names that end in ``...`` come last, and
+    repeat. A single one gives the script a table named in the plural. With several, the script
+    walks from ``FIRST`` in steps of ``STRIDE``, and finds ``id...`` of each step at the offset
+    ``ID``; there are ``COUNT`` steps. Names that end in ``_0``, ``_1``, and so on give it one table
+    by that number.
 
     Attributes:
         name: The file in ``lua``, with its folder.
-        repeatable: Whether running it twice has the same effect as running it once, so that it is
-            retried if its answer is lost.
-        followed_by: The script that undoes it, whose rights are checked along with its own.
-        package: The package that has the folder ``lua``.
     """
 
     name: str
-    keys: tuple[str, ...]
-    args: tuple[str, ...]
-    repeatable: bool = False
-    followed_by: Script | None = None
-    package: str = "delayq"
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The names of the keys, with those that an include lists."""
+        return tuple(_names("Keys", self.head, self._folder))
+
+    @cached_property
+    def args(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return tuple(_names("Arguments", self.head, self._folder))
+
+    @cached_property
+    def roles(self) -> frozenset[str]:
+        """The roles that run the script: see :mod:`delayq.admin.acl`."""
+        return frozenset(filter(None, self._fact("Roles").split(", ")))
+
+    @cached_property
+    def repeatable(self) -> bool:
+        """Whether running it twice has the same effect as running it once, so that it is retried if
+        its answer is lost.
+        """
+        return self._fact("Repeatable") == "yes"
+
+    @cached_property
+    def undone_by(self) -> Script | None:
+        """The script that undoes this one, whose rights are checked along with its own."""
+        name = self._fact("Undone by")
+        return Script(f"{self._folder}/{name}") if name else None
+
+    @cached_property
+    def head(self) -> str:
+        """The comment that declares the script, up to its reply."""
+        return self._body.partition("\n-- Returns ")[0] + "\n"
 
     @cached_property
     def text(self) -> str:
         """The script as the server gets it: its local names, its includes and its body, without
         functions that it never calls.
-
-        An include is looked up beside the script first, then among those that all scripts share.
         """
-        from importlib.resources import files  # noqa: PLC0415 - it takes a tenth of the time that importing delayq does
-
-        root = files(self.package).joinpath("lua")
-        folder = root.joinpath(*self.name.split("/")[:-1])
-
-        def include(name: str) -> str:
-            own = folder.joinpath("include", f"{name}.lua")
-            return (own if own.is_file() else root.joinpath("include", f"{name}.lua")).read_text(
-                "utf-8"
-            )
-
-        body = root.joinpath(*f"{self.name}.lua".split("/")).read_text("utf-8")
-        text = without_unused_functions(_INCLUDE.sub(lambda match: include(match[1]), body))
+        included = _INCLUDE.sub(lambda match: self._include(match[1]), self._body)
+        text = without_unused_functions(included)
         used = names_in(text)
         local = {name: value for name, value in self.variables.items() if name in used}
         return f"local {', '.join(local)} = {', '.join(local.values())}\n{text}"
@@ -73,12 +105,29 @@ class Script:
     @cached_property
     def variables(self) -> dict[str, str]:
         """The local names that the script may use, each with its value in Lua."""
-        return dict(chain(_variables("KEYS", self.keys), _variables("ARGV", self.args)))
+        return variables_of(self.keys, self.args)
 
     @cached_property
     def sha(self) -> str:
         """The script's name on the server."""
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    @property
+    def _folder(self) -> str:
+        return self.name.rpartition("/")[0]
+
+    @cached_property
+    def _body(self) -> str:
+        return _lua(f"{self.name}.lua").read_text("utf-8")
+
+    def _include(self, name: str) -> str:
+        """Read an include from beside the script, or from those that all scripts share."""
+        own = _lua(f"{self._folder}/include/{name}.lua")
+        return (own if own.is_file() else _lua(f"include/{name}.lua")).read_text("utf-8")
+
+    def _fact(self, title: str) -> str:
+        found = re.search(rf"^-- {title}: (.+)$", self.head, re.MULTILINE)
+        return found[1] if found else ""
 
 
 class Request(NamedTuple):
@@ -96,6 +145,18 @@ class Request(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<Request {self.script.name}, {len(self.args)} arguments>"
+
+
+@cache
+def scripts_in(folder: str) -> tuple[Script, ...]:
+    """Return the scripts in a folder of ``lua``, by name."""
+    files = sorted(file.name for file in _lua(folder).iterdir() if file.name.endswith(".lua"))
+    return tuple(Script(f"{folder}/{file.removesuffix('.lua')}".lstrip("/")) for file in files)
+
+
+def variables_of(keys: Sequence[str], args: Sequence[str]) -> dict[str, str]:
+    """Return the local names for keys and arguments of these names, each with its value in Lua."""
+    return dict(chain(_variables("KEYS", keys), _variables("ARGV", args)))
 
 
 def names_in(text: str) -> set[str]:
@@ -116,6 +177,27 @@ def without_unused_functions(text: str) -> str:
             kept.append(function[0])
             used |= names_in(function[0])
     return text + "".join(reversed(kept))
+
+
+def _lua(path: str) -> Traversable:
+    # Importing it takes a tenth of the time that importing delayq does.
+    from importlib.resources import files  # noqa: PLC0415
+
+    return files("delayq").joinpath("lua", *path.split("/"))
+
+
+def _names(title: str, head: str, folder: str) -> Iterator[str]:
+    """Yield the names that a section of a head lists, in order."""
+    section = re.search(rf"^-- {title}:\n((?:--   .*\n)+)", head, re.MULTILINE)
+    for names, description in _NAMES.findall(section[1]) if section else ():
+        if elsewhere := _FROM_INCLUDE.fullmatch(description):
+            include = _lua(f"{elsewhere[1] or folder + '/'}{elsewhere[2]}").read_text("utf-8")
+            yield from _names(title, include, folder)
+        elif numbered := _NUMBERED.fullmatch(names):
+            first, last = int(numbered[2]), int(numbered[3])
+            yield from (f"{numbered[1]}{number}" for number in range(first, last + 1))
+        else:
+            yield from names.split(", ")
 
 
 def _variables(source: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:

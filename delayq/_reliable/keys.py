@@ -13,7 +13,6 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from delayq._redis.slots import PARTITION, RELIABLE, SLOTS, checked_name, slot_of
-from delayq._reliable.scripts import MESSAGES
 from delayq.errors import BadInput, BadName
 
 if TYPE_CHECKING:
@@ -23,6 +22,18 @@ if TYPE_CHECKING:
 
 PRIORITIES = 10
 """Priorities range from 0 to 9."""
+MESSAGES = (
+    *(f"live_{priority}" for priority in range(PRIORITIES)),
+    "bodies",
+    "leases",
+    "attempts",
+    "expiries",
+    "errors",
+    "priorities",
+)
+"""The names that scripts give to the keys of messages, which
+``lua/reliable/include/queue.lua`` describes.
+"""
 MOST_PARTITIONS = 1024
 """The largest number of partitions of a queue."""
 _SALTS = string.digits + string.ascii_lowercase
@@ -98,11 +109,10 @@ class ReliableKeys:
     def below(cls, name: str, prefix: str, whole: str | None = None) -> ReliableKeys:
         """Return the keys that begin with ``prefix``."""
         live = (f"{prefix}live", *(f"{prefix}live:{priority}" for priority in range(1, PRIORITIES)))
-        facts = ("bodies", "leases", "attempts", "expiries", "errors", "priorities")
         return cls(
             name=name,
             whole=name if whole is None else whole,
-            messages=(*live, *(prefix + fact for fact in facts)),
+            messages=(*live, *(prefix + fact for fact in MESSAGES[PRIORITIES:])),
             wake=f"{prefix}wake",
             done=f"{prefix}done",
             dead=f"{prefix}dead",
@@ -143,7 +153,7 @@ class ReliableKeys:
         return re.sub(r"[*?\[\]\\]", r"\\\g<0>", self.wake.removesuffix("wake")) + "*"
 
     def named(self, name: str) -> str:
-        """Return the key that the declarations of the scripts call ``name``."""
+        """Return the key that the scripts call ``name``."""
         key: str = self.messages[MESSAGES.index(name)] if name in MESSAGES else getattr(self, name)
         return key
 

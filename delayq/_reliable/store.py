@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from delayq._engine.store import resync
-from delayq._redis.scripts import Request
+from delayq._redis.scripts import Request, Script
 from delayq._reliable.replies import (
     ClaimReply,
     Extended,
@@ -26,31 +26,6 @@ from delayq._reliable.replies import (
     StoredSchedules,
     parse_us,
 )
-from delayq._reliable.scripts import (
-    ACK,
-    BURY,
-    CANCEL,
-    CLAIM,
-    CONFIGURE,
-    DROP_DEAD,
-    EXTEND,
-    GET,
-    LEASED,
-    LIST,
-    NACK,
-    OCCUR,
-    OFFER,
-    PURGE,
-    RECUR,
-    REDRIVE,
-    REFILL,
-    RELEASE,
-    RESCHEDULE,
-    RESUME,
-    SCHEDULE,
-    STATS,
-    UNSCHEDULE,
-)
 from delayq._reliable.settings import FIELDS, StoredSettings
 from delayq.stats import QueueDepth
 
@@ -58,12 +33,35 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
     from delayq._redis.client import RedisClient
-    from delayq._redis.scripts import Script
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.offers import NewMessage
     from delayq._reliable.replies import Claim
     from delayq._reliable.settings import Policy
     from delayq._reliable.timing import Timing
+
+OFFER = Script("reliable/offer")
+CLAIM = Script("reliable/claim")
+ACK = Script("reliable/ack")
+NACK = Script("reliable/nack")
+RELEASE = Script("reliable/release")
+EXTEND = Script("reliable/extend")
+BURY = Script("reliable/bury")
+CANCEL = Script("reliable/cancel")
+RESCHEDULE = Script("reliable/reschedule")
+GET = Script("reliable/get")
+LIST = Script("reliable/list")
+LEASED = Script("reliable/leased")
+STATS = Script("reliable/stats")
+PURGE = Script("reliable/purge")
+REDRIVE = Script("reliable/redrive")
+DROP_DEAD = Script("reliable/drop_dead")
+RESUME = Script("reliable/resume")
+SCHEDULE = Script("reliable/schedule")
+UNSCHEDULE = Script("reliable/unschedule")
+OCCUR = Script("reliable/occur")
+RECUR = Script("reliable/recur")
+REFILL = Script("reliable/refill")
+CONFIGURE = Script("reliable/configure")
 
 Part = str | bytes | int
 

@@ -11,12 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from delayq._reliable import scripts
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from delayq._redis.scripts import Script
 
 
 class State(StrEnum):
@@ -62,7 +58,7 @@ class Event:
     """
 
     name: str
-    script: Script | None
+    script: str | None
     changes: Mapping[State, State]
 
 
@@ -79,11 +75,11 @@ _FREE = (GONE, DEAD, EXPIRED)
 _CLAIM = {READY: LEASED, OVERDUE: ON_TRIAL, SUSPECT: ON_TRIAL, EXPIRED: GONE}
 
 EVENTS = (
-    Event("offered without a delay", scripts.OFFER, _all_to(READY, *_FREE)),
-    Event("offered with a delay", scripts.OFFER, _all_to(DELAYED, *_FREE)),
+    Event("offered without a delay", "offer", _all_to(READY, *_FREE)),
+    Event("offered with a delay", "offer", _all_to(DELAYED, *_FREE)),
     Event(
         "offered in place of an earlier one",
-        scripts.OFFER,
+        "offer",
         _all_to(READY, *_FREE, *_WITHOUT_WORKER, REMEMBERED),
     ),
     Event(
@@ -92,73 +88,71 @@ EVENTS = (
         {DELAYED: READY, LEASED: OVERDUE, ON_TRIAL: OVERDUE, REMEMBERED: GONE},
     ),
     Event("its time to live ends", None, _all_to(EXPIRED, *_WITHOUT_WORKER)),
-    Event("claimed", scripts.CLAIM, _CLAIM),
+    Event("claimed", "claim", _CLAIM),
     Event(
         "claimed by a client with a suspect at work",
-        scripts.CLAIM,
+        "claim",
         {READY: LEASED, OVERDUE: SUSPECT, EXPIRED: GONE},
     ),
     Event(
         "claimed, and all attempts are used",
-        scripts.CLAIM,
+        "claim",
         {**_all_to(DEAD, READY, OVERDUE, SUSPECT), EXPIRED: GONE},
     ),
-    Event(
-        "claimed from a queue that keeps expired messages", scripts.CLAIM, {**_CLAIM, EXPIRED: DEAD}
-    ),
-    Event("acknowledged", scripts.ACK, _all_to(GONE, *_UNDER_TOKEN)),
+    Event("claimed from a queue that keeps expired messages", "claim", {**_CLAIM, EXPIRED: DEAD}),
+    Event("acknowledged", "ack", _all_to(GONE, *_UNDER_TOKEN)),
     Event(
         "acknowledged in a queue with a dedup window",
-        scripts.ACK,
+        "ack",
         _all_to(REMEMBERED, *_UNDER_TOKEN),
     ),
-    Event("failed, and retried at once", scripts.NACK, _all_to(READY, *_UNDER_TOKEN)),
-    Event("failed, and retried after a delay", scripts.NACK, _all_to(DELAYED, *_UNDER_TOKEN)),
+    Event("failed, and retried at once", "nack", _all_to(READY, *_UNDER_TOKEN)),
+    Event("failed, and retried after a delay", "nack", _all_to(DELAYED, *_UNDER_TOKEN)),
     Event(
         "returned untouched",
-        scripts.RELEASE,
+        "release",
         {**_all_to(READY, LEASED, OVERDUE, SUSPECT), ON_TRIAL: SUSPECT},
     ),
-    Event("its lease is extended", scripts.EXTEND, _all_to(LEASED, OVERDUE, SUSPECT)),
-    Event("buried", scripts.BURY, _all_to(DEAD, *_UNDER_TOKEN)),
-    Event("cancelled", scripts.CANCEL, _all_to(GONE, *_WITHOUT_WORKER)),
-    Event("rescheduled without a delay", scripts.RESCHEDULE, _all_to(READY, *_WITHOUT_WORKER)),
-    Event("rescheduled with a delay", scripts.RESCHEDULE, _all_to(DELAYED, *_WITHOUT_WORKER)),
-    Event("purged with the delayed messages", scripts.PURGE, {DELAYED: GONE}),
+    Event("its lease is extended", "extend", _all_to(LEASED, OVERDUE, SUSPECT)),
+    Event("buried", "bury", _all_to(DEAD, *_UNDER_TOKEN)),
+    Event("cancelled", "cancel", _all_to(GONE, *_WITHOUT_WORKER)),
+    Event("rescheduled without a delay", "reschedule", _all_to(READY, *_WITHOUT_WORKER)),
+    Event("rescheduled with a delay", "reschedule", _all_to(DELAYED, *_WITHOUT_WORKER)),
+    Event("purged with the delayed messages", "purge", {DELAYED: GONE}),
     Event(
         "purged with the ready messages",
-        scripts.PURGE,
+        "purge",
         _all_to(GONE, READY, OVERDUE, SUSPECT, EXPIRED),
     ),
     Event(
         "purged with all messages",
-        scripts.PURGE,
+        "purge",
         _all_to(GONE, *_WITHOUT_WORKER, LEASED, ON_TRIAL, EXPIRED),
     ),
-    Event("redriven", scripts.REDRIVE, {DEAD: READY}),
-    Event("dropped as a dead letter", scripts.DROP_DEAD, {DEAD: GONE}),
-    Event("scheduled as an occurrence", scripts.SCHEDULE, _all_to(DELAYED, GONE, DEAD, REMEMBERED)),
+    Event("redriven", "redrive", {DEAD: READY}),
+    Event("dropped as a dead letter", "drop_dead", {DEAD: GONE}),
+    Event("scheduled as an occurrence", "schedule", _all_to(DELAYED, GONE, DEAD, REMEMBERED)),
     Event(
         "replaced by an occurrence at another time",
-        scripts.SCHEDULE,
+        "schedule",
         _all_to(GONE, *_WITHOUT_WORKER),
     ),
-    Event("its schedule ends", scripts.UNSCHEDULE, _all_to(GONE, *_WITHOUT_WORKER)),
+    Event("its schedule ends", "unschedule", _all_to(GONE, *_WITHOUT_WORKER)),
     Event(
         "follows the occurrence that is handed out",
-        scripts.OCCUR,
+        "occur",
         _all_to(DELAYED, GONE, DEAD, REMEMBERED),
     ),
     Event(
         "handed out while the occurrence before it lives",
-        scripts.OCCUR,
+        "occur",
         _all_to(GONE, *_UNDER_TOKEN),
     ),
     Event(
         "follows an occurrence that was lost",
-        scripts.RECUR,
+        "recur",
         _all_to(DELAYED, GONE, DEAD, REMEMBERED),
     ),
-    Event("its moment becomes known", scripts.REFILL, _all_to(DELAYED, GONE, DEAD, REMEMBERED)),
+    Event("its moment becomes known", "refill", _all_to(DELAYED, GONE, DEAD, REMEMBERED)),
 )
 """Every event. A change of the queue itself, such as a pause, is none."""

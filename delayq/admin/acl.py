@@ -12,13 +12,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from delayq._delayed import scripts as delayed_scripts
 from delayq._delayed.keys import RESERVED, DelayedKeys
 from delayq._engine.durability import parse
-from delayq._engine.scripts import RESYNC
-from delayq._redis.rights import commands
-from delayq._reliable import scripts as reliable_scripts
+from delayq._redis.rights import commands as commands_of
+from delayq._redis.scripts import scripts_in
 from delayq._reliable.keys import (
+    MESSAGES,
     PRIORITIES,
     SALT_LENGTH,
     ReliableKeys,
@@ -28,7 +27,7 @@ from delayq._reliable.keys import (
 from delayq.errors import BadInput, BadName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Container, Iterable
 
     from delayq._redis.scripts import Script
 
@@ -40,6 +39,8 @@ up; a dashboard only reads.
 Servers = Literal["one", "cluster", "sentinel"]
 """Whether there is a single server, a cluster, or a server behind Sentinels."""
 
+Kind = Literal["delayed", "reliable"]
+
 ROLES: tuple[Role, ...] = ("producer", "consumer", "admin", "dashboard")
 
 # Every role connects and listens for notifications. EVAL is for a server that does not know a
@@ -50,6 +51,7 @@ _SCRIPTS = "eval evalsha"
 # Placeholders, until the pattern is written, for the rest of a name, one character of a token, a
 # priority and a digit: these code points are noncharacters.
 _REST, _ONE, _PRIORITY, _DIGIT = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
+_CLIENT = 12 * _ONE
 _SPECIAL = re.compile(r"[*?\[\\]")
 # Characters that a rule cannot contain, because it would end there.
 _NOT_IN_RULES = re.compile(f"[\0\t\n\v\f\r {_REST}{_ONE}{_PRIORITY}{_DIGIT}]")
@@ -58,205 +60,45 @@ _SERVERS: dict[Servers, str] = {"one": "", "cluster": "asking cluster|slots", "s
 
 
 @dataclass(frozen=True)
-class _Delayed:
-    """The work that a role does with a delayed queue.
+class _Work:
+    """The work of a role with queues of one kind, apart from running the scripts that name it.
 
     Attributes:
-        scripts: The scripts it runs.
-        besides: The commands it sends in addition.
-        keys: The keys it accesses.
+        commands: The commands that it sends itself.
+        keys: The keys that it accesses by them, beyond those of its scripts, by their names there.
         never: Commands in its scripts that it never reaches.
     """
 
-    scripts: tuple[Script, ...]
-    besides: str
-    keys: Callable[[DelayedKeys], Iterable[str]]
+    commands: str = ""
+    keys: str = ""
     never: str = ""
 
 
-@dataclass(frozen=True)
-class _Reliable:
-    """The work that a role does with a reliable queue. Attributes as in :class:`_Delayed`."""
-
-    scripts: tuple[Script, ...]
-    besides: str
-    keys: Callable[[ReliableKeys], Iterable[str]]
-    never: str = ""
-
-
-_CLIENT = 12 * _ONE
 _LOOKS_AT_DELAYED = "time llen lindex lrange hmget zcard zcount zrange zrevrange"
 _LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall hscan"
 
-DELAYED: dict[Role, _Delayed] = {
+_WORK: dict[tuple[Kind, Role], _Work] = {
     # No access to the ready list: other processes move due messages.
-    "producer": _Delayed(
-        (delayed_scripts.OFFER, delayed_scripts.CANCEL, delayed_scripts.RESCHEDULE),
-        "",
-        lambda keys: (keys.timeout, keys.ordered, keys.channel),
+    ("delayed", "producer"): _Work(),
+    ("delayed", "consumer"): _Work("blmove unlink rpush"),
+    ("delayed", "admin"): _Work(f"{_LOOKS_AT_DELAYED} zscan unlink"),
+    ("delayed", "dashboard"): _Work(
+        _LOOKS_AT_DELAYED, "ready timeout ordered quarantine leases leased"
     ),
-    "consumer": _Delayed(
-        (
-            delayed_scripts.TRANSFER,
-            delayed_scripts.GIVE_BACK,
-            delayed_scripts.SET_ASIDE,
-            RESYNC,
-            delayed_scripts.ACK,
-            delayed_scripts.NACK,
-            delayed_scripts.EXTEND,
-            delayed_scripts.RELEASE,
-        ),
-        "blmove unlink rpush",
-        lambda keys: (
-            keys.ready,
-            keys.timeout,
-            keys.ordered,
-            keys.channel,
-            keys.quarantine,
-            keys.leases,
-            keys.leased,
-            keys.turns,
-            keys.fence(f"{_CLIENT}-{8 * _ONE}"),
-        ),
-    ),
-    "admin": _Delayed(
-        (
-            delayed_scripts.CANCEL,
-            delayed_scripts.RESCHEDULE,
-            delayed_scripts.PURGE,
-            delayed_scripts.POLL_PENDING,
-            delayed_scripts.POLL_LAST,
-            delayed_scripts.EXPIRE,
-            delayed_scripts.MIGRATE,
-            # The messages it polled are confirmed, go back, or go to quarantine.
-            delayed_scripts.ACK,
-            delayed_scripts.GIVE_BACK,
-            delayed_scripts.SET_ASIDE,
-        ),
-        f"{_LOOKS_AT_DELAYED} zscan unlink",
-        lambda keys: (
-            keys.ready,
-            keys.timeout,
-            keys.ordered,
-            keys.channel,
-            keys.quarantine,
-            keys.leases,
-            keys.leased,
-            keys.fence(f"{_CLIENT}-{8 * _ONE}"),
-        ),
-    ),
-    "dashboard": _Delayed(
-        (),
-        _LOOKS_AT_DELAYED,
-        lambda keys: (
-            keys.ready,
-            keys.timeout,
-            keys.ordered,
-            keys.quarantine,
-            keys.leases,
-            keys.leased,
-        ),
-    ),
+    ("reliable", "producer"): _Work("unlink"),
+    # Of the re-check, it reaches only the part for reliable queues.
+    ("reliable", "consumer"): _Work("hscan hmget hget time", never="llen"),
+    ("reliable", "admin"): _Work(f"{_LOOKS_AT_RELIABLE} set zmscore"),
+    ("reliable", "dashboard"): _Work(_LOOKS_AT_RELIABLE, "dead_messages schedules settings"),
 }
 
-RELIABLE: dict[Role, _Reliable] = {
-    "producer": _Reliable(
-        (
-            reliable_scripts.OFFER,
-            reliable_scripts.CANCEL,
-            reliable_scripts.RESCHEDULE,
-            reliable_scripts.CONFIGURE,
-        ),
-        "unlink",
-        lambda keys: (
-            *_messages(keys),
-            keys.wake,
-            keys.done,
-            keys.settings,
-            keys.call(f"{_CLIENT}-{_ONE}"),
-        ),
-    ),
-    "consumer": _Reliable(
-        (
-            reliable_scripts.CLAIM,
-            reliable_scripts.ACK,
-            reliable_scripts.NACK,
-            reliable_scripts.RELEASE,
-            reliable_scripts.EXTEND,
-            reliable_scripts.BURY,
-            reliable_scripts.SCHEDULE,
-            reliable_scripts.UNSCHEDULE,
-            reliable_scripts.OCCUR,
-            reliable_scripts.RECUR,
-            reliable_scripts.REFILL,
-            reliable_scripts.CONFIGURE,
-            RESYNC,
-        ),
-        "hscan hmget hget time",
-        lambda keys: (
-            *_messages(keys),
-            keys.wake,
-            keys.done,
-            keys.dead,
-            keys.dead_messages,
-            keys.paused,
-            keys.schedules,
-            keys.settings,
-        ),
-        # Of the re-check, it reaches only the part for reliable queues.
-        never="llen",
-    ),
-    "admin": _Reliable(
-        (
-            reliable_scripts.GET,
-            reliable_scripts.LIST,
-            reliable_scripts.LEASED,
-            reliable_scripts.STATS,
-            reliable_scripts.PURGE,
-            reliable_scripts.REDRIVE,
-            reliable_scripts.DROP_DEAD,
-            reliable_scripts.RESUME,
-            reliable_scripts.CANCEL,
-            reliable_scripts.RESCHEDULE,
-            reliable_scripts.UNSCHEDULE,
-            reliable_scripts.CONFIGURE,
-        ),
-        f"{_LOOKS_AT_RELIABLE} set zmscore",
-        lambda keys: (
-            *_messages(keys),
-            keys.wake,
-            keys.dead,
-            keys.dead_messages,
-            keys.paused,
-            keys.schedules,
-            keys.settings,
-        ),
-    ),
-    "dashboard": _Reliable(
-        (
-            reliable_scripts.GET,
-            reliable_scripts.LIST,
-            reliable_scripts.LEASED,
-            reliable_scripts.STATS,
-        ),
-        _LOOKS_AT_RELIABLE,
-        lambda keys: (
-            *_messages(keys),
-            keys.dead,
-            keys.dead_messages,
-            keys.paused,
-            keys.schedules,
-            keys.settings,
-        ),
-    ),
-}
+_KEYS_OF_DELAYED = "ready timeout ordered channel quarantine leases leased turns"
+_KEYS_OF_RELIABLE = "wake done dead dead_messages paused schedules settings"
 
 
-def _commands(work: _Delayed | _Reliable) -> set[str]:
-    if not work.scripts:
-        return {*work.besides.split()}
-    of_scripts = {command.lower() for script in work.scripts for command in commands(script)}
-    return {*_SCRIPTS.split(), *work.besides.split()} | of_scripts - {*work.never.split()}
+def scripts_of(kind: Kind, role: Role) -> list[Script]:
+    """Return the scripts that a role runs on queues of one kind: those whose files name it."""
+    return [script for script in (*scripts_in(""), *scripts_in(kind)) if role in script.roles]
 
 
 def acl_rules(
@@ -312,14 +154,16 @@ def acl_rules(
     keys: list[str] = []
     channels: list[str] = []
     for name in delayed:
+        commands, names = _work_of("delayed", role)
         one = DelayedKeys.of(_whole(name, prefix=prefix, ready=True))
-        wanted.update(_commands(DELAYED[role]))
-        keys += DELAYED[role].keys(one)
+        wanted |= commands
+        keys += _delayed_keys(one, names)
         channels += (one.channel, one.turns)
     for name in reliable:
-        wanted.update(_commands(RELIABLE[role]))
+        commands, names = _work_of("reliable", role)
+        wanted |= commands
         for other in _of_partitions(_whole(name, prefix=prefix, ready=False), partitions):
-            keys += RELIABLE[role].keys(other)
+            keys += _reliable_keys(other, names)
             channels.append(other.wake)
     if not channels:
         raise BadInput("name at least one queue")
@@ -348,9 +192,29 @@ def _of_partitions(name: str, partitions: int | None) -> list[ReliableKeys]:
     ]
 
 
-def _messages(keys: ReliableKeys) -> tuple[str, ...]:
+def _work_of(kind: Kind, role: Role) -> tuple[set[str], set[str]]:
+    """Return the commands that a role needs for queues of one kind, and the names of its keys."""
+    work, scripts = _WORK[kind, role], scripts_of(kind, role)
+    of_scripts = {command.lower() for script in scripts for command in commands_of(script)}
+    of_scripts -= {*work.never.split()}
+    calls = {*_SCRIPTS.split()} if scripts else set()
+    names = {name for script in scripts for name in script.keys}
+    return calls | of_scripts | {*work.commands.split()}, names | {*work.keys.split()}
+
+
+def _delayed_keys(keys: DelayedKeys, names: Container[str]) -> list[str]:
+    every: dict[str, str] = {name: getattr(keys, name) for name in _KEYS_OF_DELAYED.split()}
+    every["fence"] = keys.fence(f"{_CLIENT}-{8 * _ONE}")
+    return [key for name, key in every.items() if name in names]
+
+
+def _reliable_keys(keys: ReliableKeys, names: Container[str]) -> list[str]:
     first, second = keys.live[:2]
-    return (first, second[:-1] + _PRIORITY, *keys.messages[PRIORITIES:])
+    every = {"live_0": first, "live_1": second[:-1] + _PRIORITY}
+    for name in (*MESSAGES[PRIORITIES:], *_KEYS_OF_RELIABLE.split()):
+        every[name] = keys.named(name)
+    every["call"] = keys.call(f"{_CLIENT}-{_ONE}")
+    return [key for name, key in every.items() if name in names]
 
 
 def _whole(name: str, *, prefix: bool, ready: bool) -> str:

@@ -7,6 +7,8 @@
 --           microseconds, from priority 0 up; HASH of its schedules; HASH of its settings
 -- Arguments:
 --   kind...  text  of each queue: "delayed" or "reliable"
+-- Roles: consumer
+-- Repeatable: yes
 --
 -- Returns {now_us, wait_us, ready, epoch, wait_us, ready, epoch, ...}: the time until each queue's
 -- next message is due or lease ends (0 if one already is, -1 if there is none); the length of its

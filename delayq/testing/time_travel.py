@@ -21,7 +21,6 @@ from delayq._redis.scripts import Script
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.queue import ReliableQueue
-from delayq._reliable.scripts import MESSAGES
 from delayq._reliable.store import ReliableStore
 from delayq.admin.catalog import find_queues
 from delayq.client import Client, connect
@@ -44,19 +43,8 @@ _LOOK_AGAIN = 0.002
 # Clients that have a private server.
 _private: WeakSet[Client] = WeakSet()
 
-
-ADVANCE_RELIABLE = Script(
-    "advance_reliable",
-    (*MESSAGES, "wake", "done", "dead", "dead_messages", "schedules"),
-    ("by_us",),
-    package="delayq.testing",
-)
-ADVANCE_DELAYED = Script(
-    "advance_delayed",
-    ("timeout", "ordered", "channel", "leases"),
-    ("by_us",),
-    package="delayq.testing",
-)
+ADVANCE_RELIABLE = Script("testing/advance_reliable")
+ADVANCE_DELAYED = Script("testing/advance_delayed")
 
 
 @asynccontextmanager

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq._delayed import scripts
+from delayq._delayed import store as delayed_store
 from delayq._delayed.hand_outs import HandOuts
 from delayq._engine.scheduler import Scheduler
 from delayq._engine.waiters import Waiters
 from delayq._engine.wakeup_plan import WakeupPlan
 from delayq._redis import rights
 from delayq._redis.hand_back import LastCalls
-from delayq._reliable import scripts as reliable_scripts
+from delayq._reliable import store as reliable_store
 from delayq._reliable.ids import new_id
 from delayq._reliable.offers import ReliableOffers
 from tests.conftest import _USED, FOUND
@@ -162,11 +162,11 @@ def gives_back_what_is_here(call: HandBack) -> bool:
     """Return whether a call gives back payloads that a client holds, rather than those that another
     of its calls handed out.
     """
-    return call.request.script is scripts.GIVE_BACK and len(call.request.args) > 3
+    return call.request.script is delayed_store.GIVE_BACK and len(call.request.args) > 3
 
 
 def gives_back_by_name(call: HandBack) -> bool:
-    return call.request.script is scripts.GIVE_BACK and len(call.request.args) == 3
+    return call.request.script is delayed_store.GIVE_BACK and len(call.request.args) == 3
 
 
 def checks_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def checks_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 expired_ones_are_there = altered(
-    reliable_scripts.OFFER,
+    reliable_store.OFFER,
     ("if found and found.expired then", "if false then"),
     ("not found or found.expired", "not found"),
 )
@@ -183,7 +183,7 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     "an ack removes nothing": (
         "reliable",
         altered(
-            reliable_scripts.ACK,
+            reliable_store.ACK,
             ("acked[#acked + 1] = id", ""),
             ("acked_by_priority[priority] = group", ""),
         ),
@@ -192,7 +192,7 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     "a claim does not look at the due time": (
         "reliable",
         altered(
-            reliable_scripts.CLAIM,
+            reliable_store.CLAIM,
             ("0, format_score(now), 'WITHSCORES'", "0, '+inf', 'WITHSCORES'"),
         ),
         "early",
@@ -200,7 +200,7 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     "a transfer comes too soon": (
         "plain",
         altered(
-            scripts.TRANSFER,
+            delayed_store.TRANSFER,
             ("timeout, '-inf', now_ms, 'LIMIT'", "timeout, '-inf', now_ms + 50, 'LIMIT'"),
         ),
         "early",
@@ -208,7 +208,7 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     "leases are shorter than told": (
         "reliable",
         altered(
-            reliable_scripts.CLAIM,
+            reliable_store.CLAIM,
             (
                 "local ends, quarters, whole = now + lease_us",
                 "local ends, quarters, whole = now + lease_us / 50",
@@ -218,13 +218,13 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     ),
     "attempts are not counted": (
         "reliable",
-        altered(reliable_scripts.CLAIM, ("id, used + 1,", "id, 1,")),
+        altered(reliable_store.CLAIM, ("id, used + 1,", "id, 1,")),
         "attempts",
     ),
     "a nack loses the message": (
         "reliable",
         altered(
-            reliable_scripts.NACK,
+            reliable_store.NACK,
             (
                 (
                     "enqueue(id, tonumber(ARGV[at + PRIORITY]), now + tonumber(ARGV[at +"
@@ -238,7 +238,7 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     "a nack leaves something behind": (
         "reliable",
         altered(
-            reliable_scripts.NACK,
+            reliable_store.NACK,
             ("return reply", "redis.call('HSET', attempts, 'forgotten', 1)\nreturn reply"),
         ),
         "left",
@@ -251,7 +251,7 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     "a delivery's ack removes nothing": (
         "deliveries",
         altered(
-            scripts.ACK,
+            delayed_store.ACK,
             ("redis.call('ZREM', leases, token)", "redis.call('ZSCORE', leases, token) and 1 or 0"),
             ("redis.call('HDEL', leased, unpack(tokens))", ""),
         ),
@@ -276,7 +276,7 @@ PLANTS: dict[str, tuple[Kind, Plant, str]] = {
     "what is given back is given back twice": (
         "plain",
         altered(
-            scripts.GIVE_BACK,
+            delayed_store.GIVE_BACK,
             (
                 "return count",
                 "if payloads[1] then redis.call('RPUSH', ready, payloads[1]) end\nreturn count",

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq._delayed import scripts
+from delayq._delayed import store as delayed_store
 from delayq._engine import last_timeout
 from delayq._engine.scheduler import Scheduler
 from delayq._engine.waiters import Waiters
-from delayq._reliable import scripts as reliable_scripts
+from delayq._reliable import store as reliable_store
 from delayq._reliable.claims import Claims
 from tests.faults import consumers
 from tests.faults.checker import summary
@@ -107,7 +107,7 @@ OFTEN = {"messages": 100, "faults": 25, "pause": 0.5}
 SAFEGUARDS = {
     "an offer that is repeated is known": Case(
         altered(
-            reliable_scripts.OFFER, ("if readable and last_number == number then", "if false then")
+            reliable_store.OFFER, ("if readable and last_number == number then", "if false then")
         ),
         ("unexpected", "stored twice", "after ack"),
         "reliable",
@@ -115,7 +115,7 @@ SAFEGUARDS = {
     ),
     "a first try that comes after its repetition is refused": Case(
         altered(
-            reliable_scripts.OFFER,
+            reliable_store.OFFER,
             ("if number_or(0, last_number) > tonumber(number) then", "if false then"),
         ),
         ("after ack", "stored twice"),
@@ -134,13 +134,15 @@ SAFEGUARDS = {
         recovers_nothing, ("lost",), "plain", {"only": ANSWERS}
     ),
     "only who has the lease acknowledges": Case(
-        altered(reliable_scripts.ACK, ("has_token(lease_texts[i], token)", "lease_texts[i]")),
+        altered(reliable_store.ACK, ("has_token(lease_texts[i], token)", "lease_texts[i]")),
         ("after ack",),
         "reliable",
         {"habits": Habits(dawdles=0.3), "only": ("process stopped",), **OFTEN},
     ),
     "a give-back is carried out once": Case(
-        altered(scripts.GIVE_BACK, ("if redis.call('EXISTS', fence) == 1 then return 0 end", "")),
+        altered(
+            delayed_store.GIVE_BACK, ("if redis.call('EXISTS', fence) == 1 then return 0 end", "")
+        ),
         ("duplicate",),
         "plain",
         {"only": ANSWERS, "habits": Habits(leaves=0.3), **OFTEN},

@@ -12,15 +12,13 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 import delayq
-from delayq._delayed import scripts
 from delayq._delayed.keys import DelayedKeys
-from delayq._engine.scripts import RESYNC
-from delayq._reliable import scripts as reliable_scripts
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import ROLES, acl_rules
 from tests.conftest import FOUND
 from tests.integration.test_faults import Faults
 from tests.support.acl_jobs import JOBS, NAME, NOT_PERMITTED, Place, Warned
+from tests.support.lua import SCRIPTS
 from tests.support.names import every_key
 from tests.support.servers import PrivateServer
 from tests.support.waiting import until
@@ -140,7 +138,7 @@ async def test_no_script_touches_another_queue(
         Redis.from_url(url) as user,
         Redis.from_url(server.url) as raw,
     ):
-        for script in (RESYNC, *scripts.ALL, *reliable_scripts.ALL):
+        for script in SCRIPTS:
             for name in FOREIGN:
                 for keys in (every_key(DelayedKeys.of(name)), every_key(ReliableKeys.of(name))):
                     needed = (keys * 3)[: len(script.keys)]

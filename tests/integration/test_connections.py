@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._delayed.scripts import TRANSFER
+from delayq._delayed.store import TRANSFER
 from delayq._redis.client import RedisClient
 from delayq._redis.pool import ConnectionPool
 from delayq._redis.topology import SingleServer

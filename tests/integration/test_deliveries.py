@@ -16,7 +16,7 @@ import delayq
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.ready_watch import LINGER
 from delayq._delayed.records import pack
-from delayq._delayed.scripts import ACK, NACK, TRANSFER
+from delayq._delayed.store import ACK, NACK, TRANSFER
 from tests.integration.test_faults import Faults
 from tests.support.waiting import until
 

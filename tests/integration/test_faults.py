@@ -16,7 +16,7 @@ import delayq
 from delayq._delayed.hand_outs import HandOut
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
-from delayq._delayed.scripts import GIVE_BACK, OFFER, POLL_PENDING, SET_ASIDE, TRANSFER
+from delayq._delayed.store import GIVE_BACK, OFFER, POLL_PENDING, SET_ASIDE, TRANSFER
 from delayq._redis import hand_back
 from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack

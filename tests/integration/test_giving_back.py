@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._delayed.scripts import GIVE_BACK
+from delayq._delayed.store import GIVE_BACK
 from delayq._engine.waiters import Waiters
 from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import LastCalls

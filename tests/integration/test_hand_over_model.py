@@ -17,7 +17,7 @@ from redis import Redis
 
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack, payload_of
-from delayq._delayed.scripts import ACK, GIVE_BACK, POLL_PENDING, TRANSFER
+from delayq._delayed.store import ACK, GIVE_BACK, POLL_PENDING, TRANSFER
 from tests.support.depth import examples
 
 if TYPE_CHECKING:

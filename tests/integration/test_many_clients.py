@@ -16,9 +16,9 @@ from redis.exceptions import RedisError
 
 import delayq
 from delayq import Offer
-from delayq._delayed.scripts import TRANSFER
+from delayq._delayed.store import TRANSFER
 from delayq._redis.client import RedisClient
-from delayq._reliable.scripts import CLAIM
+from delayq._reliable.store import CLAIM
 from tests.support.reliable_fixtures import LEASE, raw
 from tests.support.reliable_store import HOUR
 from tests.support.waiting import until

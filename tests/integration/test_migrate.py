@@ -28,10 +28,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import delayq
-from delayq._delayed import scripts
+from delayq._delayed import store as delayed_store
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import payload_of
-from delayq._delayed.scripts import MIGRATE
+from delayq._delayed.store import MIGRATE
 from delayq._redis.scripts import Script
 from delayq.admin import migrate as migration
 from delayq.admin.migrate import FORMS, Migration, migrate
@@ -348,7 +348,7 @@ async def test_a_name_mapper_is_used(server: PrivateServer, raw: Raw) -> None:
 
 
 def narrow() -> Script:
-    script = Script(MIGRATE.name, MIGRATE.keys, MIGRATE.args, MIGRATE.repeatable)
+    script = Script(MIGRATE.name)
     text = MIGRATE.text.replace("struct.size('L')", "4 + 0 * struct.size('L')")
     assert text != MIGRATE.text
     # cached_property keeps the text here.
@@ -359,7 +359,7 @@ def narrow() -> Script:
 async def test_a_32_bit_server_gets_its_own_form(
     client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scripts, "MIGRATE", narrow())
+    monkeypatch.setattr(delayed_store, "MIGRATE", narrow())
     records = some_records(100)
     raw.put(*records[:60])
     raw.put(*records[60:], where="set")

@@ -14,7 +14,7 @@ from redis import Redis
 
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
-from delayq._delayed.scripts import CANCEL, TRANSFER
+from delayq._delayed.store import CANCEL, TRANSFER
 from tests.support.depth import examples
 
 if TYPE_CHECKING:

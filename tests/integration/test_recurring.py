@@ -16,7 +16,7 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._reliable.scripts import OCCUR, RECUR, SCHEDULE
+from delayq._reliable.store import OCCUR, RECUR, SCHEDULE
 from delayq._reliable.timing import cron_moments
 from delayq.testing import Clock, advance
 from tests.integration.test_faults import Faults

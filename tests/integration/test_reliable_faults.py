@@ -16,9 +16,9 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Offer
-from delayq._engine.scripts import RESYNC
+from delayq._engine.store import RESYNC
 from delayq._reliable.offers import NewMessage
-from delayq._reliable.scripts import ACK, CLAIM, OFFER, RELEASE
+from delayq._reliable.store import ACK, CLAIM, OFFER, RELEASE
 from tests.support.links import Links
 from tests.support.reliable_fixtures import LEASE, faults, jobs, raw, store
 from tests.support.reliable_store import HOUR, Store, Stored, hours

@@ -15,7 +15,7 @@ import pytest
 
 import delayq
 from delayq import Backoff, Offer
-from delayq._reliable.scripts import ACK, EXTEND
+from delayq._reliable.store import ACK, EXTEND
 from tests.support.reliable_fixtures import LEASE, faults, jobs, raw, store, take
 from tests.support.reliable_store import HOUR, Store, hours
 from tests.support.waiting import until

@@ -12,8 +12,8 @@ import pytest
 
 import delayq
 from delayq import Offer
-from delayq._reliable.scripts import CLAIM, GET, LEASED, LIST, PURGE
 from delayq._reliable.settings import Settings
+from delayq._reliable.store import CLAIM, GET, LEASED, LIST, PURGE
 from tests.support.reliable_fixtures import LEASE, jobs, raw, store
 
 if TYPE_CHECKING:

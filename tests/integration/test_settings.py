@@ -17,9 +17,8 @@ from delayq import ConfigurationError, Offer, QueueSettings
 from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.known_settings import KnownSettings
-from delayq._reliable.scripts import CLAIM, CONFIGURE, OFFER
 from delayq._reliable.settings import LAYOUT, StoredSettings, declare
-from delayq._reliable.store import ReliableStore
+from delayq._reliable.store import CLAIM, CONFIGURE, OFFER, ReliableStore
 from delayq.admin.acl import acl_rules
 from tests.support.reliable_fixtures import raw
 from tests.support.reliable_store import HOUR

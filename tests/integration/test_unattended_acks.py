@@ -14,7 +14,7 @@ import pytest
 
 import delayq
 from delayq import Offer
-from delayq._reliable.scripts import ACK
+from delayq._reliable.store import ACK
 from tests.support.reliable_fixtures import LEASE, faults, jobs, raw, store
 from tests.support.waiting import until
 

@@ -7,14 +7,14 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Self
 
-from delayq._delayed.scripts import ALL
-from delayq._engine.scripts import RESYNC
 from delayq._redis.rights import checked
+from delayq._redis.scripts import scripts_in
 
 if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
-_FORMS = [form for script in (RESYNC, *ALL) for form in (script, checked(script)) if form]
+_SCRIPTS = (*scripts_in(""), *scripts_in("delayed"))
+_FORMS = [form for script in _SCRIPTS for form in (script, checked(script)) if form]
 _OURS = {form.sha.encode() for form in _FORMS}
 # Redisson's scripts start with different lines, so this tells EVAL calls apart as well.
 _FIRST_LINES = {form.text.partition("\n")[0].encode() for form in _FORMS}

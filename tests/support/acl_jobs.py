@@ -16,9 +16,9 @@ import delayq
 from delayq._dashboard.source import DelayedSource, ReliableSource
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
-from delayq._delayed.scripts import POLL_PENDING, TRANSFER
+from delayq._delayed.store import POLL_PENDING, TRANSFER
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.scripts import CLAIM
+from delayq._reliable.store import CLAIM
 from delayq.admin import inspect as inspection
 from delayq.admin.migrate import migrate
 from delayq.errors import OutcomeUnknown

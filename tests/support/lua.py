@@ -11,11 +11,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from delayq._redis.scripts import names_in
+from delayq._redis.scripts import names_in, scripts_in
 
 if TYPE_CHECKING:
     from delayq._redis.scripts import Script
 
+SCRIPTS = (*scripts_in(""), *scripts_in("delayed"), *scripts_in("reliable"))
+"""The scripts that clients run."""
+_WRITING = """
+    SET DEL UNLINK PEXPIRE ZADD ZREM ZREMRANGEBYRANK HSET HDEL LPUSH RPUSH LPOP RPOP LSET LREM
+"""
+WRITING = frozenset(_WRITING.split())
+"""The commands in scripts that change what is stored."""
 _KEYWORDS = """
     and break do else elseif end false for function if in local nil not or repeat return then
     true until while

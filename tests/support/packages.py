@@ -46,7 +46,7 @@ LOOP_TESTS = [
 BARE = """
 import importlib, pkgutil
 import delayq
-from delayq._delayed.scripts import OFFER
+from delayq._delayed.store import OFFER
 
 needing = (
     "delayq.cli", "delayq.integrations", "delayq.testing.pytest_plugin", "delayq._dashboard."

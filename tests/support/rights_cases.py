@@ -1,6 +1,7 @@
-"""The state of the server before each script runs, and the arguments of the call.
+"""Examples of calls to every script: the state of the server before it, and the arguments.
 
-A test fails if a script has no case here.
+The calls to most scripts of a reliable queue follow from the names of their arguments. All other
+scripts have cases of their own.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq import Offer
-from delayq._delayed import scripts as delayed
+from delayq._delayed import store as delayed
 from delayq._delayed.keys import DelayedKeys
-from delayq._engine.scripts import RESYNC
-from delayq._reliable import scripts as reliable
+from delayq._engine.store import RESYNC
+from delayq._reliable import store as reliable
 from delayq._reliable.keys import ReliableKeys
+from tests.support.lua import SCRIPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from delayq import Client, Receipt
     from delayq._redis.scripts import Script
@@ -214,27 +216,107 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str, int]]:
     return {name: (name, token, 3 * int(name[-1])) for name, token in held.items()}
 
 
-def some(*args: Any, of: Sequence[str] = (), behind: Sequence[Any] = ()) -> Any:
-    """Build the arguments of a call on leased messages.
-
-    The id, token and priority of each message in ``of``, each followed by ``behind``, come after
-    ``args``.
-    """
-
+def some(*args: Any) -> Any:
     async def prepare(at: Prepared) -> Any:
-        held = await messages(at)
-        return [*args, *(part for id in of for part in (*held[id], *behind))]  # noqa: A001
+        await messages(at)
+        return [*args]
 
     return prepare
 
 
+# The ids that messages() prepares, by state.
+WAITING = ("later0", "later1", "again0")
 TAKEN = ("taken0", "taken1")
+DEAD = ("dead0", "dead1")
+# The values of arguments that do not name a message. There is a call for each of them.
+VALUES: dict[str, tuple[Any, ...]] = {
+    "delay_us": (0, HOUR_US),
+    "epoch": ("8",),
+    "error": ("an error",),
+    "expected": ("0",),
+    "field": ("max_size",),
+    "lease_us": (HOUR_US, SECOND_US),
+    "limit": (100,),
+    "offset": (0,),
+    "remember_us": (0, HOUR_US),
+    "state": ("delayed", "ready", "all"),
+    "ttl_us": (HOUR_US, SECOND_US),
+    "value": ("1000",),
+    "why": ('{"reason":"why","error":""}',),
+}
 
 
-async def forget(at: Prepared) -> Any:
-    args = await some(of=TAKEN)(at)
-    await at.raw.hdel(RELIABLE.settings, "dedup_window")
-    return args
+def about(id: str, token: str) -> dict[str, Any]:  # noqa: A002
+    """Return the values of the arguments that name one of the messages that messages() prepares."""
+    return {"id": id, "name": id, "token": token, "priority": 3 * int(id[-1])}
+
+
+def calls(script: Script, some_messages: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Return the arguments of calls to a script of a reliable queue, made from their names.
+
+    Args:
+        script: It gets a call for each message, and for each value of its other arguments.
+        some_messages: The values of the arguments that name a message: see :func:`about`.
+
+    Raises:
+        LookupError: The name of an argument does not tell its value.
+    """
+    plain = [name for name in script.args if not name.endswith("...")]
+    columns = [name.removesuffix("...") for name in script.args if name.endswith("...")]
+
+    def value(name: str, message: Mapping[str, Any], call: int) -> Any:
+        if name in message:
+            return message[name]
+        if name in VALUES:
+            return VALUES[name][call % len(VALUES[name])]
+        raise LookupError(
+            f"{script.name}.lua has an argument {name!r}: in tests/support/rights_cases.py, add"
+            " examples of its value to VALUES, or a case for the script to _CASES"
+        )
+
+    count = max([1, *(len(VALUES.get(name, ())) for name in (*plain, *columns))])
+    if "id" in plain:
+        count = max(count, len(some_messages))
+    made = []
+    for call in range(count):
+        one = some_messages[call % len(some_messages)]
+        made.append([value(name, one, call) for name in plain])
+        for message in some_messages:
+            made[-1] += [value(name, message, call) for name in columns]
+    return made
+
+
+def cases_of(script: Script) -> list[tuple[Script, str, Any]]:
+    """Return the cases of a script that has none of its own."""
+    names = {name.removesuffix("...") for name in script.args}
+    ids: tuple[str, ...]
+    if "token" in names:
+        ids = TAKEN
+    elif "name" in names:
+        ids = DEAD
+    else:
+        # A call about several messages also gets some that workers have.
+        ids = WAITING if "id" in script.args else (*WAITING, *TAKEN)
+
+    def prepared(call: int) -> Any:
+        async def prepare(at: Prepared) -> Any:
+            held = await messages(at)
+            return calls(script, [about(id, held[id][1] if id in held else "") for id in ids])[call]  # noqa: A001
+
+        return prepare
+
+    count = len(calls(script, [about(id, "") for id in ids]))  # noqa: A001
+    return [(script, str(call), prepared(call)) for call in range(count)]
+
+
+def ack(*, remembers: bool) -> Any:
+    async def prepare(at: Prepared) -> Any:
+        held = await messages(at)
+        if not remembers:
+            await at.raw.hdel(RELIABLE.settings, "dedup_window")
+        return calls(reliable.ACK, [about(id, held[id][1]) for id in TAKEN])[0]  # noqa: A001
+
+    return prepare
 
 
 async def configure(at: Prepared) -> Any:
@@ -325,7 +407,7 @@ async def paused(at: Prepared) -> Any:
     return []
 
 
-CASES: list[tuple[Script, str, Any]] = [
+_CASES: list[tuple[Script, str, Any]] = [
     (delayed.OFFER, "head", offer_a_head),
     (delayed.OFFER, "behind", offer_behind_the_head),
     (delayed.OFFER, "several", offer_several),
@@ -362,22 +444,8 @@ CASES: list[tuple[Script, str, Any]] = [
     (reliable.OFFER, "one", offer_one),
     (reliable.CLAIM, "hand out", some(EPOCH, 100, HOUR_US, "t", 0, "client 1", 1, "", "", 0)),
     (reliable.CLAIM, "die", some(EPOCH, 100, HOUR_US, "t", 1, "client 1", 1, "", "", 0)),
-    (reliable.ACK, "forget", forget),
-    (reliable.ACK, "remember", some(of=TAKEN)),
-    (reliable.NACK, "", some(of=TAKEN, behind=(SECOND_US, "an error"))),
-    (reliable.RELEASE, "", some(of=TAKEN)),
-    (reliable.EXTEND, "", some(HOUR_US, of=TAKEN)),
-    (reliable.BURY, "", some(of=TAKEN, behind=('{"reason":"why","error":""}',))),
-    (reliable.CANCEL, "", some("later0", "later1", "again0")),
-    (reliable.RESCHEDULE, "head", some("later0", 0)),
-    (reliable.RESCHEDULE, "behind", some("later1", HOUR_US)),
-    (reliable.GET, "", some("later0", "taken1")),
-    *((reliable.LIST, state, some(state, 0, 100)) for state in ("delayed", "ready")),
-    (reliable.STATS, "", some()),
-    (reliable.LEASED, "", some("taken0", "taken1", "later0")),
-    *((reliable.PURGE, state, some(state, 0, 100)) for state in ("delayed", "ready", "all")),
-    (reliable.REDRIVE, "", some("dead0", "dead1")),
-    (reliable.DROP_DEAD, "", some("dead0", "dead1")),
+    (reliable.ACK, "forget", ack(remembers=False)),
+    (reliable.ACK, "remember", ack(remembers=True)),
     (reliable.RESUME, "", paused),
     (reliable.SCHEDULE, "anew", schedule_anew),
     (reliable.SCHEDULE, "otherwise", schedule_otherwise),
@@ -387,3 +455,9 @@ CASES: list[tuple[Script, str, Any]] = [
     (reliable.REFILL, "", refill),
     (reliable.CONFIGURE, "", configure),
 ]
+_WITH_CASES = {script for script, _, _ in _CASES}
+CASES = [
+    *_CASES,
+    *(case for script in SCRIPTS if script not in _WITH_CASES for case in cases_of(script)),
+]
+"""A script, the name of the case, and a function that prepares the server and returns arguments."""

@@ -6,25 +6,23 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import assume, given
 
 from delayq import BadInput, BadName
-from delayq._delayed import scripts as delayed
+from delayq._delayed import store as delayed
 from delayq._delayed.keys import RESERVED, DelayedKeys
-from delayq._engine.scripts import RESYNC
 from delayq._redis.rights import commands, tried
-from delayq._reliable import scripts as reliable
+from delayq._reliable import store as reliable
 from delayq._reliable.keys import ReliableKeys
-from delayq.admin.acl import DELAYED, RELIABLE, ROLES, acl_rules
+from delayq.admin.acl import ROLES, acl_rules, scripts_of
 from tests.support.names import every_key, names
 
 if TYPE_CHECKING:
-    from delayq.admin.acl import Role
+    from delayq.admin.acl import Kind, Role
 
-ALL = (RESYNC, *delayed.ALL, *reliable.ALL)
 kinds_and_roles = pytest.mark.parametrize(
     ("kind", "role"), [(kind, role) for kind in ("delayed", "reliable") for role in ROLES]
 )
@@ -43,20 +41,9 @@ def granted(kind: str, role: Role) -> set[str]:
     return {rule[1:].upper() for rule in rules(kind, role, "orders") if rule[0] == "+"}
 
 
-def test_every_script_is_somebodys() -> None:
-    used = {
-        script.name
-        for roles in (DELAYED, RELIABLE)
-        for work in roles.values()
-        for script in work.scripts
-    }
-    assert used == {script.name for script in ALL}
-
-
 @kinds_and_roles
-def test_a_role_has_every_command_that_its_scripts_try_first(kind: str, role: Role) -> None:
-    roles: Any = {"delayed": DELAYED, "reliable": RELIABLE}[kind]
-    assert all(tried(script) <= granted(kind, role) for script in roles[role].scripts)
+def test_a_role_has_every_command_that_its_scripts_try_first(kind: Kind, role: Role) -> None:
+    assert all(tried(script) <= granted(kind, role) for script in scripts_of(kind, role))
 
 
 @pytest.mark.parametrize("role", ["producer", "consumer"])

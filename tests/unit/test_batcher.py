@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from delayq._redis.client import RedisClient
 
 
-SCRIPT = Script("delayed/offer", (), (), repeatable=False)
+SCRIPT = Script("delayed/offer")
 
 
 class FakeWire(str):

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delayq._delayed import scripts
 from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.store import DelayedDepth, PendingRecord, parse_score, score_of
+from delayq._delayed.store import POLL_LAST, DelayedDepth, PendingRecord, parse_score, score_of
+from delayq._redis.scripts import scripts_in
 
 if TYPE_CHECKING:
     from delayq._redis.scripts import Script
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 KEYS = DelayedKeys.of("orders")
 
 
-@pytest.mark.parametrize("script", scripts.ALL, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", scripts_in("delayed"), ids=lambda script: script.name)
 def test_every_script_gets_its_keys_by_their_declared_names(script: Script) -> None:
     of_call = {"fence": KEYS.fence("call"), "destination": "other"}
     given = {name: key for name, key in of_call.items() if name in script.keys}
@@ -26,8 +26,8 @@ def test_every_script_gets_its_keys_by_their_declared_names(script: Script) -> N
 
 
 def test_keys_of_one_call_do_not_stay_for_the_next() -> None:
-    first = KEYS.of_script(scripts.POLL_LAST, destination="first")
-    assert (first[-1], KEYS.of_script(scripts.POLL_LAST, destination="second")[-1]) == (
+    first = KEYS.of_script(POLL_LAST, destination="first")
+    assert (first[-1], KEYS.of_script(POLL_LAST, destination="second")[-1]) == (
         "first",
         "second",
     )

@@ -6,25 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delayq._delayed import scripts as delayed
-from delayq._engine.scripts import RESYNC
+from delayq._delayed import store as delayed
 from delayq._redis.rights import checked, commands, is_refusal, tried
-from delayq._reliable import scripts as reliable
+from delayq._reliable import store as reliable
+from tests.support import lua
 
 if TYPE_CHECKING:
     from delayq._redis.scripts import Script
 
-ALL = (RESYNC, *delayed.ALL, *reliable.ALL)
-WRITING = (  # noqa: SIM905
-    "SET DEL UNLINK PEXPIRE PUBLISH ZADD ZREM ZREMRANGEBYRANK HSET HDEL"
-    " LPUSH RPUSH LPOP RPOP LSET LREM"
-).split()
 
-
-@pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", lua.SCRIPTS, ids=lambda script: script.name)
 def test_a_script_that_writes_tries_all_of_its_commands_first(script: Script) -> None:
     used = commands(script)
-    if used & {*WRITING} <= {"PUBLISH", "UNLINK", "DEL"}:
+    if used & lua.WRITING <= {"UNLINK", "DEL"}:
         # The script only reads, or nothing follows its one write.
         assert checked(script) is None
         return

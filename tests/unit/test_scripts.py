@@ -11,68 +11,68 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.asyncio import Redis
 
-from delayq._delayed import scripts
-from delayq._engine.scripts import RESYNC
-from delayq._redis.scripts import Script, names_in, without_unused_functions
-from delayq._reliable import scripts as reliable_scripts
-from delayq._reliable.scripts import MESSAGES
-from delayq.testing.time_travel import ADVANCE_DELAYED, ADVANCE_RELIABLE
+import delayq._delayed.store
+import delayq._engine.store
+import delayq._reliable.store
+import delayq.testing.time_travel
+from delayq._redis.scripts import (
+    Script,
+    names_in,
+    scripts_in,
+    variables_of,
+    without_unused_functions,
+)
+from delayq._reliable.keys import MESSAGES
+from delayq.admin.acl import ROLES
 from tests.support import lua
 
 if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
-PACKAGE = Path(str(files("delayq")))
-ALL = (RESYNC, *scripts.ALL, *reliable_scripts.ALL, ADVANCE_DELAYED, ADVANCE_RELIABLE)
-FILES = sorted(
-    file for folder in ("lua", "testing/lua") for file in (PACKAGE / folder).rglob("*.lua")
+LUA = Path(str(files("delayq"))) / "lua"
+ALL = (*lua.SCRIPTS, *scripts_in("testing"))
+FILES = sorted(LUA.rglob("*.lua"))
+# The modules that run them.
+STORES = (
+    delayq._delayed.store,
+    delayq._engine.store,
+    delayq._reliable.store,
+    delayq.testing.time_travel,
 )
 by_name = pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
 
 
-def source(script: Script) -> str:
-    """Return the script's own file."""
-    return (
-        files(script.package).joinpath("lua", *f"{script.name}.lua".split("/")).read_text("utf-8")
-    )
+def touches_messages(script: Script) -> bool:
+    return script.keys[: len(MESSAGES)] == MESSAGES
 
 
-def header(script: Script, title: str) -> list[str]:
-    """Return the names that the header lists under a title, in order."""
-    section = re.search(rf"^-- {title}:\n((?:--   .*\n)+)", source(script), re.MULTILINE)
-    lines = re.findall(r"^--   (\S.*?)(?:  |$)", section[1], re.MULTILINE) if section else []
-    return [name for line in lines for name in line.split(", ")]
-
-
-def without_messages(script: Script) -> list[str]:
-    """Return the declared keys, with one name for those of every script that touches a reliable
-    queue's messages.
-    """
-    shared = script.keys[: len(MESSAGES)] == MESSAGES
-    return ["messages", *script.keys[len(MESSAGES) :]] if shared else [*script.keys]
-
-
-def test_every_file_is_declared() -> None:
+def test_every_file_is_a_script() -> None:
     bodies = {file for file in FILES if file.parent.name != "include"}
-    assert {
-        Path(str(files(script.package).joinpath("lua", f"{script.name}.lua"))) for script in ALL
-    } == bodies
+    assert {LUA / f"{script.name}.lua" for script in ALL} == bodies
+
+
+def test_every_script_is_run_by_a_store() -> None:
+    values = [value for module in STORES for value in vars(module).values()]
+    assert {value for value in values if isinstance(value, Script)} == {*ALL}
 
 
 @by_name
-def test_the_header_names_what_the_declaration_names(script: Script) -> None:
-    assert header(script, "Keys") == without_messages(script)
-    assert header(script, "Arguments") == [*script.args]
-    assert "\n-- Returns " in source(script)
+def test_a_head_declares_the_script_and_nothing_unknown(script: Script) -> None:
+    titles = re.findall(r"^-- ([A-Z][a-z ]+):(?: .*)?$", script.head, re.MULTILINE)
+    known = ("Keys", "Arguments", "Roles", "Repeatable", "Undone by")
+    assert titles == [title for title in known if title in titles]
+    assert script.keys
+    assert touches_messages(script) == ("live_0" in script.keys)
+    assert re.findall(r"^-- Repeatable: (.*)$", script.head, re.MULTILINE) in (["yes"], ["no"])
+    assert script.roles <= {*ROLES}
+    assert bool(script.roles) == (script in lua.SCRIPTS), "Roles: the users whose rights include it"
+    assert script.undone_by is None or script.undone_by in ALL
+    assert "\n-- Returns " in (LUA / f"{script.name}.lua").read_text("utf-8")
 
 
 @by_name
 def test_a_script_uses_every_name_that_is_declared_and_no_other(script: Script) -> None:
-    shared = (
-        {*Script("", MESSAGES, ()).variables}
-        if without_messages(script)[0] == "messages"
-        else set()
-    )
+    shared = {*variables_of(MESSAGES, ())} if touches_messages(script) else set()
     optional = {"FIRST", "STRIDE", "COUNT"}
     assert {*script.variables} - shared - optional <= names_in(script.text.partition("\n")[2])
     assert not lua.global_reads(script)
@@ -80,7 +80,7 @@ def test_a_script_uses_every_name_that_is_declared_and_no_other(script: Script) 
 
 @by_name
 def test_nothing_else_has_the_name_of_a_key(script: Script) -> None:
-    keys = Script("", script.keys, ()).variables
+    keys = variables_of(script.keys, ())
     assert not {*keys} & {*lua.declared(lua.without_comments(script.text.partition("\n")[2]))}
 
 
@@ -94,9 +94,7 @@ def test_no_file_knows_the_position_of_a_key_or_an_argument(file: Path) -> None:
 
 
 def test_names_are_made_from_the_declaration() -> None:
-    assert Script(
-        "", ("live_0", "live_1", "wake"), ("limit", "id...", "delay_us...")
-    ).variables == {
+    assert variables_of(("live_0", "live_1", "wake"), ("limit", "id...", "delay_us...")) == {
         "wake": "KEYS[3]",
         "live": "{[0] = KEYS[1], KEYS[2]}",
         "limit": "ARGV[1]",
@@ -106,7 +104,7 @@ def test_names_are_made_from_the_declaration() -> None:
         "ID": "0",
         "DELAY_US": "1",
     }
-    assert Script("", ("key...",), ("limit", "name...")).variables == {
+    assert variables_of(("key...",), ("limit", "name...")) == {
         "keys": "KEYS",
         "limit": "ARGV[1]",
         "names": "{unpack(ARGV, 2)}",

@@ -5,6 +5,8 @@
 --   leased  HASH  token to payload
 -- Arguments:
 --   token...  text  of each payload
+-- Roles: consumer, admin
+-- Repeatable: no
 --
 -- Returns for each token: 1, or 0 if nothing is leased under it any more.
 

@@ -6,6 +6,8 @@
 -- Arguments:
 --   stale      0 or 1  whether to also remove records that are only in the ordered list
 --   record...  bytes   each whole, as it was stored
+-- Roles: producer, admin
+-- Repeatable: no
 --
 -- Returns the number of records that were there.
 -- include: clock

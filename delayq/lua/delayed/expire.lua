@@ -5,6 +5,8 @@
 --   ordered  LIST  the same records in offer order
 -- Arguments:
 --   ttl_ms  int  time from now, ms
+-- Roles: admin
+-- Repeatable: yes
 --
 -- Returns 1 if there was something to expire.
 

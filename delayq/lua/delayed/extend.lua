@@ -5,6 +5,8 @@
 -- Arguments:
 --   lease_us  int   time from now, microseconds
 --   token...  text  of each payload
+-- Roles: consumer
+-- Repeatable: yes
 --
 -- Returns {ends_ms, held, held, ...}: the new end, and for each token 1, or 0 if nothing is leased
 -- under it any more.

@@ -15,6 +15,8 @@
 --   places      int    the most leases that this call may have made, one for each payload; 0: one
 --                      for all
 --   payload...  bytes  those that the client has, in the order in which they are to be taken again
+-- Roles: consumer, admin
+-- Repeatable: yes
 --
 -- Returns the number of messages that went back; 0 if an earlier try had done so.
 -- include: lease

@@ -12,6 +12,8 @@
 --                      runs
 --   record...  bytes   outdated, and known to be only in the sorted set: each is brought up to date
 --                      there
+-- Roles: admin
+-- Repeatable: yes
 --
 -- Returns {length_bytes, length, first, merged, counts...}. first: the index of the first entry
 -- looked at, for the next step. merged: the number of records whose current form was in the sorted

@@ -10,6 +10,8 @@
 --   token     text    of the payload
 --   delay_us  int     time from now, microseconds
 --   listed    0 or 1  whether the ordered list is kept
+-- Roles: consumer
+-- Repeatable: no
 --
 -- Returns the due time in ms, or -1 if nothing is leased under that token any more.
 -- include: clock

@@ -8,6 +8,8 @@
 --   listed       0 or 1  whether the ordered list is kept
 --   delay_us...  int     of each message, microseconds
 --   payload...   bytes   of the message
+-- Roles: producer
+-- Repeatable: no
 --
 -- Returns {length_bytes, id, due_ms, id, due_ms, ...}: a receipt needs these to name its record
 -- again.

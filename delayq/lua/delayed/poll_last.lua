@@ -10,6 +10,8 @@
 -- Arguments:
 --   listed  0 or 1  whether the ordered list is kept
 --   limit   int     look at this many records at most
+-- Roles: admin
+-- Repeatable: no
 --
 -- Returns {left, payload}. left: the number of records that left. payload: absent if all of them
 -- could not be read, or none was pending.

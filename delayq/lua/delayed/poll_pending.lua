@@ -15,6 +15,9 @@
 --   lease_us    int     the records go back after this time, unless the caller confirms that the
 --                       answer has come
 --   token       text    of their lease, which ends in ":pending"
+-- Roles: admin
+-- Repeatable: no
+-- Undone by: give_back
 --
 -- Returns {taken, payloads}. taken: the number of records that left, including those that cannot be
 -- read.

@@ -6,6 +6,8 @@
 --   ready    LIST  payloads that are due
 -- Arguments:
 --   state  text  "delayed", "ready" or "all"
+-- Roles: admin
+-- Repeatable: yes
 --
 -- Returns the number of messages dropped.
 

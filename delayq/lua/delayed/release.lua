@@ -8,6 +8,8 @@
 --   leased   HASH  token to the leased messages: see include/lease.lua
 -- Arguments:
 --   token...  text  of each payload, in the order in which they are to be taken again
+-- Roles: consumer
+-- Repeatable: yes
 --
 -- Returns the number of messages that were still leased.
 -- include: lease

@@ -7,6 +7,8 @@
 -- Arguments:
 --   record    bytes  whole, as it was stored
 --   delay_us  int    time from now, microseconds
+-- Roles: producer, admin
+-- Repeatable: no
 --
 -- Returns the new due time in ms, or -1 if the record is no longer pending.
 -- include: clock

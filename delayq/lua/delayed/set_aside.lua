@@ -10,6 +10,8 @@
 --   fence_ms  int    how long a late first try of this call is kept from doing anything
 --   token     text   of its lease, which ends; empty if it has none
 --   payload   bytes  the payload
+-- Roles: consumer, admin
+-- Repeatable: yes
 --
 -- Returns 1; 0 if an earlier try had done so, or if the lease had ended: then the payload went
 -- back, and another client reads it.

@@ -22,6 +22,9 @@
 --                       are call:001, call:002, ...
 --   signature   text    of the caller. If all due messages were moved, it is published behind the
 --                       due time of the next one, and now; empty: it is not
+-- Roles: consumer
+-- Repeatable: no
+-- Undone by: give_back
 --
 -- Returns {now_us, wait_us, moved, quarantined, returned, left, listeners, payloads}. wait_us: the
 -- time until the next message is due or the next lease ends; 0 if one already is, -1 if there is

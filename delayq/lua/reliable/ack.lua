@@ -9,6 +9,8 @@
 --   id...        text  of each message
 --   token...     text  of its lease
 --   priority...  int   of the message, 0 to 9
+-- Roles: consumer
+-- Repeatable: no
 --
 -- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was
 -- changed.

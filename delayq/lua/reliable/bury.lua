@@ -10,6 +10,8 @@
 --   priority...  int   of the message, 0 to 9
 --   why...       text  JSON on one line; if it ends in an empty error, the last one that is known
 --                      takes its place
+-- Roles: consumer
+-- Repeatable: no
 --
 -- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was
 -- changed.

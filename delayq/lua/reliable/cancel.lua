@@ -4,6 +4,8 @@
 --   messages  see include/queue.lua
 -- Arguments:
 --   id...  text  of each message
+-- Roles: producer, admin
+-- Repeatable: no
 --
 -- Returns for each message: 1, or 0 if there is none of that id, it has expired, or a worker has
 -- it.

@@ -21,6 +21,9 @@
 --                         over, it may have another; or empty
 --   held_token    text    of that lease
 --   company       0 or 1  whether the client has other messages of this queue at hand
+-- Roles: consumer
+-- Repeatable: no
+-- Undone by: release
 --
 -- Returns {now_us, wait_us, expired, died, listeners, {id, priority, attempt, due, body, ...},
 -- suspect, more, {id, ...}}. wait_us: the time until the next message is due or the next lease

@@ -9,6 +9,8 @@
 --   epoch     text  of these settings
 --   field...  text  the name of each setting
 --   value...  text  the setting
+-- Roles: producer, consumer, admin
+-- Repeatable: yes
 --
 -- Returns the epoch that is stored now. If it is not that of these settings, nothing was changed.
 -- include: settings

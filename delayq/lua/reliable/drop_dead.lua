@@ -5,6 +5,8 @@
 --   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
 -- Arguments:
 --   name...  text  of each dead letter
+-- Roles: admin
+-- Repeatable: yes
 --
 -- Returns 1.
 -- include: letters

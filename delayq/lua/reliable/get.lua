@@ -4,6 +4,8 @@
 --   messages  see include/queue.lua
 -- Arguments:
 --   id...  text  of each message
+-- Roles: admin, dashboard
+-- Repeatable: yes
 --
 -- Returns for each message {state, priority, moment, attempt, body, error}, or nil if there is
 -- none. moment: the due time, or the end of the lease, microseconds.

@@ -4,6 +4,8 @@
 --   messages  see include/queue.lua
 -- Arguments:
 --   id...  text  of each message
+-- Roles: admin, dashboard
+-- Repeatable: yes
 --
 -- Returns for each message the end of its lease, microseconds; nil if no worker has it.
 -- include: clock

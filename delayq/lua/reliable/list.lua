@@ -6,6 +6,8 @@
 --   state   text  "delayed" or "ready"
 --   offset  int   skip this many
 --   limit   int   look at this many at most
+-- Roles: admin, dashboard
+-- Repeatable: yes
 --
 -- Returns {looked_at, id, {state, priority, moment, attempt, body, error}, ...}: fewer than were
 -- looked at if leased ones are among the delayed, or some have expired. If fewer than `limit` were

@@ -9,6 +9,8 @@
 --   priority...  int   of the message, 0 to 9
 --   delay_us...  int   time from now, microseconds
 --   error...     text  of the handler, or empty
+-- Roles: consumer
+-- Repeatable: no
 --
 -- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was
 -- changed.

@@ -8,6 +8,8 @@
 --   id...        text  of each occurrence
 --   token...     text  of its lease
 --   priority...  int   of the occurrence, 0 to 9
+-- Roles: consumer
+-- Repeatable: yes
 --
 -- Returns {1 or 0, left, ...} for each occurrence: 0 if it is not to be handed out, because the one
 -- before it is still alive, and it is deleted, or because it is not leased under that token any

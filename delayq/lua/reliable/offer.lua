@@ -16,6 +16,8 @@
 --   ttl_us...        int   time to live, microseconds; 0: no end
 --   on_duplicate...  text  "ignore", "replace" or "raise"
 --   content...       text  headers, newline, payload
+-- Roles: producer
+-- Repeatable: yes
 --
 -- Returns for each message: 1 stored, 2 stored in the place of an earlier one, 0 ignored, -1 there
 -- is one already, -2 full. And behind these -3, if the user may not announce a new head. An error,

@@ -6,6 +6,8 @@
 --   state   text  "delayed", "ready" or "all"; with all, those that workers have go too
 --   offset  int   of the delayed ones, skip this many: leased ones are among them
 --   limit   int   look at this many at most
+-- Roles: admin
+-- Repeatable: yes
 --
 -- Returns {dropped, passed_over, looked_at}: if fewer than `limit` were looked at, there are no
 -- more. Expired messages are dropped, but not counted.

@@ -7,6 +7,8 @@
 --   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
 -- Arguments:
 --   name...  text  of each schedule
+-- Roles: consumer
+-- Repeatable: yes
 --
 -- Returns for each schedule the number of moments known beyond the next one: -1 if that does not
 -- matter, -2 if there is no such schedule any more.

@@ -7,6 +7,8 @@
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
 -- Arguments:
 --   name...  text  of each dead letter
+-- Roles: admin
+-- Repeatable: yes
 --
 -- Returns for each letter: 1 it lives again, 0 there is none of that name, -1 a live message has
 -- the id, -2 it cannot be read, and it stays, -3 there was only its name, which is gone.

@@ -8,6 +8,8 @@
 --   name       text  of the schedule
 --   timing     text  from which the moments were computed
 --   moment...  int   each of them, in order, microseconds
+-- Roles: consumer
+-- Repeatable: yes
 --
 -- Returns 1, or 0 if the schedule has gone or has another timing by now.
 -- include: clock

@@ -6,6 +6,8 @@
 -- Arguments:
 --   id        text  of the message
 --   delay_us  int   time from now, microseconds
+-- Roles: producer, admin
+-- Repeatable: yes
 --
 -- Returns 1, or 0 if there is none of that id, it has expired, or a worker has it.
 -- include: clock

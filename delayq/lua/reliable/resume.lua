@@ -3,6 +3,8 @@
 -- Keys:
 --   paused  STRING   exists while no client may take anything
 --   wake    CHANNEL  where workers listen
+-- Roles: admin
+-- Repeatable: yes
 --
 -- Returns 1 if it was paused.
 -- include: clock

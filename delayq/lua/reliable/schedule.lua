@@ -15,6 +15,8 @@
 --   ttl_us     int   how long after its moment an occurrence lives, microseconds; 0: no end
 --   content    text  headers, newline, payload
 --   moment...  int   each of the next ones, in order, microseconds, if there is no period
+-- Roles: consumer
+-- Repeatable: yes
 --
 -- Returns {due_us, left}. due_us: the due time of the next occurrence, -1 if that is unknown. left:
 -- the number of moments known beyond it.

@@ -4,6 +4,8 @@
 --   messages  see include/queue.lua
 --   dead    ZSET    names of dead letters, scored by their time of death, microseconds
 --   paused  STRING  exists while no client may take anything
+-- Roles: admin, dashboard
+-- Repeatable: yes
 --
 -- Returns {delayed, ready, leased, dead, oldest_us, paused, exact}. oldest_us: how long the oldest
 -- ready one has been due, microseconds; 0 if there is none. If `exact` is 0, some leases may have

@@ -5,6 +5,8 @@
 --   schedules  HASH  name to the facts about the schedule: see include/schedule.lua
 -- Arguments:
 --   name  text  of the schedule
+-- Roles: consumer, admin
+-- Repeatable: no
 --
 -- Returns 1, or 0 if there is none. The occurrence that waits is deleted; one that a worker has
 -- stays.

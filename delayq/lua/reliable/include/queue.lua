@@ -1,20 +1,22 @@
 -- queue: the functions that the scripts of a reliable queue share. Needs clock. See
 -- docs/redis-data-model.md.
 --
--- The messages of a queue, which are keys of every script that touches them:
---   live        ZSETs  by priority: ids, scored by the next moment at which a client must act,
---                      microseconds: its due time while a message waits, the end of its lease while
---                      a worker has it. Below 0: suspects, whose last lease ended, scored by their
---                      due time with a minus
---   bodies      HASH   id to "enqueued_us headers", newline, payload
---   leases      HASH   id to "attempt:due:token", while leased and until the lease's end is
---                      handled; before the token a mark may come, a letter, the number of attempts
---                      that are forgiven, and a colon
---   attempts    HASH   id to the attempts used, while a message waits that has used some; behind a
---                      hyphen, the number of these that are forgiven
---   expiries    HASH   id to the end of its time to live, microseconds, where it has one
---   errors      HASH   id to the last error, where there was one
---   priorities  HASH   id to its priority, where that is not 0
+-- Every script that touches messages has these keys first, in this order.
+--
+-- Keys:
+--   live_0 to live_9  ZSETs  by priority: ids, scored by the next moment at which a client must act,
+--                            microseconds: its due time while a message waits, the end of its lease
+--                            while a worker has it. Below 0: suspects, whose last lease ended,
+--                            scored by their due time with a minus
+--   bodies            HASH   id to "enqueued_us headers", newline, payload
+--   leases            HASH   id to "attempt:due:token", while leased and until the lease's end is
+--                            handled; before the token a mark may come, a letter, the number of
+--                            attempts that are forgiven, and a colon
+--   attempts          HASH   id to the attempts used, while a message waits that has used some;
+--                            behind a hyphen, the number of these that are forgiven
+--   expiries          HASH   id to the end of its time to live, microseconds, where it has one
+--   errors            HASH   id to the last error, where there was one
+--   priorities        HASH   id to its priority, where that is not 0
 
 -- A message whose lease ends may have killed its worker, or have been killed by a neighbour. So it
 -- becomes a suspect, which is handed out alone, and its attempt counts towards its death only if it

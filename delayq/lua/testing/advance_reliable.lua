@@ -1,7 +1,7 @@
 -- advance_reliable: let time go by for a reliable queue: everything that it has stored moves back.
 --
 -- Keys:
---   messages  see lua/reliable/include/queue.lua in delayq
+--   messages  see reliable/include/queue.lua
 --   wake           CHANNEL  where a new head is announced: its due time, microseconds
 --   done           ZSET     ids of messages that were handled lately, scored by the end of the time
 --                           for which they are remembered, microseconds
@@ -10,6 +10,7 @@
 --   schedules      HASH     recurring messages; its empty field counts how far their time has moved
 -- Arguments:
 --   by_us  int  how far, microseconds
+-- Repeatable: no
 --
 -- Returns 1.
 

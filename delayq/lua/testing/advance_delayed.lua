@@ -7,6 +7,7 @@
 --   leases   ZSET     tokens of the leases, scored by the end of the lease, ms
 -- Arguments:
 --   by_us  int  how far, microseconds; rounded up to whole milliseconds
+-- Repeatable: no
 --
 -- Returns 1.
 
