@@ -151,7 +151,7 @@ async def test_a_forbidden_channel_silences_no_other_and_is_named_with_the_cure(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("delayq._engine.subscriber._REFUSED_FOR", 0.3)
+    monkeypatch.setattr("delayq._engine.subscription_plan._RETRY_FORBIDDEN_AFTER", 0.3)
     allowed = [f"queue{n}" for n in range(300)]
     await raw.execute_command(
         "ACL", "SETUSER", "app", "on", "nopass", "~*", "+@all", "resetchannels",

@@ -29,7 +29,7 @@ ZREVRANGEBYSCORE ZREVRANK ZSCAN ZSCORE
 """
 COMMANDS = frozenset(_COMMANDS.split())
 # The subscription is a protocol of its own, and tests that move time have scripts of their own.
-EXEMPT = {"_engine/subscriber.py", "testing/time_travel.py"}
+EXEMPT = {"_engine/subscription_plan.py", "testing/time_travel.py"}
 
 
 def modules() -> list[str]:

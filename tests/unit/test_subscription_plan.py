@@ -1,0 +1,190 @@
+"""Which channels a client asks for: :class:`~delayq._engine.subscription_plan.SubscriptionPlan`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delayq._engine.subscription_plan import SubscriptionPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+FORBIDDEN = "NOPERM this user has no permissions to access one of the channels used as arguments"
+NO_COMMAND = "NOPERM this user has no permissions to run the 'subscribe' command"
+
+
+class Desk:
+    """A plan, and a server that permits some channels."""
+
+    def __init__(self) -> None:
+        self.plan = SubscriptionPlan()
+        self.now = 0.0
+        self.subscribed: set[str] = set()
+        self.reported: list[str] = []
+
+    def want(self, *channels: str) -> None:
+        for channel in channels:
+            self.plan.add(channel)
+
+    def send(self) -> list[tuple[str, ...]]:
+        return self.plan.commands(self.now)
+
+    def reply(self, commands: Iterable[tuple[str, ...]], forbidden: Collection[str] = ()) -> None:
+        for command, *channels in commands:
+            if command == "SUBSCRIBE" and not {*channels}.isdisjoint(forbidden):
+                assert self.plan.on_refusal(FORBIDDEN, self.now)
+            else:
+                change = self.subscribed.add if command == "SUBSCRIBE" else self.subscribed.discard
+                for channel in channels:
+                    change(channel)
+                    self.plan.on_confirmation(channel)
+            self.reported += self.plan.report_forbidden()
+
+    def settle(self, forbidden: Collection[str] = ()) -> int:
+        """Send and answer until nothing is left to send, and return the number of commands."""
+        count = 0
+        while commands := self.send():
+            count += len(commands)
+            self.reply(commands, forbidden)
+        return count
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_channels_that_are_added_together_are_requested_together_and_once(desk: Desk) -> None:
+    desk.want("b", "a")
+    assert desk.send() == [("SUBSCRIBE", "a", "b")]
+    assert desk.send() == []
+    desk.want("c")
+    assert desk.send() == [("SUBSCRIBE", "c")]
+
+
+def test_a_command_names_a_bounded_number_of_channels(desk: Desk) -> None:
+    desk.want(*map(str, range(1201)))
+    commands = desk.send()
+    assert [len(command) - 1 for command in commands] == [500, 500, 201]
+    desk.reply(commands)
+    assert len(desk.subscribed) == 1201
+
+
+def test_a_channel_that_is_removed_is_unsubscribed(desk: Desk) -> None:
+    desk.want("a", "b")
+    desk.settle()
+    desk.plan.remove("a")
+    assert desk.send() == [("UNSUBSCRIBE", "a")]
+
+
+def test_a_channel_that_is_removed_before_it_is_requested_is_never_requested(desk: Desk) -> None:
+    desk.want("a")
+    desk.plan.remove("a")
+    assert desk.send() == []
+
+
+def test_a_new_connection_subscribes_to_everything_again(desk: Desk) -> None:
+    desk.want("a", "b")
+    desk.settle()
+    desk.want("c")
+    desk.send()
+    desk.plan.begin()
+    assert desk.send() == [("SUBSCRIBE", "a", "b", "c")]
+
+
+@pytest.mark.parametrize("forbidden", [{"7"}, {"0", "99"}, {str(n) for n in range(0, 100, 9)}])
+def test_all_channels_but_the_forbidden_ones_are_subscribed(
+    desk: Desk, forbidden: set[str]
+) -> None:
+    desk.want(*map(str, range(100)))
+    assert desk.settle(forbidden) < 20 * len(forbidden)
+    assert desk.subscribed == {*map(str, range(100))} - forbidden
+    assert sorted(desk.reported) == sorted(forbidden)
+
+
+def test_forbidden_channels_are_reported_once_and_all_together(desk: Desk) -> None:
+    desk.want("a", "b", "c", "d")
+    for _ in range(2):
+        first = desk.send()
+        desk.reply(first, {"a", "d"})
+        assert desk.reported == []
+    desk.settle({"a", "d"})
+    assert desk.reported == ["a", "d"]
+    desk.now = desk.plan.retry_at
+    desk.settle({"a", "d"})
+    assert desk.reported == ["a", "d"]
+    desk.plan.remove("a")
+    desk.want("a")
+    desk.settle({"a", "d"})
+    assert desk.reported == ["a", "d", "a"]
+
+
+def test_forbidden_channels_are_tried_again_a_minute_later_each_by_itself(desk: Desk) -> None:
+    desk.want("a", "b", "c")
+    assert desk.plan.retry_at == math.inf
+    desk.settle({"a", "c"})
+    assert desk.plan.retry_at == 60
+    desk.now = 59.9
+    assert desk.send() == []
+    desk.now = 60.0
+    again = desk.send()
+    assert again == [("SUBSCRIBE", "a"), ("SUBSCRIBE", "c")]
+    desk.reply(again, {"c"})
+    assert desk.subscribed == {"a", "b"}
+    assert desk.plan.retry_at == 120
+    desk.now = 120.0
+    desk.settle()
+    assert desk.subscribed == {"a", "b", "c"}
+    assert desk.plan.retry_at == math.inf
+
+
+def test_a_forbidden_channel_that_is_no_longer_wanted_is_not_tried_again(desk: Desk) -> None:
+    desk.want("a")
+    desk.settle({"a"})
+    desk.plan.remove("a")
+    assert desk.plan.retry_at == math.inf
+    desk.now = 60.0
+    assert desk.send() == []
+
+
+def test_a_forbidden_command_is_not_tried_for_each_half(desk: Desk) -> None:
+    desk.want("a", "b", "c")
+    desk.send()
+    assert desk.plan.on_refusal(NO_COMMAND, 0.0)
+    assert desk.plan.report_forbidden() == ["a", "b", "c"]
+    assert desk.send() == []
+
+
+def test_an_error_answers_the_oldest_command(desk: Desk) -> None:
+    desk.want("a")
+    desk.send()
+    desk.plan.ping()
+    desk.want("b")
+    desk.send()
+    assert desk.plan.on_refusal(FORBIDDEN, 0.0)
+    # A user may lack the right to send a PING: its reply still shows that the server is there.
+    assert desk.plan.on_refusal(
+        "NOPERM this user has no permissions to run the 'ping' command", 0.0
+    )
+    desk.plan.on_confirmation("b")
+    assert desk.plan.report_forbidden() == ["a"]
+
+
+def test_a_reply_to_a_ping_answers_nothing_else(desk: Desk) -> None:
+    desk.plan.ping()
+    desk.want("a")
+    desk.send()
+    desk.plan.on_pong()
+    assert desk.plan.on_refusal(FORBIDDEN, 0.0)
+    assert desk.plan.report_forbidden() == ["a"]
+
+
+@pytest.mark.parametrize("error", ["READONLY a replica", "max number of clients reached"])
+def test_any_other_error_ends_the_connection(desk: Desk, error: str) -> None:
+    assert not desk.plan.on_refusal(FORBIDDEN, 0.0), "no command is in flight"
+    desk.want("a")
+    desk.send()
+    assert not desk.plan.on_refusal(error, 0.0)
