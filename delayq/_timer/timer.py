@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import logging
 import math
 import sys
 import time
@@ -13,19 +11,15 @@ from datetime import timedelta
 from math import floor  # Four times as fast as int().
 from typing import TYPE_CHECKING, NamedTuple
 
-from delayq._timer.wakeup import Cancellable, LoopWakeup, TimerLoop, Wakeup, WakeupKind, new_wakeup
-from delayq._timer.wheel import Timeout, Wheel, spent
+from delayq._timer.driver import WheelDriver
+from delayq._timer.wakeup import TimerLoop, WakeupKind
+from delayq._timer.wheel import Timeout, Wheel
 from delayq.errors import TimerFull, TimerStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["HashedWheelTimer", "TimerLoop", "TimerStatistics"]
-
-_log = logging.getLogger("delayq.timer")
-
-_NEVER = 2**70  # No wake-up is armed: every tick is earlier.
-_BUSY = -1  # Awake, or about to be: no tick is earlier, so the alarm is not armed.
 
 
 class TimerStatistics(NamedTuple):
@@ -89,18 +83,9 @@ class HashedWheelTimer:
         self._max_pending = max_pending_timeouts
         # -1 once stopped.
         self._limit = max_pending_timeouts if max_pending_timeouts > 0 else sys.maxsize
-        self._loop: TimerLoop | asyncio.AbstractEventLoop | None = loop
+        self._driver = WheelDriver(self._wheel, clock, loop)
         # Not get_running_loop(): on Python 3.11 it asks the system for the process id, every time.
         self._is_running: Callable[[], bool] = lambda: loop is not None
-        # One context for all: otherwise callbacks would run in the context of the code that
-        # happened to arm the timer.
-        self._context = contextvars.copy_context()
-        self._alarm: Wakeup | None = None
-        self._next_slice: Cancellable | None = None
-        self._armed = _NEVER  # The tick at which the loop will call us. No bucket is due before it.
-        self._wakeups = 0
-        self._due = math.inf  # The time at which the armed tick begins.
-        self._lag = 0.0
 
     def new_timeout(
         self, callback: Callable[[Timeout], object], delay: float | timedelta
@@ -139,15 +124,17 @@ class HashedWheelTimer:
         node._deadline = deadline
         tick = deadline * wheel.per_tick
         if tick < wheel.near_end:
-            bucket = wheel.near_buckets.get(floor(tick))
+            bucket = wheel.near.buckets.get(floor(tick))
         elif tick < wheel.far_end:
-            bucket = wheel.far_buckets.get(floor(deadline * wheel.far_scale))
+            level = wheel.far
+            bucket = level.buckets.get(floor(deadline * level.scale))
         else:
-            bucket = wheel.very_far_buckets.get(floor(deadline * wheel.very_far_scale))
+            level = wheel.very_far
+            bucket = level.buckets.get(floor(deadline * level.scale))
         if bucket is None:
             wake = wheel.insert(node, now)
-            if wake < self._armed:
-                self._arm(wake)
+            if wake < self._driver.armed:
+                self._driver.arm(wake)
         else:
             node._wheel = wheel
             node._next = bucket
@@ -172,18 +159,14 @@ class HashedWheelTimer:
             now cancelled. Empty the second time.
         """
         self._limit = -1
-        if self._alarm is not None:
-            self._alarm.close()
-        if self._next_slice is not None:
-            self._next_slice.cancel()
-        self._armed = _NEVER
+        self._driver.close()
         return self._wheel.clear()
 
     def statistics(self) -> TimerStatistics:
         """Return a few counts."""
-        kind = self._alarm.kind if self._alarm is not None else None
+        driver = self._driver
         return TimerStatistics(
-            self._wheel.pending, self._wakeups, self._armed != _NEVER, kind, self._lag
+            self._wheel.pending, driver.wakeups, driver.is_armed, driver.alarm_kind, driver.lag
         )
 
     def __repr__(self) -> str:
@@ -203,7 +186,7 @@ class HashedWheelTimer:
                 f"{self._max_pending} timeouts are pending, the most that max_pending_timeouts"
                 " allows"
             )
-        if self._loop is not None:
+        if self._driver.loop is not None:
             raise RuntimeError(
                 "this timer belongs to an event loop that is no longer running: create one timer"
                 " per loop"
@@ -212,54 +195,8 @@ class HashedWheelTimer:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             raise RuntimeError("new_timeout() needs a running event loop") from None
-        self._loop = loop
+        self._driver.loop = loop
         self._is_running = loop.is_running
-
-    def _arm(self, tick: int) -> None:
-        if self._alarm is None:
-            assert self._loop is not None
-            # A timerfd supports only the monotonic clock.
-            exact = self._clock is time.monotonic
-            self._alarm = (
-                new_wakeup(self._loop, self._context, self)
-                if exact
-                else LoopWakeup(self._loop, self._context)
-            )
-        self._armed = tick
-        self._due = self._wheel.time_of(tick)
-        self._alarm.set(self._due, self._wake)
-
-    def _wake(self) -> None:
-        self._armed = _BUSY
-        self._wakeups += 1
-        # The loop may have woken us early: uvloop rounds its own timers to the nearest millisecond.
-        now = self._clock()
-        if now > self._due:
-            self._lag += now - self._due
-        self._due = math.inf
-        try:
-            for timeout in self._wheel.expire(now):
-                callback = timeout._callback
-                timeout._callback = spent
-                try:
-                    callback(timeout)
-                except (KeyboardInterrupt, SystemExit):
-                    raise
-                except BaseException:  # noqa: BLE001 - like asyncio: CancelledError and the like concern one callback only
-                    _log.exception("callback %r of %r raised", callback, timeout)
-        finally:
-            self._arm_next(now)
-
-    def _arm_next(self, now: float) -> None:
-        tick = self._wheel.next_tick()
-        if tick is None:
-            self._armed = _NEVER
-        elif tick <= self._wheel.tick_of(now):
-            # The budget is used up. Let other callbacks run.
-            assert self._loop is not None
-            self._next_slice = self._loop.call_soon(self._wake, context=self._context)
-        else:
-            self._arm(tick)
 
 
 def _seconds(delay: object) -> float:

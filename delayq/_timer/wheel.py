@@ -109,7 +109,7 @@ _CANCELLED = Timeout()
 _EXPIRED = Timeout()
 
 
-class _Level:
+class Level:
     """The buckets of one length, and a heap of their numbers.
 
     Both may include empty buckets for a while.
@@ -188,20 +188,15 @@ class Wheel:
     """
 
     __slots__ = (
-        "_far",
-        "_near",
-        "_very_far",
-        "far_buckets",
+        "far",
         "far_end",
-        "far_scale",
         "latest",
-        "near_buckets",
+        "near",
         "near_end",
         "pending",
         "per_tick",
         "tick_duration",
-        "very_far_buckets",
-        "very_far_scale",
+        "very_far",
     )
 
     def __init__(self, tick_duration: float, ticks_per_wheel: int, now: float = 0.0) -> None:
@@ -223,20 +218,14 @@ class Wheel:
         self.per_tick: float = 1.0 / self.tick_duration
         self.latest: float = _LAST_TICK * self.tick_duration
         bits = (ticks_per_wheel - 1).bit_length()
-        self._near = _Level(self.per_tick, shift=0, lead=-1)
-        self._far = _Level(self.per_tick, shift=bits, lead=1)
-        self._very_far = _Level(self.per_tick, shift=2 * bits, lead=1)
+        self.near: Level = Level(self.per_tick, shift=0, lead=-1)
+        self.far: Level = Level(self.per_tick, shift=bits, lead=1)
+        self.very_far: Level = Level(self.per_tick, shift=2 * bits, lead=1)
         self.pending: int = 0
         # The first tick beyond the near level, and beyond the far level. Floats, because they are
         # only compared with floats.
         self.near_end: float = 0.0
         self.far_end: float = 0.0
-        # For HashedWheelTimer.new_timeout, which is too hot to go through the levels.
-        self.near_buckets: dict[int, Timeout] = self._near.buckets
-        self.far_buckets: dict[int, Timeout] = self._far.buckets
-        self.very_far_buckets: dict[int, Timeout] = self._very_far.buckets
-        self.far_scale: float = self._far.scale
-        self.very_far_scale: float = self._very_far.scale
         self._slide(self.tick_of(now))
 
     def tick_of(self, now: float) -> int:
@@ -283,11 +272,11 @@ class Wheel:
         if tick >= self.near_end:
             self._slide(self.tick_of(now))  # The windows did not move while the wheel slept.
         level = (
-            self._near
+            self.near
             if tick < self.near_end
-            else self._far
+            else self.far
             if tick < self.far_end
-            else self._very_far
+            else self.very_far
         )
         key = floor(node._deadline * level.scale)
         bucket = level.buckets.get(key)
@@ -313,7 +302,7 @@ class Wheel:
                 :meth:`next_tick` is not after ``now``.
         """
         present = self.tick_of(now)
-        near, far, very_far = self._near, self._far, self._very_far
+        near, far, very_far = self.near, self.far, self.very_far
         keys, buckets = near.keys, near.buckets
         while budget > 0:
             # Not past near_end, nor past far_end below: timers from a bucket that is spread only in
@@ -352,7 +341,7 @@ class Wheel:
         if not self.pending:
             self.clear()
             return None
-        levels = ((level, level.first()) for level in (self._near, self._far, self._very_far))
+        levels = ((level, level.first()) for level in (self.near, self.far, self.very_far))
         return min(level.wake(key) for level, key in levels if key is not None)
 
     def clear(self) -> list[Timeout]:
@@ -361,7 +350,7 @@ class Wheel:
         """
         nodes: list[Timeout] = []
         if self.pending:
-            for level in (self._near, self._far, self._very_far):
+            for level in (self.near, self.far, self.very_far):
                 for key in sorted(level.buckets):
                     bucket = node = level.buckets[key]
                     while (node := node._next) is not bucket:
@@ -370,7 +359,7 @@ class Wheel:
             for node in nodes:
                 # One by one, because an expire() in progress must find its bucket empty.
                 node.cancel()
-        for level in (self._near, self._far, self._very_far):
+        for level in (self.near, self.far, self.very_far):
             level.clear()
         return nodes
 
@@ -379,7 +368,7 @@ class Wheel:
 
         Return whether a window moved.
         """
-        far, very_far = self._far, self._very_far
+        far, very_far = self.far, self.very_far
         near_end = float(((present >> far.shift) + 2) << far.shift)
         far_end = float(((present >> very_far.shift) + 2) << very_far.shift)
         before = self.near_end, self.far_end
@@ -393,7 +382,7 @@ class Wheel:
             self.near_end = near_end
         return before != (self.near_end, self.far_end)
 
-    def _spread(self, source: _Level, target: _Level, budget: int) -> int:
+    def _spread(self, source: Level, target: Level, budget: int) -> int:
         """Move the first bucket to the finer level, as far as the budget allows.
 
         Return the budget that is left.
@@ -417,7 +406,7 @@ class Wheel:
         if node is bucket:
             source.drop_first()
             end = float((key + 1) << source.shift)
-            if source is self._far:
+            if source is self.far:
                 self.near_end = max(self.near_end, end)
             else:
                 self.far_end = max(self.far_end, end)
@@ -426,7 +415,7 @@ class Wheel:
 
     def _check(self) -> None:
         """Assert every invariant. For tests only: it visits every timer."""
-        near, far, very_far = self._near, self._far, self._very_far
+        near, far, very_far = self.near, self.far, self.very_far
         assert self.near_end <= self.far_end
         assert self.near_end % (1 << far.shift) == 0
         assert self.far_end % (1 << very_far.shift) == 0

@@ -277,7 +277,7 @@ class TestCancel:
     def test_empty_buckets_do_not_pile_up(self, wheel: Wheel, spacing: int) -> None:
         for number in range(5000):
             fill(wheel, [number * spacing])[0].cancel()
-        buckets = len(wheel.near_buckets) + len(wheel.far_buckets) + len(wheel.very_far_buckets)
+        buckets = len(wheel.near.buckets) + len(wheel.far.buckets) + len(wheel.very_far.buckets)
         assert buckets <= 1000
 
     def test_live_timers_survive_the_sweeping_of_empty_buckets(self, wheel: Wheel) -> None:
@@ -379,7 +379,7 @@ class TestBudget:
         tick = wheel.next_tick()
         assert tick is not None
         assert expire(wheel, wheel.time_of(tick), budget=10) == []
-        assert len(wheel.far_buckets) == 1  # spread in part
+        assert len(wheel.far.buckets) == 1  # spread in part
         assert wheel.next_tick() == tick  # the rest is due now
 
     def test_a_coarse_bucket_is_spread_before_its_first_timer_is_due(self, wheel: Wheel) -> None:
@@ -388,7 +388,7 @@ class TestBudget:
         assert tick is not None
         assert tick <= 24 - WHEEL
         expire(wheel, wheel.time_of(tick))
-        assert not wheel.far_buckets
+        assert not wheel.far.buckets
         assert wheel.next_tick() == 25
         assert expire(wheel, 25.0) == [timeout]
 
