@@ -90,6 +90,58 @@ def pause_before_restart(code: int, starts: int, lasted: float) -> float | None:
     return min((starts - 1) * 0.1, 2.0)
 
 
+class ServerSocket:
+    """The path of the server's socket, and its second name, from which the path is restored.
+
+    Attributes:
+        path: The path that clients connect to.
+        was_there: Whether it was seen since :meth:`remove`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.was_there = False
+        self._links = (LINK, os.path.join(os.path.dirname(path), LINK))  # noqa: PTH118, PTH120
+
+    def remove(self) -> None:
+        """Remove the socket and its second name."""
+        unlink(*self._links, self.path)
+        self.was_there = False
+
+    def look_after(self) -> bool:
+        """Restore the path if it was removed, and keep it from looking old.
+
+        Returns:
+            False if it is not there and cannot be restored.
+        """
+        try:
+            status = os.stat(self.path)  # noqa: PTH116 - pathlib would slow down every start
+        except OSError:
+            return self._restore()
+        self.was_there = True
+        with contextlib.suppress(OSError):
+            # So that no cleaner removes it.
+            os.utime(self.path)
+        for link in self._links:
+            try:
+                if os.stat(link).st_ino == status.st_ino:  # noqa: PTH116
+                    return True
+            except OSError:
+                pass
+        unlink(*self._links)
+        link_one(self.path, self._links)
+        return True
+
+    def _restore(self) -> bool:
+        with contextlib.suppress(OSError):
+            os.mkdir(os.path.dirname(self.path), 0o700)  # noqa: PTH102, PTH120
+        for link in self._links:
+            with contextlib.suppress(OSError):
+                os.link(link, self.path)
+                return True
+        return False
+
+
 class Watchdog:
     """One server, restarted when it is killed, and stopped when it has no users.
 
@@ -98,7 +150,7 @@ class Watchdog:
 
     def __init__(self, directory: str, socket: str, temporary: bool, command: list[str]) -> None:
         self._directory = directory
-        self._socket = socket
+        self._socket = ServerSocket(socket)
         self._temporary = temporary
         self._command = command
         self._die_with_us = tie_to_parent()
@@ -106,16 +158,14 @@ class Watchdog:
         self._starts = 0
         self._started = 0.0
         self._restart_at: float | None = None
-        self._links = (LINK, os.path.join(os.path.dirname(socket), LINK))  # noqa: PTH118, PTH120
-        self._had_socket = False
         # Whether the server was told to stop, to be restarted afterwards.
         self._ending = False
         # Signals arrive as bytes in a pipe: there is one place to wait, and none is lost between
         # checking and waiting.
-        self._signals, self._signalled = os.pipe()
+        self._signals, signalled = os.pipe()
         os.set_blocking(self._signals, False)
-        os.set_blocking(self._signalled, False)
-        signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
+        os.set_blocking(signalled, False)
+        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -140,15 +190,15 @@ class Watchdog:
         # Linux wakes a reader at end-of-file; other systems do not reliably do so for a FIFO, so
         # check more often.
         often = CHECK_EVERY if sys.platform == "linux" else CHECK_EVERY / 2
-        return often if self._had_socket else CHECK_EVERY / 50
+        return often if self._socket.was_there else CHECK_EVERY / 50
 
     def _start(self) -> None:
         self._restart_at = None
         self._starts += 1
         self._started = time.monotonic()
-        self._had_socket = self._ending = False
-        # Those of the previous server, if any.
-        unlink(*self._links, self._socket)
+        self._ending = False
+        # That of the previous server, if any.
+        self._socket.remove()
         watchdog = os.getpid()
         self._server = os.fork()
         if self._server == 0:
@@ -190,40 +240,13 @@ class Watchdog:
         self._restart_at = time.monotonic() + (pause or 0.0)
 
     def _look_after_socket(self) -> None:
-        """Restore the socket's path if it was removed: the server does not notice, and clients
-        could no longer connect.
+        """Keep the socket's path: the server does not notice if it is removed, and clients could no
+        longer connect.
         """
-        if self._server is None:
+        if self._server is None or self._socket.look_after():
             return
-        try:
-            status = os.stat(self._socket)  # noqa: PTH116 - pathlib would slow down every start
-        except OSError:
-            self._restore_socket()
-            return
-        self._had_socket = True
-        with contextlib.suppress(OSError):
-            # So that it never looks old to a cleaner.
-            os.utime(self._socket)
-        for link in self._links:
-            try:
-                if os.stat(link).st_ino == status.st_ino:  # noqa: PTH116
-                    return
-            except OSError:
-                pass
-        unlink(*self._links)
-        link_one(self._socket, self._links)
-
-    def _restore_socket(self) -> None:
-        if self._server is None:
-            return
-        with contextlib.suppress(OSError):
-            os.mkdir(os.path.dirname(self._socket), 0o700)  # noqa: PTH102, PTH120
-        for link in self._links:
-            with contextlib.suppress(OSError):
-                os.link(link, self._socket)
-                return
         # If there is no second name, the server may not have created the first one yet.
-        had_one = self._had_socket or time.monotonic() - self._started > STEADY
+        had_one = self._socket.was_there or time.monotonic() - self._started > STEADY
         if had_one and not self._temporary and not self._ending:
             # The server keeps its data, so it can restart and create a new socket.
             self._ending = True
@@ -262,8 +285,9 @@ class Watchdog:
 
     def _clean_up(self) -> NoReturn:
         # Only the exit releases the directory's lock, after the last file is gone.
-        unlink(PID, *self._links, self._socket)
-        place = os.path.dirname(self._socket)  # noqa: PTH120 - pathlib would slow down every start
+        unlink(PID)
+        self._socket.remove()
+        place = os.path.dirname(self._socket.path)  # noqa: PTH120 - pathlib would slow down every start
         if place != self._directory:
             with contextlib.suppress(OSError):
                 os.rmdir(place)  # noqa: PTH106
