@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from delayq._redis.pipeline import run_all
 from delayq._redis.scripts import Script
 
 if TYPE_CHECKING:
@@ -57,5 +58,5 @@ async def resync(
         reply
         if isinstance(reply, BaseException)
         else Resynced(reply[0], [*map(NextDue, reply[1::3], reply[2::3], reply[3::3])])
-        for reply in await client.run_all(RESYNC, requests)
+        for reply in await run_all(client, RESYNC, requests)
     ]

@@ -1,27 +1,29 @@
-"""Calls to the server: deadlines, which calls may be repeated, where to ask instead, and what an
-error means.
-"""
+"""Calls to the server: deadlines, which calls may be repeated, and where to ask instead."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from delayq._redis.connection import ANSWER_WITHIN, NotSent, ReplyError
+from delayq._redis.connection import ANSWER_WITHIN, ReplyError
+from delayq._redis.error_reader import (
+    ErrorReader,
+    Redirected,
+    RepeatNow,
+    SettingsChanged,
+    is_unknown_script,
+)
 from delayq._redis.first_of import first_of
-from delayq._redis.not_now import is_not_now
 from delayq._redis.retry import retry_delay
-from delayq._redis.rights import Rights, is_refusal
+from delayq._redis.rights import Rights
 from delayq.errors import (
     ConfigurationError,
     DelayqError,
     OutcomeUnknown,
     ServerError,
-    ServerRefused,
     ServerUnavailable,
 )
 
@@ -35,12 +37,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Replies of a cluster's servers that name another server, for good or for this one call. Nothing
-# was carried out.
-_ELSEWHERE = re.compile(r"(MOVED|ASK) (\d+) (\S+)")
 _SENT_ON = 5
-_UNKNOWN_SCRIPT = "NOSCRIPT"
-_SETTINGS_CHANGED = "DELAYQ_SETTINGS"
+# The errors that come over a connection.
+_ERRORS = (OSError, ReplyError)
 # How long a call that was not carried out is retried, seconds.
 RETRY_FOR = 5.0
 # How long a command that follows a script may hold back its answer, seconds.
@@ -57,27 +56,6 @@ class Confirmation(NamedTuple):
 
     commands: Sequence[tuple[str, ...]]
     on_reply: Callable[[Any], object]
-
-
-class Redirected(ServerUnavailable):
-    """Another server has the key. Nothing was carried out.
-
-    Attributes:
-        pool: The connections to that server.
-        asking: Whether only this one call goes there, because the slot is moving.
-    """
-
-    def __init__(self, text: str, pool: ConnectionPool, *, asking: bool) -> None:
-        super().__init__(text)
-        self.pool: ConnectionPool = pool
-        self.asking: bool = asking
-
-
-class SettingsChanged(ServerError):
-    """The queue has other settings than the caller knows. Nothing was carried out.
-
-    Read the settings and make the call again: to repeat it as it is would not help.
-    """
 
 
 class _Unseen:
@@ -105,6 +83,7 @@ class RedisClient:
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
         self.rights: Rights = Rights(self._loop.time)
+        self._errors = ErrorReader(topology, self.rights)
         self.round_trips: int = 0
         self.errors: int = 0
 
@@ -155,102 +134,16 @@ class RedisClient:
             until,
         )
 
-    async def run_all(
-        self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]]
-    ) -> list[Any]:
-        """Run a repeatable script several times in one round trip, on the server that has the first
-        call's keys.
-
-        Returns:
-            Each call's answer, or the error that :meth:`run` would raise for it.
-        """
-        answers: list[Any] = [None] * len(calls)
-        left = [*range(len(calls))]
-        # The second round is for a connection that was dead, and for a server that was restarted
-        # and does not know the script.
-        for spelled_out in (False, True):
-            if len(left) > 1:
-                for place, answer in zip(
-                    left, await self._run_together(script, calls, left, spelled_out), strict=True
-                ):
-                    answers[place] = answer
-                left = [place for place in left if _may_be_repeated(answers[place])]
-        # The few calls whose keys are elsewhere.
-        alone = (
-            [place for place in range(len(calls)) if isinstance(answers[place], Redirected)]
-            if len(calls) > 1
-            else left
-        )
-        again = await asyncio.gather(
-            *(self.run(script, *calls[place]) for place in alone), return_exceptions=True
-        )
-        for place, answer in zip(alone, again, strict=True):
-            answers[place] = answer
-        return answers
-
-    async def _run_together(
-        self,
-        script: Script,
-        calls: Sequence[tuple[Sequence[str], Sequence[str | bytes | int]]],
-        places: Sequence[int],
-        spelled_out: bool,
-    ) -> list[Any]:
-        """Return the answer to each call, or an error."""
-        try:
-            connections = await self.topology.find(calls[places[0]][0][0])
-            wire = await self.acquire(connections)
-        except ServerError as error:
-            return [error] * len(places)
-        arrived = False
-        self.round_trips += 1
-        try:
-            # EVAL needs no further right, and makes the script known to the server for the calls
-            # that follow.
-            command: tuple[str, str] = (
-                ("EVAL", script.text) if spelled_out else ("EVALSHA", script.sha)
-            )
-            asked = []
-            for keys, args in (calls[place] for place in places):
-                asked.append(wire.ask(*command, len(keys), *keys, *args))
-                command = ("EVALSHA", script.sha)
-            answers = await asyncio.gather(*asked, return_exceptions=True)
-            arrived = wire.is_open
-        except OSError as error:
-            return [self.interpret(error, connections)] * len(places)
-        finally:
-            # A caller that is cancelled leaves answers in flight.
-            (connections.release if arrived else connections.abandon)(wire)
-        if not arrived:
-            self.topology.suspect(connections)
-        return [self.interpret(answer, connections) for answer in answers]
-
     def interpret(self, answer: Any, pool: ConnectionPool) -> Any:
         """Return an answer that came over ``pool``, or the error that it means, without raising
         it.
         """
-        if isinstance(answer, OSError):
-            self.errors += 1
-            return _broken(answer)
-        if not isinstance(answer, ReplyError):
+        if not isinstance(answer, _ERRORS):
             return answer
-        text = str(answer)
-        if (found := _ELSEWHERE.match(text)) is not None:
-            return self._redirected(text, pool, *found.groups())
-        return (
-            ServerUnavailable(text)
-            if text.startswith(_UNKNOWN_SCRIPT)
-            else self._refused(text, pool)
-        )
-
-    def _redirected(
-        self, text: str, pool: ConnectionPool, kind: str, slot: str, place: str
-    ) -> ServerError:
-        try:
-            if kind == "ASK":
-                return Redirected(text, self.topology.at(place, pool), asking=True)
-            return Redirected(text, self.topology.moved(int(slot), place, pool), asking=False)
-        except ServerError as error:
-            return error
+        error = self._errors.read(answer, pool)
+        if not isinstance(error, (RepeatNow, SettingsChanged)):
+            self.errors += 1
+        return error
 
     def run_soon(
         self,
@@ -595,7 +488,7 @@ class RedisClient:
         except ReplyError as error:
             # Not carried out. EVAL needs no SCRIPT permission, and another SCRIPT FLUSH cannot come
             # in between.
-            if not str(error).startswith(_UNKNOWN_SCRIPT):
+            if not is_unknown_script(error):
                 raise
             answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), then)
         self.rights.permitted(wire, script, command[3], form)
@@ -619,50 +512,8 @@ class RedisClient:
         wire.call(then, partial(_note, second), BLOCKS_FOR)
         return await answer, await second
 
-    def _refused(self, text: str, connections: ConnectionPool) -> DelayqError:
-        if text.startswith(_SETTINGS_CHANGED):
-            return SettingsChanged(text)
-        self.errors += 1
-        if is_not_now(text):
-            # It has lost its role, or its cluster has lost some slots: another server may have
-            # them.
-            self.topology.suspect(connections)
-            if "READONLY" in text:
-                if connections.lead_to_replica:
-                    advice = (
-                        "use the address of its master, or redis+sentinel:// with those of its"
-                        " Sentinels"
-                    )
-                    return ServerRefused(
-                        f"{connections.label} is a replica, which accepts no writes: {advice}"
-                    )
-                connections.renew()
-            return ServerUnavailable(f"the server is temporarily unavailable: {text}")
-        if is_refusal(text):
-            self.rights.forget()
-        if "WRONGTYPE" in text:
-            return ServerRefused(
-                "one of the queue's keys holds a value of the wrong type: something else uses"
-                " that key"
-            )
-        return ServerRefused(text)
-
 
 def _note(future: asyncio.Future[Any], reply: Any) -> None:
     # Errors are results, too, because the answer before this one is known.
     if not future.done():
         future.set_result(reply)
-
-
-def _may_be_repeated(answer: Any) -> bool:
-    return isinstance(answer, ServerUnavailable | OutcomeUnknown) and not isinstance(
-        answer, Redirected
-    )
-
-
-def _broken(error: OSError) -> ServerError:
-    if isinstance(error, NotSent):
-        return ServerUnavailable(f"the connection broke: {error}")
-    return OutcomeUnknown(
-        f"the connection broke before the answer arrived: {error or type(error).__name__}"
-    )

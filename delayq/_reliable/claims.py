@@ -16,7 +16,7 @@ from delayq._engine.waiters import Waiters
 from delayq._engine.wakeup import WakeupLoop
 from delayq._engine.wakeup_plan import NOT_ASKED, due_us
 from delayq._logging import about
-from delayq._redis.client import SettingsChanged
+from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.hand_back import HandBack
 from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerUnavailable
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from delayq._engine.batcher import Batcher
 from delayq._engine.durability import DurableBatchers
 from delayq._engine.wakeup import warn_of_refusal
-from delayq._redis.client import SettingsChanged
+from delayq._redis.error_reader import SettingsChanged
 from delayq.errors import ConfigurationError, ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:

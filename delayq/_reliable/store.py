@@ -123,7 +123,7 @@ class ReliableStore:
         """Build the call that stores messages.
 
         ``number`` tells it from the earlier calls with these keys. If the settings have another
-        epoch by now, the call fails with :class:`~delayq._redis.client.SettingsChanged`.
+        epoch by now, the call fails with :class:`~delayq._redis.error_reader.SettingsChanged`.
         """
         parts = cast("Iterable[Part]", chain.from_iterable(messages))
         return Request(OFFER, keys, [number, epoch, *parts])
