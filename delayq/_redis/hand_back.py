@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
-from delayq._redis.connection import ReplyError
+from delayq._redis.connection import NotSent, ReplyError
 from delayq._redis.retry import retry_delay
 from delayq.errors import DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
@@ -212,12 +212,14 @@ def send_one(
             done.set_result(None)
 
     form = client.rights.form(connection, script, keys[0])
-    call.tries += 1
-    client.round_trips += 1
     try:
         connection.call(("EVAL", form.text, len(keys), *keys, *args), answered)
-    except OSError as error:
-        answered(error)
+    except NotSent as error:
+        call.note_unsent(ServerUnavailable(f"the connection broke: {error}"))
+        done.set_result(None)
+    else:
+        call.tries += 1
+        client.round_trips += 1
     return done
 
 

@@ -11,8 +11,10 @@ import delayq
 from delayq._delayed.store import GIVE_BACK
 from delayq._engine.waiters import Waiters
 from delayq._redis.client import RedisClient
-from delayq._redis.hand_back import LastCalls
+from delayq._redis.hand_back import HandBack, LastCalls, send_one
 from delayq._redis.pool import ConnectionPool
+from delayq._redis.scripts import Request
+from delayq._redis.topology import SingleServer
 from delayq.codecs import StringCodec
 from tests.support.links import Links
 from tests.support.servers import one_server
@@ -21,7 +23,6 @@ from tests.support.waiting import fetch_ahead, until
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from delayq._redis.hand_back import HandBack
     from tests.support.servers import PrivateServer
 
 
@@ -291,3 +292,19 @@ async def test_claims_are_counted_as_given_back_once_and_only_when_they_are(
             own_server.call("ACL", "SETUSER", "default", f"+{command.lower()}")
         await until(lambda: claims.taker.is_idle)
         assert claims._claimed == 0
+
+
+async def test_a_call_that_cannot_be_written_counts_neither_as_sent_nor_as_failed(
+    server: PrivateServer,
+) -> None:
+    pool = ConnectionPool(one_server(server.url), 1)
+    client = RedisClient(SingleServer(pool))
+    connection = await pool.acquire()
+    connection.close()
+    call = HandBack(Request(GIVE_BACK, ["orders"], []))
+    await send_one(client, connection, pool, call)
+    assert isinstance(call.outcome, delayq.ServerUnavailable)
+    assert (call.tries, client.round_trips, client.errors) == (0, 0, 0)
+    assert not call.is_unsure
+    pool.release(connection)
+    await pool.aclose()
