@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from delayq._engine.batch_plan import MOST_WAITING, BatchPlan
 from delayq._redis import client as patience
 from delayq._redis.connection import own_copy
+from delayq._redis.error_reader import RepeatNow
 from delayq.errors import Closed, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -289,7 +290,8 @@ class Batcher(Generic[Item, Result]):
             self._fail(batch, reply)
             self._leave()
         elif isinstance(reply, Exception):
-            self._failed_with = reply
+            if not isinstance(reply, RepeatNow):
+                self._failed_with = reply
             self._repeat(batch, request, reply if isinstance(reply, OutcomeUnknown) else None)
         else:
             self._on_success(batch, reply)

@@ -10,6 +10,7 @@ import pytest
 
 from delayq._background import Background
 from delayq._engine.batcher import Batcher
+from delayq._redis.error_reader import Redirected
 from delayq._redis.scripts import Request, Script
 from delayq.errors import Closed, OutcomeUnknown, ServerRefused, ServerUnavailable
 from tests.support.waiting import until
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from delayq._redis.client import RedisClient
+    from delayq._redis.pool import ConnectionPool
 
 
 SCRIPT = Script("delayed/offer")
@@ -586,6 +588,26 @@ async def test_waiting_items_do_not_fail_while_others_are_carried_out(
         await asyncio.sleep(0.2)
         store.answer.put_nowait(None)
     assert await asyncio.wait_for(asyncio.gather(*futures), 20) == [item * 10 for item in range(30)]
+
+
+async def test_a_call_that_goes_elsewhere_is_not_why_others_could_not_be_sent(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
+    monkeypatch.setattr("delayq._engine.batcher.MOST_WAITING", 100)
+    background = Background()
+    batcher = store.batcher(background, expires=True)
+    futures = [batcher.submit(1, 1), batcher.submit(2, 200)]
+    moved = Redirected("MOVED 866 10.0.0.7:6379", cast("ConnectionPool", None), asking=False)
+    store.answer.put_nowait(moved)
+    # The server that it goes to takes its time.
+    await until(lambda: store.repeated == [([1], None)])
+    with pytest.raises(ServerUnavailable, match="the server does not answer") as caught:
+        await batcher.wait_for_capacity()
+    assert caught.value.__cause__ is None
+    for future in futures:
+        future.cancel()
+    await background.aclose()
 
 
 async def test_callers_that_are_held_up_fail_in_their_own_time_too(
