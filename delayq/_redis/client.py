@@ -226,7 +226,7 @@ class RedisClient:
     async def open(self) -> None:
         """Find out whether there is a server to ask. Raises as :meth:`run` does."""
         if not self.topology.spread:
-            await self.command("PING")
+            await self.anywhere("PING")
             return
         give_up_at = self._loop.time() + RETRY_FOR
         attempt = 0
@@ -247,22 +247,29 @@ class RedisClient:
 
         Raises as :meth:`run` does.
 
-        It goes to the server that has ``key``, or else the key that follows the command's name.
+        It goes to the server that has ``key``; by default, the command's first argument is the key.
         """
-        key = key or (command[1] if len(command) > 1 and isinstance(command[1], str) else None)
-        return await self._repeat(key, command, None, repeatable=True)
+        return await self._repeat(
+            str(command[1]) if key is None else key, command, None, repeatable=True
+        )
+
+    async def anywhere(self, *command: str | bytes | int) -> Any:
+        """Run a command that concerns no key on any server. Retries and raises as :meth:`command`
+        does.
+        """
+        return await self._repeat(None, command, None, repeatable=True)
 
     async def time_us(self, key: str | None = None) -> int:
         """Return the time of a server, in microseconds: the one that has ``key``, or any.
 
         Raises as :meth:`run` does.
         """
-        whole, rest = await self.command("TIME", key=key)
+        whole, rest = await self._repeat(key, ("TIME",), None, repeatable=True)
         return int(whole) * 1_000_000 + int(rest)
 
     async def flush(self) -> None:
         """Delete everything on the server. Raises as :meth:`run` does."""
-        await self.command("FLUSHALL")
+        await self.anywhere("FLUSHALL")
 
     async def everywhere(self, *command: str | bytes | int) -> list[Any]:
         """Ask every server that has keys a question that changes nothing, and return the answers of

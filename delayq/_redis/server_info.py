@@ -52,8 +52,8 @@ def read_info(reply: bytes) -> dict[str, str]:
 
 
 async def user(client: RedisClient) -> str:
-    """Return the name of the user. Raises as :meth:`RedisClient.command` does."""
-    name: bytes = await client.command("ACL", "WHOAMI", key="")
+    """Return the name of the user. Raises as :meth:`RedisClient.anywhere` does."""
+    name: bytes = await client.anywhere("ACL", "WHOAMI")
     return name.decode(errors="replace")
 
 
